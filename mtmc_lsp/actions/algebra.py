@@ -1,8 +1,8 @@
 """Algebra: exact rewrites of the graph (:mod:`mtmc_lsp.rewrites`), each with its own proof.
 
-*Legal* when the rewrite's rule matches, nobody else reads what it removes, the caller cannot tell an alias from a copy, and
-every kernel that it touches is still one kernel. The real numbers that come out are the same; where a rounding goes or
-changes place, verification against float64 decides as for every step.
+*Legal* when the rewrite's rule matches, no other node reads what it removes, the caller cannot tell an alias from a copy, and
+every affected kernel is still one kernel. The results are equal over the reals. Where rounding changes, verification against
+float64 decides, as for every step.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from mtmc_lsp.actions.base import (
     IllegalAction,
     Situation,
     ir_for,
+    least_gain_us,
     new_plan,
     region_at,
     region_of,
@@ -24,6 +25,7 @@ from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import StepStatus
+from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.fusion.repeated_blocks import alike, form
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.lower import GraphBox
@@ -36,16 +38,14 @@ from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.tuning.cost import matmul_flops
 
 NEAR, MOST_NEAR = 6, 40
-"""Steps from an edit, and nodes, beyond which fusions are taken to be the same with and without it."""
+"""Distance from an edit, and number of nodes, beyond which fusions are assumed not to depend on it."""
 MOST_FORMS = 12
-"""Edits of different forms that are weighed at a time, heaviest products first: each takes a search for fusions."""
-LEAST_US = 0.05
-"""A smaller predicted saving is noise of the model."""
+"""Edits of different forms that are evaluated at a time, largest products first: each needs a fusion search."""
 
 
-_ANSWERS: dict[Hashable, bool] = {}
-"""Whether an edit brings something where nothing near it has changed since that was asked: a plan's steps ask again each time."""
-MOST_ANSWERS = 4096
+_GAIN_CACHE: dict[Hashable, bool] = {}
+"""Cache: whether an edit has a gain, keyed by everything near it. Each step of a run asks again."""
+MAX_CACHED_GAINS = 4096
 
 
 class Algebra:
@@ -54,11 +54,11 @@ class Algebra:
     kind = ActionKind.ALGEBRA
     rules: Sequence[AlgebraRule] = ALGEBRA
     most = MOST_FORMS
-    """Forms of matches that are weighed at a time."""
+    """Forms of matches that are evaluated at a time."""
     same = "the result is the same by algebra"
 
     def suits(self, situation: Situation, rule: AlgebraRule, node: Node) -> bool:
-        """Whether a rule is worth weighing for a node, whatever it looks like."""
+        """Whether a rule is worth evaluating for a node."""
         return True
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
@@ -69,48 +69,48 @@ class Algebra:
         return with_kernels(ir_for(graph, changed), changed, action)
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
-        """Every rewrite that leaves less to do than fusion alone could."""
+        """Rewrites that save more than fusion alone."""
         graph = situation.ir.graph
-        # Without a GPU the user's own code is not rounded as it will be there, so nothing could be verified.
-        exact = situation.strict or not situation.has_gpu
-        rules = [rule for rule in self.rules if not (exact and rule.changes_rounding)]
+        # Without a GPU the reference is not rounded as on the GPU, so such actions cannot be verified.
+        must_be_exact = situation.strict or not situation.has_gpu
+        rules = [rule for rule in self.rules if not (must_be_exact and rule.changes_rounding)]
         heaviest = sorted(graph.nodes, key=lambda node: -matmul_flops(situation.ir, node.name))
-        found = (
+        matches = (
             (rule.name, edit)
             for node in heaviest
             for rule in rules
             if self.suits(situation, rule, node) and (edit := rule.match(graph, node))
         )
-        groups = alike(list(found), lambda match: (match[0], _form(graph, match[1])))[: self.most]
+        groups = alike(list(matches), lambda match: (match[0], _form(graph, match[1])))[: self.most]
         if not groups:
             return
         search = situation.search()
         tried = {(str(s.action.params.get("rule")), tuple(nodes_of(s.action))): s.status for s in situation.history}
         for group in groups:
             rule, edits = group[0][0], [edit for _, edit in group]
-            # Edits of one form bring the same, more or less: one tells whether to make them.
-            question = _question(situation, Rewrite(rule, edits[0].node))
-            if question not in _ANSWERS:
-                while len(_ANSWERS) >= MOST_ANSWERS:
-                    del _ANSWERS[next(iter(_ANSWERS))]
-                brings = self._brings(situation, Rewrite(rule, edits[0].node), edits[0], search)
+            # Edits of one form have similar gains, so one of them is evaluated.
+            key = _cache_key(situation, Rewrite(rule, edits[0].node))
+            if key not in _GAIN_CACHE:
+                while len(_GAIN_CACHE) >= MAX_CACHED_GAINS:
+                    del _GAIN_CACHE[next(iter(_GAIN_CACHE))]
+                has_gain = self._has_gain(situation, Rewrite(rule, edits[0].node), edits[0], search)
                 if situation.is_late:
-                    # The searches were not done, so neither number says anything.
+                    # The searches were cut short, so the result is not valid.
                     return
-                _ANSWERS[question] = brings
-            if not _ANSWERS[question]:
+                _GAIN_CACHE[key] = has_gain
+            if not _GAIN_CACHE[key]:
                 continue
-            # Where it failed at all places together, one of them may be at fault.
+            # If all places failed together, one of them may be the cause.
             status = tried.get((rule, tuple(edit.node for edit in edits)))
             if len(edits) > 1 and status is StepStatus.REJECTED:
                 continue
             for each in [[edit] for edit in edits] if status is StepStatus.FAILED else [edits]:
                 action = self._action(situation, rule, each)
-                if action is not None and action.expected.saved_us > LEAST_US:
+                if action is not None and action.expected.saved_us > least_gain_us(situation.device):
                     yield action
 
-    def _brings(self, situation: Situation, rewrite: Rewrite, edit: Edit, search: FusionSearch) -> bool:
-        """Whether the program costs less with the edit, each time with the best fusions of what is near it."""
+    def _has_gain(self, situation: Situation, rewrite: Rewrite, edit: Edit, search: FusionSearch) -> bool:
+        """Whether the edit lowers the predicted cost, with the best fusions near it before and after."""
         graph = situation.ir.graph
         try:
             near = _around(graph, [edit.node])
@@ -122,33 +122,33 @@ class Algebra:
         except IllegalAction:
             return False
         fused = sum(fusion.saved_us for fusion in after) - sum(fusion.saved_us for fusion in search.best(near))
-        return gain + fused > LEAST_US
+        return gain + fused > least_gain_us(situation.device)
 
     def _action(self, situation: Situation, rule: str, edits: Sequence[Edit]) -> MacroAction | None:
-        """The action that makes edits of one form, with the kernels that their new operations are part of."""
+        """The action for edits of one form, with kernels for their new operations."""
         ir = situation.ir
         try:
-            base, made = situation.schedule, list[Edit]()
+            base, applied = situation.schedule, list[Edit]()
             for edit in edits:
                 now = ir_for(situation.graph, base).graph
                 rewrite = Rewrite(rule, edit.node)
-                # One edit may have taken in what the next was about.
+                # One edit may have removed the node of the next.
                 if edit.node in now.named and (again := _match(now, rewrite)) is not None:
                     base = _rewritten(situation.graph, base, rewrite)
-                    made.append(again)
+                    applied.append(again)
             after_all = ir_for(situation.graph, base)
             search = situation.search_in(after_all, base)
             gone = tuple(node.name for node in ir.graph.nodes if node.name not in after_all.graph.named)
-            added = {node.name for edit in made for node in edit.added}
-            # The new operations run as kernels at once, or there might be nothing of ours to verify.
+            added = {node.name for edit in applied for node in edit.added}
+            # The new operations become kernels at once; otherwise there might be no kernel to verify.
             fusions = search.best(_around(after_all.graph, added & set(after_all.graph.named)))
             kernels = [{"nodes": list(f.region.nodes), "config": to_json(f.config)} for f in fusions if f.nodes & added]
             lines, place = where(ir, gone)
-            several = f" at {len(made)} places" if len(made) > 1 else ""
-            params: dict[str, object] = {"rule": rule, "node": made[0].node, "kernels": kernels}
-            rounded = any(own.changes_rounding for own in self.rules if own.name == rule)
+            several = f" at {len(applied)} places" if len(applied) > 1 else ""
+            params: dict[str, object] = {"rule": rule, "node": applied[0].node, "kernels": kernels}
+            rounded = any(each.changes_rounding for each in self.rules if each.name == rule)
             if several:
-                params["nodes"] = [edit.node for edit in made]
+                params["nodes"] = [edit.node for edit in applied]
             action = MacroAction(
                 kind=self.kind,
                 region=gone,
@@ -165,10 +165,10 @@ class Algebra:
 
 
 def with_kernels(ir: KernelIR, schedule: Schedule, action: MacroAction) -> Schedule:
-    """The schedule with the kernels that an action names beside its rewrite.
+    """The schedule with the kernels that an action adds to its rewrite.
 
     Raises:
-        IllegalAction: one is none.
+        IllegalAction: the nodes of one cannot be one kernel.
     """
     kernels = action.params.get("kernels")
     for item in kernels if isinstance(kernels, (list, tuple)) else ():
@@ -177,7 +177,7 @@ def with_kernels(ir: KernelIR, schedule: Schedule, action: MacroAction) -> Sched
 
 
 def nodes_of(action: MacroAction) -> list[str]:
-    """The nodes that an action's rewrites are about, in the order of the rewrites."""
+    """The nodes of an action's rewrites, in order."""
     several = action.params.get("nodes")
     return (
         [str(node) for node in several] if isinstance(several, (list, tuple)) else [str(action.params.get("node", ""))]
@@ -191,8 +191,8 @@ def _match(graph: Graph, rewrite: Rewrite) -> Edit | None:
         return None
 
 
-def _question(situation: Situation, rewrite: Rewrite) -> Hashable:
-    """What decides whether an edit brings something: the graph, and the kernels and refusals near it."""
+def _cache_key(situation: Situation, rewrite: Rewrite) -> Hashable:
+    """What the gain of an edit depends on: the graph, nearby kernels, failed steps and the device."""
     near = _around(situation.ir.graph, [rewrite.node])
     plans = (plan for plan in situation.schedule.kernels if near & set(plan.nodes))
     refused = tuple(step.action.key for step in situation.history if step.status is not StepStatus.ACCEPTED)
@@ -201,7 +201,7 @@ def _question(situation: Situation, rewrite: Rewrite) -> Hashable:
 
 
 def _form(graph: Graph, edit: Edit) -> Hashable:
-    """What an edit is about: its node among what it reads from and is read by."""
+    """A key of an edit's node, its sources and its readers; equal for repeated blocks."""
     node = graph.named[edit.node]
     sources = {ref.name for ref in node.inputs()} & set(graph.named)
     readers = frozenset(reader.op for reader in graph.readers(edit.node))
@@ -209,20 +209,20 @@ def _form(graph: Graph, edit: Edit) -> Hashable:
 
 
 def _around(graph: Graph, names: Iterable[str], steps: int = NEAR) -> set[str]:
-    """The nodes from which nodes of those names are reached in a few steps, or that are so reached."""
-    found = set(names) & set(graph.named)
-    latest = found
+    """The nodes within a few edges of the named nodes."""
+    nearby = set(names) & set(graph.named)
+    latest = nearby
     for _ in range(steps):
-        if len(found) > MOST_NEAR:
+        if len(nearby) > MOST_NEAR:
             break
         sources = {ref.name for name in latest for ref in graph.named[name].inputs()} & set(graph.named)
-        latest = (sources | {node.name for name in latest for node in graph.readers(name)}) - found
-        found = found | latest
-    return found
+        latest = (sources | {node.name for name in latest for node in graph.readers(name)}) - nearby
+        nearby = nearby | latest
+    return nearby
 
 
 def _rewritten(graph: Graph, schedule: Schedule, rewrite: Rewrite) -> Schedule:
-    """The schedule with one more rewrite; kernels lose the nodes that go, and take in what stands for them."""
+    """The schedule with one more rewrite; kernels lose removed nodes and include their replacements."""
     before = ir_for(graph, schedule)
     try:
         edit = algebra_edit(before.graph, rewrite)
@@ -231,23 +231,23 @@ def _rewritten(graph: Graph, schedule: Schedule, rewrite: Rewrite) -> Schedule:
     rewrites = (*schedule.rewrites, rewrite)
     after = ir_for(graph, Schedule(rewrites=rewrites))
     alive = {node.name: node for node in after.graph.nodes}
-    kernels = [_kept(before, after, plan, edit, alive) for plan in schedule.kernels]
+    kernels = [_rewritten_kernel(before, after, plan, edit, alive) for plan in schedule.kernels]
     return replace(schedule, kernels=tuple(plan for plan in kernels if plan is not None), rewrites=rewrites)
 
 
-def _kept(
+def _rewritten_kernel(
     before: KernelIR, after: KernelIR, plan: KernelPlan, edit: Edit, alive: Mapping[str, Node]
 ) -> KernelPlan | None:
-    """A kernel on the rewritten graph; None where nothing of it is left."""
+    """A kernel on the rewritten graph; None if none of its nodes remain."""
     if edit.node not in plan.nodes and set(plan.nodes) | set(plan.recomputed) <= set(alive):
         region_of(after, plan)
         return plan
-    own = tuple(name for name in plan.nodes if name in alive)
+    remaining = tuple(name for name in plan.nodes if name in alive)
     again = tuple(name for name in plan.recomputed if name in alive)
     added = tuple(node.name for node in edit.added if node.name in alive)
-    choices = [own]
+    choices = [remaining]
     if edit.node in plan.nodes:
-        choices.insert(0, (*own, *added))
+        choices.insert(0, (*remaining, *added))
     elif edit.node in plan.recomputed:
         again = (*again, *added)
     kind = region_of(before, plan).kind
@@ -258,7 +258,7 @@ def _kept(
             region = region_at(after, nodes, again)
         except IllegalAction:
             continue
-        # Another kind of kernel has other choices: it starts from its own first configuration.
-        config = plan.config if region.kind is kind else default_config(after, region)
+        # Another kind of kernel has other choices, so it starts from its first configuration.
+        config = plan.config if region.kind is kind else default_config(after, region, default_model())
         return KernelPlan(region.nodes, config, again)
-    raise IllegalAction("a kernel that the rewrite touches would no longer be one kernel")
+    raise IllegalAction("the rewrite would change a kernel into operations that cannot be one kernel")

@@ -1,4 +1,4 @@
-"""What every kind of action is given, and what it must be able to do."""
+"""The state that actions are proposed from, the protocol of action handlers, and their common helpers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.results import Timing
 from mtmc_lsp.core.run import Step, StepStatus
+from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import CannotFuse, Region, analyse, lines_of
@@ -29,74 +30,74 @@ from mtmc_lsp.tuning.schedule_cost import schedule_cost
 
 
 class IllegalAction(Exception):
-    """The action does not apply in this state; the message says why, for people."""
+    """The action does not apply in this state; the message tells users why."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What proposals are made from."""
+    """The state that actions are proposed from."""
 
     graph: Graph
     """As captured."""
     schedule: Schedule
     device: DeviceModel
     has_gpu: bool = False
-    """Whether steps are timed: only then are actions proposed that no model can judge."""
+    """Whether steps are timed; actions whose gain cannot be predicted are only proposed then."""
     strict: bool = False
     """Whether actions that change rounding are forbidden."""
     history: Sequence[Step] = field(default=())
     deadline: float | None = None
-    """Of the monotonic clock, when proposals end with what was found so far."""
+    """Time of the monotonic clock after which the search for proposals stops."""
 
     @property
     def is_late(self) -> bool:
-        """Whether the time for proposals is over."""
+        """Whether the deadline has passed."""
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     @property
     def timing(self) -> Timing | None:
-        """Of the version at hand; None where no kept step was timed."""
-        kept = (s.timing for s in reversed(self.history) if s.status is StepStatus.ACCEPTED and s.timing is not None)
-        return next(kept, None)
+        """Timing of the present version; None where no accepted step was timed."""
+        timings = (s.timing for s in reversed(self.history) if s.status is StepStatus.ACCEPTED and s.timing is not None)
+        return next(timings, None)
 
     @property
     def ir(self) -> KernelIR:
-        """The graph as the schedule's kernels speak of it."""
+        """The rewritten graph, whose nodes the schedule's kernels name."""
         return ir_of(self.graph, self.schedule)
 
     @cached_property
     def precisions(self) -> Precisions:
-        """The precision modes that the history leaves for each product."""
+        """The precision modes that remain for each product after the history."""
         return self.precisions_of(self.ir)
 
     def precisions_of(self, ir: KernelIR) -> Precisions:
-        """As :attr:`precisions`, for a program that a rewrite would make."""
-        return Precisions.of(ir, self.history, strict=self.strict)
+        """Like :attr:`precisions`, for the graph after a rewrite."""
+        return Precisions.of(ir, self.device, self.history, strict=self.strict)
 
     def search(self, rank: int = 0) -> FusionSearch:
-        """The fusions of the schedule's program, each product in the mode of that rank that the history leaves for it."""
-        left = self.precisions
+        """A fusion search of the present graph, each product in its remaining mode of that rank."""
+        remaining = self.precisions
         return FusionSearch(
             self.ir,
             self.schedule,
             self.device,
-            partial(left.mode, rank=rank),
-            left.refused_at(rank, self.schedule),
-            left.slow_at(rank, self.schedule),
+            partial(remaining.mode, rank=rank),
+            remaining.refused_at(rank, self.schedule),
+            remaining.slow_at(rank, self.schedule),
             deadline=self.deadline,
         )
 
     def search_in(self, ir: KernelIR, schedule: Schedule) -> FusionSearch:
-        """The fusions of what a rewrite would make, each product in the fastest mode that the history leaves for it."""
-        left = self.precisions_of(ir)
-        return FusionSearch(ir, schedule, self.device, partial(left.mode, rank=0), deadline=self.deadline)
+        """A fusion search of the graph after a rewrite, each product in its fastest remaining mode."""
+        remaining = self.precisions_of(ir)
+        return FusionSearch(ir, schedule, self.device, partial(remaining.mode, rank=0), deadline=self.deadline)
 
     def kernels(self) -> Iterator[tuple[KernelPlan, Region]]:
-        """Every kernel with its region."""
+        """All kernels with their regions."""
         yield from self._kernels
 
     def lone_kernels(self) -> Iterator[tuple[KernelPlan, Region]]:
-        """Those whose launches run no other kernels."""
+        """Kernels that do not share a launch."""
         return ((plan, region) for plan, region in self._kernels if not self.schedule.shares_launch(plan))
 
     @cached_property
@@ -105,18 +106,18 @@ class Situation:
 
     @cached_property
     def present(self) -> Cost:
-        """Predicted cost of the schedule as it is.
+        """Predicted cost of the present schedule.
 
         Raises:
-            IllegalAction: it cannot be carried out.
+            IllegalAction: it cannot be executed.
         """
         return self.cost(self.schedule)
 
     def cost(self, schedule: Schedule) -> Cost:
-        """Predicted cost of a whole schedule.
+        """Predicted cost of a schedule.
 
         Raises:
-            IllegalAction: it cannot be carried out.
+            IllegalAction: it cannot be executed.
         """
         try:
             return schedule_cost(ir_of(self.graph, schedule), schedule, self.device)
@@ -137,20 +138,20 @@ class ActionHandler(Protocol):
         """
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
-        """Actions of this kind that are worth trying."""
+        """Legal actions of this kind that are worth trying."""
 
 
 def region_of(ir: KernelIR, plan: KernelPlan) -> Region:
-    """What a kernel computes.
+    """The region of a kernel.
 
     Raises:
-        IllegalAction: its nodes are no kernel.
+        IllegalAction: its nodes cannot be one kernel.
     """
     return region_at(ir, plan.nodes, plan.recomputed)
 
 
 def region_at(ir: KernelIR, nodes: Collection[str], recomputed: Collection[str] = ()) -> Region:
-    """What a kernel of some nodes would compute.
+    """The region of nodes as one kernel.
 
     Raises:
         IllegalAction: they cannot be one kernel.
@@ -169,22 +170,22 @@ def new_plan(
     Args:
         ir: the primitives.
         nodes: what the kernel computes.
-        config: the configuration as JSON data; the default one of these nodes where there is none.
-        recomputed: nodes that the kernel computes for itself as well.
+        config: the configuration as JSON data; None for the default one, which is chosen for an H200.
+        recomputed: nodes that the kernel recomputes.
 
     Raises:
         IllegalAction: the nodes cannot be one kernel, or the configuration is not legal for it.
     """
     region = region_at(ir, nodes, recomputed)
     try:
-        chosen = decoded(ir, region, config) if config else default_config(ir, region)
+        chosen = decoded(ir, region, config) if config else default_config(ir, region, default_model())
     except IllegalConfig as reason:
         raise IllegalAction(str(reason)) from None
     return KernelPlan(region.nodes, chosen, recomputed)
 
 
 def ir_for(graph: Graph, schedule: Schedule) -> KernelIR:
-    """The rewritten program.
+    """The rewritten graph.
 
     Raises:
         IllegalAction: a rewrite of the schedule does not apply.
@@ -196,7 +197,7 @@ def ir_for(graph: Graph, schedule: Schedule) -> KernelIR:
 
 
 def kernel_of(schedule: Schedule, action: MacroAction) -> KernelPlan:
-    """The kernel that an action is about.
+    """The kernel that an action changes.
 
     Raises:
         IllegalAction: no kernel computes its region.
@@ -208,10 +209,10 @@ def kernel_of(schedule: Schedule, action: MacroAction) -> KernelPlan:
 
 
 def lone_kernel_of(schedule: Schedule, action: MacroAction) -> KernelPlan:
-    """As :func:`kernel_of`, for what takes a launch of the kernel's own.
+    """Like :func:`kernel_of`, for actions that need a separate launch.
 
     Raises:
-        IllegalAction: likewise, or its launch runs other kernels too.
+        IllegalAction: no kernel computes the region, or its launch runs other kernels too.
     """
     plan = kernel_of(schedule, action)
     if schedule.shares_launch(plan):
@@ -223,7 +224,7 @@ def changes_of(action: MacroAction) -> Mapping[str, object]:
     """The choices of a configuration that an action changes, as JSON data.
 
     Raises:
-        IllegalAction: it has none.
+        IllegalAction: the action has none.
     """
     changes = action.params.get("config")
     if not isinstance(changes, Mapping) or not changes:
@@ -245,7 +246,7 @@ def changed_plan(
         plan: the kernel.
         action: with the changes.
         allowed: the choices that this kind of action may change.
-        also: what follows from the changes, where the action does not state it.
+        also: consequences of the changes; the action's changes take precedence.
 
     Raises:
         IllegalAction: the kernel has no such choice, the action may not change it, or the value is not legal.
@@ -260,16 +261,21 @@ def changed_plan(
         raise IllegalAction(f"{action.kind.value}: {reason}") from None
 
 
+def least_gain_us(device: DeviceModel) -> float:
+    """Predicted saving below which an action is not proposed: it is noise of the model."""
+    return device.launch_us / 80
+
+
 def expected(before: Cost, after: Cost) -> Expected:
-    """The prediction that two costs make."""
+    """The predicted saving between two costs."""
     return Expected(before.us - after.us, before.bytes, after.bytes, before.flops, after.flops)
 
 
 def with_saving(situation: Situation, action: MacroAction, after: Schedule) -> MacroAction:
-    """``action`` with the model's prediction of what it saves.
+    """``action`` with its predicted saving.
 
     Raises:
-        IllegalAction: what comes out cannot be carried out.
+        IllegalAction: the resulting schedule cannot be executed.
     """
     return replace(action, expected=expected(situation.present, situation.cost(after)))
 
@@ -282,18 +288,18 @@ def lines_text(lines: tuple[int, int]) -> str:
 
 
 def size_text(size: float) -> str:
-    """Bytes for people."""
+    """Bytes as text: ``12.3 MB``."""
     return f"{abs(size) / 1e6:.1f} MB" if abs(size) >= 1e5 else f"{abs(size) / 1e3:.1f} kB"
 
 
 def operation_names(ir: KernelIR, nodes: Iterable[str]) -> str:
-    """The operations of a region in a sentence."""
+    """The operations of a region as text: ``silu, mul and add``."""
     names = list(dict.fromkeys(ir.graph.node(n).word for n in nodes))
     shown = names if len(names) <= 5 else [*names[:2], "...", *names[-2:]]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def where(ir: KernelIR, nodes: Iterable[str]) -> tuple[tuple[int, int], str]:
-    """The lines of a region, as numbers and in words."""
+    """The source lines of a region, as numbers and as text."""
     lines = lines_of(ir, nodes)
     return lines, lines_text(lines)

@@ -1,4 +1,4 @@
-"""The action catalogue: what each macro action does to a schedule, when it is legal, and which are worth proposing."""
+"""The action catalogue: applies macro actions to a schedule, and proposes legal actions that are worth trying."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mtmc_lsp.actions import (
 )
 from mtmc_lsp.actions import convolution as convolutions
 from mtmc_lsp.actions.base import ActionHandler, IllegalAction, Situation
-from mtmc_lsp.actions.launch_overhead import Launching
+from mtmc_lsp.actions.launch_overhead import LaunchOverhead
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.rewrites import layout_propagation as propagation
@@ -91,21 +91,21 @@ def apply_action(graph: Graph, schedule: Schedule, action: MacroAction) -> Sched
 
 def proposals(situation: Situation) -> list[MacroAction]:
     """Legal actions that are worth trying, most predicted saving first."""
-    found: list[MacroAction] = []
+    actions: list[MacroAction] = []
     for handler in HANDLERS:
-        # What is late is looked for no further, but a kernel by fusion is what everything else begins with.
-        if not situation.is_late or (handler.kind is ActionKind.FUSE and not found):
-            found += handler.propose(situation)
-    if not found and situation.has_gpu and not situation.schedule.kernels and not situation.history:
-        found = fuse.doubted(situation)
-    launching = Launching(situation, BY_KIND)
-    waits = {action.key: launching.saved_us(action) for action in found}
-    most = max(waits.values(), default=0.0)
+        # After the deadline, only search for a first fusion: every other action needs a kernel.
+        if not situation.is_late or (handler.kind is ActionKind.FUSE and not actions):
+            actions += handler.propose(situation)
+    if not actions and situation.has_gpu and not situation.schedule.kernels and not situation.history:
+        actions = fuse.doubted(situation)
+    overhead = LaunchOverhead(situation, BY_KIND)
+    host_us = {action.key: overhead.saved_us(action) for action in actions}
+    most = max(host_us.values(), default=0.0)
 
     def rank(action: MacroAction) -> tuple[bool, float, str]:
-        # What launches fewer would save, a graph of all launches need not.
-        more = -most if action.kind is ActionKind.CUDA_GRAPH else waits[action.key]
-        # In which order all images lie decides what every other action brings.
+        # If fusions save host time, a CUDA graph need not.
+        more = -most if action.kind is ActionKind.CUDA_GRAPH else host_us[action.key]
+        # The memory format of all images affects the gain of every other action, so it goes first.
         return action.params.get("rule") != propagation.RULE, -(action.expected.saved_us + more), action.key
 
-    return sorted(found, key=rank)
+    return sorted(actions, key=rank)

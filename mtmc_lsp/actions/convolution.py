@@ -1,18 +1,18 @@
-"""Channels last, fp16 operands and im2win: convolutions on operands packed as tensor cores take them.
+"""Channels last, fp16 operands and im2win: convolutions on operands packed for tensor cores.
 
-*Legal* where the convolution reads and gives dense tensors in PyTorch's own order, and nobody takes more of it than its
-result. Packing with channels last copies the same values (:mod:`mtmc_lsp.rewrites.convolution_layout`); what reads the result
-reads a copy in the order that it had. Half operands change how the products are rounded: proposed only where the user's own
-convolution runs TF32, whose significands are as short, never under ``precision = "strict"``, and verified against float64.
+*Legal* where the convolution reads and returns contiguous tensors in PyTorch's default memory format, and only its result is
+used. Packing with channels last copies the same values (:mod:`mtmc_lsp.rewrites.convolution_layout`); readers of the result get
+a copy in the original memory format. fp16 operands change how products are rounded. They are proposed only where the user's
+convolution runs TF32, which has equally short significands, never under ``precision = "strict"``, and they are verified against
+float64.
 
-The library may run in full fp32 where it is allowed TF32. Once a step in TF32, or on half operands, proved too inexact, and
-where TF32 is off, operands are split instead: x = (high + low) / s with a power of two s and two float16 halves, and three of
-the four products that linearity gives; low * low is at most 2 ** -22 of a term. Blocks of K are added by fp32 units.
+The library may run full fp32 although TF32 is allowed. Where TF32 is off, or a step in TF32 or on fp16 operands was too
+inexact, operands are split instead: x = (high + low) / s with a power of two s and two float16 halves. Three of the four
+products are computed; low * low is at most 2 ** -22 of a term. fp32 units add blocks of K.
 
-The order of windows (:mod:`mtmc_lsp.rewrites.im2win`, which says where it is *legal*) writes the input more than
-once, so that each window is one dense run; half operands are written so at once, under the same conditions as above. Proposed
-where the model says that the loads of single numbers, which few channels leave to a kernel, and the places of blocks that they
-leave empty in the library's, cost more than that.
+im2win (:mod:`mtmc_lsp.rewrites.im2win`, which says where it is *legal*) writes input elements more than once, so that each
+window is contiguous; fp16 operands are written in that order directly, under the conditions above. It is proposed where the
+model predicts a gain: with few channels a kernel loads single elements, and the library's blocks are mostly padding.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from mtmc_lsp.actions.algebra import LEAST_US, Algebra, with_kernels
-from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, region_of, where, with_saving
+from mtmc_lsp.actions.algebra import Algebra, with_kernels
+from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, least_gain_us, region_of, where, with_saving
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.json_codec import to_json
@@ -36,23 +36,23 @@ from mtmc_lsp.schedule.schedule import Rewrite, Schedule
 from mtmc_lsp.schedule.split_on_load import LEAST_CHANNELS, side_to_split_on_load
 
 MOST = 3
-"""Convolutions that are weighed at a time, heaviest first: each takes a search for what is then fused."""
+"""Convolutions that are evaluated at a time, most operations first: each needs a fusion search."""
 
 
 class ChannelsLast(Algebra):
-    """Convolutions with their channels densest: all of a target at once, or where there is one alone, that one."""
+    """Convolutions with channels last: all of a target at once, or single ones."""
 
     kind = ActionKind.CHANNELS_LAST
     rules = convolutions.LAYOUTS
     most = MOST
-    same = "the values are the same, in another order"
+    same = "the values are the same, in another memory format"
 
     def suits(self, situation: Situation, rule: AlgebraRule, node: Node) -> bool:
-        """Not where the library chose full float32 although it may run TF32: of another layout it may choose otherwise."""
+        """Not where the library runs full float32 although TF32 is allowed: in another layout it may use TF32."""
         return _keeps_precision(situation.ir.graph, node.name)
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-        """The schedule on a graph with other layouts; kernels keep what they compute, and read and write other addresses."""
+        """The schedule on a graph with other layouts; kernels compute the same and use other addresses."""
         if action.params.get("rule") != propagation.RULE:
             return super().apply(graph, schedule, action)
         changed = replace(schedule, rewrites=(*schedule.rewrites, Rewrite(propagation.RULE, "")))
@@ -62,7 +62,7 @@ class ChannelsLast(Algebra):
         return with_kernels(ir, changed, action)
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
-        """The whole target, as long as that was not tried; single convolutions only then, or where there is but one."""
+        """The whole target unless that was tried; then single convolutions."""
         tried = any(step.action.params.get("rule") == propagation.RULE for step in situation.history)
         whole = self._throughout(situation) if not tried else None
         if whole is not None:
@@ -80,13 +80,13 @@ class ChannelsLast(Algebra):
             ir = ir_for(situation.graph, after)
             copies = propagation.copied_images(graph, ir.graph)
             search = situation.search_in(ir, after)
-            # Copies of images run as part of what is around them; weights are copied by torch, as the library would itself.
+            # Copies of images are fused with operations around them; torch copies weights, as the library would.
             found = [fusion for fusion in search.best(set(copies)) if fusion.nodes & set(copies)]
             kernels = [
                 {"nodes": list(f.region.nodes), "config": to_json(f.config)} for f in found if not is_product(f.region)
             ]
             if not kernels and not situation.schedule.kernels:
-                # Nothing of ours would run: what fusion makes kernels of first can then have the new layout.
+                # No Triton kernel would run yet; after a first fusion the new layout can be proposed again.
                 return None
             lines, place = where(situation.ir, convolved)
             action = MacroAction(
@@ -95,59 +95,59 @@ class ChannelsLast(Algebra):
                 lines=lines,
                 params={"rule": propagation.RULE, "node": "", "kernels": kernels},
                 rationale=(
-                    "The library computes convolutions with channels densest, and otherwise brings the operands and the result "
-                    f"of each into that order and back; {self.same}."
+                    "The library computes convolutions with channels last. For other memory formats it converts "
+                    f"the operands and the result of each; {self.same}."
                 ),
-                text=f"run the {len(convolved)} convolutions in {place}, and what is between them, with channels last",
+                text=f"run {len(convolved)} convolutions and the operations between them with channels last in {place}",
             )
             action = with_saving(situation, action, self.apply(situation.graph, situation.schedule, action))
         except IllegalAction:
             return None
-        return action if action.expected.saved_us > LEAST_US else None
+        return action if action.expected.saved_us > least_gain_us(situation.device) else None
 
 
 def _keeps_precision(graph: Graph, node: str) -> bool:
-    """Whether the library's result is as exact in any layout."""
+    """Whether the library's precision does not depend on the layout."""
     return graph.convolution_mode(node) == graph.fp32_convolution
 
 
 class Fp16Operands(Algebra):
-    """One convolution on scaled float16 operands: one number for each element, or two where that is too inexact."""
+    """One convolution on scaled float16 operands: one per element, or two where that is too inexact."""
 
     kind = ActionKind.FP16_OPERANDS
     rules = convolutions.NARROW
     most = MOST
-    same = "the result is rounded as often, at other places"
+    same = "the result is rounded as often, in other steps"
 
     def suits(self, situation: Situation, rule: AlgebraRule, node: Node) -> bool:
-        """Whole operands where TF32 is the user's own and has not failed, split ones elsewhere."""
+        """One float16 per element where the user runs TF32 and it has not failed, split operands elsewhere."""
         modes = situation.precisions.modes.get(node.name, ())
-        own = situation.ir.product_of_node(node.name)
+        prim = situation.ir.product_of_node(node.name)
         if rule.name == "fp16-operands":
             return PrecisionMode.TF32 in modes
         promoted = PrecisionMode.FP16X3_PROMOTED
-        if own is None or PrecisionMode.TF32 in modes or situation.precisions.is_inexact(node.name, promoted):
+        if prim is None or PrecisionMode.TF32 in modes or situation.precisions.is_inexact(node.name, promoted):
             return False
-        # Few channels are split as they are read, unless that came to nothing.
+        # Few channels are split on load, unless that was refused.
         refused = any(mode is promoted and node.name in nodes for mode, nodes in situation.precisions.refused)
-        return refused or side_to_split_on_load(situation.ir, own) is None
+        return refused or side_to_split_on_load(situation.ir, prim, situation.device) is None
 
 
 class Im2win(Algebra):
-    """One convolution with its input in the order of its windows, in float16 at once where the user's own runs TF32."""
+    """One convolution with its input in im2win order, in float16 where the user runs TF32."""
 
     kind = ActionKind.IM2WIN
     rules = im2win.RULES
     most = MOST
-    same = "each number meets the weights that it met before"
+    same = "each input element is multiplied by the same weights"
 
     def suits(self, situation: Situation, rule: AlgebraRule, node: Node) -> bool:
-        """Few channels, for many are walked a block at a time; rounded only where TF32 is the user's own and has not failed."""
+        """Only for few channels; in float16 only where the user runs TF32 and it has not failed."""
         ir = situation.ir
-        own = ir.product_of_node(node.name)
-        if own is None or not ProductDims.of(own).kernel_positions:
+        prim = ir.product_of_node(node.name)
+        if prim is None or not ProductDims.of(prim).kernel_positions:
             return False
-        few = ProductSizes.of(ir.prims, own).channels.value(ir.graph.sizes) < LEAST_CHANNELS
+        few = ProductSizes.of(ir.prims, prim).channels.value(ir.graph.sizes) < LEAST_CHANNELS
         return few and (
             not rule.changes_rounding or PrecisionMode.TF32 in situation.precisions.modes.get(node.name, ())
         )

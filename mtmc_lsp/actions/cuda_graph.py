@@ -1,9 +1,9 @@
-"""CUDA graph: all launches of a call are replayed as one, where launching takes longer than computing.
+"""CUDA graph: replay all launches of a call as one graph, where launch overhead exceeds compute time.
 
-*Legal* where a call does nothing but compute its results, and new values of the module's buffers, from its arguments and the
-module's tensors: it changes no argument, draws no random numbers, and its results are tensors of their own. Arguments are copied
-into the graph's own memory and results out of it, so each call computes from what it is given; the module's tensors are read and
-written where they lie, and for others a graph is captured anew. Capturing runs nothing, so a first call changes buffers once.
+*Legal* where a call only computes its results, and updates of the module's buffers, from its arguments and the module's tensors:
+it changes no argument, draws no random numbers, and its results do not alias arguments. Arguments are copied into the graph's
+memory and results out of it. The graph reads and writes the module's tensors in place; if they are replaced, it is captured
+again. Capturing runs nothing, so the first call updates buffers once.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from mtmc_lsp.rewrites.graph_editing import base_name
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.tuning.cost import tensor_bytes
 
-COPY_US = 3.0
-"""About what a copy of a small tensor takes inside a stream of others."""
+COPY_LAUNCHES = 0.75
+"""Time of a copy of a small tensor within a stream, in kernel launches (H200: 3 us)."""
 LEAST_SHARE = 0.1
-"""Part of a call's time that a graph must be expected to save."""
+"""Share of a call's time that a graph must save."""
 
 
 class CudaGraph:
-    """The launcher as one CUDA graph."""
+    """Replays the launcher as one CUDA graph."""
 
     kind = ActionKind.CUDA_GRAPH
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-        """The same kernels, replayed."""
+        """The same kernels, replayed from a CUDA graph."""
         ir = ir_for(graph, schedule)
         if not schedule.kernels:
-            raise IllegalAction("cuda-graph: there is no kernel yet")
+            raise IllegalAction("cuda-graph: the schedule has no kernel yet")
         if schedule.cuda_graph:
-            raise IllegalAction("cuda-graph: it is replayed already")
+            raise IllegalAction("cuda-graph: the call is replayed already")
         arguments = {item.name for item in ir.graph.inputs if item.kind is InputKind.ARGUMENT}
         if any(mutation.input in arguments for mutation in ir.graph.mutations):
             raise IllegalAction("cuda-graph: the call changes its arguments")
         drawn = any(node.draws for node in ir.graph.nodes)
         if drawn or any(prim.op is PrimOp.RANDOM for prim in ir.prims.values()):
-            raise IllegalAction("cuda-graph: each call draws other random numbers")
+            raise IllegalAction("cuda-graph: each call draws new random numbers")
         nodes = ir.graph.named
         returned = [ref.name for ref in ir.graph.outputs if ref is not None]
         if not returned:
@@ -53,7 +53,7 @@ class CudaGraph:
         return replace(schedule, cuda_graph=True)
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
-        """Where the version at hand, replayed from a graph by the clock, took much less time than launched."""
+        """Where replaying the present version from a graph was measured to be much faster than launching it."""
         timing = situation.timing
         if timing is None or timing.graph_us is None or not situation.has_gpu:
             return
@@ -61,7 +61,9 @@ class CudaGraph:
         moved = [i.type for i in graph.inputs if i.kind is InputKind.ARGUMENT]
         moved += [graph.type_of(ref) for ref in graph.outputs]
         copies = sum(2.0 * tensor_bytes(kind, graph.sizes) / situation.device.bandwidth * 1e6 for kind in moved)
-        saved = timing.median_us - timing.graph_us - max(copies, COPY_US * len(moved))
+        saved = (
+            timing.median_us - timing.graph_us - max(copies, COPY_LAUNCHES * situation.device.launch_us * len(moved))
+        )
         if saved < LEAST_SHARE * timing.median_us:
             return
         launches = len(situation.schedule.kernels)
@@ -70,11 +72,11 @@ class CudaGraph:
             region=tuple(name for kernel in situation.schedule.kernels for name in kernel.nodes),
             lines=(0, 0),
             params={"launches": launches},
-            rationale="Launching takes longer than computing: one CUDA graph launches all of it at once, on copies of the "
-            "arguments. It keeps the memory of its intermediate values, and while the first call captures it, torch lets no "
-            "other thread draw random numbers on the GPU.",
+            rationale="Launch overhead exceeds compute time. One CUDA graph launches all kernels at once, on "
+            "copies of the arguments. The graph keeps the memory of intermediate values. While the first call "
+            "captures it, other threads cannot draw random numbers on the GPU.",
             expected=Expected(saved),
-            text="replay the launches of a call as one CUDA graph",
+            text="replay all launches of a call as one CUDA graph",
         )
         try:
             self.apply(situation.graph, situation.schedule, action)

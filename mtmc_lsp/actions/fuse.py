@@ -1,14 +1,14 @@
-"""Fuse, and tensor cores: which nodes become one kernel, and in which precision mode their product runs.
+"""Fuse and tensor-core actions: which nodes become one kernel, and in which precision mode their product runs.
 
 *Legal* when the nodes are one region (:func:`mtmc_lsp.ir.regions.analyse`): all have a primitive form; no value leaves the
-region and comes back, so the order of execution stays one the graph allows; and all results share their independent axes,
-so one loop nest makes each of them once. Every value is then computed from the same operands as before.
-A precision mode changes how a float32 product is rounded; it is announced, verified against float64, and never proposed
-under ``precision = "strict"``. With operands x = (high + low) / s, where s is a power of two, all modes that split drop low * low
-alone, at most 2 ** -22 of a term. They differ in the order of fp32 additions, which is free over the reals: the terms of one
-piece of K are summed first and these sums then one after the other, so that tensor cores, which round towards zero, make chains
-as long as a piece, and fp32 units, which round to nearest, the chain over all pieces. A mode that was found too inexact
-for a product is not proposed for it again (:mod:`mtmc_lsp.schedule.precision_modes`).
+region and comes back, so the graph allows the order of execution; and all results share their independent axes, so one loop
+nest computes each of them once. Every value is computed from the same operands as before.
+
+A precision mode changes how a float32 product is rounded. The action states that, verification compares with float64, and
+``precision = "strict"`` excludes it. Modes that split operands use x = (high + low) / s with a power of two s, and drop only
+low * low, at most 2 ** -22 of a term. The modes differ in the order of additions. Tensor cores, which round towards zero, sum the
+terms of one piece of K; fp32 units, which round to nearest, add the pieces. A mode that was too inexact for a product is not
+proposed for it again (:mod:`mtmc_lsp.schedule.precision_modes`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mtmc_lsp.actions.base import (
     Situation,
     expected,
     ir_for,
+    least_gain_us,
     new_plan,
     operation_names,
     region_of,
@@ -43,20 +44,18 @@ from mtmc_lsp.tuning.cost import ZERO
 ON_TENSOR_CORES = RECURRENT_MODES[:-1]
 """Modes of recurrent layers that split fp32 operands for tensor cores."""
 SITES = "sites"
-"""The parameter with the places of an action that is done at several: nodes and configuration of each kernel."""
+"""The parameter of an action at several places of the target: nodes and configuration of each kernel."""
 SMALL = 0.05
-"""A part of the target's time below which a fusion is not worth a step of its own."""
-LEAST_US = 0.05
-"""A smaller predicted saving is noise of the model."""
+"""Share of the target's time below which a fusion is not worth a separate step."""
 
 
 class Fuse:
-    """Several operations (or one) as one kernel."""
+    """Runs one or several operations as one kernel."""
 
     kind = ActionKind.FUSE
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-        """One kernel out of each of the action's sites; kernels that one touches are taken into it whole."""
+        """One kernel per site of the action; existing kernels that overlap a site become part of it."""
         for site in sites_of(action):
             schedule = self._at(graph, schedule, site)
         return schedule
@@ -83,36 +82,38 @@ class Fuse:
             search = situation.search(rank)
             taken = {name for action in actions for name in action.region}
             # A first kernel is the way to everything else; one more must bring something.
-            least = LEAST_US if situation.schedule.kernels else 0.0
-            left_over = [f for f in search.best() if not f.nodes & taken and f.saved_us > least]
+            least = least_gain_us(situation.device) if situation.schedule.kernels else 0.0
+            remaining = [f for f in search.best() if not f.nodes & taken and f.saved_us > least]
             tried_together = {tuple(sites(step.action)) for step in situation.history if SITES in step.action.params}
-            for group in _together(left_over, situation, ir):
-                # What came to nothing at all sites together may still do so at some of them.
-                apart = tuple(sorted(f.region.nodes for f in group)) in tried_together
-                actions += [_action(ir, each) for each in ([[f] for f in group] if apart else [group])]
+            for group in _together(remaining, situation, ir):
+                # What failed at all sites together may still succeed at some of them.
+                must_try_separately = tuple(sorted(f.region.nodes for f in group)) in tried_together
+                actions += [_action(ir, each) for each in ([[f] for f in group] if must_try_separately else [group])]
         return actions
 
 
 def doubted(situation: Situation) -> list[MacroAction]:
-    """The one kernel to ask a GPU about where the model sees no gain in any: its estimates are no measurements."""
+    """The most promising kernel, to be measured once where the model predicts no gain for any: estimates may be wrong."""
     searches = map(situation.search, range(situation.precisions.ranks))
-    found = [fusion for search in searches if (fusion := search.least_doubted()) is not None]
-    fusion = max(found, key=lambda each: each.saved_us, default=None)
+    candidates = [fusion for search in searches if (fusion := search.least_doubted()) is not None]
+    fusion = max(candidates, key=lambda each: each.saved_us, default=None)
     if fusion is None:
         return []
     action = _single(situation.ir, fusion)
     return [
-        replace(action, rationale=f"No gain is predicted for any kernel; the GPU is asked once. {action.rationale}")
+        replace(
+            action, rationale=f"No gain is predicted for any kernel, so one is measured to check. {action.rationale}"
+        )
     ]
 
 
 class TensorCore(Fuse):
-    """A region with a float32 product, run on tensor cores by operands split into halves."""
+    """Runs a region with a float32 product on tensor cores, by splitting its operands into float16 halves."""
 
     kind = ActionKind.TENSOR_CORE
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-        """As a fusion, for regions with a float32 product."""
+        """Like a fusion; only for regions with a float32 product."""
         changed = super().apply(graph, schedule, action)
         ir = ir_for(graph, changed)
         for site in sites_of(action):
@@ -127,30 +128,30 @@ class TensorCore(Fuse):
 
 
 def sites(action: MacroAction) -> list[tuple[str, ...]]:
-    """The nodes of each kernel that the action makes, sorted."""
+    """The nodes of each kernel that the action creates, sorted."""
     return sorted(site.region for site in sites_of(action))
 
 
 def sites_of(action: MacroAction) -> list[MacroAction]:
-    """The action at each of its sites by itself; itself where it has one alone.
+    """One action per site; the action itself where it has a single site.
 
     Raises:
         IllegalAction: a site has no nodes.
     """
-    given = action.params.get(SITES)
-    if not isinstance(given, (list, tuple)):
+    items = action.params.get(SITES)
+    if not isinstance(items, (list, tuple)):
         return [action]
-    found = []
-    for item in given:
+    actions = []
+    for item in items:
         nodes = item.get("nodes") if isinstance(item, Mapping) else None
         if not isinstance(nodes, (list, tuple)):
             raise IllegalAction(f"{action.kind.value}: a site has no nodes")
-        found.append(replace(action, region=tuple(nodes), params={"config": item.get("config")}))
-    return found
+        actions.append(replace(action, region=tuple(nodes), params={"config": item.get("config")}))
+    return actions
 
 
 def _together(fusions: Sequence[Fusion], situation: Situation, ir: KernelIR) -> list[list[Fusion]]:
-    """Fusions that are one step each: those of one form, and in a large target the small rest of what is no product."""
+    """Groups of fusions that are one step each: those of one form, and in a large target the small ones without a product."""
     groups = alike(fusions, lambda fusion: _form(ir, fusion))
     least = SMALL * situation.present.us
     small = [group for group in groups if len(group) == 1 and _is_small(group[0], least)]
@@ -168,7 +169,7 @@ def _form(ir: KernelIR, fusion: Fusion) -> Hashable:
 
 
 def _action(ir: KernelIR, group: Sequence[Fusion]) -> MacroAction:
-    """The action for fusions of one form; each makes a kernel of its own."""
+    """The action for fusions of one form; each becomes a separate kernel."""
     action = _single(ir, group[0])
     if len(group) == 1:
         return action
@@ -179,21 +180,22 @@ def _action(ir: KernelIR, group: Sequence[Fusion]) -> MacroAction:
     for fusion in ordered:
         before, after = before + fusion.before, after + fusion.after
     names = operation_names(ir, group[0].region.nodes)
+    is_single = len(group[0].region.nodes) == 1
     if len({_form(ir, fusion) for fusion in group}) > 1:
+        is_single = False
         working = [name for fusion in ordered for name in fusion.region.nodes]
         names = f"small groups of {operation_names(ir, working)}"
-        why = "Each is small, and together they are worth a step: what each group of operations computes is one kernel"
+        why = "Each group of operations becomes one kernel. Each gain is small, so all of them are one step"
         action = replace(action, rationale=f"{why}.")
     else:
-        action = replace(action, rationale=f"The same at {len(group)} places. {action.rationale}")
-    verb = "run on tensor cores" if action.kind is ActionKind.TENSOR_CORE else "fuse"
+        action = replace(action, rationale=f"The same code occurs at {len(group)} places. {action.rationale}")
     return replace(
         action,
         region=nodes,
         lines=lines,
         params={SITES: [{"nodes": list(fusion.region.nodes), "config": to_json(fusion.config)} for fusion in ordered]},
         expected=expected(before, after),
-        text=f"{verb} {names} at {len(group)} places in {place}",
+        text=f"{_title(names, action.kind, is_single=is_single)} at {len(group)} places in {place}",
     )
 
 
@@ -203,24 +205,26 @@ def _single(ir: KernelIR, fusion: Fusion) -> MacroAction:
     split = has_fp32_product(ir, region) and precision_of(fusion.config) in (*SPLIT_PRECISION_MODES, *ON_TENSOR_CORES)
     saved = fusion.before.bytes - fusion.after.bytes
     names = operation_names(ir, region.nodes)
-    text = f"{'run on tensor cores' if split else 'fuse'} {names} in {place}"
+    kind = ActionKind.TENSOR_CORE if split else ActionKind.FUSE
+    text = f"{_title(names, kind, is_single=len(region.nodes) == 1)} in {place}"
     if region.kind is RegionKind.RECURRENT:
         why = _recurrent(ir, region)
         if split:
-            why += "; each fp32 operand is split into parts for tensor cores, and their products are summed in fp32"
-        text = f"run steps of {names} in {place} side by side{' on tensor cores' if split else ''}"
+            why += ". Each fp32 operand is split into two parts for tensor cores; their products are summed in fp32"
+        text = f"run independent steps of {names} in one launch{' on tensor cores' if split else ''} in {place}"
     elif split:
         why = (
-            "Each fp32 operand is scaled and split into a high and a low float16 half, and three tensor-core products of "
-            f"halves are summed in fp32: several times the rate of fp32 units at {_error_text(fusion)}"
+            "Each fp32 operand is scaled and split into a high and a low float16 half. Three tensor-core products "
+            "of these halves, summed in fp32, are several times as fast as one product on fp32 units. "
+            f"{_error_text(fusion)}"
         )
     elif len(region.nodes) == 1:
-        why = "One Triton kernel reads each input once"
+        why = "One Triton kernel that reads each input once"
     else:
-        gain = f"so {size_text(saved)} less moves" if saved >= 0 else f"though {size_text(saved)} more moves"
-        why = f"{len(region.nodes)} operations run as one kernel, {gain} through memory"
+        gain = f"which saves {size_text(saved)}" if saved >= 0 else f"which adds {size_text(saved)}"
+        why = f"{len(region.nodes)} operations run as one kernel, {gain} of memory traffic"
     return MacroAction(
-        kind=ActionKind.TENSOR_CORE if split else ActionKind.FUSE,
+        kind=kind,
         region=region.nodes,
         lines=lines,
         params={"config": to_json(fusion.config)},
@@ -231,27 +235,34 @@ def _single(ir: KernelIR, fusion: Fusion) -> MacroAction:
     )
 
 
+def _title(names: str, kind: ActionKind, *, is_single: bool) -> str:
+    """What the action does, without the lines."""
+    if kind is ActionKind.TENSOR_CORE:
+        return f"{'run' if is_single else 'fuse'} {names} on tensor cores"
+    return f"write {names} as a Triton kernel" if is_single else f"fuse {names}"
+
+
 def _recurrent(ir: KernelIR, region: Region) -> str:
-    """Why the steps of recurrent layers are launched side by side."""
+    """Why independent steps of recurrent layers share a launch."""
     prim = recurrence_in(ir, region)
     form, steps = recurrence_of(prim), steps_and_batch(ir, prim)[0].value(ir.graph.sizes)
     return (
-        f"The library makes {steps * form.layers * form.directions} steps one after the other. Those that do not wait for one "
-        f"another are one launch here, {form.launches(steps)} in all, and a launch may be a part of a CUDA graph"
+        f"The library runs {steps * form.layers * form.directions} steps one after another. Here, independent steps "
+        f"share a launch ({form.launches(steps)} in all), and the launches can be part of a CUDA graph"
     )
 
 
 def _error_text(fusion: Fusion) -> str:
-    """What splitting costs of exactness."""
+    """How the error of split operands compares with fp32 units."""
     if precision_of(fusion.config) is PrecisionMode.FP16X3:
-        return "once or twice their error, since fp32 units add up pieces of K"
-    return "about their error, since fp32 units add up short pieces of K"
+        return "The rounding error is one to two times that of fp32 units; K is summed in pieces to limit it"
+    return "The rounding error is about that of fp32 units; K is summed in short pieces to limit it"
 
 
 def _in_parts(fusion: Fusion) -> str:
-    """What the first configuration does where one program per piece of work would leave most of the device idle."""
+    """How the first configuration splits work where it would otherwise leave most of the device idle."""
     if isinstance(fusion.config, TileConfig) and fusion.config.split > 1:
-        return f"; {fusion.config.split} programs share each of its few long rows"
+        return f". {fusion.config.split} programs share each of its few long rows"
     if isinstance(fusion.config, MatmulConfig) and fusion.config.split_k > 1:
-        return f"; {fusion.config.split_k} programs share the long sums of its few tiles"
+        return f". {fusion.config.split_k} programs share the long sums of its few tiles"
     return ""

@@ -1,4 +1,4 @@
-"""What fewer launches bring, where the host's time to launch is what a call takes."""
+"""The gain of fewer launches, where a call is bound by the host's launch overhead."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from mtmc_lsp.schedule.launch_units import launches
 from mtmc_lsp.schedule.schedule import Schedule
 
 MOST_LAUNCHES = 8
-"""A call of more is replayed as one CUDA graph first: one step brings what many would."""
+"""Calls with more launches are first replayed as one CUDA graph: one step gains as much as many fusions."""
 FEWER = (ActionKind.FUSE, ActionKind.SIDE_BY_SIDE)
-"""Actions that make one launch of several."""
+"""Actions that merge several launches."""
 
 
-class Launching:
-    """The time that the device waits for the host, by launch, in a version that was timed."""
+class LaunchOverhead:
+    """Host time per launch that the device waits for, from the timing of the present version."""
 
-    def __init__(self, situation: Situation, rules: dict[ActionKind, ActionHandler]) -> None:
-        """Take the version at hand; ``rules`` carry out actions."""
+    def __init__(self, situation: Situation, handlers: dict[ActionKind, ActionHandler]) -> None:
+        """``handlers`` apply actions."""
         self._situation = situation
-        self._rules = rules
+        self._handlers = handlers
 
     @cached_property
     def _count(self) -> int:
@@ -34,7 +34,7 @@ class Launching:
 
     @cached_property
     def each_us(self) -> float:
-        """Microseconds of a launch that nothing else hides: a call's time beyond that of its kernels by themselves."""
+        """Microseconds of overhead per launch: a call's time minus that of its kernels in a CUDA graph."""
         timing = self._situation.timing
         if timing is None or timing.graph_us is None or self._situation.schedule.cuda_graph:
             return 0.0
@@ -42,22 +42,22 @@ class Launching:
             if step.status is StepStatus.ACCEPTED:
                 break
             if step.action.kind in FEWER:
-                # The host's times vary too much for such a step to show: from a graph, the device's tell.
+                # Host times vary too much to show such a step; the device times of a graph show it.
                 return 0.0
         return max(0.0, timing.median_us - timing.graph_us) / self._count if self._count <= MOST_LAUNCHES else 0.0
 
     def saved_us(self, action: MacroAction) -> float:
-        """What the launches bring that ``action`` saves, beside what it saves on the device."""
+        """Microseconds that ``action`` saves by fewer launches, in addition to its savings on the device."""
         if action.kind not in FEWER or not self.each_us:
             return 0.0
         try:
-            after = self._rules[action.kind].apply(self._situation.graph, self._situation.schedule, action)
+            after = self._handlers[action.kind].apply(self._situation.graph, self._situation.schedule, action)
             return self.each_us * max(0, self._count - self._count_of(after))
         except (IllegalAction, CannotCode, CannotRewrite):
             return 0.0
 
     def _count_of(self, schedule: Schedule) -> int:
-        """Launches of kernels and torch calls; views are none."""
+        """Launches of kernels and torch calls, without views."""
         ir = ir_of(self._situation.graph, schedule)
         named = ir.graph.named
         return sum(

@@ -1,7 +1,7 @@
-"""Layout: an intermediate value lies in memory in the order in which its reader walks it.
+"""Layout: store an intermediate value in the order in which its reader traverses it.
 
-*Legal* for a value that one kernel writes and only kernels read, and that the caller never sees: every kernel takes its
-addresses from the value's strides, so the same elements are written and read. Torch calls might ask for dense rows.
+*Legal* for a value that one kernel writes, only kernels read, and the caller never sees: every kernel computes addresses from the
+value's strides, so it writes and reads the same elements. Torch calls might require contiguous rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mtmc_lsp.rewrites.graph_editing import readers
 from mtmc_lsp.schedule.schedule import Rewrite, Schedule
 
 SHARE = 0.03
-"""Part of the reader's time that it is expected to save: a guess that only orders the steps."""
+"""Share of the reader's time that it may save: an estimate that only orders the steps."""
 
 
 class Layout:
@@ -43,7 +43,7 @@ class Layout:
         return changed
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
-        """Values that a reduction walks across the way they lie."""
+        """Values that a reduction reads with a stride."""
         ir = situation.ir
         for plan, region in situation.kernels() if situation.has_gpu else ():
             for name in region.inputs if region.reduced else ():
@@ -58,9 +58,9 @@ class Layout:
                     region=(ref.name,),
                     lines=lines,
                     params={"node": ref.name, "order": order},
-                    rationale="The next kernel sums along a dimension that does not lie dense; written in its order, "
-                    "what it reads together lies together.",
-                    text=f"lay out the {names} of {place} as its reader walks it",
+                    rationale="The next kernel sums along a dimension that is not contiguous. Stored with that "
+                    "dimension innermost, its reads are contiguous.",
+                    text=f"store the result of {names} with the summed dimension innermost in {place}",
                 )
                 try:
                     self.apply(situation.graph, situation.schedule, action)

@@ -1,7 +1,7 @@
-"""Library: a product goes back to cuDNN or cuBLAS where these win, and what is around it is fused without it.
+"""Library: run a product in cuDNN or cuBLAS again where these are faster, and fuse the operations around it.
 
-*Legal* always: the user's own operation runs again, on the operands that it had. What was rewritten for its sake is taken back
-with it, and kernels that spoke of what is gone are given up.
+*Legal* always: the user's operation runs on its original operands. Rewrites of the product are undone, and kernels that contain
+removed nodes are dropped.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.tuning.cost import matmul_flops
 
 COMPILER = "compile"
-"""The baseline that calls the library and fuses what is around it."""
+"""The baseline (torch.compile) that calls the library and fuses the operations around it."""
 AHEAD = 0.97
-"""Part of this version's time in which that baseline is done, from which on the library is asked again."""
+"""The baseline's time relative to this version's, below which the library is tried again."""
 
 
 class Library:
-    """Products as the library's own calls, among kernels."""
+    """Runs products as library calls among kernels."""
 
     kind = ActionKind.LIBRARY
 
@@ -35,39 +35,41 @@ class Library:
         names = nodes_of(action)
         if not set(names) & set(_products(ir_for(graph, Schedule()))):
             raise IllegalAction(f"library: no product is called {', '.join(names)}")
-        changed = _given_back(graph, schedule, names)
+        changed = _without_products(graph, schedule, names)
         return with_kernels(ir_for(graph, changed), changed, action)
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
-        """Where ``torch.compile`` is faster than the version that made kernels of a product, which then may be why."""
+        """Where ``torch.compile`` is faster than a version with kernels for products."""
         timing = situation.timing
         ratio = timing.against(COMPILER) if timing is not None else None
         if timing is None or ratio is None or ratio.ratio >= AHEAD:
             return
-        own = ir_for(situation.graph, Schedule())
-        asked = {node for s in situation.history if s.action.kind is self.kind for node in nodes_of(s.action)}
+        ir_before = ir_for(situation.graph, Schedule())
+        tried = {node for s in situation.history if s.action.kind is self.kind for node in nodes_of(s.action)}
         for step in reversed(situation.history):
-            names = [name for name in step.action.region if name in set(_products(own))]
-            if step.status is not StepStatus.ACCEPTED or not names or set(names) <= asked:
+            names = [name for name in step.action.region if name in set(_products(ir_before))]
+            if step.status is not StepStatus.ACCEPTED or not names or set(names) <= tried:
                 continue
-            action = self._without(situation, own, names, timing.median_us * (1.0 - ratio.ratio))
+            action = self._without(situation, ir_before, names, timing.median_us * (1.0 - ratio.ratio))
             if action is not None:
                 yield action
             return
 
-    def _without(self, situation: Situation, own: KernelIR, names: list[str], saved_us: float) -> MacroAction | None:
-        """The action, where something is left to be a kernel."""
+    def _without(
+        self, situation: Situation, ir_before: KernelIR, names: list[str], saved_us: float
+    ) -> MacroAction | None:
+        """The action, where other operations remain to fuse."""
         try:
-            base = _given_back(situation.graph, situation.schedule, names)
+            base = _without_products(situation.graph, situation.schedule, names)
             ir = ir_for(situation.graph, base)
         except IllegalAction:
             return None
-        apart = replace(ir, opaque=ir.opaque | set(names))
-        fusions = situation.search_in(apart, base).best()
+        without_products = replace(ir, opaque=ir.opaque | set(names))
+        fusions = situation.search_in(without_products, base).best()
         if not fusions and not base.kernels:
             return None
-        lines, place = where(own, names)
-        what = operation_names(own, names)
+        lines, place = where(ir_before, names)
+        what = operation_names(ir_before, names)
         return MacroAction(
             kind=self.kind,
             region=tuple(names),
@@ -78,10 +80,10 @@ class Library:
                     {"nodes": list(fusion.region.nodes), "config": to_json(fusion.config)} for fusion in fusions
                 ],
             },
-            rationale=f"torch.compile, which calls the library for the {what}, is faster than the kernels so far: the "
-            "library runs it again, and what is around it is fused without it.",
+            rationale=f"torch.compile, which calls the library for {what}, is faster than the present kernels. So "
+            f"the library runs {what} again, and the operations around it are fused separately.",
             expected=Expected(saved_us),
-            text=f"leave the {what} of {place} to the library and fuse what is around",
+            text=f"run {what} in the library and fuse the operations around it in {place}",
         )
 
 
@@ -89,13 +91,13 @@ def _products(ir: KernelIR) -> list[str]:
     return [node.name for node in ir.graph.nodes if matmul_flops(ir, node.name)]
 
 
-def _given_back(graph: Graph, schedule: Schedule, names: Collection[str]) -> Schedule:
-    """The schedule without what was rewritten for these nodes, and without kernels that hold them or what is gone."""
+def _without_products(graph: Graph, schedule: Schedule, names: Collection[str]) -> Schedule:
+    """The schedule without rewrites of these nodes, and without kernels that contain them or removed nodes."""
     rewrites = tuple(r for r in schedule.rewrites if not _is_about(r.node, names))
     base = replace(schedule, kernels=(), rewrites=rewrites)
     ir = ir_for(graph, base)
     alive = {node.name for node in ir.graph.nodes}
-    kept: list[KernelPlan] = []
+    remaining: list[KernelPlan] = []
     for plan in schedule.kernels:
         held = {*plan.nodes, *plan.recomputed}
         if not held <= alive or held & set(names):
@@ -104,10 +106,10 @@ def _given_back(graph: Graph, schedule: Schedule, names: Collection[str]) -> Sch
             region_of(ir, plan)
         except IllegalAction:
             continue
-        kept.append(plan)
-    return replace(base, kernels=tuple(kept))
+        remaining.append(plan)
+    return replace(base, kernels=tuple(remaining))
 
 
 def _is_about(node: str, names: Collection[str]) -> bool:
-    """Whether a rewrite is about one of the nodes, or about what another rewrite made of it."""
+    """Whether a rewrite concerns one of the nodes, or a node that another rewrite created from it."""
     return any(node == name or node.startswith(f"{name}_packed") for name in names)

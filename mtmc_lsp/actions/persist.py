@@ -1,8 +1,8 @@
-"""Persist: as many programs as the device holds, each doing one tile (or group of rows) after another.
+"""Persist: launch as many programs as the device holds; each loops over tiles (or groups of rows).
 
-*Legal* where pieces of work are independent, which is what a region's kept axes are, and the kernel is not split: every piece
-is still done once, by the same statements. Statements that no row takes part in move in front of the loop; a kernel never
-writes a buffer that it reads, so they give the same values there.
+*Legal* where tiles are independent, as a region's kept axes are, and the kernel is not split: the same statements compute every
+tile once. Statements that do not depend on the row move in front of the loop. A kernel never writes a buffer that it reads, so
+they give the same values there.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.tuning.cost import programs_of
 
 SHARE = 0.03
-"""Part of a kernel's time that launching and draining many short programs costs."""
+"""Share of a kernel's time that starting and draining many short programs costs. Measured on an H200."""
 LEAST_WAVES = 4
-"""Programs per multiprocessor from which on it is worth trying."""
+"""Programs per multiprocessor from which on persistence is tried."""
 
 
 class Persist:
@@ -37,7 +37,7 @@ class Persist:
         return schedule.with_kernel(changed_plan(ir_for(graph, schedule), plan, action, ["persist"]))
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
-        """Where there are many programs; what it brings, only measuring tells."""
+        """Kernels with many programs; the gain is measured, not predicted."""
         ir, device = situation.ir, situation.device
         for plan, region in situation.lone_kernels() if situation.has_gpu else ():
             if programs_of(ir, region, plan.config) < LEAST_WAVES * device.sm_count or _is_persistent(plan):
@@ -67,8 +67,8 @@ class Persist:
             variants,
             SHARE,
             f"make the {kind_word(region.kind)} kernel of {place} persistent",
-            "A few programs per multiprocessor do one piece of work after another, so what all pieces share is read once "
-            f"per program and no wave of programs is left half empty; {len(variants)} numbers of programs are measured.",
+            "A few programs per multiprocessor each loop over several tiles. They load shared operands once per "
+            f"program and avoid an underfilled last wave. {len(variants)} numbers of programs are measured.",
         )
 
 

@@ -1,7 +1,6 @@
-"""Specialize: a named size is built in as a number, or promised to be a multiple of one, so masks over it go.
+"""Specialize: compile a named size as a constant, or assume that it is a multiple of a number, so that masks can be dropped.
 
-*Legal* for the workload's own value. The guard asks for it, so every other size runs the original code: the kernel is only
-called where what it assumes holds.
+*Legal* for the workload's value. A guard checks the assumption; other sizes run the original code.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from mtmc_lsp.rewrites import specialised_sizes as sizes
 from mtmc_lsp.schedule.schedule import Rewrite, Schedule
 
 SHARE = 0.005
-"""Part of the kernels' time that it is expected to save: a guess that only orders the steps."""
+"""Share of the kernels' time that it may save: an estimate that only orders the steps."""
 LEAST_MULTIPLE, MOST_MULTIPLE = 16, 128
 
 
 class Specialize:
-    """One named size."""
+    """Specializes one named size."""
 
     kind = ActionKind.SPECIALIZE
 
@@ -34,7 +33,7 @@ class Specialize:
         elif isinstance(multiple, int):
             rewrite = Rewrite(sizes.MULTIPLE, str(size), (multiple,))
         else:
-            raise IllegalAction("specialize: neither a value nor a multiple is given")
+            raise IllegalAction("specialize: the action has neither a value nor a multiple")
         changed = replace(schedule, rewrites=(*schedule.rewrites, rewrite))
         ir = ir_for(graph, changed)
         for plan in changed.kernels:
@@ -42,7 +41,7 @@ class Specialize:
         return changed
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
-        """Sizes that a power of two divides: it is the masks that cost."""
+        """Sizes that a power of two divides, so that masks can be dropped."""
         graph = situation.ir.graph
         for name in graph.sizes if situation.has_gpu else ():
             if name not in situation.graph.sizes:
@@ -64,7 +63,7 @@ class Specialize:
             yield replace(
                 best,
                 params={"size": name, "multiple": multiple},
-                rationale=f"{name} is {value} here; as a multiple of {multiple} it fills whole tiles, so they need no mask. "
-                "Other values run the original code.",
-                text=f"specialize the kernel of {place} to multiples of {multiple} for {name}",
+                rationale=f"{name} is {value} here. As a multiple of {multiple} it fills whole tiles, which need no "
+                "mask. Other values run the original code.",
+                text=f"assume that {name} is a multiple of {multiple} in the kernel of {place}",
             )

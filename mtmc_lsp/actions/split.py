@@ -1,15 +1,15 @@
-"""Split: several programs share one long sum, and their parts are combined by a second kernel.
+"""Split: several programs share one long sum, and a second kernel combines their parts.
 
 *Legal* for reductions (parts of each row's columns) and for products (parts of K) in a power of two of parts, none of them
 empty. Sum, product, minimum, maximum, logical and/or, arg-reductions and the online softmax pair (maximum, sum of
 exponentials below it) are associative and commutative over the reals, so parts may be combined in any order; for floating
 point it is a reassociation, always in the same order, without atomics.
 
-Products may also be split by stream-K: so many programs share the blocks of K of the tiles of the last wave evenly
-(:mod:`mtmc_lsp.codegen.matmul.stream_k`). That is *legal* for up to ``MOST_STREAM_PROGRAMS`` programs, since a sum is cut between
-two of its steps only; not for a product with one operand that is split on load, whose kernel sums all of K itself, nor for one in
-parts of K already. Which sums are cut depends on the sizes of a call alone, so
-calls give the same bits again. What it brings is measured: the model only says where it may.
+Stream-K also splits products: a fixed number of programs share the K blocks of the last wave of tiles evenly
+(:mod:`mtmc_lsp.codegen.matmul.stream_k`). It is *legal* for up to ``MOST_STREAM_PROGRAMS`` programs, since a sum is cut only
+between two of its steps. It is not legal for a product with one operand that is split on load, whose kernel sums all of K, nor
+together with split-K. The cuts depend only on the sizes of a call, so repeated calls give the same bits. The gain is measured;
+the model only selects candidates.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import replace
 from mtmc_lsp.actions.base import Situation, changed_plan, changes_of, expected, ir_for, lone_kernel_of, where
 from mtmc_lsp.actions.tuning import measured_choice
 from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region, RegionKind
@@ -27,27 +28,27 @@ from mtmc_lsp.schedule.configs import KernelConfig, MatmulConfig, TileConfig
 from mtmc_lsp.schedule.legality import kind_word
 from mtmc_lsp.schedule.matmul_configs import product_parts
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
-from mtmc_lsp.schedule.tile_configs import in_parts
+from mtmc_lsp.schedule.tile_configs import split_columns
 from mtmc_lsp.tuning.cost import kernel_cost, programs_of
 from mtmc_lsp.tuning.waves import Waves, stream_programs
 
 LEAST_GAIN = 0.03
-"""Part of a product's time that stream-K must be expected to save to be worth measuring."""
+"""Share of a product's time that stream-K must be predicted to save."""
 
 
 class Split:
-    """Two passes over few long rows, split-K, or stream-K."""
+    """Splits few long rows, K (split-K), or the last wave of tiles (stream-K)."""
 
     kind = ActionKind.SPLIT
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-        """The kernel in that many parts (1 makes it whole again), or with that many programs of stream-K."""
+        """The kernel with that many parts (1: unsplit), or that many stream-K programs."""
         plan = lone_kernel_of(schedule, action)
         if "stream_k" in changes_of(action):
             allowed: tuple[str, ...] = ("stream_k",)
         else:
             allowed = ("split" if isinstance(plan.config, TileConfig) else "split_k", "block", "warps", "persist")
-        # What is split fills the device by itself.
+        # A split kernel fills the device without persistence.
         also = {"persist": 0} if isinstance(plan.config, (TileConfig, MatmulConfig)) else {}
         return schedule.with_kernel(changed_plan(ir_for(graph, schedule), plan, action, allowed, also))
 
@@ -61,7 +62,7 @@ class Split:
                 yield from self._stream(situation, ir, plan, region, plan.config)
 
     def _for(self, situation: Situation, ir: KernelIR, plan: KernelPlan, region: Region) -> Iterable[MacroAction]:
-        split, changes, parts = _in_parts(ir, region, plan.config)
+        split, changes, parts = _split_config(ir, region, plan.config, situation.device)
         if parts == 1:
             return
         device = situation.device
@@ -70,7 +71,7 @@ class Split:
         if before.us - after.us <= 0:
             return
         lines, place = where(ir, region.nodes)
-        busy = programs_of(ir, region, plan.config)
+        programs = programs_of(ir, region, plan.config)
         what = "rows" if region.kind is RegionKind.REDUCE else "tiles"
         yield MacroAction(
             kind=self.kind,
@@ -78,8 +79,8 @@ class Split:
             lines=lines,
             params={"config": changes},
             rationale=(
-                f"{busy} programs cannot keep {device.sm_count} multiprocessors busy: "
-                f"{parts} programs share the long sums of each of its {what}, and a second kernel combines them."
+                f"The kernel has {programs} programs, which leaves most of {device.sm_count} multiprocessors idle. "
+                f"With {parts} programs for each of its {what}, a second kernel combines their parts."
             ),
             expected=expected(before, after),
             text=f"split the {kind_word(region.kind)} kernel of {place} into {parts} parts",
@@ -88,7 +89,7 @@ class Split:
     def _stream(
         self, situation: Situation, ir: KernelIR, plan: KernelPlan, region: Region, config: MatmulConfig
     ) -> Iterable[MacroAction]:
-        """Stream-K, where tiles leave much of the last wave empty and the model says that sharing them may pay."""
+        """Stream-K, where the last wave of tiles is underfilled and the model predicts a gain."""
         device = situation.device
         before = kernel_cost(ir, region, config, device, waves=True)
         gains: dict[int, float] = {}
@@ -107,22 +108,24 @@ class Split:
             self.kind,
             [{"stream_k": number} for number in numbers],
             max(gains.values()),
-            f"share the last tiles of the product kernel of {place} evenly",
-            f"{tiles} tiles on {device.sm_count} multiprocessors leave part of them idle in the last wave. So a fixed number of "
-            "programs compute whole waves of tiles, and share the sums of the tiles that are left evenly; a second kernel adds "
-            f"the parts. Numbers of programs to be measured: {', '.join(map(str, numbers))}.",
+            f"balance the last tiles of the product kernel of {place} (stream-K)",
+            f"{tiles} tiles on {device.sm_count} multiprocessors leave some of them idle in the last wave. With "
+            "stream-K, a fixed number of programs share the sums of the remaining tiles evenly, and a second "
+            f"kernel adds their parts. Numbers of programs to measure: {', '.join(map(str, numbers))}.",
         )
 
 
-def _in_parts(ir: KernelIR, region: Region, config: KernelConfig) -> tuple[KernelConfig, dict[str, object], int]:
-    """The configuration in parts where few programs do all the work, what changes, and the number of parts (1 for none)."""
+def _split_config(
+    ir: KernelIR, region: Region, config: KernelConfig, device: DeviceModel
+) -> tuple[KernelConfig, dict[str, object], int]:
+    """The split configuration where few programs do all the work, the changed choices, and the number of parts (1: no split)."""
     if isinstance(config, TileConfig) and not config.is_split:
-        split = in_parts(ir, region, config)
+        split = split_columns(ir, region, config, device)
         changes: dict[str, object] = {"split": split.split}
         if split.block != config.block or split.warps != config.warps:
             changes |= {"block": split.block, "warps": split.warps}
         return split, changes, split.split
     if isinstance(config, MatmulConfig) and not config.is_split and not config.splits_one_operand_on_load:
-        parts = product_parts(ir, region, config)
+        parts = product_parts(ir, region, config, device)
         return replace(config, split_k=parts, persist=0 if parts > 1 else config.persist), {"split_k": parts}, parts
     return config, {}, 1

@@ -39,6 +39,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, TargetKind
+from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.regions import Region, RegionKind, analyse
 from mtmc_lsp.rewrites import ir_of
@@ -163,7 +164,7 @@ def _with_random_kernels(ir: KernelIR, schedule: Schedule) -> Schedule:
     """Put every random operation into a kernel, so that all of them use the launcher's single seed."""
     for prim in ir.prims.values():
         if prim.op is PrimOp.RANDOM and schedule.kernels and schedule.kernel_of(prim.origin) is None:
-            config = default_config(ir, analyse(ir, (prim.origin,)))
+            config = default_config(ir, analyse(ir, (prim.origin,)), default_model())
             schedule = replace(schedule, kernels=(*schedule.kernels, KernelPlan((prim.origin,), config)))
     return schedule
 

@@ -12,7 +12,7 @@ from mtmc_lsp.device.calibration import Calibration, calibrated
 from mtmc_lsp.device.data_files import data_files
 
 DEFAULT_ARCH = "sm_90"
-"""Planned for where several architectures are asked for and this is one of them."""
+"""Planned for where several architectures are requested and this is one of them, and where the device is unknown."""
 FIRST_WITH_TMA = 90
 """``sm_90``: Hopper."""
 SHARED_OF_OLDER = 65536
@@ -28,6 +28,11 @@ def model_of_arch(arch: str) -> DeviceModel:
     same_vendor = [name for name in by_arch if _vendor(name) == _vendor(arch)] or [DEFAULT_ARCH]
     nearest = by_arch[min(same_vendor, key=lambda name: (abs(_number(name) - _number(plain)), name))]
     return _as_arch(nearest, arch)
+
+
+def default_model() -> DeviceModel:
+    """The model for configurations that are chosen without knowing the device."""
+    return model_of_arch(DEFAULT_ARCH)
 
 
 def model_of_gpu(gpu: str, arch: str) -> DeviceModel:

@@ -1,4 +1,4 @@
-"""What lies around a set of nodes: which nodes it may take in next, and which it must then take in too."""
+"""Neighbours of a set of nodes: which nodes a region may add next, and which nodes that requires."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.tuning.cost import matmul_flops
 
 COPIES = frozenset({"clone", "contiguous"})
-"""Operations that bring the elements of a view into an order of their own."""
+"""Operations that copy a view into contiguous memory."""
 
 
-class Surroundings:
-    """Which nodes of a program neighbour which, where the kernels of a schedule are taken whole."""
+class Neighbourhood:
+    """Neighbours of nodes in a graph; each kernel of the schedule is one unit."""
 
     def __init__(self, ir: KernelIR, schedule: Schedule) -> None:
-        """Look at every node once."""
+        """Index readers and sources of all nodes."""
         graph = ir.graph
         self._schedule = schedule
         self.returned = {ref.name for ref in graph.escaping}
@@ -34,16 +34,16 @@ class Surroundings:
         self._products = {name for name in self._nodes if matmul_flops(ir, name)}
 
     def is_view(self, name: str) -> bool:
-        """Whether a node only makes another view of a tensor."""
+        """Whether a node only creates a view of a tensor."""
         return self._nodes[name].op.split(".")[1] in VIEWS
 
     def seeds(self) -> list[frozenset[str]]:
-        """What fusions grow from: each kernel of the schedule, and each other node that computes something."""
+        """Start sets of fusions: each kernel of the schedule, and each other node that computes something."""
         seeds = [frozenset(kernel.nodes) for kernel in self._schedule.kernels]
         taken = {name for seed in seeds for name in seed}
         for name, node in self._nodes.items():
             if name not in taken and name not in self.opaque and not self.is_view(name):
-                # A copy computes nothing; a kernel of it is one that reads the tensor as the views before it do.
+                # A copy is fused with the views before it, so that the kernel reads the original tensor.
                 views = self._views_of([name]) - taken if node.op.split(".")[1] in COPIES else frozenset()
                 seeds.append(frozenset({name}) | views)
         return seeds
@@ -53,22 +53,22 @@ class Surroundings:
         return self._units.get(name) or frozenset({name})
 
     def additions(self, nodes: frozenset[str]) -> list[frozenset[str]]:
-        """What may be added at once: one neighbour, the products on both sides of a softmax with their views, or all that
-        reads parts of a value.
+        """Sets that may be added at once: one neighbour, the products on both sides of a softmax with their views, or all
+        readers of parts of a value.
 
-        One part alone would leave the value to the others, which have no axes in common with it.
+        With a single part, the value would still be written for the other parts.
         """
         near = self._neighbours(nodes)
-        seen = self._seen_through_views(nodes, near)
-        products = [name for name in seen if name in self._products]
+        behind_views = self._behind_views(nodes, near)
+        products = [name for name in behind_views if name in self._products]
         both = [frozenset(products) | self._views_of(products)] if len(products) == 2 else []
-        # A view alone may cost more than it saves, where what it shows and it do not.
-        behind = [self.unit_of(name) for name in seen if name not in near and name not in self.opaque]
+        # A view alone may cost more than it saves, while the view and the value behind it do not.
+        behind = [self.unit_of(name) for name in behind_views if name not in near and name not in self.opaque]
         return [self.unit_of(name) for name in near] + both + behind + self._parts_of(nodes)
 
     def _parts_of(self, nodes: frozenset[str]) -> list[frozenset[str]]:
-        """For each value of which others see several parts: these views, and what reads them."""
-        found = []
+        """For each value that others read through several views: these views and their readers."""
+        sets = []
         for name in sorted(nodes, key=self.order.__getitem__):
             outside = self.readers[name] - nodes
             if name in self.returned or len(outside) < 2 or not all(map(self.is_view, outside)):
@@ -76,8 +76,8 @@ class Surroundings:
             views = self.with_views_behind(name, self.readers.keys() - nodes) - {name}
             readers = set[str]().union(*(self.readers[view] for view in views)) - views - nodes
             if not readers & self.opaque:
-                found.append(views.union(*map(self.unit_of, readers)))
-        return found
+                sets.append(views.union(*map(self.unit_of, readers)))
+        return sets
 
     def _neighbours(self, nodes: Collection[str]) -> list[str]:
         near: set[str] = set()
@@ -86,131 +86,131 @@ class Surroundings:
             near |= self.readers[name]
         return sorted(near.difference(nodes) - self.opaque, key=self.order.__getitem__)
 
-    def _seen_through_views(self, nodes: frozenset[str], near: Collection[str]) -> list[str]:
-        seen = set(nodes)
-        found: list[str] = []
+    def _behind_views(self, nodes: frozenset[str], near: Collection[str]) -> list[str]:
+        visited = set(nodes)
+        behind: list[str] = []
         pending = list(near)
         while pending:
             name = pending.pop()
-            if name in seen:
+            if name in visited:
                 continue
-            seen.add(name)
+            visited.add(name)
             if self.is_view(name):
                 pending += self._neighbours({name})
             else:
-                found.append(name)
-        return sorted(found, key=self.order.__getitem__)
+                behind.append(name)
+        return sorted(behind, key=self.order.__getitem__)
 
     def _views_of(self, names: Collection[str]) -> frozenset[str]:
-        """Views that the named nodes read."""
-        found: set[str] = set()
+        """Views that the nodes read, directly or through other views."""
+        views: set[str] = set()
         pending = [source for name in names for source in self.sources[name]]
         while pending:
             name = pending.pop()
-            if name not in found and self.is_view(name):
-                found.add(name)
+            if name not in views and self.is_view(name):
+                views.add(name)
                 pending += self.sources[name]
-        return frozenset(found)
+        return frozenset(views)
 
     def with_views_behind(self, name: str, among: Set[str]) -> frozenset[str]:
-        """A node and the views of it that are among others, views of these included."""
-        found = {name}
+        """A node and those views of it, direct or indirect, that are in ``among``."""
+        members = {name}
         pending = [name]
         while pending:
             for reader in self.readers[pending.pop()]:
-                if reader in among and reader not in found and self.is_view(reader):
-                    found.add(reader)
+                if reader in among and reader not in members and self.is_view(reader):
+                    members.add(reader)
                     pending.append(reader)
-        return frozenset(found)
+        return frozenset(members)
 
     def without_idle_views(self, nodes: frozenset[str]) -> frozenset[str]:
-        """Views at the very end of a region that only leave it stay views of the result."""
+        """The nodes without trailing views: these stay views of the kernel's result."""
         result = set(nodes)
         for name in sorted(nodes, key=self.order.__getitem__, reverse=True):
             read_inside = not self.readers[name].isdisjoint(result)
-            made_outside = result.isdisjoint(self.sources[name])
-            if self.is_view(name) and not read_inside and made_outside:
+            reads_only_outside = result.isdisjoint(self.sources[name])
+            if self.is_view(name) and not read_inside and reads_only_outside:
                 result.discard(name)
         return frozenset(result)
 
     def closed(self, nodes: frozenset[str]) -> frozenset[str]:
-        """With every view that lies between members, and with the nodes on paths that leave and come back."""
+        """The nodes with all nodes on paths between them (the convex closure)."""
         result = set(nodes)
         self._close(result, list(nodes))
         return frozenset(result)
 
     def widened(self, nodes: frozenset[str], added: frozenset[str]) -> frozenset[str]:
-        """As :meth:`closed`, of both, where ``nodes`` are closed: nothing between them needs to be looked for again."""
+        """The closure of the union of closed ``nodes`` and ``added``; faster than :meth:`closed`."""
         result = set(nodes)
         more = added - result
         self._close(result, self._joined(result, more))
         return frozenset(result)
 
     def ahead(self, nodes: frozenset[str], most: int, refused: Collection[str]) -> frozenset[str]:
-        """A region with up to ``most`` more of what computes something, the nearest first, and the views around them.
+        """A region with up to ``most`` more computing units, nearest first, and the views around them.
 
-        No value leaves what comes out and comes back, where none does of ``nodes``. Between half of the number and all of it, it
-        ends where the fewest values leave it: with a step of a loop, rather than in its middle.
+        The result is closed if ``nodes`` are. Between half of ``most`` and ``most``, it ends where the fewest values leave the
+        region, for example after a step of an unrolled loop rather than within one.
 
         Args:
             nodes: a region.
-            most: how many to take in; kernels of the schedule count as one.
-            refused: nodes to pass over.
+            most: units to add; a kernel of the schedule is one unit.
+            refused: nodes to skip.
         """
-        front = _Front(self, nodes)
-        taken: list[str] = []
+        front = _Frontier(self, nodes)
+        added: list[str] = []
         count, fewest, end = 0, len(self._nodes), 0
         while count < most:
             unit = front.next(refused)
             if unit is None:
-                # There is no more: that is an end too.
+                # No unit remains.
                 return frozenset(front.inside)
             front.take(unit)
-            taken += unit
+            added += unit
             count += any(not self.is_view(name) for name in unit)
             if 2 * count >= most and len(front.leaving) <= fewest:
-                fewest, end = len(front.leaving), len(taken)
-        return frozenset((*nodes, *taken[:end]))
+                fewest, end = len(front.leaving), len(added)
+        return frozenset((*nodes, *added[:end]))
 
     def _close(self, result: set[str], pending: list[str]) -> None:
-        """Take in what lies between members; ``pending`` are those of them of which that is not known yet."""
+        """Add all nodes between members; ``pending`` are members whose readers are not checked yet."""
         while pending:
-            # A node between two members reads one of them and is read by one.
+            # A node between two members reads one and is read by one.
             for reader in self.readers[pending.pop()]:
                 if reader not in result and not self.readers[reader].isdisjoint(result):
                     more = self.unit_of(reader) - result
                     pending += self._joined(result, more)
 
     def _joined(self, result: set[str], more: Set[str]) -> list[str]:
-        """Add members; returns those members between whom others may lie now."""
+        """Add members; returns the members whose readers must be checked."""
         result |= more
-        # What the new ones read may lie between: it is found from the members that it reads.
+        # Sources of new members may be between: check the members that they read.
         between = {source for name in more for source in self.sources[name]} - result
         return [*more, *(name for source in between for name in self.sources[source] if name in result)]
 
 
-class _Front:
-    """Nodes that take in their neighbours, none of which lies on a way out of them and back around another node."""
+class _Frontier:
+    """A growing closed set of nodes and the neighbours that can be added without breaking closure."""
 
-    def __init__(self, around: Surroundings, nodes: Set[str]) -> None:
-        """Begin with nodes that no value leaves and comes back to."""
+    def __init__(self, around: Neighbourhood, nodes: Set[str]) -> None:
+        """Start with a closed set."""
         self._around = around
         self._names = list(around.order)
         self.inside: set[str] = set()
         self.leaving: set[str] = set()
-        """Members whose values others read."""
+        """Members whose values are read outside."""
         self._before: set[str] = set()
-        """Nodes outside that a member needs, through others perhaps."""
+        """Outside nodes that a member depends on, directly or indirectly."""
         self._after: set[str] = set()
-        """Nodes outside that need a member."""
+        """Outside nodes that depend on a member."""
         self._sources: list[int] = []
-        """A heap of the negative places of those of which a member reads: the latest first."""
+        """Heap of the negated positions of sources of members: latest first."""
         self._readers: list[int] = []
-        """A heap of the places of those that read a member: the earliest first."""
+        """Heap of the positions of readers of members: earliest first."""
         self.take(nodes)
 
     def take(self, nodes: Set[str]) -> None:
-        """Make nodes members."""
+        """Add nodes."""
         around = self._around
         self.inside |= nodes
         self._before -= nodes
@@ -229,22 +229,22 @@ class _Front:
             self._spread(name, self._before, around.sources)
             self._spread(name, self._after, around.readers)
 
-    def _spread(self, name: str, reached: set[str], ways: Mapping[str, Collection[str]]) -> None:
+    def _spread(self, name: str, reached: set[str], edges: Mapping[str, Collection[str]]) -> None:
         pending = [name]
         while pending:
-            for other in ways[pending.pop()]:
+            for other in edges[pending.pop()]:
                 if other not in reached and other not in self.inside:
                     reached.add(other)
                     pending.append(other)
 
     def next(self, refused: Collection[str]) -> frozenset[str] | None:
-        """The neighbour to take in now, what members read first; None where there is no other than the refused."""
+        """The next neighbour to add, sources before readers; None if only refused ones remain."""
         while self._sources or self._readers:
-            place = -heapq.heappop(self._sources) if self._sources else heapq.heappop(self._readers)
-            name = self._names[place]
+            position = -heapq.heappop(self._sources) if self._sources else heapq.heappop(self._readers)
+            name = self._names[position]
             if name not in self.inside and name not in refused and name not in self._around.opaque:
                 unit = self._around.unit_of(name)
-                # Another neighbour lies between: when it is taken in, this one is found again.
+                # If another neighbour is between, this one is found again once that is added.
                 if not self._is_behind_another(unit):
                     return unit
         return None

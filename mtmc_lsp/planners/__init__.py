@@ -1,1 +1,1 @@
-"""Planners that need no language model: they choose the next macro action."""
+"""Planners without a language model: they choose the next macro action."""

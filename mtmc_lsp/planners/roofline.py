@@ -1,4 +1,4 @@
-"""The roofline planner: of all legal actions, the one with the most predicted time to save."""
+"""The roofline planner: proposes the legal action with the largest predicted saving."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.schedule.precision_modes import as_run
 from mtmc_lsp.schedule.schedule import Schedule
 
-CUT_SHORT = "Planning was ended for the run's budget: with a larger one, a better step may be found."
+CUT_SHORT = "Planning stopped at the run's time limit; with a larger budget it may find a better step."
 
 
 class RooflinePlanner:
-    """Ranks legal actions by predicted time saved: bytes and operations before and after, over the device's ceilings."""
+    """Ranks legal actions by predicted time saved, from bytes and operations over the device's peak rates."""
 
     def __init__(self, *, strict: bool = False, exclude: Collection[str] = ()) -> None:
         """Create a planner.
@@ -36,11 +36,11 @@ class RooflinePlanner:
         return cls(strict=settings.precision == "strict", exclude=settings.exclude_actions)
 
     def propose(self, state: State) -> MacroAction | None:
-        """The best action that was not tried before, or None."""
+        """The best untried action, or None."""
         return next(iter(self.ranked(state)), None)
 
     def ranked(self, state: State) -> list[MacroAction]:
-        """Every legal action worth trying, best first."""
+        """All untried legal actions worth trying, best first."""
         schedule = from_json(Schedule, state.candidate.schedule)
         situation = Situation(
             as_run(state.capture.graph, schedule, state.history),

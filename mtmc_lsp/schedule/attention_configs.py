@@ -1,19 +1,20 @@
-"""First tiles of attention kernels, and others worth measuring."""
+"""First tiles of attention kernels, and other tiles worth measuring."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from mtmc_lsp.core.device_model import DeviceModel, TensorCores
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.ir.attention_mask import limits_in
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import AttentionConfig
-
-LEAST_SHARED_BYTES = 101_376
-"""Shared memory that a program has on GPUs of compute capability 8.6 to 12, at least."""
+from mtmc_lsp.schedule.device_limits import ROWS_PER_WARP, max_stages
 
 HALF, FULL = 2, 4
-"""Bytes of an element of keys and values: of half precision, which tensor cores multiply, and of float32, which they do not."""
+"""Bytes per element of keys and values: 16-bit (multiplied on tensor cores) and float32 (fp32 units)."""
 WIDE_HEADS = ((128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1))
 TILES = {
     (HALF, 64): ((128, 64, 8, 3), (64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1)),
@@ -23,52 +24,70 @@ TILES = {
     (FULL, 128): ((64, 32, 8, 2), (32, 32, 8, 2), (32, 32, 4, 1)),
     (FULL, 256): ((32, 32, 8, 2), (32, 32, 4, 1)),
 }
-"""Queries, keys, warps and stages of an attention's program, best first, by the largest head that they are for.
+"""Queries, keys, warps and stages, best first, by element size and the largest head that they serve.
 
-On an H200 heads of 64 in bfloat16 ran at 0.94 and 0.90 of the library's speed by the first two; heads of 128 by the second and
-third at 0.74 and 0.73, and on an H100 by the first at 0.79, where causal ones ran at 0.73 by it.
-Those of float32 are the largest that spill no registers on sm_90.
+Order measured on an H200 and an H100. H200, bfloat16, speed relative to PyTorch: heads of 64 reach 0.94 and 0.90 with the first
+two tiles; heads of 128 reach 0.74 and 0.73 with the second and third. H100, heads of 128: 0.79 with the first tile (causal:
+0.73). The float32 tiles are the largest that do not spill registers on sm_90.
 """
+MAX_MASKED_QUERIES = 128
+"""Queries of a program under a band mask: with more, a larger share of the computed blocks is masked out."""
 
 
-def attention_config(ir: KernelIR, region: Region, shared_bytes: int = 0) -> AttentionConfig:
-    """A first configuration of an attention: the best tiles whose keys and values fit into shared memory.
+def attention_config(ir: KernelIR, region: Region, device: DeviceModel) -> AttentionConfig:
+    """A first configuration of an attention: the best tile whose queries, keys and values fit into shared memory.
 
     Args:
         ir: the primitives.
         region: of an attention.
-        shared_bytes: what a program may have; 0 where it is not known.
+        device: the GPU to plan for.
     """
-    sizes = ir.graph.sizes
-    scores, result = _products(ir, region)
-    left, right = ir.prims[scores.inputs[0]], ir.prims[result.inputs[1]]
-    head, width = (max(16, next_power_of_two(prim.shape[-1].value(sizes))) for prim in (left, right))
-    each = max(ITEMSIZE[left.dtype], ITEMSIZE[right.dtype])
-    largest = min((most for size, most in TILES if size == _kind(each) and most >= max(head, width)), default=256)
-    most_rows = max(64, scores.shape[-2].value(sizes))
+    rows = max(64, _products(ir, region)[0].shape[-2].value(ir.graph.sizes))
     if limits_in(ir, region) is not None:
-        most_rows = min(most_rows, MOST_BANDED)
-    for config in (AttentionConfig(*tile) for tile in TILES[_kind(each), largest]):
-        elements = config.block_m * head + config.block_n * config.stages * (head + width)
-        if config.block_m <= most_rows and elements * each <= (shared_bytes or LEAST_SHARED_BYTES):
+        rows = min(rows, MAX_MASKED_QUERIES)
+    head, width, itemsize = _head_sizes(ir, region)
+    kind = _kind(itemsize)
+    largest = min((most for size, most in TILES if size == kind and most >= max(head, width)), default=256)
+    for tile in TILES[kind, largest]:
+        config = _adapted(AttentionConfig(*tile), kind, device)
+        if config.block_m <= rows and _shared_bytes(config, head, width, itemsize) <= device.shared_bytes:
             break
     return config
 
 
-MOST_BANDED = 128
-"""Queries of a program where each sees but some keys: of many, more pairs lie in blocks that only some queries see."""
-
-
-def attention_variants(ir: KernelIR, region: Region) -> list[AttentionConfig]:
-    """Tiles to measure."""
-    each = max(ITEMSIZE[ir.prims[product.inputs[1]].dtype] for product in _products(ir, region))
+def attention_variants(ir: KernelIR, region: Region, device: DeviceModel) -> list[AttentionConfig]:
+    """Tiles to measure: those that fit into shared memory."""
+    head, width, itemsize = _head_sizes(ir, region)
+    kind = _kind(itemsize)
     tiles = [(64, 64, 8, 3), (64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 8, 2), (32, 32, 4, 2)]
-    if _kind(each) == HALF:
+    if kind == HALF:
         tiles = [
             (128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 3), (64, 128, 4, 2), (128, 64, 4, 3), (128, 128, 4, 2),
             (128, 64, 8, 2), (64, 32, 4, 3), (256, 64, 8, 3), (256, 64, 8, 4), (256, 128, 8, 2),
         ]  # fmt: skip
-    return [AttentionConfig(*tile) for tile in tiles]
+    configs = (_adapted(AttentionConfig(*tile), kind, device) for tile in tiles)
+    return [config for config in configs if _shared_bytes(config, head, width, itemsize) <= device.shared_bytes]
+
+
+def _adapted(config: AttentionConfig, kind: int, device: DeviceModel) -> AttentionConfig:
+    """The configuration with the stages that the compiler supports, and no warp with less than one instruction's rows."""
+    config = replace(config, stages=min(config.stages, max_stages(device)))
+    if kind == FULL or device.tensor_cores in (TensorCores.WGMMA, TensorCores.TCGEN05):
+        return config
+    return replace(config, warps=min(config.warps, config.block_m // ROWS_PER_WARP))
+
+
+def _shared_bytes(config: AttentionConfig, head: int, width: int, itemsize: int) -> int:
+    """Shared memory of a program: its queries, and keys and values of all stages."""
+    return itemsize * (config.block_m * head + config.block_n * config.stages * (head + width))
+
+
+def _head_sizes(ir: KernelIR, region: Region) -> tuple[int, int, int]:
+    """Padded elements per query and per value, and bytes per element."""
+    scores, result = _products(ir, region)
+    left, right = ir.prims[scores.inputs[0]], ir.prims[result.inputs[1]]
+    head, width = (max(16, next_power_of_two(prim.shape[-1].value(ir.graph.sizes))) for prim in (left, right))
+    return head, width, max(ITEMSIZE[left.dtype], ITEMSIZE[right.dtype])
 
 
 def _kind(itemsize: int) -> int:
@@ -76,6 +95,6 @@ def _kind(itemsize: int) -> int:
 
 
 def _products(ir: KernelIR, region: Region) -> tuple[Prim, Prim]:
-    """The one of queries and keys, and the one of weights and values."""
+    """The product of queries and keys, and the product of weights and values."""
     scores, result = (ir.prims[name] for name in region.prims if ir.prims[name].op is PrimOp.MATMUL)
     return scores, result

@@ -1,23 +1,25 @@
-"""Tiles of columns: how many of them a program of an elementwise kernel takes at once."""
+"""Column tiles: how many columns a program of an elementwise kernel computes at once."""
 
 from __future__ import annotations
 
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.schedule.configs import TileConfig
 
-SHORT = 16
-"""Columns whose transactions cost as much again as what they bring: shorter tiles waste memory's width."""
+TRANSACTION_COLUMNS = 16
+"""Fixed cost of a tile, in columns: narrower tiles spend more on memory transactions than on data."""
 
 
 def column_block(columns: int) -> int:
-    """The tile of columns that reads least: little beyond the last column, and not much less than memory brings at once."""
+    """The tile width with the least traffic: few columns beyond the end, and not much narrower than a memory transaction."""
     choices = [1 << power for power in range(min(10, next_power_of_two(columns).bit_length() - 1) + 1)]
-    return min(choices, key=lambda block: (-(-columns // block) * (block + SHORT), -block))
+    return min(choices, key=lambda block: (-(-columns // block) * (block + TRANSACTION_COLUMNS), -block))
 
 
-def single_columns(columns: int, warps: int) -> TileConfig:
-    """A tile with one element for each thread."""
-    block = min(32 * warps, column_block(columns))
-    return TileConfig(32 * warps // block, block, warps=warps)
+def single_columns(columns: int, warps: int, device: DeviceModel) -> TileConfig:
+    """A tile with one element per thread."""
+    threads = device.warp_size * warps
+    block = min(threads, column_block(columns))
+    return TileConfig(threads // block, block, warps=warps)
 
 
 def next_power_of_two(number: int) -> int:

@@ -33,10 +33,10 @@ class PrecisionMode(Enum):
     TF32X3 = "tf32x3"
     """Tensor cores on float32 operands that the compiler splits into two TF32 parts."""
     FP16X3 = "fp16x3"
-    """Operands scaled and split into two float16 halves before the product. fp32 units add up pieces of the sum: tensor cores
-    round every addition towards zero, so their error grows with K, above all where no terms cancel."""
+    """Operands are scaled and split into two float16 halves before the product. fp32 units add pieces of the sum: tensor cores
+    round every addition towards zero, so their error grows with K, most of all where terms do not cancel."""
     FP16X3_SHORT = "fp16x3-short"
-    """As :attr:`FP16X3`, in pieces of half the length: as exact as a float32 product, a twentieth slower."""
+    """Like :attr:`FP16X3` with pieces of half the length: as exact as a float32 product, 5% slower."""
     FP16X3_PROMOTED = "fp16x3-promoted"
     """For operands that are split on load, or that are float16 pairs already: each block of K is a piece."""
 
@@ -48,14 +48,14 @@ PRE_SPLIT_MODES = (PrecisionMode.FP16X3, PrecisionMode.FP16X3_SHORT)
 
 
 class LoopOrder(Enum):
-    """Along which side of the result the programs of an elementwise kernel advance first."""
+    """Whether consecutive programs of an elementwise kernel advance along rows or columns of the result."""
 
     ROWS = "rows"
     COLUMNS = "columns"
 
 
 class SplitOnLoad(Enum):
-    """Which operands of a product are split into float16 halves as they are loaded."""
+    """Which operands of a product the kernel splits into float16 halves on load."""
 
     LEFT = "left"
     RIGHT = "right"
@@ -90,7 +90,7 @@ class Range:
 
 Power: TypeAlias = Annotated[int, Range(1, MOST_ELEMENTS, power_of_two=True)]
 Warps: TypeAlias = Annotated[int, Range(1, 32, power_of_two=True)]
-"""Warps of a program, 32 threads each."""
+"""Warps of a program (32 threads; AMD: 64)."""
 Stages: TypeAlias = Annotated[int, Range(1, 16)]
 """Blocks of a loop that are in flight at once: loads run ``stages - 1`` blocks ahead."""
 Side: TypeAlias = Annotated[int, Range(16, 256, power_of_two=True)]
@@ -100,7 +100,7 @@ Programs: TypeAlias = Annotated[int, Range(0, 2**31 - 1)]
 
 
 _RANGES: dict[type, dict[str, Range]] = {}
-"""What :func:`_ranges` returned before: reading type hints takes longer than checking them."""
+"""Cache of :func:`_ranges`: reading type hints takes longer than checking them."""
 
 
 def _ranges(kind: type) -> dict[str, Range]:
@@ -147,10 +147,12 @@ class TileConfig(_Config):
             raise IllegalConfig(f"rows and block cannot be {tile}: a tile has at most {MOST_ELEMENTS} elements")
         if self.persist and self.split > 1:
             raise IllegalConfig(
-                f"persist cannot be {self.persist}: a split kernel has few pieces of work for many programs"
+                f"persist cannot be {self.persist}: a split kernel has too few tiles for persistent programs"
             )
         if self.persist and self.order is LoopOrder.COLUMNS:
-            raise IllegalConfig(f"persist cannot be {self.persist}: the programs advance along columns first")
+            raise IllegalConfig(
+                f"persist cannot be {self.persist}: persistent programs cannot advance along columns first"
+            )
 
     @property
     def elements(self) -> int:
@@ -159,12 +161,12 @@ class TileConfig(_Config):
 
     @property
     def is_split(self) -> bool:
-        """Whether the kernel is several launches, the last of which combines what the others computed."""
+        """Whether the kernel is several launches; the last one combines the partial results."""
         return self.split > 1
 
 
 class _Blocks:
-    """What kernels with products share."""
+    """Common to kernels with products."""
 
     block_m: Side
     block_n: Side
@@ -198,7 +200,7 @@ class MatmulConfig(_Blocks, _Config):
     kernel_positions: bool = False
     """Whether a convolution loops over the positions of its kernel, with a block of channels as ``block_k``."""
     split_k: Annotated[int, Range(1, 2**15, power_of_two=True)] = 1
-    """Parts of K, each summed by programs of their own; another kernel adds the parts."""
+    """Parts of K (split-K), each summed by separate programs; another kernel adds the parts."""
     stream_k: Annotated[int, Range(0, MOST_STREAM_PROGRAMS)] = 0
     """Programs that share the K blocks of the last wave of tiles (stream-K); 0 without stream-K."""
     persist: Programs = 0
@@ -206,9 +208,7 @@ class MatmulConfig(_Blocks, _Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.precision is PrecisionMode.TF32X3:
-            raise IllegalConfig(
-                "precision cannot be 'tf32x3': products have no such mode, recurrent layers alone have it"
-            )
+            raise IllegalConfig("precision cannot be 'tf32x3': only recurrent layers have this mode")
         if self.split_on_load and self.precision is not PrecisionMode.FP16X3_PROMOTED:
             needed = PrecisionMode.FP16X3_PROMOTED.value
             raise IllegalConfig(
@@ -225,14 +225,14 @@ class MatmulConfig(_Blocks, _Config):
             )
         if self.persist and self.split_k > 1:
             raise IllegalConfig(
-                f"persist cannot be {self.persist}: a split kernel has few pieces of work for many programs"
+                f"persist cannot be {self.persist}: a split kernel has too few tiles for persistent programs"
             )
         if self.persist and self.stream_k:
             raise IllegalConfig(f"persist cannot be {self.persist}: the programs of stream-K are persistent already")
 
     @property
     def is_split(self) -> bool:
-        """Whether programs share the sum of a tile, so that another kernel adds the parts."""
+        """Whether programs share the sum of a tile, and another kernel adds the parts."""
         return self.split_k > 1 or self.stream_k > 0
 
     @property

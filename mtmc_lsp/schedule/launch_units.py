@@ -1,4 +1,4 @@
-"""What a schedule makes the launcher do: which kernels and torch calls run, in which order."""
+"""The order in which the launcher of a schedule runs kernels and torch calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 
 @dataclass(frozen=True)
 class Unit:
-    """One thing the launcher does: run a kernel, or make one torch call."""
+    """One kernel, or one torch call."""
 
     nodes: tuple[str, ...]
     plan: KernelPlan | None = None
@@ -23,33 +23,33 @@ class Unit:
 
     @property
     def computed(self) -> tuple[str, ...]:
-        """Its nodes, and those that it computes again for itself."""
+        """Its nodes and the nodes that it recomputes."""
         return (*self.nodes, *self.plan.recomputed) if self.plan else self.nodes
 
 
 def units(ir: KernelIR, schedule: Schedule) -> list[Unit]:
-    """Kernels and torch calls in an order in which every value is made before it is read.
-
-    Kernels that share a launch follow one another.
+    """Kernels and torch calls in topological order; kernels that share a launch are adjacent.
 
     Raises:
-        CannotCode: a kernel of the schedule is none, or two kernels wait for each other.
+        CannotCode: the nodes of a kernel cannot be fused, or two kernels depend on each other.
     """
     return [unit for launch in launches(ir, schedule) for unit in launch]
 
 
 def launches(ir: KernelIR, schedule: Schedule) -> list[list[Unit]]:
-    """As :func:`units`, the kernels that share a launch together; each torch call is alone.
+    """Units in topological order, grouped by launch; each torch call is alone.
 
     Raises:
-        CannotCode: likewise.
+        CannotCode: as for :func:`units`.
     """
     graph = ir.graph
-    pending = _together(_found(ir, schedule), schedule)
-    place = {name: i for i, launch in enumerate(pending) for unit in launch for name in unit.nodes}
-    waits = [{place[name] for unit in launch for name in _sources(ir, unit) if name in place} for launch in pending]
-    # Random numbers are drawn in the user's own order.
-    drawn = [place[node.name] for node in graph.nodes if node.draws]
+    pending = _grouped_by_launch(_needed_units(ir, schedule), schedule)
+    launch_of = {name: i for i, launch in enumerate(pending) for unit in launch for name in unit.nodes}
+    waits = [
+        {launch_of[name] for unit in launch for name in _sources(ir, unit) if name in launch_of} for launch in pending
+    ]
+    # Random numbers are drawn in the user's order.
+    drawn = [launch_of[node.name] for node in graph.nodes if node.draws]
     for before, after in itertools.pairwise(drawn):
         if before != after:
             waits[after].add(before)
@@ -60,7 +60,7 @@ def launches(ir: KernelIR, schedule: Schedule) -> list[list[Unit]]:
     ready = [i for i, sources in enumerate(waits) if not sources]
     ordered: list[list[Unit]] = []
     while ready:
-        # Of all that can run, what comes first in the graph.
+        # The first ready launch in graph order.
         i = heapq.heappop(ready)
         ordered.append(pending[i])
         for reader in readers[i]:
@@ -68,13 +68,13 @@ def launches(ir: KernelIR, schedule: Schedule) -> list[list[Unit]]:
             if not waits[reader]:
                 heapq.heappush(ready, reader)
     if len(ordered) < len(pending):
-        raise CannotCode("two kernels wait for each other's results")
+        raise CannotCode("two kernels depend on each other's results")
     return ordered
 
 
-def _found(ir: KernelIR, schedule: Schedule) -> list[Unit]:
-    """Every unit that is needed, in the order in which the graph begins them."""
-    made: dict[str, Unit] = {}
+def _needed_units(ir: KernelIR, schedule: Schedule) -> list[Unit]:
+    """Every live unit, in graph order of its first node."""
+    unit_of: dict[str, Unit] = {}
     graph = ir.graph
     for plan in schedule.kernels:
         try:
@@ -82,27 +82,27 @@ def _found(ir: KernelIR, schedule: Schedule) -> list[Unit]:
         except CannotFuse as reason:
             raise CannotCode(str(reason)) from None
         for name in plan.nodes:
-            made[name] = unit
+            unit_of[name] = unit
     for node in graph.nodes:
-        made.setdefault(node.name, Unit((node.name,)))
-    needed = _live_nodes(ir, made)
-    found = {id(made[node.name]): made[node.name] for node in graph.nodes if node.name in needed}
-    return list(found.values())
+        unit_of.setdefault(node.name, Unit((node.name,)))
+    needed = _live_nodes(ir, unit_of)
+    live_units = {id(unit_of[node.name]): unit_of[node.name] for node in graph.nodes if node.name in needed}
+    return list(live_units.values())
 
 
-def _together(found: Sequence[Unit], schedule: Schedule) -> list[list[Unit]]:
-    """The units by launch; a launch stands where its first kernel stood."""
+def _grouped_by_launch(live_units: Sequence[Unit], schedule: Schedule) -> list[list[Unit]]:
+    """The units by launch, at the position of each launch's first kernel."""
     group_of = {key: i for i, group in enumerate(schedule.launches) for key in group}
-    together: dict[int, list[Unit]] = {}
+    by_group: dict[int, list[Unit]] = {}
     ordered: list[list[Unit]] = []
-    for unit in found:
+    for unit in live_units:
         group = group_of.get(unit.plan.key) if unit.plan is not None else None
-        if group is not None and group in together:
-            together[group].append(unit)
+        if group is not None and group in by_group:
+            by_group[group].append(unit)
             continue
         ordered.append([unit])
         if group is not None:
-            together[group] = ordered[-1]
+            by_group[group] = ordered[-1]
     return ordered
 
 
@@ -111,8 +111,8 @@ def _sources(ir: KernelIR, unit: Unit) -> set[str]:
     return {ref.name for name in unit.computed for ref in nodes[name].inputs()} - set(unit.computed)
 
 
-def _live_nodes(ir: KernelIR, made: dict[str, Unit]) -> set[str]:
-    """Nodes whose values are returned, mutate an input, or are read by such, and those that draw random numbers."""
+def _live_nodes(ir: KernelIR, unit_of: dict[str, Unit]) -> set[str]:
+    """Nodes that are returned, mutate an input or draw random numbers, and their transitive operands."""
     graph = ir.graph
     nodes = graph.named
     pending = [ref.name for ref in graph.outputs] + [mutation.value.name for mutation in graph.mutations]
@@ -122,7 +122,7 @@ def _live_nodes(ir: KernelIR, made: dict[str, Unit]) -> set[str]:
         name = pending.pop()
         if name in live or name not in nodes:
             continue
-        unit = made[name]
+        unit = unit_of[name]
         live |= set(unit.nodes)
         pending += _sources(ir, unit)
     return live

@@ -30,11 +30,11 @@ CONFIG_TYPES: Mapping[RegionKind, type[KernelConfig]] = {
     RegionKind.RECURRENT: RecurrentConfig,
 }
 KIND_NAMES = {RegionKind.MAP: "elementwise", RegionKind.REDUCE: "reduction", RegionKind.MATMUL: "product"}
-"""Kinds that are called otherwise in messages than in code."""
+"""Kinds with another name in messages."""
 
 
 def kind_word(kind: RegionKind) -> str:
-    """What a kernel of that kind is called in a sentence."""
+    """The kind's name in messages."""
     return KIND_NAMES.get(kind, kind.value)
 
 
@@ -45,10 +45,10 @@ def a_kernel(kind: RegionKind) -> str:
 
 
 def decoded(ir: KernelIR, region: Region, data: object) -> KernelConfig:
-    """The configuration for a region's kernel that JSON data states; fields that it leaves out have their defaults.
+    """The configuration of a region's kernel from JSON data; missing fields have their defaults.
 
     Raises:
-        IllegalConfig: the data is no configuration of this kind of kernel.
+        IllegalConfig: the data is not a configuration of this kind of kernel.
     """
     try:
         config = from_json(CONFIG_TYPES[region.kind], data)
@@ -59,7 +59,7 @@ def decoded(ir: KernelIR, region: Region, data: object) -> KernelConfig:
 
 
 def reconfigured(ir: KernelIR, region: Region, plan: KernelPlan, changes: Mapping[str, object]) -> KernelPlan:
-    """A kernel with some choices changed. Every action that changes a configuration uses this function.
+    """A kernel with some choices changed. All actions that change a configuration call this function.
 
     Args:
         ir: the primitives of the graph.
@@ -108,7 +108,7 @@ def _check(ir: KernelIR, region: Region, config: KernelConfig, changed: Collecti
 
 
 def _check_kind(ir: KernelIR, region: Region, config: KernelConfig) -> None:
-    """Check what must hold for any configuration of the region's kernel.
+    """Check the rules for all configurations of the region's kernel.
 
     Raises:
         IllegalConfig: the kernel would compute something else, or not compile.
@@ -116,9 +116,9 @@ def _check_kind(ir: KernelIR, region: Region, config: KernelConfig) -> None:
     if isinstance(config, MatmulConfig):
         dtype = ir.prims[product_in(ir, region).inputs[0]].dtype
         if config.precision is PrecisionMode.NATIVE and dtype in ("float32", "float64"):
-            raise IllegalConfig(f"precision cannot be 'native': the operands are {dtype}, which has modes of its own")
+            raise IllegalConfig(f"precision cannot be 'native': the operands are {dtype}, which has other modes")
     if isinstance(config, TileConfig) and config.is_split and region.kind is not RegionKind.REDUCE:
-        raise IllegalConfig(f"split cannot be {config.split}: {a_kernel(region.kind)} has no parts")
+        raise IllegalConfig(f"split cannot be {config.split}: {a_kernel(region.kind)} cannot be split")
 
 
 def has_order(region: Region) -> bool:
@@ -127,7 +127,7 @@ def has_order(region: Region) -> bool:
 
 
 def _parts(config: KernelConfig) -> tuple[int, int]:
-    """How many parts each sum has, and the terms that a step adds."""
+    """Parts of each sum, and the terms that a loop iteration adds."""
     if isinstance(config, TileConfig):
         return config.split, config.block
     return (config.split_k, config.block_k) if isinstance(config, MatmulConfig) else (1, 1)

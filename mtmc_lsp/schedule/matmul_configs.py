@@ -1,7 +1,5 @@
-"""How a product's kernel runs when it is first written, and which other ways are worth trying.
-
-The choices are the fields of :class:`mtmc_lsp.schedule.configs.MatmulConfig`.
-"""
+"""First configurations of matrix products, and variants worth measuring (fields of
+:class:`mtmc_lsp.schedule.configs.MatmulConfig`)."""
 
 from __future__ import annotations
 
@@ -22,50 +20,55 @@ from mtmc_lsp.schedule.configs import (
     PrecisionMode,
     SplitOnLoad,
 )
+from mtmc_lsp.schedule.device_limits import max_stages, min_programs, product_tiles
 from mtmc_lsp.schedule.split_on_load import (
-    BUSY,
     LEAST_CHANNELS,
     LEAST_SPLIT_ROWS,
     both_sides_config,
-    lies_in_units,
+    is_tma_loadable,
     one_side_config,
-    parts_of_sum,
     side_to_split_on_load,
+    split_k_parts,
     window_config,
 )
 
 PIECES = {PrecisionMode.FP16X3: 256, PrecisionMode.FP16X3_SHORT: 128}
-"""Elements of K whose large terms tensor cores sum up by themselves, by precision mode."""
+"""Terms of K that tensor cores sum before fp32 units take over, by precision mode."""
 PROMOTED_ELEMENTS = 128 * 128
-"""Largest tile whose sum and whose piece's sum both fit into the registers of eight warps."""
-SUMS_OF_A_THREAD = 64
-"""Sums of a tile that a thread may hold with those of a piece beside them; of more, leading bits alone are held apart."""
-LEAST_MOVED, LEAST_DEPTH_MOVED = 64, 128
-"""Rows of a tile, and terms of a sum, from which on making descriptors pays."""
-FIRST_WITH_TMA = 90
-"""Compute capability, times ten, of the first devices with the Tensor Memory Accelerator: Hopper."""
-CORE_TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (32, 64))
-"""Tiles for half-precision operands, largest first."""
+"""Largest tile with two fp32 accumulators (the sum, and the sum of one piece) in the registers of eight NVIDIA warps."""
+MAX_ACCUMULATORS = 64
+"""Accumulators per thread up to which a second accumulator fits into its 255 registers (NVIDIA). Larger tiles keep only the
+leading bits of the sum separately."""
+MIN_TMA_ROWS, MIN_TMA_DEPTH = 64, 128
+"""Rows of a tile, and terms of a sum, from which on TMA descriptors pay. Measured on an H200."""
 
 
 def user_mode(graph: Graph, prim: Prim) -> PrecisionMode:
-    """The mode in which the user's own code runs a float32 product."""
+    """The mode in which the user's code runs a float32 product."""
     return PrecisionMode(graph.convolution_mode(prim.origin) if prim.attrs.get("convolution") else graph.fp32_matmul)
 
 
-def product_config(ir: KernelIR, region: Region, precision: PrecisionMode | None = None) -> MatmulConfig:
+def product_config(
+    ir: KernelIR, region: Region, device: DeviceModel, precision: PrecisionMode | None = None
+) -> MatmulConfig:
     """A first configuration of a matrix product.
 
     Args:
-        ir: what the region is a part of.
+        ir: the primitives.
         region: one with a product.
-        precision: the mode for float32 operands; None for the one that the user's own code runs.
+        device: the GPU to plan for.
+        precision: the mode for float32 operands; None for the mode of the user's code.
     """
+    config = _product_config(ir, region, device, precision)
+    return replace(config, stages=min(config.stages, max_stages(device)))
+
+
+def _product_config(ir: KernelIR, region: Region, device: DeviceModel, precision: PrecisionMode | None) -> MatmulConfig:
     prim = product_in(ir, region)
     operand = ir.prims[prim.inputs[0]].dtype
     half = ITEMSIZE[compute_dtype(operand)] != ITEMSIZE[operand]
     graph, kernel_positions = ir.graph, ProductDims.of(prim).kernel_positions
-    if precision in SPLIT_PRECISION_MODES and not can_split(ir, prim):
+    if precision in SPLIT_PRECISION_MODES and not can_split(ir, prim, device):
         precision = PrecisionMode.IEEE
     mode = precision if precision and operand == "float32" else user_mode(graph, prim)
     mode = PrecisionMode.NATIVE if half else mode
@@ -73,172 +76,191 @@ def product_config(ir: KernelIR, region: Region, precision: PrecisionMode | None
     m, n, batch = (size.value(ir.graph.sizes) for size in (sized.m, sized.n, sized.batch))
     channels = sized.channels.value(graph.sizes)
     loops_over_positions = bool(kernel_positions) and channels >= LEAST_CHANNELS and not are_dense_runs(ir, prim)
-    if mode in SPLIT_PRECISION_MODES and (both := both_sides_config(ir, prim)) is not None:
+    if mode in SPLIT_PRECISION_MODES and (both := both_sides_config(ir, prim, device)) is not None:
         return both
     if has_split_operands(prim):
         mode = PrecisionMode.FP16X3_PROMOTED
     elif mode is PrecisionMode.FP16X3_PROMOTED:
         mode = PrecisionMode.FP16X3
-    side = side_to_split_on_load(ir, prim) if mode in SPLIT_PRECISION_MODES else None
+    side = side_to_split_on_load(ir, prim, device) if mode in SPLIT_PRECISION_MODES else None
     if side is not None:
-        on_load = window_config(m, n, batch) if kernel_positions else one_side_config(m, n, batch, side)
-        if product_parts(ir, region, on_load) == 1:
+        on_load = window_config(m, n, batch, device) if kernel_positions else one_side_config(m, n, batch, side, device)
+        if product_parts(ir, region, on_load, device) == 1:
             return on_load
     if half or mode in SPLIT_PRECISION_MODES:
         terms = sized.k.value(graph.sizes)
-        # Of few terms the result's way to memory counts, beside which another program multiplies: on an H200 2031 us of 2257 (64
-        # terms), and the larger tile 2429 us of 2639 (256 terms).
-        one_sum = mode not in SPLIT_PRECISION_MODES or (is_one_piece(ir, prim, mode) and terms >= LEAST_DEPTH_MOVED)
-        most = CORE_TILES[0][0] * CORE_TILES[0][1] if one_sum else PROMOTED_ELEMENTS
+        # With few terms, writing the results dominates, and a second resident program hides it. Measured on an H200: 64 terms,
+        # small tile 2031 us against 2257; 256 terms, large tile 2429 us against 2639.
+        has_one_accumulator = mode not in SPLIT_PRECISION_MODES or (
+            is_one_piece(ir, prim, mode) and terms >= MIN_TMA_DEPTH
+        )
+        tall, wide = product_tiles(device)[0]
+        most = tall * wide if has_one_accumulator else PROMOTED_ELEMENTS
         gathered = has_split_operands(prim) and kernel_positions and not loops_over_positions
-        # Addresses that mix places and channels take many registers, for both halves.
-        block_m, block_n, block_k, warps = _tensor_core_tile(m, n, batch, most // 2 if gathered else most)
+        # Addresses that mix kernel positions and channels take many registers, for both halves.
+        block_m, block_n, block_k, warps = _tensor_core_tile(m, n, batch, most // 2 if gathered else most, device)
         if gathered:
             block_k, warps = 32, 8 if block_m * block_n > 64 * 64 else 4
         elif kernel_positions:
-            # Beyond the channels of one place of the window, or its last place, there would be nothing to multiply.
+            # A deeper block would be padding beyond the channels of one kernel position, or beyond K.
             depth = channels if loops_over_positions else sized.k.value(graph.sizes)
             block_k = min(block_k, max(16, next_power_of_two(depth)))
-            # Two programs to a multiprocessor: one writes its tile while the other multiplies. On an H200 1601 us, and 1985 in
-            # eight warps (64 to 128 channels, 3 x 3, 4.2 million places).
+            # Two programs per multiprocessor: one writes its tile while the other multiplies. On an H200 1601 us, against 1985 us
+            # with eight warps (64 to 128 channels, 3 x 3, 4.2 million positions).
             warps = 4 if half and block_m * block_n <= 128 * 128 else warps
     else:
         block_m, block_n = (min(128, max(16, next_power_of_two(size))) for size in (m, n))
         block_k, warps = 32, 8 if block_m * block_n >= 128 * 128 else 4
     stages = 3
+    if not half and mode not in SPLIT_PRECISION_MODES:
+        # Operands stay in four or eight bytes.
+        stage = ITEMSIZE[operand] * block_k * (block_m + block_n)
+        stages = max(1, min(stages, device.shared_bytes // stage))
     if mode in PRE_SPLIT_MODES:
-        # The longer of the two walks has 2 * K / 64 blocks.
+        # The longer of the two loops has 2 * K / 64 blocks.
         stages = min(5, max(3, terms // 32))
     config = MatmulConfig(block_m, block_n, block_k, 8, warps, stages, mode, kernel_positions=loops_over_positions)
-    return replace(config, split_k=product_parts(ir, region, config))
+    return replace(config, split_k=product_parts(ir, region, config, device))
 
 
-def product_parts(ir: KernelIR, region: Region, config: MatmulConfig) -> int:
-    """Into how many parts of K to split a product of few tiles with a long sum; 1 where it has tiles enough."""
+def product_parts(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceModel) -> int:
+    """Parts of K (split-K) for a product of few tiles with a long sum; 1 where the tiles fill the device."""
     sizes = ir.graph.sizes
-    own = ProductSizes.of(ir.prims, product_in(ir, region))
-    m, n, batch = (size.value(sizes) for size in (own.m, own.n, own.batch))
+    sized = ProductSizes.of(ir.prims, product_in(ir, region))
+    m, n, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.batch))
     tiles = -(-m // config.block_m) * -(-n // config.block_n) * batch
-    return parts_of_sum(tiles, region.columns.value(sizes), config.block_k)
+    return split_k_parts(tiles, region.columns.value(sizes), config.block_k, device)
 
 
 def is_one_piece(ir: KernelIR, prim: Prim, precision: PrecisionMode) -> bool:
-    """Whether a product of split operands has so few terms, by the workload, that tensor cores may sum all of them."""
+    """Whether tensor cores may sum all terms of a product of split operands, at the workload's sizes."""
     terms = ProductSizes.of(ir.prims, prim).k.value(ir.graph.sizes)
     return terms <= PIECES.get(precision, 0)
 
 
 def holds_sums_apart(config: MatmulConfig) -> bool:
-    """Whether a product of split operands has a tile too large for a second accumulator, which the sum of a piece would be in."""
-    return config.elements > SUMS_OF_A_THREAD * 32 * config.warps
+    """Whether a product's tile is too large for a second accumulator, which would hold the sum of one piece."""
+    return config.elements > MAX_ACCUMULATORS * 32 * config.warps
 
 
-def can_split(ir: KernelIR, prim: Prim) -> bool:
-    """Whether a product's own kernel may split its operands, and it is large enough for that.
+def can_split(ir: KernelIR, prim: Prim, device: DeviceModel) -> bool:
+    """Whether a product's kernel may split its operands, and the product is large enough for that.
 
-    Of windows, halves would be many times the input: there it is split as it is read, or the input itself before, by a rewrite.
+    The halves of a convolution's windows would be many times the input. Convolutions split windows on load, or a rewrite splits
+    the input before.
     """
-    few = ProductSizes.of(ir.prims, prim).m.value(ir.graph.sizes) < LEAST_SPLIT_ROWS
-    return not few and (not ProductDims.of(prim).kernel_positions or side_to_split_on_load(ir, prim) is not None)
+    has_few_rows = ProductSizes.of(ir.prims, prim).m.value(ir.graph.sizes) < LEAST_SPLIT_ROWS
+    if has_few_rows:
+        return False
+    return not ProductDims.of(prim).kernel_positions or side_to_split_on_load(ir, prim, device) is not None
 
 
-def _tensor_core_tile(m: int, n: int, batch: int, most: int) -> tuple[int, int, int, int]:
-    """The largest tile of up to ``most`` elements, cut to the result's size, that keeps the device busy; else the smallest."""
-    fitting = [(a, b) for a, b in CORE_TILES if a * b <= most]
+def _tensor_core_tile(m: int, n: int, batch: int, most: int, device: DeviceModel) -> tuple[int, int, int, int]:
+    """Rows, columns, depth and warps: the largest tile of up to ``most`` elements that fills the device, else the smallest
+    tile."""
+    fitting = [(a, b) for a, b in product_tiles(device) if a * b <= most]
     tiles = [(min(a, max(16, next_power_of_two(m))), min(b, max(16, next_power_of_two(n)))) for a, b in fitting]
-    tall, wide = next((t for t in tiles if -(-m // t[0]) * -(-n // t[1]) * batch >= BUSY), tiles[-1])
+    fills = (t for t in tiles if -(-m // t[0]) * -(-n // t[1]) * batch >= min_programs(device))
+    tall, wide = next(fills, tiles[-1])
     return tall, wide, 64, 8 if tall * wide >= 128 * 128 else 4
 
 
-def with_tiles_moved(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceModel) -> MatmulConfig:
-    """A product's configuration, with tiles of its operands moved by hardware (TMA) where the device has that.
+def with_tma(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceModel) -> MatmulConfig:
+    """A product's configuration that loads tiles by the Tensor Memory Accelerator, where the device has it and it pays.
 
-    A program makes the descriptors that this takes, which takes as long as a few blocks of K: where there are many tiles of split
-    operands, one program makes several. On an H200 that took 704 us of 741 for 4096 cubed, and 2548 of 3289 with 64 terms.
+    Each program creates descriptors, which takes as long as a few blocks of K. So where there are many tiles of split operands, a
+    persistent program computes several. On an H200: 704 us against 741 for 4096 cubed, 2548 us against 3289 with 64 terms.
 
     Args:
-        ir: what the region is a part of.
+        ir: the primitives.
         region: one with a product.
         config: as chosen for the sizes.
-        device: what it runs on.
+        device: the GPU to plan for.
     """
-    number = device.arch.removeprefix("sm_")
-    if not number.isdigit() or int(number) < FIRST_WITH_TMA or config.block_m < LEAST_MOVED:
+    if not device.has_tma or config.block_m < MIN_TMA_ROWS:
         return config
     sizes, prim = ir.graph.sizes, product_in(ir, region)
-    own = ProductSizes.of(ir.prims, prim)
-    m, n, k, batch = (size.value(sizes) for size in (own.m, own.n, own.k, own.batch))
+    sized = ProductSizes.of(ir.prims, prim)
+    m, n, k, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.k, sized.batch))
     native = config.precision is PrecisionMode.NATIVE
-    moved = config.precision in PRE_SPLIT_MODES or (native and all(lies_in_units(ir, prim, side) for side in (0, 1)))
-    if not moved or k < LEAST_DEPTH_MOVED:
+    loadable = config.precision in PRE_SPLIT_MODES or (
+        native and all(is_tma_loadable(ir, prim, side) for side in (0, 1))
+    )
+    if not loadable or k < MIN_TMA_DEPTH:
         return config
-    config = _with_sums_apart(config, m, n, k, batch, device)
+    config = _with_large_tile(config, m, n, k, batch, device)
     tiles = -(-m // config.block_m) * -(-n // config.block_n)
-    many = config.precision in PRE_SPLIT_MODES and batch == 1 and tiles >= 2 * device.sm_count
-    persist = device.sm_count if many and config.split_k == 1 else config.persist
+    has_many_tiles = config.precision in PRE_SPLIT_MODES and batch == 1 and tiles >= 2 * device.sm_count
+    persist = device.sm_count if has_many_tiles and config.split_k == 1 else config.persist
     return replace(config, tma=True, persist=persist)
 
 
-def _with_sums_apart(config: MatmulConfig, m: int, n: int, k: int, batch: int, device: DeviceModel) -> MatmulConfig:
-    """A product's configuration, with the larger tile whose sums are set apart, where that still keeps the device busy.
+def _with_large_tile(config: MatmulConfig, m: int, n: int, k: int, batch: int, device: DeviceModel) -> MatmulConfig:
+    """A product's configuration with the largest tile, where that still fills the device.
 
-    On an H200 the product of 2048 cubed took 77 us of 89 so, and that of 4096 cubed 577 us of 680. Without descriptors, addresses
-    would take the registers.
+    On an H200: 77 us against 89 for 2048 cubed, 577 us against 680 for 4096 cubed. Without TMA, addresses would take the
+    registers.
     """
-    tall, wide = CORE_TILES[0]
+    tall, wide = product_tiles(device)[0]
     mode = PrecisionMode.FP16X3
     if config.precision is not mode or config.elements != PROMOTED_ELEMENTS or config.split_k > 1 or k <= PIECES[mode]:
         return config
     larger = replace(config, block_m=tall, block_n=wide, stages=4)
-    fits = not device.shared_bytes or stage_bytes(larger) * 4 <= device.shared_bytes
-    return larger if fits and -(-m // tall) * -(-n // wide) * batch >= BUSY else config
+    fits = stage_bytes(larger) * 4 <= device.shared_bytes
+    return larger if fits and -(-m // tall) * -(-n // wide) * batch >= min_programs(device) else config
 
 
 def by_pointers(config: MatmulConfig) -> MatmulConfig:
-    """A product's configuration where its tiles are loaded by addresses, which take registers of their own."""
+    """A product's configuration without TMA: addresses take registers, so the largest tile is halved."""
     large = config.precision is PrecisionMode.FP16X3 and holds_sums_apart(config)
     return replace(config, block_n=config.block_n // 2 if large else config.block_n, tma=False)
 
 
 def fitted(config: MatmulConfig, shared_bytes: int, loaded: int = 2) -> MatmulConfig:
-    """A product's configuration, made small enough for the device's shared memory.
+    """A product's configuration, reduced until it fits into the device's shared memory.
 
     Args:
         config: as chosen for the sizes.
-        shared_bytes: what a program may have; 0 where it is not known.
+        shared_bytes: shared memory of one program.
         loaded: bytes of an operand's element as it is loaded.
     """
-    if not shared_bytes or config.precision not in (PrecisionMode.NATIVE, *SPLIT_PRECISION_MODES):
+    if config.precision not in (PrecisionMode.NATIVE, *SPLIT_PRECISION_MODES):
         return config
-    for most, stages in (*((64, n) for n in range(config.stages, min(config.stages, 2) - 1, -1)), (32, 3), (32, 2)):
+    for most, stages in (
+        *((64, n) for n in range(config.stages, min(config.stages, 2) - 1, -1)),
+        *((32, min(config.stages, n)) for n in (3, 2)),
+    ):
         smaller = replace(config, block_k=min(most, config.block_k), stages=stages)
-        own = stage_bytes(smaller)
-        # What is rounded on the way is loaded as it is, ahead of its use, and lies there once more as tensor cores take it.
-        needed = own * stages if loaded <= 2 else own * (loaded // 2) * (stages - 1) + own
+        stage = stage_bytes(smaller)
+        # Wider operands are prefetched unconverted, and converted into one more buffer for tensor cores.
+        needed = stage * stages if loaded <= 2 else stage * (loaded // 2) * (stages - 1) + stage
         if needed <= shared_bytes:
             return smaller
     return replace(config, block_k=32, stages=1)
 
 
 def stage_bytes(config: KernelConfig) -> int:
-    """Shared memory of one stage of a product, at two bytes an element (what tensor cores are fed); 0 for other kernels."""
+    """Shared memory of one stage of a product, at two bytes per element (16-bit operands); 0 for other kernels."""
     if not isinstance(config, MatmulConfig):
         return 0
     elements = config.block_k * (config.block_m + config.block_n)
     if config.split_on_load:
-        # Operands as they are, in four bytes, or both halves of them.
+        # float32 operands, or both of their float16 halves.
         return 4 * elements
-    # Of given halves, both of both operands of a block of K lie there at once.
+    # Pre-split operands: both halves of both operands of a block of K.
     return 2 * elements * (2 if config.precision is PrecisionMode.FP16X3_PROMOTED else 1)
 
 
-def product_variants(config: MatmulConfig, *, of_windows: bool, short: bool) -> list[MatmulConfig]:
-    """A product's configuration with other tiles that are worth measuring.
+def product_variants(config: MatmulConfig, device: DeviceModel, *, of_windows: bool, short: bool) -> list[MatmulConfig]:
+    """A product's configuration with other tiles worth measuring; the lists were measured on an H200.
+
+    Tiles that are too large for the device's registers or shared memory are dropped.
 
     Args:
         config: the present one.
+        device: the GPU to plan for.
         of_windows: whether the left operand is a convolution's windows.
-        short: whether the sum is one piece by the workload (:func:`is_one_piece`).
+        short: whether tensor cores may sum all terms at the workload's sizes (:func:`is_one_piece`).
     """
     shapes = [
         (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (256, 128, 64, 8, 4), (128, 128, 64, 8, 4),
@@ -247,7 +269,7 @@ def product_variants(config: MatmulConfig, *, of_windows: bool, short: bool) -> 
     ]  # fmt: skip
     mode = config.precision
     if mode in (PrecisionMode.IEEE, PrecisionMode.TF32):
-        # Operands of four bytes: the same shared memory holds half of K.
+        # Operands of four bytes: half the depth in the same shared memory.
         shapes = [(m, n, k // 2, w, s) for m, n, k, w, s in shapes]
     if config.split_on_load and of_windows:
         wide = config.block_n
@@ -262,11 +284,11 @@ def product_variants(config: MatmulConfig, *, of_windows: bool, short: bool) -> 
     elif config.split_on_load:
         tiles = [(128, 128, 64, 8, 3), (128, 128, 32, 8, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 3), (64, 128, 32, 8, 4),
                  (64, 64, 64, 4, 3), (32, 128, 64, 4, 4), (32, 64, 64, 4, 4)]  # fmt: skip
-        # Few rows, many rows: which of them are the left operand's, the side says.
+        # Tiles are (few rows, many rows); the operand that is split on load has the many.
         is_right = config.split_on_load is SplitOnLoad.RIGHT
         shapes = [(few, many, k, w, s) if is_right else (many, few, k, w, s) for few, many, k, w, s in tiles]
     elif mode in PRE_SPLIT_MODES:
-        # Two accumulators, unless the sum is one piece or set apart: what is larger spills.
+        # Two accumulators, unless tensor cores sum all terms: larger tiles spill registers.
         shapes = (
             [(128, 256, 64, 8, 4), (128, 128, 64, 8, 3), (128, 128, 64, 8, 2), (64, 128, 64, 4, 3)] if short else []
         )
@@ -277,12 +299,18 @@ def product_variants(config: MatmulConfig, *, of_windows: bool, short: bool) -> 
         if config.tma and mode is PrecisionMode.FP16X3:
             shapes += [(128, 256, 64, 8, 4), (128, 256, 64, 8, 3), (256, 128, 64, 8, 4), (128, 128, 64, 4, 3)]
         if mode is PrecisionMode.FP16X3_SHORT:
-            # Of fewer than two blocks a piece would be a part of the product.
+            # A piece needs at least two blocks of K.
             shapes = [shape for shape in shapes if shape[2] < 128]
     elif mode is PrecisionMode.FP16X3_PROMOTED:
-        # Two accumulators, and four tiles per stage: what is larger spills, or does not fit into shared memory.
+        # Two accumulators, and four tiles per stage: larger tiles spill registers or exceed shared memory.
         shapes = [
             (128, 128, 64, 8, 3), (128, 128, 64, 8, 2), (128, 128, 32, 8, 4), (128, 128, 32, 8, 3), (64, 128, 64, 4, 3),
             (128, 64, 64, 4, 3), (64, 128, 32, 4, 4), (64, 256, 32, 8, 4), (64, 64, 64, 4, 3), (64, 64, 32, 4, 4),
         ]  # fmt: skip
-    return [replace(config, block_m=m, block_n=n, block_k=k, warps=w, stages=s) for m, n, k, w, s in shapes]
+    tall, wide = product_tiles(device)[0]
+    configs = [
+        replace(config, block_m=m, block_n=n, block_k=k, warps=w, stages=min(s, max_stages(device)))
+        for m, n, k, w, s in shapes
+        if m * n <= tall * wide
+    ]
+    return [config for config in configs if stage_bytes(config) * config.stages <= device.shared_bytes]

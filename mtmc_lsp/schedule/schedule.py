@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 from mtmc_lsp.schedule.configs import KernelConfig
 
 MOST_BESIDE = 8
-"""Kernels that may share a launch."""
+"""Most kernels that may share a launch."""
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One rewriting of the graph, by a rule of :mod:`mtmc_lsp.rewrites`."""
+    """One rewrite of the graph, by a rule of :mod:`mtmc_lsp.rewrites`."""
 
     rule: str
     node: str
-    """The node (or, for sizes, the named size) that it is about."""
+    """The node that is rewritten, or the named size."""
     detail: tuple[int, ...] = ()
-    """Numbers that pin it down: the order of a layout's dimensions, a size's value."""
+    """Parameters of the rule: the order of a layout's dimensions, a size's value."""
 
 
 @dataclass(frozen=True)
@@ -33,35 +33,35 @@ class KernelPlan:
     config: KernelConfig
     """Every choice: tiles, warps, stages, loop, precision, ... Its class is that of the region's kind."""
     recomputed: tuple[str, ...] = ()
-    """ATen nodes that this kernel computes for itself as well, without writing their values."""
+    """ATen nodes that this kernel recomputes without writing their values."""
 
     @property
     def key(self) -> str:
-        """Names the kernel among the others: its last node."""
+        """Identifies the kernel in its schedule: its last node."""
         return self.nodes[-1]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Every kernel; nodes in none of them stay torch calls."""
+    """All kernels; nodes in no kernel stay torch calls."""
 
     kernels: tuple[KernelPlan, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
-    """Applied to the captured graph in this order; the kernels speak of the nodes of what comes out."""
+    """Applied to the captured graph in this order; kernels name nodes of the rewritten graph."""
     cuda_graph: bool = False
     """Whether the launches of a call are captured once and run as one CUDA graph."""
     beside: tuple[tuple[str, ...], ...] = ()
-    """Keys of kernels that share a launch; :attr:`launches` are those that still are kernels."""
+    """Keys of kernels that share a launch; :attr:`launches` drops keys of removed kernels."""
 
     @property
     def launches(self) -> tuple[tuple[str, ...], ...]:
         """Keys of the kernels of each launch that several share."""
         keys = {kernel.key for kernel in self.kernels}
-        left = (tuple(key for key in group if key in keys) for group in self.beside)
-        return tuple(group for group in left if len(group) > 1)
+        present = (tuple(key for key in group if key in keys) for group in self.beside)
+        return tuple(group for group in present if len(group) > 1)
 
     def shares_launch(self, plan: KernelPlan) -> bool:
-        """Whether a kernel's launch runs others too."""
+        """Whether other kernels run in the kernel's launch."""
         return any(plan.key in group for group in self.launches)
 
     def kernel_of(self, node: str) -> KernelPlan | None:
@@ -69,10 +69,10 @@ class Schedule:
         return next((kernel for kernel in self.kernels if node in kernel.nodes), None)
 
     def with_kernel(self, plan: KernelPlan) -> Schedule:
-        """With ``plan`` in place of every kernel that shares a node with it."""
-        kept = tuple(kernel for kernel in self.kernels if not set(kernel.nodes) & set(plan.nodes))
-        return replace(self, kernels=(*kept, plan))
+        """With ``plan`` instead of all kernels that share a node with it."""
+        others = tuple(kernel for kernel in self.kernels if not set(kernel.nodes) & set(plan.nodes))
+        return replace(self, kernels=(*others, plan))
 
     def without(self, key: str) -> Schedule:
-        """With the kernel called ``key`` given back to torch."""
+        """Without the kernel ``key``, whose nodes become torch calls."""
         return replace(self, kernels=tuple(kernel for kernel in self.kernels if kernel.key != key))

@@ -1,67 +1,65 @@
-"""Products with an operand that is read once, or nearly: it is split into float16 halves as it is loaded.
+"""Products that split an operand into float16 halves as they load it, because that operand is read once or twice.
 
-Splitting an operand before its product reads it once more and writes its halves, which pays where many tiles use these.
+Splitting an operand before the product costs one more pass: it reads the operand and writes both halves. That pays where many
+tiles reuse the halves. It does not pay in four cases; the times are from an H200.
 
-With few rows (or columns) each element of the other operand (of weights, mostly) meets one tile or two, and its bytes are what
-takes the time: a program then scales and splits each tile of it in registers, which tensor cores take as their left operand (PTX
-ISA, ``wgmma``). On an H200, 128 rows by 32768 x 32768 weights took 2.1 ms so, and 5.2 ms with a pass that splits the weights
-before (cuBLAS in float32: 5.3 ms); 1024 rows by 8192 x 8192 took 1.15 ms so, and 0.76 ms with that pass.
-
-With few rows and few columns a long K is all that there is: a pass that splits an operand before has few rows to share among its
-programs (an H200 took 11 ms for 256 x 524288 by 524288 x 256 so, and cuBLAS in float32 1.3 ms). There both operands are split as
-they are read, by programs that share K.
-
-So are those of short sums, whose time is that of writing the results: 32768 x 32 by 32 x 32768 took 2445 us with passes that
-split before, and 2071 us so, in tiles of 128 x 64, a row of them after the other (writing alone: 918 us, cuBLAS in float32:
-2540 us); with 64 terms there is too much to split for each tile.
-
-The windows of a convolution with few channels are the other case: written out, their halves would be many times the input. On
-an H200 four such convolutions, which cuDNN runs in float32, took 0.38, 0.83, 0.45 and 2.1 ms so, and 0.62, 1.9, 0.75 and 9.9 ms
-by cuDNN (3 or 8 channels to 24, 64, 64 and 16, windows of 27, 27, 9 and 64 places).
+- Few rows (or columns): each element of the other operand (mostly weights) is used by one or two tiles, so its bytes dominate. A
+  program scales and splits each tile in registers, which tensor cores take as their left operand (PTX ISA, ``wgmma``). 128 rows
+  by 32768 x 32768 weights took 2.1 ms, against 5.2 ms with a pass that splits the weights first (cuBLAS in float32: 5.3 ms).
+  1024 rows by 8192 x 8192 took 1.15 ms, against 0.76 ms with that pass.
+- Few rows and few columns, long K: a splitting pass has too few rows to fill the device (11 ms for 256 x 524288 by 524288 x 256;
+  cuBLAS in float32: 1.3 ms). Programs that share K split both operands on load.
+- Short sums: writing the results dominates. 32768 x 32 by 32 x 32768 took 2071 us with both operands split on load, in tiles of
+  128 x 64, row by row; 2445 us with splitting passes; 2540 us in cuBLAS float32; writing alone takes 918 us. At 64 terms
+  splitting each tile again costs too much.
+- Convolutions with few channels: the halves of the unfolded windows would be many times the input. Four of them took 0.38, 0.83,
+  0.45 and 2.1 ms, against 0.62, 1.9, 0.75 and 9.9 ms in cuDNN float32 (3 or 8 channels to 24, 64, 64 and 16; windows of 27, 27, 9
+  and 64 positions).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.axes import AxisTable
 from mtmc_lsp.ir.primitives import IN_PLACE, KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
+from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import MatmulConfig, PrecisionMode, SplitOnLoad
+from mtmc_lsp.schedule.device_limits import min_programs, min_tiles
 
 LEAST_CHANNELS = 16
-"""Channels from which on the places of a window are walked one after another, a block of channels each."""
+"""Channels from which on a convolution loops over the positions of its kernel, with a block of channels each."""
 LEAST_SPLIT_ROWS = 32
-"""Rows of a product from which on its operands are split."""
+"""Rows of a product from which on its operands are split. Measured on an H200."""
 FEW_ROWS = 256
-"""Rows up to which the other operand is split as it is read."""
+"""Rows up to which the other operand is split on load. Measured on an H200."""
 LEAST_RATIO = 4
-"""How many times as many rows as these the other operand must have."""
+"""How many times as many rows the other operand must have. Measured on an H200."""
 UNIT_BYTES = 16
-"""Hardware that moves tiles takes steps of whole multiples of this."""
-FEW_TILES = 128
-"""With fewer tiles than this, each with a long sum, much of a large device would be idle."""
+"""The Tensor Memory Accelerator takes strides that are multiples of this (CUDA C++ Programming Guide)."""
 LEAST_PARTS = 4
-"""Parts of K from which on they pay for the kernel that adds them."""
+"""Parts of K from which on splitting K pays for the kernel that adds them. Measured on an H200."""
 FEW_TERMS = 32
-"""Terms of a sum up to which a program splits its own tiles in less time than it takes to write the results."""
+"""Terms of a sum up to which splitting both operands on load takes less time than writing the results. Measured on an H200."""
 LEAST_RESULTS = 4
-"""How many results there must be for each element of the operands."""
-BUSY = 100
-"""Programs below which a smaller tile is taken, so that no large part of the device idles."""
-WHOLE_LIMIT = 16384
-"""Sizes of K up to which a row is split while it is held in registers."""
-HELD_TOGETHER, LEAST_HELD_TOGETHER = 8192, 2048
-"""Elements that a program holds which splits rows with dense K, 64 to a thread of four warps; and with how few it is left where
-there are few programs. The H200 split 2048 x 2048 beside the other operand in 24 us so, in 27 us with single rows, and in 31 us
-with eight warps."""
-STRIDED_ROWS = 16
-"""Most rows of a program that splits an operand whose K is not dense, or too large to be held."""
+"""Results per operand element that this needs. Measured on an H200."""
+MIN_SPLIT_PROGRAMS = 128
+"""Programs of the kernel that splits an operand below which each takes fewer rows: about one wave of an H200."""
+MAX_DEPTH_IN_REGISTERS = 16384
+"""K up to which the splitting kernel holds a row in registers. Measured on an H200."""
+SPLIT_ELEMENTS, MIN_SPLIT_ELEMENTS = 8192, 2048
+"""Elements of a program that splits rows with contiguous K (64 per thread of four warps), and the fewest where there are few
+programs. Measured on an H200, 2048 x 2048 together with the other operand: 24 us; 27 us with single rows; 31 us with eight
+warps."""
+MAX_STRIDED_ROWS = 16
+"""Most rows of a program that splits an operand whose K is strided, or too long for registers."""
 
 
-def side_to_split_on_load(ir: KernelIR, prim: Prim) -> int | None:
-    """The side of a float32 product whose operand is best split on load (0 left, 1 right); None where neither is."""
+def side_to_split_on_load(ir: KernelIR, prim: Prim, device: DeviceModel) -> int | None:
+    """The side of a float32 product whose operand should be split on load (0 left, 1 right); None for neither."""
     if has_split_operands(prim):
         return None
     sized, sizes = ProductSizes.of(ir.prims, prim), ir.graph.sizes
@@ -69,10 +67,10 @@ def side_to_split_on_load(ir: KernelIR, prim: Prim) -> int | None:
     if ProductDims.of(prim).kernel_positions:
         if sized.channels.value(sizes) >= LEAST_CHANNELS or ir.prims[prim.inputs[0]].dtype != "float32":
             return None
-        tile = window_config(m, n, batch)
+        tile = window_config(m, n, batch, device)
         tiles = -(-m // tile.block_m) * -(-n // tile.block_n) * batch
-        # Windows are not split by programs that share K, which few tiles with a long sum would need.
-        return 0 if parts_of_sum(tiles, k, tile.block_k) == 1 else None
+        # Few tiles with a long sum need split K, which kernels that split windows on load do not support.
+        return 0 if split_k_parts(tiles, k, tile.block_k, device) == 1 else None
     side, few = (1, m) if m <= n else (0, n)
     name = prim.inputs[side]
     if not LEAST_SPLIT_ROWS <= few <= FEW_ROWS or max(m, n) < LEAST_RATIO * few or ir.prims[name].dtype != "float32":
@@ -80,22 +78,23 @@ def side_to_split_on_load(ir: KernelIR, prim: Prim) -> int | None:
     return side if is_dense_along_sum(ir, prim, side) else None
 
 
-def parts_of_sum(tiles: int, depth: int, block_k: int) -> int:
-    """How many programs share the sum of each tile: a power of two, each with a few blocks of K; 1 where none need to."""
-    parts = min(FEW_TILES // tiles, depth // (8 * block_k))
+def split_k_parts(tiles: int, depth: int, block_k: int, device: DeviceModel) -> int:
+    """How many programs share the sum of each tile: a power of two, each with at least eight blocks of K; 1 for no split."""
+    parts = min(min_tiles(device) // tiles, depth // (8 * block_k))
     return 1 << (parts.bit_length() - 1) if parts >= LEAST_PARTS else 1
 
 
 def split_programs(rows: int, k: Size, sizes: Mapping[str, int]) -> int:
-    """About how many programs a pass has that splits an operand of so many rows before its product."""
+    """About how many programs the kernel has that splits an operand of so many rows before its product."""
     depth = k.value(sizes)
-    return -(-rows // (rows_held(rows, depth) if depth <= WHOLE_LIMIT else strided_rows(rows)))
+    return -(-rows // (rows_held(rows, depth) if depth <= MAX_DEPTH_IN_REGISTERS else strided_rows(rows)))
 
 
 def rows_held(rows: int, depth: int) -> int:
-    """Rows with dense K that a program splits at a time, where it holds them: fewer where there would be few programs."""
-    most = max(1, HELD_TOGETHER // depth)
-    return next((own for own in _halved(most) if rows // own >= 2 * FEW_TILES or own * depth <= LEAST_HELD_TOGETHER), 1)
+    """Rows with contiguous K that a program splits in registers: fewer where there would be few programs."""
+    most = max(1, SPLIT_ELEMENTS // depth)
+    fits = (n for n in _halved(most) if rows // n >= 2 * MIN_SPLIT_PROGRAMS or n * depth <= MIN_SPLIT_ELEMENTS)
+    return next(fits, 1)
 
 
 def _halved(number: int) -> Iterator[int]:
@@ -105,8 +104,8 @@ def _halved(number: int) -> Iterator[int]:
 
 
 def strided_rows(rows: int) -> int:
-    """Rows that a program splits at a time where K is not dense: fewer where there would be few programs."""
-    return next((own for own in (STRIDED_ROWS, 8) if rows // own >= FEW_TILES), 4)
+    """Rows that a program splits at a time where K is strided: fewer where there would be few programs."""
+    return next((count for count in (MAX_STRIDED_ROWS, 8) if rows // count >= MIN_SPLIT_PROGRAMS), 4)
 
 
 def config_split_on_load(
@@ -122,7 +121,7 @@ def config_split_on_load(
 ) -> MatmulConfig:
     """The configuration of a product with an operand that is split on load.
 
-    Each block of K has scales of its own, so fp32 units add the blocks up.
+    Each block of K has its own scale, so fp32 units add the blocks.
     """
     mode = PrecisionMode.FP16X3_PROMOTED
     return MatmulConfig(
@@ -130,11 +129,11 @@ def config_split_on_load(
     )
 
 
-def both_sides_config(ir: KernelIR, prim: Prim) -> MatmulConfig | None:
+def both_sides_config(ir: KernelIR, prim: Prim, device: DeviceModel) -> MatmulConfig | None:
     """The configuration of a float32 product whose operands are both split on load.
 
-    One of few tiles with a long sum, or one of many results that are short sums. ``None`` for others, and where an operand is no
-    tensor in memory.
+    For few tiles with long sums, or many results with short sums. ``None`` for others, and where an operand is not a tensor in
+    memory.
     """
     if has_split_operands(prim) or ProductDims.of(prim).kernel_positions or ir.prims[prim.inputs[0]].dtype != "float32":
         return None
@@ -143,40 +142,41 @@ def both_sides_config(ir: KernelIR, prim: Prim) -> MatmulConfig | None:
     if min(m, n) < LEAST_SPLIT_ROWS or not all(_stored(ir, name)[-1] in ir.value_of for name in prim.inputs):
         return None
     if k <= FEW_TERMS and batch * m * n >= LEAST_RESULTS * batch * (m + n) * k:
-        block_k = max(16, 1 << (k - 1).bit_length())
+        block_k = max(16, next_power_of_two(k))
         return config_split_on_load(128, 64, block_k, SplitOnLoad.BOTH, group_m=1, warps=4, stages=2)
-    tall, wide = (min(128, 1 << (size - 1).bit_length()) for size in (m, n))
-    deep = 32
-    parts = parts_of_sum(-(-m // tall) * -(-n // wide) * batch, k, deep)
+    block_m, block_n = (min(128, next_power_of_two(size)) for size in (m, n))
+    block_k = 32
+    parts = split_k_parts(-(-m // block_m) * -(-n // block_n) * batch, k, block_k, device)
     if parts == 1:
         return None
-    warps = 8 if tall * wide >= 128 * 128 else 4
-    return config_split_on_load(tall, wide, deep, SplitOnLoad.BOTH, warps=warps, stages=4, split_k=parts)
+    warps = 8 if block_m * block_n >= 128 * 128 else 4
+    return config_split_on_load(block_m, block_n, block_k, SplitOnLoad.BOTH, warps=warps, stages=4, split_k=parts)
 
 
-def one_side_config(m: int, n: int, batch: int, side: int) -> MatmulConfig:
-    """The configuration of a product whose operand at ``side`` is split on load, and the other one before."""
+def one_side_config(m: int, n: int, batch: int, side: int, device: DeviceModel) -> MatmulConfig:
+    """The configuration of a product whose operand at ``side`` is split on load, and the other one before the product."""
     few, many = (m, n) if side else (n, m)
-    own = min(128, max(32, 1 << (few - 1).bit_length()))
-    tall = next((tall for tall in (128, 64) if -(-many // tall) * -(-few // own) * batch >= BUSY), 64)
-    block_m, block_n = (own, tall) if side else (tall, own)
-    warps = 8 if own * tall >= 128 * 128 else 4
+    short = min(128, max(32, next_power_of_two(few)))
+    fills = (n for n in (128, 64) if -(-many // n) * -(-few // short) * batch >= min_programs(device))
+    long = next(fills, 64)
+    block_m, block_n = (short, long) if side else (long, short)
+    warps = 8 if short * long >= 128 * 128 else 4
     return config_split_on_load(block_m, block_n, 64, SplitOnLoad.of(side), warps=warps, stages=3)
 
 
-def window_config(m: int, n: int, batch: int) -> MatmulConfig:
-    """Likewise where that operand is the windows of a convolution with few channels.
+def window_config(m: int, n: int, batch: int, device: DeviceModel) -> MatmulConfig:
+    """The configuration of a convolution with few channels, whose windows are split on load.
 
-    In one stage: where neither side of a tile lies dense in memory, copies that run ahead conflict in shared memory.
+    It has one stage: neither side of a tile is contiguous, and asynchronous copies would cause bank conflicts in shared memory.
     """
-    wide = min(128, max(16, 1 << (n - 1).bit_length()))
-    tall = 128 if -(-m // 128) * -(-n // wide) * batch >= BUSY else 64
-    warps = 8 if tall * wide >= 128 * 128 else 4
-    return config_split_on_load(tall, wide, 32, SplitOnLoad.LEFT, warps=warps, stages=1)
+    block_n = min(128, max(16, next_power_of_two(n)))
+    block_m = 128 if -(-m // 128) * -(-n // block_n) * batch >= min_programs(device) else 64
+    warps = 8 if block_m * block_n >= 128 * 128 else 4
+    return config_split_on_load(block_m, block_n, 32, SplitOnLoad.LEFT, warps=warps, stages=1)
 
 
 def is_dense_along_sum(ir: KernelIR, prim: Prim, side: int) -> bool:
-    """Whether the operand lies in memory as it is, neighbours along K side by side."""
+    """Whether the operand is a tensor in memory that is contiguous along K."""
     dims, name = ProductDims.of(prim), prim.inputs[side]
     chain = _stored(ir, name)
     stored = chain[-1]
@@ -193,8 +193,9 @@ def is_dense_along_sum(ir: KernelIR, prim: Prim, side: int) -> bool:
     return any(axes[-1] in along for dim in inner if (axes := table.axes(stored, dim)))
 
 
-def lies_in_units(ir: KernelIR, prim: Prim, side: int) -> bool:
-    """Whether an operand lies in memory as it is, dense along one axis, and all its other steps are whole units of hardware's."""
+def is_tma_loadable(ir: KernelIR, prim: Prim, side: int) -> bool:
+    """Whether TMA can load an operand: a tensor in memory, contiguous along one axis, with all other strides multiples of 16
+    bytes."""
     stored = _stored(ir, prim.inputs[side])[-1]
     if ProductDims.of(prim).kernel_positions or stored not in ir.value_of:
         return False
@@ -205,7 +206,7 @@ def lies_in_units(ir: KernelIR, prim: Prim, side: int) -> bool:
 
 
 def _stored(ir: KernelIR, name: str) -> list[str]:
-    """An operand, and what it is another view of in turn: the last one is what is read."""
+    """An operand and the tensors that it is a view of, in turn; the last one is read from memory."""
     chain = [name]
     while ir.prims[chain[-1]].op in IN_PLACE:
         chain.append(ir.prims[chain[-1]].inputs[0])

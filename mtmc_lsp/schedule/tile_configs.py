@@ -1,7 +1,7 @@
-"""How a kernel runs when it is first written, and which other ways are worth trying.
+"""First configurations of kernels, and variants worth measuring.
 
-The choices of tile kernels are the fields of :class:`mtmc_lsp.schedule.configs.TileConfig`. Those of other kinds are in modules
-of their own; :func:`default_config` and :func:`variants` are for all kinds.
+This module chooses the fields of :class:`mtmc_lsp.schedule.configs.TileConfig`. Other modules choose those of products,
+attention and recurrent layers; :func:`default_config` and :func:`variants` serve all kinds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.ir.axes import Axis
@@ -27,210 +28,227 @@ from mtmc_lsp.schedule.configs import (
     RecurrentConfig,
     TileConfig,
 )
+from mtmc_lsp.schedule.device_limits import (
+    default_elements,
+    max_row_elements,
+    max_warps,
+    min_reduction_programs,
+    resident_programs,
+)
 from mtmc_lsp.schedule.matmul_configs import is_one_piece, product_config, product_variants
 from mtmc_lsp.schedule.recurrent_configs import recurrent_config, recurrent_variants
 
 Config = TypeVar("Config", bound=KernelConfig)
 
-WHOLE_ROW_LIMIT = 16384
-"""Columns up to which a row is held at once; twice as many where it is the only tensor that is walked along them."""
 
-
-def default_config(ir: KernelIR, region: Region) -> KernelConfig:
-    """A sound first configuration for the workload's sizes."""
+def default_config(ir: KernelIR, region: Region, device: DeviceModel) -> KernelConfig:
+    """A first configuration for the workload's sizes."""
     if region.kind is RegionKind.MATMUL:
-        return product_config(ir, region)
+        return product_config(ir, region, device)
     if region.kind is RegionKind.ATTENTION:
-        return attention_config(ir, region)
+        return attention_config(ir, region, device)
     if region.kind is RegionKind.RECURRENT:
-        return recurrent_config(ir, recurrence_in(ir, region))
-    return tile_config(ir, region)
+        return recurrent_config(ir, recurrence_in(ir, region), device)
+    return tile_config(ir, region, device)
 
 
-def tile_config(ir: KernelIR, region: Region) -> TileConfig:
-    """A sound first configuration of an elementwise kernel, a reduction or a scan."""
-    config = _first_config(ir, region)
-    return _spread_out(ir, region, config) if region.kind in (RegionKind.MAP, RegionKind.REDUCE) else config
+def tile_config(ir: KernelIR, region: Region, device: DeviceModel) -> TileConfig:
+    """A first configuration of an elementwise kernel, a reduction or a scan."""
+    config = _first_config(ir, region, device)
+    if region.kind in (RegionKind.MAP, RegionKind.REDUCE):
+        return _with_small_tiles(ir, region, config, device)
+    return config
 
 
-LONG = 100
-"""Primitives of a kernel from which on it waits for itself: for each step of a loop that is written out."""
-LEAST_ELEMENTS = 128
-"""Of a tile: four of a thread in one warp."""
+LONG_KERNEL = 100
+"""Primitives of a kernel from which on latency dominates, as in unrolled time steps."""
 
 
-def _spread_out(ir: KernelIR, region: Region, config: TileConfig) -> TileConfig:
-    """The configuration with smaller tiles where a long kernel has few programs: while one waits, others run."""
-    if len(region.prims) < LONG or config.loop or config.is_split:
+def _with_small_tiles(ir: KernelIR, region: Region, config: TileConfig, device: DeviceModel) -> TileConfig:
+    """The configuration with smaller tiles where a long kernel has few programs: more of them hide each other's latency."""
+    if len(region.prims) < LONG_KERNEL or config.loop or config.is_split:
         return config
     sizes = ir.graph.sizes
     elements = product([axis.size for axis in (*region.kept, *region.reduced)]).value(sizes)
     rows, block = config.rows, config.block
-    while rows * block > LEAST_ELEMENTS and elements < MANY_PROGRAMS * rows * block:
+    # The smallest tile has four elements per thread of one warp.
+    while rows * block > 4 * device.warp_size and elements < resident_programs(device) * rows * block:
         if rows > 1:
             rows //= 2
         elif region.kind is RegionKind.MAP:
             block //= 2
         else:
             break
-    # Each thread of a warp has at least eight elements.
-    return replace(config, rows=rows, block=block, warps=min(config.warps, max(1, rows * block // 256)))
+    # At least eight elements per thread.
+    warps = min(config.warps, max(1, rows * block // (8 * device.warp_size)))
+    return replace(config, rows=rows, block=block, warps=warps)
 
 
-def _first_config(ir: KernelIR, region: Region) -> TileConfig:
+def _first_config(ir: KernelIR, region: Region, device: DeviceModel) -> TileConfig:
     sizes = ir.graph.sizes
+    elements = default_elements(device)
     if region.kind is RegionKind.MAP:
         columns = region.kept[-1].size.value(sizes) if region.kept else 1
-        turned = across(ir, region)
-        if turned is not None:
-            return _turned_tiles(ir, region, turned)[0]
+        transposed = across(ir, region)
+        if transposed is not None:
+            return _transposed_tiles(ir, region, transposed)[0]
         if windows_along_columns(ir, region) is not None:
-            return single_columns(columns, 8)
-        block = column_block(columns) if len(region.kept) > 1 else 1024
-        return TileConfig(max(1, 1024 // block), block)
+            return single_columns(columns, 8, device)
+        block = column_block(columns) if len(region.kept) > 1 else elements
+        return TileConfig(max(1, elements // block), block)
     columns = region.columns.value(sizes)
     if strided_columns(ir, region):
-        # Neighbouring rows lie densest: a tile of many rows reads them together.
-        if region.kind is RegionKind.REDUCE and _reads_again(ir, region) and columns <= HELD_COLUMNS:
-            return _held_tiles(next_power_of_two(columns))[0]
+        # Neighbouring rows are contiguous in memory, so a tile of many rows reads whole sectors.
+        if (
+            region.kind is RegionKind.REDUCE
+            and _needs_second_pass(ir, region)
+            and columns <= STRIDED_COLUMNS_IN_REGISTERS
+        ):
+            return _register_tiles(next_power_of_two(columns))[0]
         block = 32 if region.kind is RegionKind.REDUCE and columns >= 128 else 16
-        return _shared_out(ir, region, TileConfig(64, block, loop=True))
-    whole = next_power_of_two(columns)
+        return _with_split_columns(ir, region, TileConfig(64, block, loop=True), device)
+    padded = next_power_of_two(columns)
     if region.kind is RegionKind.SCAN:
-        return TileConfig(1, min(whole, 1024), loop=True)
-    if whole > WHOLE_ROW_LIMIT * (2 if _walked(region) == 1 else 1):
-        block, warps = (8192, 16) if _walked(region) == 1 else (4096, 8)
-        return _shared_out(ir, region, TileConfig(1, block, loop=True, warps=warps))
-    rows = max(1, min(16 if whole >= SHORT else 128, 1024 // whole))
-    return TileConfig(rows, whole, warps=_warps(rows * whole))
+        return TileConfig(1, min(padded, 1024), loop=True)
+    reads_one_tensor = _streamed_inputs(region) == 1
+    # A row stays in registers; twice as long a row where it is the only streamed tensor.
+    if padded > max_row_elements(device) * (2 if reads_one_tensor else 1):
+        block, warps = (8192, 16) if reads_one_tensor else (4096, 8)
+        return _with_split_columns(ir, region, TileConfig(1, block, loop=True, warps=warps), device)
+    rows = max(1, min(16 if padded >= SHORT_ROW else 128, elements // padded))
+    return TileConfig(rows, padded, warps=_warps(rows * padded, device))
 
 
-SHORT = 64
-"""Columns below which a program takes more than 16 rows: of fewer elements its threads would have next to nothing to do."""
-FEW_PROGRAMS = 256
-"""With fewer programs of a reduction than this, each with a long sum, much of a large device would be idle."""
-SHARED_BLOCK = 4096
-"""Most columns of a tile where programs share a row: what is written then overlaps with what other programs read. On an H200
-the second kernel of a layer norm over 16 rows of 2^22 took 153 us so, and 168 us in tiles of twice the width."""
-MANY_PROGRAMS = 512
-"""About as many programs as a large device runs at once."""
-LEAST_SHARED = 1 << 18
-"""Elements of a reduction from which on several programs per row pay for the second kernel."""
+SHORT_ROW = 64
+"""Columns below which a program takes more than 16 rows: with fewer elements its threads would have little to do."""
+SHARED_ROW_BLOCK = 4096
+"""Most columns of a tile where programs share a row, so that writes overlap with the reads of other programs. Measured on an
+H200, second kernel of a layer norm over 16 rows of 2^22: 153 us, and 168 us with twice the width."""
+MIN_SPLIT_ELEMENTS = 1 << 18
+"""Elements of a reduction from which on splitting rows pays for the second kernel. Measured on an H200."""
 
 
-def _shared_out(ir: KernelIR, region: Region, config: TileConfig) -> TileConfig:
-    """The configuration, in parts where few programs would have all the work."""
-    return in_parts(ir, region, config) if region.kind is RegionKind.REDUCE else config
+def _with_split_columns(ir: KernelIR, region: Region, config: TileConfig, device: DeviceModel) -> TileConfig:
+    return split_columns(ir, region, config, device) if region.kind is RegionKind.REDUCE else config
 
 
-def in_parts(ir: KernelIR, region: Region, config: TileConfig) -> TileConfig:
-    """The configuration of a reduction of few long rows, split; the same where it has rows enough, or is small."""
+def split_columns(ir: KernelIR, region: Region, config: TileConfig, device: DeviceModel) -> TileConfig:
+    """The configuration of a reduction with several programs per row; unchanged where the rows fill the device, or are short."""
     sizes = ir.graph.sizes
     rows, columns = region.rows.value(sizes), region.columns.value(sizes)
     programs = -(-rows // config.rows)
-    if programs >= FEW_PROGRAMS or rows * columns < LEAST_SHARED:
+    if programs >= min_reduction_programs(device) or rows * columns < MIN_SPLIT_ELEMENTS:
         return config
     split = config
     if not config.loop:
         split = replace(config, block=min(config.block, 2048), warps=8)
-    elif config.block > SHARED_BLOCK:
-        split = replace(config, block=SHARED_BLOCK, warps=8)
-    # Each part walks a few blocks, so that a program's start is a small part of it.
-    most = columns // (4 * split.block)
-    parts = min(MANY_PROGRAMS // programs, most)
+    elif config.block > SHARED_ROW_BLOCK:
+        split = replace(config, block=SHARED_ROW_BLOCK, warps=8)
+    # Each part loops over several blocks, which amortises the start of a program.
+    most_parts = columns // (4 * split.block)
+    parts = min(resident_programs(device) // programs, most_parts)
     return replace(split, split=1 << (parts.bit_length() - 1), persist=0) if parts >= 2 else config
 
 
-def _warps(elements: int) -> int:
+def _warps(elements: int, device: DeviceModel) -> int:
     """Warps so that each thread holds about 16 elements."""
-    return max(1, min(32 if elements > WHOLE_ROW_LIMIT else 16, next_power_of_two(elements // 512)))
+    most = max_warps(device) if elements > max_row_elements(device) else max_warps(device) // 2
+    return max(1, min(most, next_power_of_two(elements // (16 * device.warp_size))))
 
 
-def _walked(region: Region) -> int:
-    """Tensors that the region reads along its rows, what all rows share not counted."""
+def _streamed_inputs(region: Region) -> int:
+    """Tensors that the region reads along its rows, except those that all rows share."""
     reduced, kept = set(region.reduced), set(region.kept)
     axes = [set(region.table.all_axes(name)) for name in region.inputs]
-    return sum(1 for own in axes if own & reduced and own & kept)
+    return sum(1 for input_axes in axes if input_axes & reduced and input_axes & kept)
 
 
-HELD_COLUMNS = 256
-"""Columns that step over memory, up to which a tile of many rows holds all of them at once."""
+STRIDED_COLUMNS_IN_REGISTERS = 256
+"""Strided columns up to which a tile of many rows holds all of them in registers. Measured on an H200."""
 
 
-def _held_tiles(whole: int) -> list[TileConfig]:
-    """Tiles that hold all columns, ``whole`` of them, where neighbouring rows lie densest; the usual one first."""
+def _register_tiles(columns: int) -> list[TileConfig]:
+    """Tiles that hold all ``columns`` where neighbouring rows are contiguous; the default first."""
     tiles = (
-        [(64, 4), (32, 4), (64, 8), (128, 8), (32, 8), (16, 4)] if whole <= 64 else [(32, 8), (16, 4), (32, 4), (64, 8)]
+        [(64, 4), (32, 4), (64, 8), (128, 8), (32, 8), (16, 4)]
+        if columns <= 64
+        else [(32, 8), (16, 4), (32, 4), (64, 8)]
     )
-    return [TileConfig(rows, whole, warps=warps) for rows, warps in tiles]
+    return [TileConfig(rows, columns, warps=warps) for rows, warps in tiles]
 
 
-def _reads_again(ir: KernelIR, region: Region) -> bool:
-    """Whether a tile that does not hold its columns may have to walk them more than once."""
-    passes = sum(ir.prims[name].op is PrimOp.REDUCE for name in region.prims)
+def _needs_second_pass(ir: KernelIR, region: Region) -> bool:
+    """Whether a tile that does not hold all columns may have to read them more than once."""
+    reductions = sum(ir.prims[name].op is PrimOp.REDUCE for name in region.prims)
     reduced, table = set(region.reduced), region.table
-    return passes > 1 or any(reduced & set(table.all_axes(name)) for _, name in region.stored(ir))
+    return reductions > 1 or any(reduced & set(table.all_axes(name)) for _, name in region.stored(ir))
 
 
 PARTIAL = frozenset({PrimOp.WINDOW, PrimOp.SLICE, PrimOp.PAD, PrimOp.CAT, PrimOp.FLIP, PrimOp.GATHER, PrimOp.CROP})
-"""What reads a tensor at other places than its own, so that neighbouring axes do not run together."""
+"""Operations that read a tensor at other indices, so that neighbouring axes cannot be merged."""
 
 
-def _turned_tiles(ir: KernelIR, region: Region, turned: Axis) -> list[TileConfig]:
-    """Tiles of the axis that lies dense in what is read by the axis that lies dense in what is written; the usual one first."""
+def _transposed_tiles(ir: KernelIR, region: Region, transposed: Axis) -> list[TileConfig]:
+    """Tiles over the contiguous axis of the input and the contiguous axis of the output; the default first."""
     sizes = ir.graph.sizes
-    apart = any(ir.prims[name].op in PARTIAL for name in region.prims)
-    inside = column_axes(ir, region) if apart else region.kept[region.kept.index(turned) + 1 :]
-    most_rows = next_power_of_two(turned.size.value(sizes))
+    has_indexing = any(ir.prims[name].op in PARTIAL for name in region.prims)
+    inside = column_axes(ir, region) if has_indexing else region.kept[region.kept.index(transposed) + 1 :]
+    most_rows = next_power_of_two(transposed.size.value(sizes))
     most_columns = next_power_of_two(product([axis.size for axis in inside]).value(sizes))
     return _unique(
-        TileConfig(min(rows, most_rows), min(block, most_columns), warps=warps) for rows, block, warps in TURNED_TILES
+        TileConfig(min(rows, most_rows), min(block, most_columns), warps=warps)
+        for rows, block, warps in TRANSPOSED_TILES
     )
 
 
-TURNED_TILES = (
+TRANSPOSED_TILES = (
     (64, 64, 8), (64, 64, 4), (32, 64, 4), (64, 32, 4), (32, 32, 4), (32, 128, 8), (128, 32, 8), (16, 128, 4), (128, 16, 4),
     (16, 256, 8), (16, 64, 4),
 )  # fmt: skip
+"""Rows, columns and warps; ordered by speed on an H200."""
 
 
-def variants(ir: KernelIR, region: Region, config: KernelConfig) -> list[KernelConfig]:
-    """Other configurations worth measuring, the present one left out."""
-    found: Iterable[KernelConfig]
+def variants(ir: KernelIR, region: Region, config: KernelConfig, device: DeviceModel) -> list[KernelConfig]:
+    """Other configurations worth measuring on a device, without the present one."""
+    candidates: Iterable[KernelConfig]
     if isinstance(config, MatmulConfig):
-        own = product_in(ir, region)
-        short = is_one_piece(ir, own, config.precision)
-        found = product_variants(config, of_windows=bool(ProductDims.of(own).kernel_positions), short=short)
+        prim = product_in(ir, region)
+        short = is_one_piece(ir, prim, config.precision)
+        has_windows = bool(ProductDims.of(prim).kernel_positions)
+        candidates = product_variants(config, device, of_windows=has_windows, short=short)
     elif isinstance(config, AttentionConfig):
-        found = attention_variants(ir, region)
+        candidates = attention_variants(ir, region, device)
     elif isinstance(config, RecurrentConfig):
-        found = recurrent_variants(recurrence_in(ir, region), config)
+        candidates = recurrent_variants(recurrence_in(ir, region), config, device)
     else:
-        found = tile_variants(ir, region, config)
-    return [item for item in _unique(found) if item != config]
+        candidates = tile_variants(ir, region, config, device)
+    return [item for item in _unique(candidates) if item != config and item.warps <= max_warps(device)]
 
 
-def tile_variants(ir: KernelIR, region: Region, config: TileConfig) -> Iterator[TileConfig]:
-    """The configuration of a tile kernel with other tiles."""
-    if (turned := across(ir, region)) is not None:
-        tiles = [(tile.rows, tile.block, tile.warps) for tile in _turned_tiles(ir, region, turned)]
+def tile_variants(ir: KernelIR, region: Region, config: TileConfig, device: DeviceModel) -> Iterator[TileConfig]:
+    """A tile kernel's configuration with other tiles."""
+    if (transposed := across(ir, region)) is not None:
+        tiles = [(tile.rows, tile.block, tile.warps) for tile in _transposed_tiles(ir, region, transposed)]
     elif region.kind is RegionKind.MAP:
-        tiles = _map_tiles(ir, region, config)
+        tiles = _map_tiles(ir, region, config, device)
     else:
-        yield from _reduction_variants(ir, region, config)
+        yield from _reduction_variants(ir, region, config, device)
         return
     for rows, block, warps in tiles:
         if rows * block <= MOST_ELEMENTS:
             yield replace(config, rows=rows, block=block, warps=warps)
 
 
-def _map_tiles(ir: KernelIR, region: Region, config: TileConfig) -> list[tuple[int, int, int]]:
+def _map_tiles(ir: KernelIR, region: Region, config: TileConfig, device: DeviceModel) -> list[tuple[int, int, int]]:
     """Rows, columns and warps worth measuring for an elementwise kernel."""
     columns = region.kept[-1].size.value(ir.graph.sizes) if region.kept else 1
     several = len(region.kept) > 1
     tiles: list[tuple[int, int, int]] = []
     if windows_along_columns(ir, region) is not None:
-        tiles += [(one.rows, one.block, one.warps) for one in (single_columns(columns, warps) for warps in (4, 8, 16))]
+        tiles += [
+            (tile.rows, tile.block, tile.warps)
+            for tile in (single_columns(columns, warps, device) for warps in (4, 8, 16))
+        ]
     for total, warps in [(512, 4), (1024, 4), (1024, 8), (2048, 4), (2048, 8), (4096, 8), (4096, 4), (8192, 8)]:
         block = min(total, config.block)
         tiles.append((total // block, block if several else total, warps))
@@ -241,41 +259,41 @@ def _unique(items: Iterable[Config]) -> list[Config]:
     return list(dict.fromkeys(items))
 
 
-MOST_FACTORS = 1024
-"""Numbers of a size from 0.75 to 1.5 whose product float64 holds."""
+MAX_RUNNING_FACTORS = 1024
+"""Factors from 0.75 to 1.5 whose product does not overflow float64."""
 
 
 def is_wide_product(prim: Prim) -> bool:
-    """Whether it is a running product of floats, in the midst of which more may overflow than in its results."""
+    """Whether it is a running product of floats: its partial products may overflow where its results do not."""
     return prim.op is PrimOp.SCAN and prim.fn == "prod" and is_float(prim.dtype)
 
 
-def _reduction_variants(ir: KernelIR, region: Region, config: TileConfig) -> Iterator[TileConfig]:
+def _reduction_variants(ir: KernelIR, region: Region, config: TileConfig, device: DeviceModel) -> Iterator[TileConfig]:
     columns = region.columns.value(ir.graph.sizes)
-    whole = next_power_of_two(columns)
+    padded = next_power_of_two(columns)
     if strided_columns(ir, region):
-        held = _held_tiles(whole) if region.kind is RegionKind.REDUCE and columns <= 2 * HELD_COLUMNS else []
-        for tile in held:
-            yield replace(config, rows=tile.rows, block=whole, loop=False, warps=tile.warps, stages=tile.stages)
+        in_registers = region.kind is RegionKind.REDUCE and columns <= 2 * STRIDED_COLUMNS_IN_REGISTERS
+        for tile in _register_tiles(padded) if in_registers else ():
+            yield replace(config, rows=tile.rows, block=padded, loop=False, warps=tile.warps, stages=tile.stages)
         for rows, block, warps in STRIDED_TILES:
             yield replace(config, rows=rows, block=block, loop=True, warps=warps)
         return
     if region.kind is RegionKind.SCAN:
         products = any(is_wide_product(ir.prims[name]) for name in region.prims)
         for block, rows, warps in [(1024, 1, 4), (2048, 1, 8), (4096, 1, 8), (512, 4, 4), (256, 4, 4)]:
-            if block <= MOST_FACTORS or not products:
+            if block <= MAX_RUNNING_FACTORS or not products:
                 yield replace(config, rows=rows, block=block, warps=warps)
         return
-    if whole <= 65536:
-        for rows in (1, 2, 4, 8, 16, *((32, 64, 128) if whole < SHORT else ())):
-            if rows * whole > 32768 and rows > 1:
+    if padded <= MOST_ELEMENTS:
+        for rows in (1, 2, 4, 8, 16, *((32, 64, 128) if padded < SHORT_ROW else ())):
+            if rows * padded > MOST_ELEMENTS // 2 and rows > 1:
                 continue
             for warps in (1, 2, 4, 8, 16, 32):
-                if 8 <= rows * whole / (warps * 32) <= 64:
-                    yield replace(config, rows=rows, block=whole, loop=False, warps=warps)
+                if 8 <= rows * padded / (warps * device.warp_size) <= 64:
+                    yield replace(config, rows=rows, block=padded, loop=False, warps=warps)
     if columns > 1024:
         for block, warps in LOOPED_TILES:
-            if block < whole:
+            if block < padded:
                 yield replace(config, rows=1, block=block, loop=True, warps=warps)
 
 
@@ -283,8 +301,8 @@ STRIDED_TILES = (
     (32, 32, 4), (64, 32, 4), (64, 32, 8), (256, 16, 8), (256, 8, 4), (128, 16, 4), (128, 16, 8), (32, 16, 2), (64, 64, 8),
     (128, 32, 8),
 )  # fmt: skip
-"""Rows, columns and warps where neighbouring rows lie densest in memory."""
+"""Rows, columns and warps where neighbouring rows are contiguous; measured on an H200."""
 LOOPED_TILES = (
     (1024, 4), (2048, 4), (2048, 8), (4096, 8), (4096, 16), (8192, 16), (8192, 8), (16384, 16), (16384, 32),
 )  # fmt: skip
-"""Columns and warps of a program that loops over its row."""
+"""Columns and warps of a program that loops over its row; measured on an H200."""

@@ -1,4 +1,4 @@
-"""An analytic model of time: bytes over bandwidth, operations over peak, and launches. Estimates, never measurements."""
+"""Analytic time model (roofline): bytes over bandwidth, operations over peak rate, and launches. Estimates, not measurements."""
 
 from __future__ import annotations
 
@@ -33,56 +33,55 @@ PASSES = {
     "layer_norm": 2, "group_norm": 3, "batch_norm": 3, "instance_norm": 3, "softmax": 2, "log_softmax": 2,
     "max_pool1d": 8, "max_pool2d": 8, "max_pool3d": 4, "avg_pool1d": 6, "avg_pool3d": 4,
 }  # fmt: skip
-"""How many times PyTorch's own kernel reads or writes the tensor, where it is more than once each.
+"""How many times PyTorch's kernel reads or writes the tensor, where that is more than once each.
 
-Of pooling, whose kernels read every window: about what the H200 took of the time of one pass (level 1 of KernelBench).
+Pooling kernels read every window: their time on an H200 relative to one pass (KernelBench level 1).
 """
 CHANNEL_BYTES_PER_CLOCK = 11.5 / 1.7
-"""Bytes per clock that PyTorch's batch norm reads of each channel in training: one block of threads computes the statistics of a
-channel. An H200, at 1.7 GHz: 0.74 TB/s with 64 channels, 0.18 with 16."""
+"""Bytes per clock and channel that PyTorch's batch norm reads in training: one thread block computes the statistics of a channel.
+Measured on an H200 at 1.7 GHz: 0.74 TB/s with 64 channels, 0.18 with 16."""
 HELD_BY_SOFTMAX, PASSES_OF_LONG_SOFTMAX = 1024, 4
-"""PyTorch's softmax holds rows up to that long; longer ones it reads three times."""
+"""PyTorch's softmax keeps rows of up to 1024 elements in registers, and reads longer rows three times."""
 DEPTHWISE_PASSES = 10
-"""Likewise of a convolution with one channel per group."""
+"""As :data:`PASSES`, for depthwise convolutions."""
 GATHERED, SCATTERED = 0.5, 0.25
-"""Shares of the peak that a product of windows reaches whose channels lie densest, or do not: guesses, not measured yet."""
+"""Shares of the peak that a convolution kernel reaches with channels last, and otherwise. Estimates, not measured."""
 MOVED, MOVED_BY_ROWS = 0.95, 0.85
-"""Shares of the peak that a product in half precision reaches whose tiles the hardware moves, where neighbouring columns of the
-right operand are neighbours in memory, or neighbours along K are (180 and 206 us on an H200; cuBLAS: 177)."""
+"""Shares of the peak that a 16-bit product with TMA reaches, where the right operand is contiguous along its columns, or along K.
+Measured on an H200: 180 and 206 us; cuBLAS 177."""
 TF32_BY_REGISTERS = 0.21
-"""Likewise of a float32 product in TF32 where tensor cores read shared memory: its operands pass through registers to be rounded
-(86 of 403 TFLOP/s on an H200). With ``mma`` all operands do."""
+"""Share of the peak of a TF32 product where tensor cores read shared memory: its operands pass through registers for rounding
+(86 of 403 TFLOP/s on an H200). With ``mma`` all operands pass through registers."""
 FROM_SHARED = (TensorCores.WGMMA, TensorCores.TCGEN05)
-"""Tensor cores that read their operands from shared memory."""
+"""Tensor cores that read operands from shared memory."""
 TRANSPOSED_VOLUMES = 0.1
-"""Share that the library reaches for transposed convolutions of volumes in 32 bits (an H200 took 8 times fp16's time)."""
+"""Share of the peak that the library reaches for transposed 3D convolutions in float32 (H200: 8 times the time of fp16)."""
 WINDOWS_SPLIT_ON_LOAD = 0.65
-"""Likewise of windows that are split as they are read, beside the time of their loads (times :data:`SPLIT_ON_LOAD_SHARE`)."""
+"""Share of the peak for windows that are split on load, without their load time (times :data:`SPLIT_ON_LOAD_SHARE`)."""
 LIBRARY_SHARE, LIBRARY_BLOCK = 0.85, 32
-"""Share of the peak that the library's convolutions reach on tensor cores, and the channels of a block at one place of a window:
-what few channels leave of it empty is multiplied all the same (an H200 took about 1.3 ms for what this gives 0.9 ms: float16, 3
-channels to 96, 11 x 11, with a step of 4)."""
+"""Share of the peak that the library's convolutions reach on tensor cores, and the channels of a block at one kernel position:
+fewer channels are padded. An H200 took 1.3 ms where this predicts 0.9 ms (float16, 3 channels to 96, 11 x 11, stride 4)."""
 FEW_CHANNELS, FEW_CHANNELS_WIDTH = 0.4, 48
-"""Share of the peak of fp32 units that the library reaches with few channels in, and how many channels out it takes for that
-(an H200: 7, 16, 21 and 25 of 60 TFLOP/s with 16, 24, 64 and 64)."""
+"""Share of the peak of fp32 units that the library reaches with few input channels, and the output channels that this needs.
+Measured on an H200: 7, 16, 21 and 25 of 60 TFLOP/s with 16, 24, 64 and 64."""
 SPLIT_ON_LOAD_SHARE = 0.6
-"""Of the rate of split operands, where one of them is split as it is read (an H200: 131 of 263 TFLOP/s, of which a product
-reaches 0.8); a guess where both are."""
+"""Share of the rate of split operands where one is split on load (H200: 131 of 263 TFLOP/s, times the usual 0.8). An estimate
+where both are."""
 NO_CALL = 10.0
-"""How many times as long as fp32 units would take what cannot be a call is said to take, so that it becomes a kernel."""
+"""Factor on the time of operations without a torch call, so that they become kernels."""
 L1_BYTES_PER_CLOCK = 32.0
-"""Bytes per clock that one multiprocessor is expected to read from its own cache, of windows that overlap. An H200 took 0.85 to
-1.0 of the time that this gives for lines and images, four columns to a thread, and 1.8 times as long for strided volumes."""
+"""Bytes per clock that a multiprocessor reads from its L1 cache, for overlapping windows. An H200 took 0.85 to 1.0 of the
+predicted time in 1D and 2D with four columns per thread, and 1.8 times as long in 3D with strides."""
 
 REUSE_GAIN = 2.5 * 4.28 / 8.85
-"""Speed of data that other programs have just read, relative to reads from the L2: part of it is still in an L1. Fitted on an
-H200, where it is 2.5 times the copy bandwidth (4.28 TB/s); reads from its L2 reach 8.85 TB/s."""
+"""Speed of reading data that other programs have just read, relative to the L2: part of it is in an L1. Fitted on an H200: 2.5
+times the copy bandwidth (4.28 TB/s), where reads from L2 reach 8.85 TB/s."""
 
 PREPARING = 8
-"""About how many launches go before a recurrent kernel's own: weights side by side, first states, the first product."""
+"""Launches that prepare a recurrent kernel: packing the weights, first states, the first product."""
 
 TRITON_EFFICIENCY = 0.9
-"""Share of the copy bandwidth that a fused kernel is expected to reach."""
+"""Share of the copy bandwidth that a fused kernel reaches."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ ZERO = Cost(0.0, 0.0, 0.0)
 
 
 def tensor_bytes(kind: TensorType, sizes: Mapping[str, int]) -> float:
-    """Bytes of a tensor, broadcast (stride 0) dimensions counted once."""
+    """Bytes of a tensor; broadcast dimensions (stride 0) count once."""
     total = itemsize(kind.dtype)
     for size, stride in zip(kind.shape, kind.stride, strict=True):
         if stride.terms:
@@ -110,7 +109,7 @@ def tensor_bytes(kind: TensorType, sizes: Mapping[str, int]) -> float:
 
 
 def matmul_flops(ir: KernelIR, node: str) -> float:
-    """Operations of the matrix products (and attentions) that an ATen node holds."""
+    """Operations of the matrix products (and attentions) of an ATen node."""
     sizes = ir.graph.sizes
     total = 0.0
     for prim in ir.of_node(node):
@@ -120,15 +119,15 @@ def matmul_flops(ir: KernelIR, node: str) -> float:
 
 
 def peak(device: DeviceModel, dtype: str, mode: PrecisionMode | None) -> float:
-    """Operations per second for products of ``dtype`` in a precision mode; None is that of float32 units."""
+    """Operations per second of products of ``dtype`` in a precision mode; None stands for float32 units."""
     if mode in SPLIT_PRECISION_MODES:
         return device.flops[PrecisionMode.FP16X3.value]
     if dtype in ("float16", "bfloat16"):
         return device.flops["bf16" if dtype == "bfloat16" else "fp16"]
     if dtype == "float32":
-        # Other modes emulate float32 by several products of fewer bits: about as fast as the units for float32.
-        known = "fp32" if mode is None or mode is PrecisionMode.IEEE else mode.value
-        return device.flops.get(known, device.flops["fp32"])
+        # Other modes emulate float32 by several products: about as fast as float32 units.
+        rate = "fp32" if mode is None or mode is PrecisionMode.IEEE else mode.value
+        return device.flops.get(rate, device.flops["fp32"])
     return device.fp64_flops
 
 
@@ -138,7 +137,7 @@ def _time(bytes_moved: float, flops: float, device: DeviceModel, rate: float, ef
 
 
 def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
-    """One ATen node as PyTorch's own kernel runs it."""
+    """The cost of one ATen node in PyTorch."""
     graph = ir.graph
     name = node.op.split(".")[1]
     if name in VIEWS:
@@ -149,7 +148,7 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
     moved = read * max(1, _passes(graph, node) - 1) + written
     launches = 1 if name not in ("cross_entropy_loss", "nll_loss_nd") else 3
     if not node.op.startswith("aten."):
-        # The library has no such operation: a kernel of ours must run it.
+        # No torch call computes this operation; it must become a kernel.
         return Cost(
             moved, flops, _time(moved, flops, device, peak(device, "float32", PrecisionMode.IEEE), 1.0) * NO_CALL
         )
@@ -162,7 +161,7 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
     rate = peak(device, node.outputs[0].dtype, PrecisionMode(graph.fp32_matmul))
     busy = 1.0
     if name == "layer_norm":
-        # One block of threads per row.
+        # One thread block per row.
         width = node.args[1]
         kept = node.type.shape[: len(node.type.shape) - (len(width) if isinstance(width, tuple) else 1)]
         busy = min(1.0, product(kept).value(graph.sizes) / device.sm_count)
@@ -170,15 +169,15 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
 
 
 def _training_cost(graph: Graph, node: Node, device: DeviceModel) -> Cost:
-    """A batch norm in training mode: the statistics of each channel, then the values."""
-    own = tensor_bytes(node.type, graph.sizes)
+    """The cost of a batch norm in training mode: statistics of each channel, then the values."""
+    size = tensor_bytes(node.type, graph.sizes)
     channels = node.type.shape[1].value(graph.sizes)
     reading = 0.85 * device.bandwidth
-    # In channels-last order several blocks share a channel.
+    # With channels last, several blocks share a channel.
     by_block = CHANNEL_BYTES_PER_CLOCK * device.clock_hz * channels
-    statistics = own / (reading if node.type.is_channels_last else min(reading, by_block)) * 1e6
-    values = _time(2.0 * own, 0.0, device, 1.0, 0.85)
-    return Cost(3.0 * own, 0.0, statistics + values + 2.0 * device.launch_us)
+    statistics = size / (reading if node.type.is_channels_last else min(reading, by_block)) * 1e6
+    values = _time(2.0 * size, 0.0, device, 1.0, 0.85)
+    return Cost(3.0 * size, 0.0, statistics + values + 2.0 * device.launch_us)
 
 
 def _passes(graph: Graph, node: Node) -> int:
@@ -191,16 +190,16 @@ def _passes(graph: Graph, node: Node) -> int:
 
 
 def _convolution_cost(ir: KernelIR, node: Node, device: DeviceModel, read: float, written: float, flops: float) -> Cost:
-    """A convolution as the library runs it: in channels-last order, into and out of which it brings other tensors itself."""
+    """The cost of a library convolution: it runs with channels last, and converts other tensors before and after."""
     graph = ir.graph
     if not flops:
         moved = read * (DEPTHWISE_PASSES - 1) + written
         return Cost(moved, flops, _time(moved, flops, device, 1.0, 0.85) + device.launch_us)
     layouts = 0.0 if node.type.is_channels_last else 2.0 * (read + written)
     rate = _library_share(ir, node) * peak(device, node.type.dtype, PrecisionMode(graph.convolution_mode(node.name)))
-    apart = _time(layouts, 0.0, device, rate, 0.85)
+    conversion_us = _time(layouts, 0.0, device, rate, 0.85)
     product_us = _time(read + written, flops, device, rate, 0.85)
-    return Cost(read + written + layouts, flops, apart + product_us + device.launch_us * (3 if layouts else 1))
+    return Cost(read + written + layouts, flops, conversion_us + product_us + device.launch_us * (3 if layouts else 1))
 
 
 def _library_share(ir: KernelIR, node: Node) -> float:
@@ -208,12 +207,12 @@ def _library_share(ir: KernelIR, node: Node) -> float:
     graph = ir.graph
     if node.type.dtype == "float32" and "conv_transpose3d" in node.op:
         return TRANSPOSED_VOLUMES
-    own = ir.product_of_node(node.name)
-    if own is None:
+    prim = ir.product_of_node(node.name)
+    if prim is None:
         return LIBRARY_SHARE
-    sized = ProductSizes.of(ir.prims, own)
+    sized = ProductSizes.of(ir.prims, prim)
     channels = sized.channels.value(graph.sizes)
-    if channels >= LEAST_CHANNELS or not ProductDims.of(own).kernel_positions:
+    if channels >= LEAST_CHANNELS or not ProductDims.of(prim).kernel_positions:
         return LIBRARY_SHARE
     if node.type.dtype != "float32" or graph.convolution_mode(node.name) != "ieee":
         return LIBRARY_SHARE * channels / LIBRARY_BLOCK
@@ -223,14 +222,14 @@ def _library_share(ir: KernelIR, node: Node) -> float:
 def kernel_cost(
     ir: KernelIR, region: Region, config: KernelConfig, device: DeviceModel, *, waves: bool = False
 ) -> Cost:
-    """A region as one kernel (or as few kernels, where it is split).
+    """The cost of a region as one kernel (or as several, where it is split).
 
     Args:
-        ir: what the region is a part of.
-        region: what is computed.
-        config: how it runs.
-        device: what it runs on.
-        waves: whether what idles in a product's last wave of tiles counts, as it does between configurations of one product.
+        ir: the primitives.
+        region: the operations of the kernel.
+        config: the kernel's configuration.
+        device: the GPU.
+        waves: whether idle time in a product's last wave of tiles counts, to compare configurations of one product.
     """
     if isinstance(config, RecurrentConfig):
         return _recurrent_cost(ir, region, config, device)
@@ -243,36 +242,36 @@ def kernel_cost(
     mode = precision_of(config)
     again = in_pieces and region.kind is RegionKind.REDUCE and _walks_again(ir, region)
     passes = 2 if again and parts == 1 and not _fits_in_l2(region, graph, device) else 1
-    for prim in region.inputs:
-        if prim in values:
-            kind = graph.type_of(values[prim])
-            reads += tensor_bytes(kind, graph.sizes) * _sectors(ir, region, prim, kind, config, device)
+    for name in region.inputs:
+        if name in values:
+            kind = graph.type_of(values[name])
+            reads += tensor_bytes(kind, graph.sizes) * _sectors(ir, region, name, kind, config, device)
     if parts > 1 and _varies_along_columns(ir, region) and reads > 0.5 * device.l2_bytes:
         passes = 2
     written = 0.0
-    # Of several parts the first stands for all: they have the same axes.
-    for ref, own in dict(reversed(region.stored(ir))).items():
+    # All parts of an output have the same axes; the first one represents them.
+    for ref, prim in dict(reversed(region.stored(ir))).items():
         kind = graph.type_of(ref)
         if any(part.index for part in region.parts.get(ref, ())):
-            # Each element is read, added to and written; what it is added to is made before.
-            added = ir.prims[own]
+            # Each element is read, added to and written; an earlier kernel wrote it.
+            added = ir.prims[prim]
             written += 2.0 * itemsize(added.dtype) * product(added.shape).value(graph.sizes)
-        written += tensor_bytes(kind, graph.sizes) * _sectors(ir, region, own, kind, config, device)
+        written += tensor_bytes(kind, graph.sizes) * _sectors(ir, region, prim, kind, config, device)
     flops = sum(matmul_flops(ir, node) for node in region.nodes) * _share_of_pairs(ir, region)
     dtype = ir.of(region.outputs[0]).dtype
-    for prim in region.prims:
-        if ir.prims[prim].op is PrimOp.MATMUL:
-            dtype = ir.prims[ir.prims[prim].inputs[0]].dtype
-    # The two products of an attention wait for each other; a plain product runs near the library's rate.
+    for name in region.prims:
+        if ir.prims[name].op is PrimOp.MATMUL:
+            dtype = ir.prims[ir.prims[name].inputs[0]].dtype
+    # The two products of an attention depend on each other; a plain product is nearly as fast as the library.
     share = 0.5 if region.kind is RegionKind.ATTENTION else 0.8
     if matmul is not None and matmul.tma and mode is PrecisionMode.NATIVE:
         share = MOVED_BY_ROWS if is_dense_along_sum(ir, product_in(ir, region), 1) else MOVED
     windows = any(ir.prims[name].op is PrimOp.WINDOW for name in region.prims)
     if windows and not (region.kind is RegionKind.MATMUL and are_dense_runs(ir, product_in(ir, region))):
         types = [graph.type_of(values[name]) for name in region.inputs if name in values]
-        # A factor per sample or channel lies the same either way.
-        walked = [kind for kind in types if len(kind.shape) > 3 and Size.of(1) not in kind.shape[:2]]
-        share = GATHERED if all(kind.is_channels_last for kind in walked) else SCATTERED
+        # A factor per sample or channel has the same layout either way.
+        images = [kind for kind in types if len(kind.shape) > 3 and Size.of(1) not in kind.shape[:2]]
+        share = GATHERED if all(kind.is_channels_last for kind in images) else SCATTERED
         share = WINDOWS_SPLIT_ON_LOAD if matmul is not None and matmul.split_on_load else share
     if dtype == "float32" and mode is PrecisionMode.TF32 and device.tensor_cores in FROM_SHARED:
         share = min(share, TF32_BY_REGISTERS)
@@ -300,43 +299,43 @@ def kernel_cost(
     elif parts > 1:
         launches += 1 + _varies_along_columns(ir, region)
     time = _time(moved, flops, device, rate, TRITON_EFFICIENCY * busy)
-    # Each walk computes anew what it reduces or writes; a program has the cache of its own multiprocessor alone.
+    # Each pass recomputes folded windows; a program only uses the L1 cache of its multiprocessor.
     l1_rate = device.per_sm(L1_BYTES_PER_CLOCK) * min(1.0, 2.0 * busy)
     time = max(time, (1 + again) * _folded_bytes(ir, region, device) / l1_rate * 1e6)
     if matmul is not None:
         time += loads_apart_us(ir, region, matmul, device)
         time += _time(stream, 0.0, device, rate, TRITON_EFFICIENCY)
-    # What is split is split before the product begins.
+    # Operands are split before the product starts.
     time += _time(split, 0.0, device, rate, TRITON_EFFICIENCY * split_share)
     return Cost(moved + stream + split, flops, time + device.launch_us * launches)
 
 
 def _split_pass(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceModel) -> tuple[float, float]:
-    """Bytes that the kernel moves which splits operands before the product, and the share of the device that it keeps busy.
+    """Bytes that the splitting kernel before the product moves, and the share of the device that it uses.
 
-    It reads four bytes and writes four, and has a program for each few rows. Without such a kernel there are no bytes.
+    It reads and writes four bytes per element, and has one program per few rows. Without such a kernel the bytes are 0.
     """
     prim = product_in(ir, region)
     if config.precision not in SPLIT_PRECISION_MODES or has_split_operands(prim):
         return 0.0, 1.0
-    own, sizes = ProductSizes.of(ir.prims, prim), ir.graph.sizes
+    sized, sizes = ProductSizes.of(ir.prims, prim), ir.graph.sizes
     moved, programs = 0.0, 0
     for side in (0, 1):
         if config.split_on_load is None or not config.split_on_load.includes(side):
-            rows = (own.batch * (own.m, own.n)[side]).value(sizes)
-            programs += split_programs(rows, own.k, sizes)
-            moved += 8.0 * rows * own.k.value(sizes)
+            rows = (sized.batch * (sized.m, sized.n)[side]).value(sizes)
+            programs += split_programs(rows, sized.k, sizes)
+            moved += 8.0 * rows * sized.k.value(sizes)
     return moved, min(1.0, max(1, programs) / (2.0 * device.sm_count))
 
 
 def _recurrent_cost(ir: KernelIR, region: Region, config: RecurrentConfig, device: DeviceModel) -> Cost:
-    """A launch for each group of steps, which finds all weights in the L2 cache, after the product of the whole sequence."""
+    """The cost of recurrent layers: the product of the whole sequence, then a launch per group of steps with weights in L2."""
     graph, prim = ir.graph, recurrence_in(ir, region)
     form = recurrence_of(prim)
     steps, batch = (size.value(graph.sizes) for size in steps_and_batch(ir, prim))
     width = ir.prims[prim.inputs[0]].shape[-1].value(graph.sizes)
     weights, itemsize = weight_bytes(ir, prim), ITEMSIZE[prim.dtype]
-    # Each multiply-add is of one weight and one row of the batch.
+    # One multiply-add per weight and row of the batch.
     flops = 2.0 * batch * weights / itemsize
     speed = REUSE_GAIN * device.l2_speedup if weights < 0.5 * device.l2_bytes else 1.0
     rate = peak(device, prim.dtype, config.precision) * 0.5
@@ -354,10 +353,10 @@ def _recurrent_cost(ir: KernelIR, region: Region, config: RecurrentConfig, devic
 def _sectors(
     ir: KernelIR, region: Region, prim: str, kind: TensorType, config: KernelConfig, device: DeviceModel
 ) -> float:
-    """How many times over a tensor is read or written whose elements lie apart along the columns of a tile.
+    """Memory traffic of a tensor relative to its size, where its elements are strided along the columns of a tile.
 
-    Memory gives whole sectors, of 32 bytes on NVIDIA GPUs (CUDA C++ Best Practices Guide, 10.2.1); a tile uses of each what its
-    rows reach.
+    Memory transfers whole sectors, of 32 bytes on NVIDIA GPUs (CUDA C++ Best Practices Guide, 10.2.1); a tile uses the part of a
+    sector that its rows cover.
     """
     if region.kind not in (RegionKind.REDUCE, RegionKind.MAP) or not isinstance(config, TileConfig):
         return 1.0
@@ -365,24 +364,26 @@ def _sectors(
     along = set(region.reduced) if region.reduced else set(region.kept[-1:])
     inner = dense_axes(region, prim, kind)
     dense = {axis for dim, axis in inner.items() if kind.shape[dim].value(graph.sizes) > 1}
-    own = set(region.table.all_axes(prim))
-    if not dense or not own & along:
+    tensor_axes = set(region.table.all_axes(prim))
+    if not dense or not tensor_axes & along:
         return 1.0
     if dense & along:
         reached = _columns_reached(region, dense, config, graph, device)
     else:
-        turned = across(ir, region)
-        neighbours = (turned,) if turned is not None else (region.kept[-1:] if region.reduced else region.kept[-2:-1])
+        transposed = across(ir, region)
+        neighbours = (
+            (transposed,) if transposed is not None else (region.kept[-1:] if region.reduced else region.kept[-2:-1])
+        )
         reached = config.rows if dense & set(neighbours) else 1
     times = max(1.0, device.sector_bytes / ITEMSIZE[kind.dtype] / max(1, reached))
     if tensor_bytes(kind, graph.sizes) < 0.5 * device.l2_bytes:
-        # The other programs that need the rest of a sector find it in the L2 cache.
+        # Other programs read the rest of a sector from the L2 cache.
         times = 1.0 + (times - 1.0) / (REUSE_GAIN * device.l2_speedup)
     return times
 
 
 def _columns_reached(region: Region, dense: Set[Axis], config: TileConfig, graph: Graph, device: DeviceModel) -> int:
-    """How many neighbours of a dense axis a tile's columns reach, where that axis may lie outside others among the columns."""
+    """How many elements of a contiguous axis a tile's columns cover; that axis need not be the innermost column axis."""
     if not region.reduced or not config.loop:
         return device.sector_bytes
     inside = next(i for i, axis in enumerate(region.reduced) if axis in dense) + 1
@@ -391,24 +392,24 @@ def _columns_reached(region: Region, dense: Set[Axis], config: TileConfig, graph
 
 
 def _folded_bytes(ir: KernelIR, region: Region, device: DeviceModel) -> float:
-    """Bytes of all windows that are folded: each is read from a cache, whatever comes from memory.
+    """Bytes that folds over windows read from a cache.
 
-    What a fold is made of is computed anew for each of its elements; and where windows step over memory, so do its loads.
+    The operands of a fold are recomputed for each of its elements. Strided windows have strided loads.
     """
-    asked: dict[str, float] = {}
+    uses: dict[str, float] = {}
     total = 0.0
     for name in reversed(region.prims):
         prim = ir.prims[name]
-        times = asked.get(name) or float(product(prim.shape).value(ir.graph.sizes))
+        times = uses.get(name) or float(product(prim.shape).value(ir.graph.sizes))
         if prim.op is PrimOp.REDUCE:
-            # Once for each row, whoever reads it: of each of its elements.
+            # Computed once per row, from each element of the row.
             times = float(product(_source(ir, prim)).value(ir.graph.sizes))
         if prim.op is PrimOp.FOLD:
             whole, kept = (product(shape).value(ir.graph.sizes) for shape in (_source(ir, prim), prim.shape))
             times *= whole / max(1, kept)
             total += times * ITEMSIZE[prim.dtype]
         for source in prim.inputs:
-            asked[source] = max(asked.get(source, 0.0), times)
+            uses[source] = max(uses.get(source, 0.0), times)
     windows = windows_along_columns(ir, region)
     step = int(str(windows.attrs["step"])) if windows is not None else 1
     return total * min(step, device.sector_bytes // ITEMSIZE["float32"])
@@ -419,7 +420,7 @@ def _source(ir: KernelIR, prim: Prim) -> tuple[Size, ...]:
 
 
 def _share_of_pairs(ir: KernelIR, region: Region) -> float:
-    """Share of an attention's pairs of a query and a key that its mask leaves; 1 for all else."""
+    """Share of (query, key) pairs that an attention's mask keeps; 1 for other regions."""
     banded = limits_in(ir, region)
     if banded is None:
         return 1.0
@@ -430,20 +431,20 @@ def _share_of_pairs(ir: KernelIR, region: Region) -> float:
 
 
 def _varies_along_columns(ir: KernelIR, region: Region) -> bool:
-    """Whether a result has an element per column, so that the columns are walked again after the reductions."""
+    """Whether a result has an element per column, which needs another pass over the columns after the reductions."""
     table, reduced = region.table, set(region.reduced)
     return any(reduced & set(table.all_axes(name)) for _, name in region.stored(ir))
 
 
 def _walks_again(ir: KernelIR, region: Region) -> bool:
-    """Whether the columns are walked more than once: for what varies along them, or for reductions that need others."""
-    own = [ir.prims[name] for name in region.prims]
-    reductions = {prim.name for prim in own if prim.op is PrimOp.REDUCE}
+    """Whether the kernel passes over the columns more than once: for results per column, or for dependent reductions."""
+    prims = [ir.prims[name] for name in region.prims]
+    reductions = {prim.name for prim in prims if prim.op is PrimOp.REDUCE}
     later: set[str] = set()
-    for prim in own:
-        # A sum of exponentials is found together with its maximum, one of squared deviations with its mean.
-        alone = prim.fn != "sum_exp" and prim.attrs.get(CENTRED) not in reductions
-        if prim.op is PrimOp.REDUCE and alone and later & set(prim.inputs):
+    for prim in prims:
+        # One pass computes a sum of exponentials with its maximum, and a sum of squared deviations with its mean.
+        needs_pass = prim.fn != "sum_exp" and prim.attrs.get(CENTRED) not in reductions
+        if prim.op is PrimOp.REDUCE and needs_pass and later & set(prim.inputs):
             return True
         if prim.name in reductions or later & set(prim.inputs):
             later.add(prim.name)
@@ -451,14 +452,14 @@ def _walks_again(ir: KernelIR, region: Region) -> bool:
 
 
 def _fits_in_l2(region: Region, graph: Graph, device: DeviceModel) -> bool:
-    """Whether the rows in flight stay in the L2 cache between the passes over them."""
+    """Whether the rows of all resident programs stay in the L2 cache between passes."""
     row = 4.0 * region.columns.value(graph.sizes)
     in_flight = min(region.rows.value(graph.sizes), 4 * device.sm_count)
     return row * in_flight < 0.5 * device.l2_bytes
 
 
 def programs_of(ir: KernelIR, region: Region, config: KernelConfig) -> int:
-    """How many programs the kernel's grid has."""
+    """Number of programs in the kernel's grid."""
     sizes = ir.graph.sizes
     if isinstance(config, MatmulConfig):
         return config.stream_k or Waves.of(ir, region, config).tiles * config.split_k
@@ -472,7 +473,7 @@ def programs_of(ir: KernelIR, region: Region, config: KernelConfig) -> int:
 
 
 def _parallelism(ir: KernelIR, region: Region, config: KernelConfig, device: DeviceModel) -> float:
-    """Share of the device that the grid keeps busy: a reduction has one program per group of rows, a product one per tile."""
+    """Share of the device that the grid uses: a reduction has one program per group of rows, a product one per tile."""
     if region.kind in (RegionKind.REDUCE, RegionKind.SCAN):
         return min(1.0, programs_of(ir, region, config) / (2.0 * device.sm_count))
     if region.kind is RegionKind.MATMUL:

@@ -1,4 +1,4 @@
-"""How long a kernel of a region would be as code: what a compiler, and whoever reads it, can still take."""
+"""Limits the code size of a kernel, for the compiler and for readers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.regions import Region
 
 DEEPEST = 128
-"""Operations that wait for one another: the coder writes a value inside what reads it."""
+"""Longest chain of dependent operations: the coder writes a value inside the expression that reads it."""
 MOST_VALUES = 2_000
-"""Values that are written out, those of one operation at different places each counted: a layer's kernel has some hundred."""
+"""Most values in the code; one operation at several indices counts several times. A layer's kernel has a few hundred."""
 MOVES = frozenset({PrimOp.SLICE, PrimOp.FLIP, PrimOp.CAT, PrimOp.PAD, PrimOp.WINDOW, PrimOp.GATHER})
-"""Primitives whose result at one place is their input's at another."""
+"""Primitives that read their input at other indices."""
 ONCE = frozenset({PrimOp.REDUCE, PrimOp.SCAN, PrimOp.FOLD, PrimOp.MATMUL})
-"""Primitives that have a loop of their own, in which their input is written once."""
+"""Primitives with a separate loop, which contains their input once."""
 
 
 def is_too_long(ir: KernelIR, region: Region) -> bool:
-    """Whether a region's kernel is more code than is worth writing."""
+    """Whether a region's kernel would be too much code."""
     if len(region.prims) <= DEEPEST and not _moves(ir, region):
         return False
     return _depth(ir, region) > DEEPEST or _values_pass(ir, region, MOST_VALUES)
@@ -34,24 +34,24 @@ def _depth(ir: KernelIR, region: Region) -> int:
 
 
 def _values_pass(ir: KernelIR, region: Region, most: int) -> bool:
-    """Whether more values than ``most`` are written out.
+    """Whether the code has more than ``most`` values.
 
-    What is read at several places is written once for each: where each step of a loop stacks what the next one takes apart, each
-    element needs all elements of the step before, and so their number grows with every step by a factor.
+    A value that is read at several indices is written once for each. In an unrolled loop whose steps stack what the next step
+    unpacks, each element needs all elements of the previous step, so the number of values grows exponentially.
     """
     places: dict[str, set[int]] = {name: {0} for name in region.roots(ir)}
     count = 0
     for name in reversed(region.prims):
-        prim, own = ir.prims[name], places.pop(name, set())
-        count += len(own)
+        prim, indices = ir.prims[name], places.pop(name, set())
+        count += len(indices)
         if count > most:
             return True
         for number, source in enumerate(prim.inputs):
-            asked = places.setdefault(source, set())
+            source_indices = places.setdefault(source, set())
             if prim.op in MOVES:
-                asked.update(hash((place, name, number)) for place in own)
+                source_indices.update(hash((index, name, number)) for index in indices)
             elif prim.op in ONCE:
-                asked.add(0)
+                source_indices.add(0)
             else:
-                asked |= own
+                source_indices |= indices
     return False

@@ -1,8 +1,8 @@
-"""What the loads of a product's operands cost where a tile's neighbours do not lie together in memory.
+"""Cost of loading a product's operands where neighbours in a tile are not contiguous in memory.
 
-The compiler gives each thread elements that are neighbours in the tile. Where they are neighbours in memory too, one load brings
-many of them, and it runs beside the tensor cores. Where they are not, each element is a load and a memory transaction of its
-own, and the product waits for it.
+The compiler assigns neighbouring elements of a tile to each thread. If they are contiguous, one vector load fetches several of
+them and overlaps with the tensor cores. If not, each element is a separate load and memory transaction, and the product waits
+for it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from mtmc_lsp.ir.regions import Region, product_in
 from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, MatmulConfig
 
 APART_PER_CLOCK = 1.1 / 1.7
-"""Elements per clock that one multiprocessor loads one by one. On an H200, at 1.7 GHz, convolutions with such weights or windows
-took 1.0 to 1.35 times what this gives (and 40 times what their bytes and operations did)."""
+"""Single elements per clock that one multiprocessor loads. Measured on an H200 at 1.7 GHz: convolutions with such weights or
+windows took 1.0 to 1.35 times the predicted time (40 times the time by bytes and operations)."""
 OF_WINDOWS_PER_CLOCK = 7.6 / 1.7
-"""Likewise of windows that wait for no copy that runs ahead, but are split as they come (0.8 to 1.05 times, four of them)."""
-TOGETHER = 4
-"""Neighbours from which on they are loaded together: asynchronous copies take four bytes or more."""
+"""Likewise for windows that are split on load without prefetching (four convolutions: 0.8 to 1.05 times the predicted time)."""
+VECTOR_ELEMENTS = 4
+"""Contiguous elements from which on a vector load is possible: asynchronous copies take four bytes or more (sm_80)."""
 
 
 def loads_apart_us(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceModel) -> float:
@@ -32,57 +32,57 @@ def loads_apart_us(ir: KernelIR, region: Region, config: MatmulConfig, device: D
     prim = product_in(ir, region)
     of_windows = config.split_on_load is not None and bool(ProductDims.of(prim).kernel_positions)
     if config.precision in SPLIT_PRECISION_MODES and not has_split_operands(prim) and not of_windows:
-        # A kernel before has written the operands as this one reads them.
+        # The splitting kernel wrote the operands contiguously.
         return 0.0
-    sizes, own = ir.graph.sizes, ProductSizes.of(ir.prims, prim)
+    sizes, sized = ir.graph.sizes, ProductSizes.of(ir.prims, prim)
     tall, wide, deep = (config.block_m, config.block_n, config.block_k)
-    m, n = (-(-size.value(sizes) // block) for size, block in ((own.m, tall), (own.n, wide)))
-    k, channels = own.k.value(sizes), own.channels.value(sizes)
+    m, n = (-(-size.value(sizes) // block) for size, block in ((sized.m, tall), (sized.n, wide)))
+    k, channels = sized.k.value(sizes), sized.channels.value(sizes)
     walked = k // channels * -(-channels // deep) if config.kernel_positions else -(-k // deep)
-    elements = float(own.batch.value(sizes) * m * n * walked * deep)
+    elements = float(sized.batch.value(sizes) * m * n * walked * deep)
     if of_windows:
         return elements * tall / device.per_sm(OF_WINDOWS_PER_CLOCK) * 1e6
     apart = sum(
         elements * (wide if side else tall)
         for side, operand in _operands(prim)
-        if _together(ir, region, prim, side, operand, config) < TOGETHER
+        if _together(ir, region, prim, side, operand, config) < VECTOR_ELEMENTS
     )
     return apart / device.per_sm(APART_PER_CLOCK) * 1e6
 
 
 def loaded_bytes(ir: KernelIR, region: Region) -> int:
-    """The most bytes of an element that a product's kernel loads for an operand."""
+    """The largest element size, in bytes, that a product's kernel loads for an operand."""
     reads = (_read(ir, region, name) for _, name in _operands(product_in(ir, region)))
-    return max((ITEMSIZE[found[1].dtype] for found in reads if found is not None), default=2)
+    return max((ITEMSIZE[tensor[1].dtype] for tensor in reads if tensor is not None), default=2)
 
 
 def _operands(prim: Prim) -> Iterator[tuple[int, str]]:
-    """Each operand with its side; the low halves lie as the high ones."""
+    """Each operand with its side; low halves have the layout of the high halves."""
     return ((i % 2, name) for i, name in enumerate(prim.inputs))
 
 
 def _together(ir: KernelIR, region: Region, prim: Prim, side: int, operand: str, config: MatmulConfig) -> int:
-    """How many neighbours in a tile of an operand are neighbours in memory, along K or along the tile's other side."""
+    """How many elements of an operand's tile are contiguous in memory, along K or along the tile's other side."""
     sizes, dims, table = ir.graph.sizes, ProductDims.of(prim), region.table
-    found = _read(ir, region, operand)
-    if found is None:
-        return TOGETHER
-    name, kind = found
+    tensor = _read(ir, region, operand)
+    if tensor is None:
+        return VECTOR_ELEMENTS
+    name, kind = tensor
     dense = {axis for dim, axis in dense_axes(region, name, kind).items() if kind.shape[dim].value(sizes) > 1}
     left = prim.inputs[0]
     first = dims.batch + dims.rows + (dims.kernel_positions if config.kernel_positions else 0)
     deep = _axes(region, left, first, dims.batch + dims.rows + dims.summed)
     rows = (dims.batch, dims.batch + dims.rows) if side == 0 else (dims.batch + dims.rows, len(prim.shape))
     along = _axes(region, prim.name, *rows)
-    own = set(table.all_axes(name))
+    tensor_axes = set(table.all_axes(name))
     best = 1
     for axes in (deep, along):
         if not axes:
             continue
         if axes[-1] in dense:
             best = max(best, _run(axes, sizes))
-        elif not dense & {*deep, *along} and axes is along and not own & {axes[-1]} and side == 0:
-            # Places of windows: neighbours are neighbours in memory too, as far as one line of them goes.
+        elif not dense & {*deep, *along} and axes is along and axes[-1] not in tensor_axes and side == 0:
+            # Window positions: contiguous within one line.
             best = max(best, _power_of_two(axes[-1].size.value(sizes)))
     return best
 
@@ -92,7 +92,7 @@ def _axes(region: Region, prim: str, first: int, end: int) -> list[Axis]:
 
 
 def _run(axes: list[Axis], sizes: Mapping[str, int]) -> int:
-    """Neighbours along the last of several axes that run as one index: what divides its length evenly."""
+    """Contiguous elements along the last of several merged axes: the largest power of two that divides its length."""
     last = axes[-1].size.value(sizes)
     return last if len(axes) == 1 else _power_of_two(last)
 
@@ -104,12 +104,12 @@ def _power_of_two(number: int) -> int:
 
 def _read(ir: KernelIR, region: Region, operand: str) -> tuple[str, TensorType] | None:
     """The tensor in memory that an operand comes from, the largest where there are several."""
-    pending, found = [operand], list[str]()
+    pending, tensors = [operand], list[str]()
     while pending:
         name = pending.pop()
         if name in region.inputs:
-            found.append(name)
+            tensors.append(name)
         else:
             pending += ir.prims[name].inputs
-    kinds = [(name, ir.graph.type_of(ir.value_of[name])) for name in found if name in ir.value_of]
+    kinds = [(name, ir.graph.type_of(ir.value_of[name])) for name in tensors if name in ir.value_of]
     return max(kinds, key=lambda item: item[1].numel.value(ir.graph.sizes), default=None)

@@ -1,4 +1,4 @@
-"""The predicted cost of a whole schedule: every kernel and every torch call that the launcher would make."""
+"""Predicted cost of a schedule: all kernels and torch calls of its launcher."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mtmc_lsp.tuning.cost import ZERO, Cost, kernel_cost, programs_of, torch_cos
 
 
 def schedule_cost(ir: KernelIR, schedule: Schedule, device: DeviceModel) -> Cost:
-    """The cost of all units, one after the other.
+    """The sum of the costs of all launches.
 
     Raises:
-        CannotCode: the schedule cannot be carried out.
+        CannotCode: the schedule cannot be executed.
     """
     total = ZERO
     for launch in launches(ir, schedule):
@@ -33,7 +33,7 @@ def schedule_cost(ir: KernelIR, schedule: Schedule, device: DeviceModel) -> Cost
 def launch_cost(ir: KernelIR, launch: Sequence[Unit], device: DeviceModel) -> Cost:
     """The cost of a torch call, or of the kernels of one launch.
 
-    Those run at the same time: for as long as the longest alone, or as all of their work takes a device that is full of it.
+    The kernels run concurrently: their time is that of the longest one, or of all work on a fully used device if that is longer.
     """
     costs: list[Cost] = []
     busy: list[float] = []
@@ -45,16 +45,16 @@ def launch_cost(ir: KernelIR, launch: Sequence[Unit], device: DeviceModel) -> Co
         busy.append(min(1.0, programs_of(ir, unit.region, unit.plan.config) / full))
     if len(costs) == 1:
         return costs[0]
-    own = [cost.us - device.launch_us for cost in costs]
-    us = max(*own, sum(time * share for time, share in zip(own, busy, strict=True))) + device.launch_us
+    times = [cost.us - device.launch_us for cost in costs]
+    us = max(*times, sum(time * share for time, share in zip(times, busy, strict=True))) + device.launch_us
     return Cost(sum(cost.bytes for cost in costs), sum(cost.flops for cost in costs), us)
 
 
 def estimated_work(graph: Graph, schedule: object, device: DeviceModel) -> Work | None:
-    """What a version does per call, from its schedule as JSON data; None where the model does not know its kernels."""
+    """Bytes and operations of a version per call, from its schedule in JSON; None if the model cannot read it."""
     try:
-        known = from_json(Schedule, schedule)
-        cost = schedule_cost(ir_of(graph, known), known, device)
+        decoded = from_json(Schedule, schedule)
+        cost = schedule_cost(ir_of(graph, decoded), decoded, device)
     except (TypeError, CannotRewrite, CannotFuse, CannotCode):
         return None
     return Work(cost.bytes, cost.flops)

@@ -1,8 +1,8 @@
-"""How evenly a product's tiles fill a device, and how stream-K deals out those that would not.
+"""Wave quantisation of product tiles, and how stream-K balances the last wave (Osama et al., arXiv 2301.03598).
 
-A multiprocessor takes as long for two tiles at once as for one after the other, so tiles come in waves, one to each; in the last
-wave some have none. The library's products have such waves too, in tiles of sizes that it does not tell. So what idles in them is
-only counted where configurations of one product are compared.
+A multiprocessor needs as long for two concurrent tiles as for two tiles in sequence, so tiles run in waves of one per
+multiprocessor. In the last wave some multiprocessors are idle. Library products have waves too, with unknown tile sizes. So idle
+time counts only where configurations of one product are compared.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from mtmc_lsp.ir.regions import Region, product_in
 from mtmc_lsp.schedule.configs import MatmulConfig
 
 MOST_WAVES = 5
-"""Full waves up to which it is worth trying: of more, what idles in the last one is little."""
+"""Full waves up to which stream-K is tried: with more, the idle share is small."""
 LEAST_RUN = 4
-"""Blocks of K from which on a program's run of them is worth its start and the parts that it writes."""
+"""Blocks of K per program from which on stream-K pays for its start and its partial sums."""
 
 
 @dataclass(frozen=True)
 class Waves:
-    """A product's work: equal tiles, each a walk over equal blocks of K."""
+    """A product's work: equal tiles, each a loop over equal blocks of K."""
 
     tiles: int
     steps: int
@@ -33,30 +33,30 @@ class Waves:
 
     @staticmethod
     def of(ir: KernelIR, region: Region, config: MatmulConfig) -> Waves:
-        """That of a region with a product, in the tiles of a configuration."""
+        """The waves of a region with a product, for a configuration."""
         prim, sizes = product_in(ir, region), ir.graph.sizes
-        own = ProductSizes.of(ir.prims, prim)
-        m, n, k, channels = (size.value(sizes) for size in (own.m, own.n, own.k, own.channels))
-        tiles = own.batch.value(sizes) * -(-m // config.block_m) * -(-n // config.block_n)
+        sized = ProductSizes.of(ir.prims, prim)
+        m, n, k, channels = (size.value(sizes) for size in (sized.m, sized.n, sized.k, sized.channels))
+        tiles = sized.batch.value(sizes) * -(-m // config.block_m) * -(-n // config.block_n)
         deep = config.block_k
         steps = k // channels * -(-channels // deep) if config.kernel_positions else -(-k // deep)
         return Waves(tiles, steps, config.elements)
 
     def shared(self, programs: int) -> int:
-        """Tiles that so many programs share: those of the last wave, be it full or not."""
+        """Tiles that ``programs`` programs share: those of the last wave, full or not."""
         return (self.tiles - 1) % programs + 1
 
     def run(self, programs: int) -> int:
-        """Most blocks of K that a program has of the shared tiles."""
+        """Most K blocks of shared tiles that one program computes."""
         return -(-self.shared(programs) * self.steps // programs)
 
     def parts(self, programs: int) -> int:
-        """About how many parts of shared tiles programs write: one each, and one more for each tile that a run goes on to."""
+        """About how many partial tiles the programs write: one each, and one more for each further tile that a run covers."""
         shared, run = self.shared(programs), self.run(programs)
         return -(-shared * self.steps // run) + (shared - 1 if self.steps % run else 0)
 
     def busy(self, config: MatmulConfig, device: DeviceModel) -> float:
-        """Share of the device that works, on average, until the last program is done."""
+        """Average share of the device that is busy until the last program ends."""
         at_once = device.sm_count
         programs = config.stream_k
         if programs:
@@ -67,7 +67,7 @@ class Waves:
 
 
 def parts_bytes(ir: KernelIR, region: Region, config: MatmulConfig) -> float:
-    """Bytes of the parts of a product by stream-K, written once and read once; 0 for any other."""
+    """Bytes of the partial sums of stream-K, written once and read once; 0 for other products."""
     programs = config.stream_k
     if not programs:
         return 0.0
@@ -77,12 +77,12 @@ def parts_bytes(ir: KernelIR, region: Region, config: MatmulConfig) -> float:
 
 
 def stream_programs(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceModel) -> list[int]:
-    """Numbers of programs among which stream-K may be worth trying; none where tiles are many or K is short."""
+    """Numbers of programs worth trying for stream-K; none where tiles are many or K is short."""
     if config.is_split or config.splits_one_operand_on_load:
         return []
     waves = Waves.of(ir, region, config)
     if waves.tiles >= MOST_WAVES * device.sm_count:
         return []
-    # Of small tiles a multiprocessor holds two programs, one of which loads while the other multiplies.
+    # With small tiles two programs fit on a multiprocessor: one loads while the other multiplies.
     numbers = (device.sm_count, 2 * device.sm_count)
     return [number for number in numbers if waves.run(number) >= LEAST_RUN]

@@ -8,10 +8,13 @@ import pytest
 
 from mtmc_lsp.codegen.kernel.snippets import blocks_text
 from mtmc_lsp.core.json_codec import to_json
+from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.ir.memory_order import across
 from mtmc_lsp.schedule.tile_configs import default_config, variants
 from tests.codegen.harness import fused, verified
 from tests.planning.situations import region_and_program
+
+H200 = default_model()
 
 BACK = """import torch
 # mtmc: x=f32[N,H,W,C] b=f32[C] N=2 C=20 H=7 W=9
@@ -58,7 +61,7 @@ def test_memory_orders_are_converted(source: str, config: dict[str, int], captur
     capture = captured(source, "f")
     ir, region = region_and_program(capture)
     assert across(ir, region) is not None
-    candidate = fused(capture, source, {**to_json(default_config(ir, region)), **config})
+    candidate = fused(capture, source, {**to_json(default_config(ir, region, H200)), **config})
     assert "outer" in candidate.source, "rows are neighbours along one axis alone"
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
@@ -69,7 +72,7 @@ def test_memory_orders_are_converted(source: str, config: dict[str, int], captur
 def test_reductions_over_a_strided_axis_are_correct(source: str, changes: dict[str, int], captured) -> None:
     capture = captured(source, "f")
     ir, region = region_and_program(capture)
-    candidate = fused(capture, source, {**to_json(default_config(ir, region)), **changes})
+    candidate = fused(capture, source, {**to_json(default_config(ir, region, H200)), **changes})
     assert re.search(r"outer = piece // ", candidate.source)
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
@@ -77,15 +80,15 @@ def test_reductions_over_a_strided_axis_are_correct(source: str, changes: dict[s
 
 def test_few_columns_are_held_at_once_and_many_use_a_loop(captured) -> None:
     few, many = (region_and_program(captured(source, "f")) for source in (NORM, SOFTMAX))
-    assert not default_config(*few).loop
-    assert default_config(*many).loop
-    choices = variants(*many, default_config(*many))
+    assert not default_config(*few, H200).loop
+    assert default_config(*many, H200).loop
+    choices = variants(*many, default_config(*many, H200), H200)
     assert {choice.loop for choice in choices} == {True, False}
 
 
 def test_tiles_are_at_most_as_large_as_the_axes(captured) -> None:
     ir, region = region_and_program(captured(BACK, "f"))
-    for config in (default_config(ir, region), *variants(ir, region, default_config(ir, region))):
+    for config in (default_config(ir, region, H200), *variants(ir, region, default_config(ir, region, H200), H200)):
         assert config.rows <= 32
         assert config.block <= 64, "seven by nine places"
 

@@ -9,6 +9,7 @@ import pytest
 from mtmc_lsp.codegen.kernel.formulas import render
 from mtmc_lsp.codegen.kernel.snippets import LINE, PRODUCT, Code, call_text
 from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.regions import analyse
 from mtmc_lsp.schedule.configs import PrecisionMode
@@ -16,6 +17,8 @@ from mtmc_lsp.schedule.matmul_configs import product_config
 from mtmc_lsp.verify.cases import Case
 from tests.codegen.checker import Checker
 from tests.codegen.harness import fused
+
+H200 = default_model()
 
 HEADS = """
 import torch
@@ -63,7 +66,7 @@ def test_kernels_whose_limits_exclude_the_workload_are_refused(checker: Checker)
     capture = checker.capture(HEADS, "few_rows")
     ir = lower(capture.graph)
     region = analyse(ir, [node.name for node in capture.graph.nodes])
-    config = product_config(ir, region, PrecisionMode.FP16X3)
+    config = product_config(ir, region, H200, PrecisionMode.FP16X3)
     assert config.precision is PrecisionMode.IEEE
     with pytest.raises(CannotCode, match="kernels require N >= 32"):
         fused(capture, HEADS, replace(config, precision=PrecisionMode.FP16X3))

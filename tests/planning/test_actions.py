@@ -19,6 +19,7 @@ from tests.codegen.test_kernels import ATTENTION, LINEAR, NORM, ROTARY, SCAN, SO
 from tests.planning import programs
 from tests.planning.situations import (
     SHEET,
+    SLOW,
     act,
     fused_as_far_as_it_goes,
     proposed,
@@ -105,7 +106,7 @@ ILLEGAL = {
         {"order": "diagonal"},
         "order: 'diagonal' is none of 'rows', 'columns'",
     ),
-    "parts of a scan": (SCAN, {"rows": 2, "block": 16}, K.SPLIT, {"split": 2}, "a scan kernel has no parts"),
+    "parts of a scan": (SCAN, {"rows": 2, "block": 16}, K.SPLIT, {"split": 2}, "a scan kernel cannot be split"),
     "parts that are empty": (SOFTMAX, LOOPED, K.SPLIT, {"split": 64}, "would leave some empty"),
     "three parts": (SOFTMAX, LOOPED, K.SPLIT, {"split": 3}, "must be a power of two from 1 to 65536"),
     "persistent attention": (
@@ -120,7 +121,7 @@ ILLEGAL = {
         {**LOOPED, "split": 2},
         K.PERSIST,
         {"persist": 4},
-        "a split kernel has few pieces of work for many programs",
+        "a split kernel has too few tiles for persistent programs",
     ),
     "nothing to change": (NORM, ROWS, K.TILE, {}, "has no configuration"),
 }
@@ -255,7 +256,7 @@ def test_a_size_as_a_multiple_takes_its_mask_away_and_is_asked_for(captured) -> 
 
 def test_few_long_rows_are_split_at_once_and_a_whole_kernel_may_be_split_later(captured) -> None:
     capture = captured(programs.LONG, "f")
-    first = proposed(capture, start(capture, programs.LONG), K.FUSE)[0]
+    first = proposed(capture, start(capture, programs.LONG), K.FUSE, device=replace(SLOW, sm_count=SHEET.sm_count))[0]
     assert "programs share each of its few long rows" in first.rationale
     whole = fused(capture, programs.LONG, {"rows": 1, "block": 4096, "loop": True, "warps": 8, "stages": 2})
     action = proposed(capture, whole, K.SPLIT, device=SHEET)[0]

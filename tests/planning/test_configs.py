@@ -49,12 +49,16 @@ BASE = {
 }  # fmt: skip
 ILLEGAL = [
     ("tile", {"rows": 3}, "rows cannot be 3; it must be a power of two from 1 to 65536"),
-    ("tile", {"rows": True}, "rows cannot be True; it must be a power of two"),
+    ("tile", {"rows": True}, "TileConfig.rows: expected an integer, got True"),
     ("tile", {"warps": "4"}, "TileConfig.warps: expected <class 'int'>, got '4'"),
     ("tile", {"rows": 128, "block": 1024}, "128 rows x 1024 columns: a tile has at most 65536 elements"),
     ("tile", {"order": "diagonal"}, "TileConfig.order: 'diagonal' is none of 'rows', 'columns'"),
-    ("tile", {"persist": 4, "split": 2}, "persist cannot be 4: a split kernel has few pieces of work"),
-    ("tile", {"persist": 4, "order": "columns"}, "persist cannot be 4: the programs advance along columns first"),
+    ("tile", {"persist": 4, "split": 2}, "persist cannot be 4: a split kernel has too few tiles"),
+    (
+        "tile",
+        {"persist": 4, "order": "columns"},
+        "persist cannot be 4: persistent programs cannot advance along columns first",
+    ),
     ("tile", {"block_m": 16}, "unknown field 'block_m' for TileConfig"),
     ("matmul", {"block_k": 8}, "block_k cannot be 8; it must be a power of two from 16 to 256"),
     ("matmul", {"stages": 0}, "stages cannot be 0; it must be a whole number from 1 to 16"),
@@ -62,7 +66,7 @@ ILLEGAL = [
     ("matmul", {"precision": "tf32x3"}, "precision cannot be 'tf32x3'"),
     ("matmul", {"split_on_load": "left"}, "split_on_load cannot be 'left': that needs the precision 'fp16x3-promoted'"),
     ("matmul", {"split_k": 2, "stream_k": 4}, "stream_k cannot be 4: the product is split into 2 parts of K"),
-    ("matmul", {"persist": 4, "split_k": 2}, "persist cannot be 4: a split kernel has few pieces of work"),
+    ("matmul", {"persist": 4, "split_k": 2}, "persist cannot be 4: a split kernel has too few tiles"),
     ("matmul", {"persist": 4, "stream_k": 2}, "persist cannot be 4: the programs of stream-K are persistent already"),
     (
         "matmul",

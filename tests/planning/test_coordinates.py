@@ -100,12 +100,12 @@ def test_a_long_kernel_of_few_elements_is_spread_over_the_device(captured) -> No
     """While one of its programs waits for itself, another runs."""
     programs = {}
     for name in ("long", "short"):
-        config = default_config(*region_and_program(captured(LONG, name)))
+        config = default_config(*region_and_program(captured(LONG, name)), SHEET)
         programs[name] = 4096 / config.elements
     assert programs["long"] >= 4 * programs["short"]
     assert programs["long"] <= 4096 / 128, "each of a warp's threads has something to do"
 
 
 def test_programs_take_many_rows_that_are_short(captured) -> None:
-    config = default_config(*region_and_program(captured(LONG, "narrow")))
+    config = default_config(*region_and_program(captured(LONG, "narrow")), SHEET)
     assert config.elements == 1024

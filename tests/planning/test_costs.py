@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mtmc_lsp.ir.regions import analyse
@@ -34,7 +36,7 @@ def test_keys_and_values_of_an_attention_fit_into_shared_memory(
         f"q=F[2,{queries},{head}], k=F[2,4096,{head}], v=F[2,4096,{head}]: F.scaled_dot_product_attention(q, k, v)",
         dtype,
     )
-    config = attention_config(*region_and_program(captured(text, "f")), shared)
+    config = attention_config(*region_and_program(captured(text, "f")), replace(SHEET, shared_bytes=shared))
     m, n, stages = config.block_m, config.block_n, config.stages
     held = next_power_of_two(head)
     elements = m * held + n * stages * 2 * held
@@ -44,10 +46,10 @@ def test_keys_and_values_of_an_attention_fit_into_shared_memory(
 
 def test_a_transposed_tensor_is_read_in_square_tiles(captured) -> None:
     ir, region = region_and_program(captured(f"import torch\n{ACROSS}", "across"))
-    config = default_config(ir, region)
+    config = default_config(ir, region, SHEET)
     assert config == TileConfig(64, 64, warps=8)
     other = region_and_program(captured(f"import torch\n{ALONG}", "across"))
-    assert default_config(*other).rows == 1
+    assert default_config(*other, SHEET).rows == 1
 
 
 def test_whole_sectors_are_read_for_single_elements_and_long_tiles_pay_for_it(captured) -> None:
@@ -62,7 +64,7 @@ def test_whole_sectors_are_read_for_single_elements_and_long_tiles_pay_for_it(ca
 def test_a_reduction_down_the_columns_is_dear_row_by_row(captured) -> None:
     ir, region = region_and_program(captured(f"import torch\n{DOWN}", "down"))
     by_rows = kernel_cost(ir, region, TileConfig(1, 8192), SHEET)
-    assert by_rows.us > 2 * kernel_cost(ir, region, default_config(ir, region), SHEET).us
+    assert by_rows.us > 2 * kernel_cost(ir, region, default_config(ir, region, SHEET), SHEET).us
 
 
 def test_windows_before_a_norm_are_folded_on_each_of_its_walks(captured) -> None:
@@ -103,7 +105,7 @@ def test_a_product_waits_for_operands_that_are_loaded_element_by_element(capture
             ir = ir_of(graph, Schedule(rewrites=(Rewrite("channels-last", node),) if packed else ()))
             own = next(n.name for n in ir.graph.nodes if ".conv" in n.op)
             region = analyse(ir, (own,))
-            waits[name, packed] = loads_apart_us(ir, region, default_config(ir, region), SHEET)
+            waits[name, packed] = loads_apart_us(ir, region, default_config(ir, region, SHEET), SHEET)
     assert waits["plain", True] == 0.0
     assert waits["plain", False] > 1000.0
     assert waits["phases", True] > 1000.0
@@ -112,7 +114,7 @@ def test_a_product_waits_for_operands_that_are_loaded_element_by_element(capture
 def test_what_is_split_before_is_read_together(captured) -> None:
     text = source("x=F[64,128], w=F[64,128]: torch.mm(x.t(), w)", "f32")
     ir, region = region_and_program(captured(text, "f"))
-    assert loads_apart_us(ir, region, product_config(ir, region, PrecisionMode.FP16X3), SHEET) == 0.0
+    assert loads_apart_us(ir, region, product_config(ir, region, SHEET, PrecisionMode.FP16X3), SHEET) == 0.0
 
 
 @pytest.mark.parametrize(

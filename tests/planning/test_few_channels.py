@@ -124,7 +124,7 @@ def test_few_windows_with_a_long_sum_are_not_written_out(captured) -> None:
     capture = captured(text, "f")
     ir = ir_of(capture.graph, Schedule())
     region = analyse(ir, tuple(node.name for node in capture.graph.nodes))
-    config = product_config(ir, region, PrecisionMode.FP16X3_PROMOTED)
+    config = product_config(ir, region, SHEET, PrecisionMode.FP16X3_PROMOTED)
     assert (config.precision, config.split_k) == (PrecisionMode.IEEE, 4)
 
 
@@ -135,8 +135,8 @@ def test_no_tile_is_tried_whose_sums_do_not_fit_into_registers(n: int, captured)
     capture = captured(text, "f")
     ir = ir_of(capture.graph, Schedule())
     region = analyse(ir, tuple(node.name for node in capture.graph.nodes))
-    first = product_config(ir, region, PrecisionMode.FP16X3_PROMOTED)
-    tried = [first, *variants(ir, region, first)]
+    first = product_config(ir, region, SHEET, PrecisionMode.FP16X3_PROMOTED)
+    tried = [first, *variants(ir, region, first, SHEET)]
     assert len(tried) > 2
     tiles = {(c.block_m, c.block_n, c.warps) for c in tried}
     assert not tiles & {(256, 64, 4), (128, 128, 4), (256, 128, 8)}

@@ -24,7 +24,7 @@ from mtmc_lsp.rewrites.graph_editing import dense
 from mtmc_lsp.schedule.precision_modes import Precisions
 from mtmc_lsp.schedule.schedule import Schedule
 from tests.codegen.harness import compile_errors, verified
-from tests.planning.situations import SLOW, act, schedule_of, start
+from tests.planning.situations import SHEET, SLOW, act, schedule_of, start
 
 HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n"
 RESIDUAL = """
@@ -215,7 +215,7 @@ def test_sites_that_fail_together_are_tried_apart(captured):
     assert left(StepStatus.FAILED) == sites
     assert not left(StepStatus.REJECTED)
     ir = ir_of(capture.graph, schedule_of(candidate))
-    told = Precisions.of(ir, [Step(1, group, StepStatus.REJECTED, "")])
+    told = Precisions.of(ir, SHEET, [Step(1, group, StepStatus.REJECTED, "")])
     assert {tuple(sorted(nodes)) for _, nodes in told.slow} == {tuple(sorted(nodes)) for nodes in sites}
 
 

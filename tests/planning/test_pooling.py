@@ -138,7 +138,7 @@ def test_each_thread_has_one_of_the_columns_that_windows_slide_along(captured) -
         ("rows", "x=F[8,64,64,512]: F.max_pool2d(x, (3, 1), 1)"),
     ):
         ir, region = region_and_program(captured(source(case, "f32"), "f"))
-        configs[name] = default_config(ir, region)
+        configs[name] = default_config(ir, region, SHEET)
     assert configs["lines"].elements == 32 * configs["lines"].warps
     assert configs["rows"].elements > 32 * configs["rows"].warps
 
@@ -149,5 +149,5 @@ def test_a_fold_inside_a_fold_is_dear_where_windows_overlap(captured) -> None:
         case = f"x=F[32,64,256,256]: F.max_pool2d(F.max_pool2d(x, (1, 5), 1), (5, 1), ({step}, 1))"
         ir, whole = region_and_program(captured(source(case, "f32"), "f"))
         regions = [whole, *(analyse(ir, (node,)) for node in whole.nodes)]
-        both, first, second = (kernel_cost(ir, r, default_config(ir, r), SHEET).us for r in regions)
+        both, first, second = (kernel_cost(ir, r, default_config(ir, r, SHEET), SHEET).us for r in regions)
         assert (both > first + second) is dear

@@ -98,7 +98,7 @@ def test_the_tile_of_split_operands_is_as_large_as_their_sums_leave_room_for(
     k: int, tile: tuple[int, int], stages: int, captured
 ) -> None:
     ir, region = region_and_program(captured(linear(b=8192, k=k, n=8192), "f"))
-    config = product_config(ir, region, PrecisionMode.FP16X3)
+    config = product_config(ir, region, SHEET, PrecisionMode.FP16X3)
     assert (config.block_m, config.block_n) == tile
     assert config.stages == stages
 
@@ -195,7 +195,7 @@ def f(x, y, r, s):
     return {text}
 """
     ir = lower(captured(source, "f").graph)
-    modes = Precisions(ir, False, {}, ()).modes
+    modes = Precisions(ir, SHEET, False, {}, ()).modes
     assert {left[0] for left in modes.values()} == (
         {PrecisionMode.FP16X3_SHORT} if AVERAGED[text] else {PrecisionMode.FP16X3}
     )

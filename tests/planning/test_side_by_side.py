@@ -121,7 +121,7 @@ def test_what_reads_the_other_kernels_result_cannot_run_beside_it(captured) -> N
     capture = captured(text, "f")
     before = kernels(capture, text)
     assert len(independent(before)) == 3
-    with pytest.raises(CannotCode, match="one of the kernels needs what another makes"):
+    with pytest.raises(CannotCode, match="one of the kernels reads a result of another"):
         joined(capture, before)
 
 
@@ -135,7 +135,7 @@ def f(x):
     capture = captured(text, "f")
     before = kernels(capture, text)
     assert len(independent(before)) == 2
-    with pytest.raises(CannotCode, match="one of the kernels needs what another makes"):
+    with pytest.raises(CannotCode, match="one of the kernels reads a result of another"):
         joined(capture, before)
 
 
@@ -145,7 +145,7 @@ def test_a_launch_is_for_kernels_that_are_one_launch_each(captured) -> None:
     before = kernels(capture, text)
     soft = next(plan for plan in schedule_of(before).kernels if "softmax" in plan.key)
     persistent = act(capture, before, ActionKind.PERSIST, *soft.nodes, config={"persist": 3})
-    with pytest.raises(CannotCode, match="a persistent kernel fills the device by itself"):
+    with pytest.raises(CannotCode, match="a persistent kernel fills the device alone"):
         joined(capture, persistent)
     together = joined(capture, before)
     with pytest.raises(CannotCode, match="the launch runs other kernels too"):
@@ -174,7 +174,7 @@ def test_short_kernels_are_proposed_and_long_ones_are_not(captured) -> None:
     before = kernels(capture, text)
     state = situation(capture, before, has_gpu=True, device=SHEET)
     [action] = SideBySide().propose(state)
-    assert action.text == "run 2 kernels of line 3 side by side, in one launch"
+    assert action.text == "run 2 independent kernels of line 3 in one launch"
     assert action.expected.saved_us == pytest.approx(SHEET.launch_us, rel=0.2), "a launch less"
     after = BuiltinCoder().write(capture, before, action)
     assert len(after.launches) == 1

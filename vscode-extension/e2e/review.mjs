@@ -24,7 +24,7 @@ export async function run(scenario) {
     await scenario(w, "the light bulb shows the plan with its reasons, and the file is unchanged", async () => {
       await w.lightbulb("scores = ", "Show the plan first");
       await w.row("Plan", "3 actions").waitFor({ timeout: LONG });
-      await w.row("less moves through memory").waitFor();
+      await w.row("of memory traffic").waitFor();
       await w.shot("plan");
       assert.deepEqual(await w.messages(), [], "the view shows everything");
       assert.equal(text(), BLOCK);

@@ -24,7 +24,7 @@ from mtmc_lsp.codegen.module.side_by_side import side_by_side
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
-from mtmc_lsp.schedule.split_on_load import HELD_TOGETHER, WHOLE_LIMIT, rows_held, strided_rows
+from mtmc_lsp.schedule.split_on_load import MAX_DEPTH_IN_REGISTERS, SPLIT_ELEMENTS, rows_held, strided_rows
 
 MAX_ELEMENTS_IN_ONE_LAUNCH = 2**24
 """Maximum number of elements of both operands for which one launch splits both. For larger operands the launch overhead is
@@ -111,7 +111,7 @@ class _SplitWriter:
         """The finished kernel."""
         # A short dynamic K uses the loop, because the held version would not support much longer rows.
         min_held_depth = 0 if self.operand.k.is_constant else MIN_DYNAMIC_HELD_DEPTH
-        holds_rows = min_held_depth <= self._k_pad_now <= (WHOLE_LIMIT if self.is_dense() else HELD_DEPTH)
+        holds_rows = min_held_depth <= self._k_pad_now <= (MAX_DEPTH_IN_REGISTERS if self.is_dense() else HELD_DEPTH)
         lines, blocks, warps = self._held_rows() if holds_rows else self._looped_rows()
         rows = blocks["ROWS"]
         grid = [blocks_text(f"rows_{self.row}", rows)]
@@ -192,7 +192,7 @@ class _SplitWriter:
         """Statements that hold whole rows: one or few if K is dense, else enough rows for coalesced loads."""
         depth = next_power_of_two(self._k_pad_now)
         rows, warps = rows_held(self._rows_now, depth), 4
-        if rows * depth < HELD_TOGETHER or rows == 1:
+        if rows * depth < SPLIT_ELEMENTS or rows == 1:
             # Few program instances: more threads each make them faster.
             warps = max(4, min(16, depth // 1024))
         if not self.is_dense():

@@ -15,7 +15,7 @@ from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES
 from mtmc_lsp.core.dtypes import is_low_precision
 from mtmc_lsp.ir.recurrence import Recurrence
 from mtmc_lsp.schedule.configs import RecurrentConfig
-from mtmc_lsp.schedule.recurrent_configs import is_added_up, units_of
+from mtmc_lsp.schedule.recurrent_configs import units_of, uses_fma
 
 OF_STATE, OF_INPUT = "gate != 2", "gate != 3"
 """Masks of a GRU tile's columns: those with a state term, and those with an input term."""
@@ -96,7 +96,7 @@ class RecurrentKernel:
     @property
     def _uses_broadcast_sum(self) -> bool:
         """Whether products use ordinary arithmetic units with partial sums in registers, instead of ``tl.dot``."""
-        return is_added_up(self.dtype, self.config.precision)
+        return uses_fma(self.dtype, self.config.precision)
 
     @property
     def _has_full_unit_blocks(self) -> bool:
