@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
-from mtmc_lsp.ir.attention_mask import limits_in
+from mtmc_lsp.ir.attention_mask import limited_attention_band
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
@@ -46,7 +46,7 @@ def attention_config(ir: KernelIR, region: Region, shared_bytes: int = 0) -> Att
     each = max(ITEMSIZE[left.dtype], ITEMSIZE[right.dtype])
     largest = min((most for size, most in TILES if size == _kind(each) and most >= max(head, width)), default=256)
     most_rows = max(64, scores.shape[-2].value(sizes))
-    if limits_in(ir, region) is not None:
+    if limited_attention_band(ir, region) is not None:
         most_rows = min(most_rows, MOST_BANDED)
     for config in (AttentionConfig(*tile) for tile in TILES[_kind(each), largest]):
         elements = config.block_m * head + config.block_n * config.stages * (head + width)

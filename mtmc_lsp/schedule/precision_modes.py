@@ -15,7 +15,7 @@ from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.run import Step, StepStatus
-from mtmc_lsp.ir.accumulated_products import summed_products
+from mtmc_lsp.ir.accumulated_products import accumulated_products
 from mtmc_lsp.ir.lower import GraphBox
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp, ProductSizes, has_split_operands
 from mtmc_lsp.schedule.configs import PRE_SPLIT_MODES, SPLIT_PRECISION_MODES, PrecisionMode, precision_of
@@ -143,7 +143,7 @@ class Precisions:
 
     @cached_property
     def _summed(self) -> Collection[str]:
-        return summed_products(self.ir)
+        return accumulated_products(self.ir)
 
     def _is_summed(self, prim: Prim) -> bool:
         """Whether it sums many terms, and its own results are summed, in which errors do not cancel."""

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.axes import AxisTable
-from mtmc_lsp.ir.primitives import IN_PLACE, KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
+from mtmc_lsp.ir.primitives import BIJECTIVE_VIEWS, KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
 from mtmc_lsp.schedule.configs import MatmulConfig, PrecisionMode, SplitOnLoad
 
 LEAST_CHANNELS = 16
@@ -207,6 +207,6 @@ def lies_in_units(ir: KernelIR, prim: Prim, side: int) -> bool:
 def _stored(ir: KernelIR, name: str) -> list[str]:
     """An operand, and what it is another view of in turn: the last one is what is read."""
     chain = [name]
-    while ir.prims[chain[-1]].op in IN_PLACE:
+    while ir.prims[chain[-1]].op in BIJECTIVE_VIEWS:
         chain.append(ir.prims[chain[-1]].inputs[0])
     return chain

@@ -13,7 +13,7 @@ from typing import TypeVar
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.ir.axes import Axis
-from mtmc_lsp.ir.memory_order import across, column_axes, strided_columns, windows_along_columns
+from mtmc_lsp.ir.memory_order import column_axes, strided_columns, transposed_axis, windows_along_columns
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp, ProductDims
 from mtmc_lsp.ir.recurrence import recurrence_in
 from mtmc_lsp.ir.regions import Region, RegionKind, product_in
@@ -81,7 +81,7 @@ def _first_config(ir: KernelIR, region: Region) -> TileConfig:
     sizes = ir.graph.sizes
     if region.kind is RegionKind.MAP:
         columns = region.kept[-1].size.value(sizes) if region.kept else 1
-        turned = across(ir, region)
+        turned = transposed_axis(ir, region)
         if turned is not None:
             return _turned_tiles(ir, region, turned)[0]
         if windows_along_columns(ir, region) is not None:
@@ -212,7 +212,7 @@ def variants(ir: KernelIR, region: Region, config: KernelConfig) -> list[KernelC
 
 def tile_variants(ir: KernelIR, region: Region, config: TileConfig) -> Iterator[TileConfig]:
     """The configuration of a tile kernel with other tiles."""
-    if (turned := across(ir, region)) is not None:
+    if (turned := transposed_axis(ir, region)) is not None:
         tiles = [(tile.rows, tile.block, tile.warps) for tile in _turned_tiles(ir, region, turned)]
     elif region.kind is RegionKind.MAP:
         tiles = _map_tiles(ir, region, config)

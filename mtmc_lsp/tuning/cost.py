@@ -9,10 +9,10 @@ from mtmc_lsp.core.device_model import DeviceModel, TensorCores
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
 from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, Node, TensorType
 from mtmc_lsp.core.sizes import Size, product
-from mtmc_lsp.ir.attention_mask import limits_in
+from mtmc_lsp.ir.attention_mask import limited_attention_band
 from mtmc_lsp.ir.axes import Axis
-from mtmc_lsp.ir.dense_windows import are_dense_runs
-from mtmc_lsp.ir.memory_order import across, dense_axes, windows_along_columns
+from mtmc_lsp.ir.dense_windows import are_contiguous_windows
+from mtmc_lsp.ir.memory_order import contiguous_axes, transposed_axis, windows_along_columns
 from mtmc_lsp.ir.primitives import CENTRED, KernelIR, Prim, PrimOp, ProductDims, ProductSizes, has_split_operands
 from mtmc_lsp.ir.recurrence import library_us, recurrence_in, recurrence_of, steps_and_batch, weight_bytes
 from mtmc_lsp.ir.regions import VIEWS, Region, RegionKind, product_in
@@ -268,7 +268,7 @@ def kernel_cost(
     if matmul is not None and matmul.tma and mode is PrecisionMode.NATIVE:
         share = MOVED_BY_ROWS if is_dense_along_sum(ir, product_in(ir, region), 1) else MOVED
     windows = any(ir.prims[name].op is PrimOp.WINDOW for name in region.prims)
-    if windows and not (region.kind is RegionKind.MATMUL and are_dense_runs(ir, product_in(ir, region))):
+    if windows and not (region.kind is RegionKind.MATMUL and are_contiguous_windows(ir, product_in(ir, region))):
         types = [graph.type_of(values[name]) for name in region.inputs if name in values]
         # A factor per sample or channel lies the same either way.
         walked = [kind for kind in types if len(kind.shape) > 3 and Size.of(1) not in kind.shape[:2]]
@@ -363,7 +363,7 @@ def _sectors(
         return 1.0
     graph = ir.graph
     along = set(region.reduced) if region.reduced else set(region.kept[-1:])
-    inner = dense_axes(region, prim, kind)
+    inner = contiguous_axes(region, prim, kind)
     dense = {axis for dim, axis in inner.items() if kind.shape[dim].value(graph.sizes) > 1}
     own = set(region.table.all_axes(prim))
     if not dense or not own & along:
@@ -371,7 +371,7 @@ def _sectors(
     if dense & along:
         reached = _columns_reached(region, dense, config, graph, device)
     else:
-        turned = across(ir, region)
+        turned = transposed_axis(ir, region)
         neighbours = (turned,) if turned is not None else (region.kept[-1:] if region.reduced else region.kept[-2:-1])
         reached = config.rows if dense & set(neighbours) else 1
     times = max(1.0, device.sector_bytes / ITEMSIZE[kind.dtype] / max(1, reached))
@@ -403,7 +403,7 @@ def _folded_bytes(ir: KernelIR, region: Region, device: DeviceModel) -> float:
         if prim.op is PrimOp.REDUCE:
             # Once for each row, whoever reads it: of each of its elements.
             times = float(product(_source(ir, prim)).value(ir.graph.sizes))
-        if prim.op is PrimOp.FOLD:
+        if prim.op is PrimOp.UNROLLED_REDUCE:
             whole, kept = (product(shape).value(ir.graph.sizes) for shape in (_source(ir, prim), prim.shape))
             times *= whole / max(1, kept)
             total += times * ITEMSIZE[prim.dtype]
@@ -420,7 +420,7 @@ def _source(ir: KernelIR, prim: Prim) -> tuple[Size, ...]:
 
 def _share_of_pairs(ir: KernelIR, region: Region) -> float:
     """Share of an attention's pairs of a query and a key that its mask leaves; 1 for all else."""
-    banded = limits_in(ir, region)
+    banded = limited_attention_band(ir, region)
     if banded is None:
         return 1.0
     form, band = banded

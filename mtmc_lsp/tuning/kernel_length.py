@@ -11,7 +11,7 @@ MOST_VALUES = 2_000
 """Values that are written out, those of one operation at different places each counted: a layer's kernel has some hundred."""
 MOVES = frozenset({PrimOp.SLICE, PrimOp.FLIP, PrimOp.CAT, PrimOp.PAD, PrimOp.WINDOW, PrimOp.GATHER})
 """Primitives whose result at one place is their input's at another."""
-ONCE = frozenset({PrimOp.REDUCE, PrimOp.SCAN, PrimOp.FOLD, PrimOp.MATMUL})
+ONCE = frozenset({PrimOp.REDUCE, PrimOp.SCAN, PrimOp.UNROLLED_REDUCE, PrimOp.MATMUL})
 """Primitives that have a loop of their own, in which their input is written once."""
 
 

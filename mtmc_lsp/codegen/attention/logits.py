@@ -11,7 +11,7 @@ from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.snippets import UNARY, Code
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.ir.attention_mask import Band, sure_before
+from mtmc_lsp.ir.attention_mask import Band, condition_holds_before
 from mtmc_lsp.ir.attention_pattern import AttentionForm
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.regions import Region
@@ -85,7 +85,7 @@ class Logits:
         text = condition.text if shown else f"~{condition.at(UNARY)}"
         sure = None
         if self.band.first is None and self.band.last is not None:
-            sure = sure_before(self.ir, self.region, self.form, name, shown)
+            sure = condition_holds_before(self.ir, self.region, self.form, name, shown)
         if sure is not None and found.sure not in (None, sure):
             assert found.sure is not None
             # Before the nearer of two edges both conditions hold; which that is, sizes may not tell.

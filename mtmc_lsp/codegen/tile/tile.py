@@ -14,7 +14,7 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.axes import Axis
-from mtmc_lsp.ir.memory_order import across, column_axes, strided_columns
+from mtmc_lsp.ir.memory_order import column_axes, strided_columns, transposed_axis
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region, RegionKind
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
@@ -112,7 +112,7 @@ class TileBase:
         if len(rows) < 2 or number == 1 or self.config.is_split:
             return [], rows
         if self.is_map:
-            turned = across(self.ir, self.region)
+            turned = transposed_axis(self.ir, self.region)
             own = next((group for group in rows if turned in group), None)
         else:
             # Neighbouring rows lie densest: they are those of the last group.
@@ -193,7 +193,7 @@ class TileBase:
         Raises:
             CannotCode: it has none in this kernel.
         """
-        if prim.op is PrimOp.FOLD:
+        if prim.op is PrimOp.UNROLLED_REDUCE:
             return folded(self, prim, at)
         raise CannotCode(f"{prim.op.value} inside an elementwise kernel")
 

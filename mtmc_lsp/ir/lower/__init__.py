@@ -8,7 +8,7 @@ from functools import lru_cache
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.ir.buffer_updates import counts
+from mtmc_lsp.ir.buffer_updates import call_counters
 from mtmc_lsp.ir.lower.rounding_division import with_exact_divisions
 from mtmc_lsp.ir.primitives import Builder, CannotLower, KernelIR, PrimOp
 
@@ -135,7 +135,7 @@ def _lower(graph_box: GraphBox) -> KernelIR:
     graph = graph_box.graph
     builder = Builder(graph)
     opaque: set[str] = set()
-    counted = counts(graph)
+    counted = call_counters(graph)
     for item in graph.inputs:
         name = builder.add(PrimOp.INPUT, (), item.type.shape, item.type.dtype, input=item.name)
         builder.values[item.name, 0] = name

@@ -109,7 +109,7 @@ def _depthwise(b: Builder, windows: str, weight: str, shape: tuple[Size, ...], d
         factors = b.reshape(weight, [1, channels, times, *[1] * spatial, *kernel_sizes])
     terms = b.pointwise("mul", windows, factors, dtype=d)
     rank = len(b.shape(terms))
-    return b.reshape(b.fold("sum", terms, range(rank - spatial, rank), d), shape)
+    return b.reshape(b.unrolled_reduce("sum", terms, range(rank - spatial, rank), d), shape)
 
 
 def _product(b: Builder, pairs: list[tuple[str, str]], shape: tuple[Size, ...], groups: int, dtype: str) -> str:

@@ -130,7 +130,7 @@ def attention(c: Call) -> str:
     scores = rounded(c.b, scores)
     top, total = softmax_statistics(c.b, scores, (rank - 1,))
     weights = c.b.pointwise("exp", c.b.pointwise("sub", scores, top, dtype=d), dtype=d)
-    share = c.b.pointwise("div", weights, total, dtype=d, zero_for_none=c.has(3, "attn_mask"))
+    share = c.b.pointwise("div", weights, total, dtype=d, zero_if_fully_masked=c.has(3, "attn_mask"))
     weights = c.b.cast(share, c.out.dtype)
     return matmul(c.b, weights, v, c.out.dtype)
 

@@ -28,7 +28,7 @@ def max_pool(c: Call) -> str | tuple[str, ...]:
     d, places = compute_dtype(c.out.dtype), c.out.shape[-n:]
     windows = sliding(c.b, x, places, taps, steps=steps, dilations=dilations, before=before, outside=float("-inf"))
     rank = len(c.out.shape)
-    return c.alone(c.b.cast(c.b.fold("max", windows, range(rank, rank + n), d), c.out.dtype))
+    return c.alone(c.b.cast(c.b.unrolled_reduce("max", windows, range(rank, rank + n), d), c.out.dtype))
 
 
 def _given(c: Call, position: int, name: str) -> bool:
@@ -71,7 +71,7 @@ def _window_sums(
 ) -> str:
     n, rank = len(taps), len(c.b.shape(x))
     windows = sliding(c.b, x, places, taps, steps=steps, dilations=(1,) * n, before=before, outside=0.0)
-    return c.b.fold("sum", windows, range(rank, rank + n), compute_dtype(c.out.dtype))
+    return c.b.unrolled_reduce("sum", windows, range(rank, rank + n), compute_dtype(c.out.dtype))
 
 
 def _reaches_inside(places: Size, taps: int, step: int, before: int, size: Size) -> bool:
@@ -131,7 +131,7 @@ def adaptive_max_pool(c: Call) -> str | tuple[str, ...]:
         ones, none = (1,) * n, (0,) * n
         places = c.out.shape[-n:]
         windows = sliding(c.b, x, places, taps, steps=taps, dilations=ones, before=none, outside=float("-inf"))
-        largest = c.b.fold("max", windows, range(rank, rank + n), d)
+        largest = c.b.unrolled_reduce("max", windows, range(rank, rank + n), d)
     return c.alone(c.b.cast(largest, c.out.dtype))
 
 
@@ -170,7 +170,7 @@ def _uneven_windows(c: Call, x: str, n: int, fn: str, neutral: float) -> tuple[s
         inside = b.reshape(inside, [places, taps, *[1] * after])
         x = b.pointwise("where", inside, b.reshape(x, shape), neutral, dtype=b.dtype(x))
         x = b.permute(x, (*range(dim + 1), *range(dim + 2, len(shape)), dim + 1))
-    return b.fold(fn, x, range(rank, rank + n), b.dtype(x)), lengths
+    return b.unrolled_reduce(fn, x, range(rank, rank + n), b.dtype(x)), lengths
 
 
 def _floor_divided(b: Builder, places: int, size: int, start: int) -> str:

@@ -60,4 +60,4 @@ def _added(c: Call, base: str, dim: int, index: str, source: str) -> str:
         raise c.fail(f"adding {c.out.dtype}")
     if c.b.dtype(index) not in ("int64", "int32"):
         raise c.fail("no indices")
-    return c.b.add(PrimOp.ADD_AT, (base, index, source), c.out.shape, c.out.dtype, dim=dim)
+    return c.b.add(PrimOp.SCATTER_ADD, (base, index, source), c.out.shape, c.out.dtype, dim=dim)
