@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.sizes import Size, product
-from mtmc_lsp.ir.lower.convolution import LOW_HALF, SPLIT
+from mtmc_lsp.ir.lower.convolution import LOW_PART, SPLIT
 from mtmc_lsp.rewrites.graph_editing import AlgebraRule, Edit, base_name, dense, made, uses_other_outputs
 
 FORMATS = {4: "torch.channels_last", 5: "torch.channels_last_3d"}
@@ -264,7 +264,7 @@ def _kept(own: Convolution) -> tuple[int, int]:
 def _high_and_low(own: Convolution, scaled: Ref, side: int, name: str) -> tuple[Ref, Ref]:
     """Two float16 tensors whose sum is ``scaled`` but for the last two of its 24 bits, with channels densest."""
     chain = own.chain
-    rest = chain.add(LOW_HALF, (scaled,), own.kinds[side])
+    rest = chain.add(LOW_PART, (scaled,), own.kinds[side])
     found: list[Ref] = []
     for value, part in ((scaled, "high"), (rest, "low")):
         found.append(own.packed(value, side, half=True))

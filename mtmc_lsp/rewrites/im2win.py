@@ -29,7 +29,7 @@ from math import prod
 from mtmc_lsp.core.dtypes import is_half
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.ir.lower.convolution import IN_ORDER
+from mtmc_lsp.ir.lower.convolution import STORED_COPY
 from mtmc_lsp.rewrites.convolution_layout import (
     HALF_WHY,
     ONE,
@@ -89,7 +89,7 @@ class _Im2winConvolution(Convolution):
         if half:
             value = chain.add("_to_copy.default", (value,), kind, dtype=dtype, memory_format="torch.contiguous_format")
         else:
-            value = chain.add(IN_ORDER, (value,), kind)
+            value = chain.add(STORED_COPY, (value,), kind)
         order = (0, len(kind.shape) - 1, *range(1, len(kind.shape) - 1))
         shown = chain.add("permute.default", (value, order), channels_last(tuple(kind.shape[d] for d in order), dtype))
         chain.nodes[-1] = replace(chain.nodes[-1], variable=("input_windows", "weight_windows")[side])

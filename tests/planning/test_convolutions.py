@@ -143,7 +143,7 @@ def split(capture: Capture, text: str, tile: int = 16) -> Candidate:
     ir = ir_of(capture.graph, base)
     kernels = []
     for fusion in FusionSearch(ir, base, SLOW).best():
-        own = any("halves_conv" in ir.graph.node(node).op for node in fusion.nodes)
+        own = any("split_conv" in ir.graph.node(node).op for node in fusion.nodes)
         small = {"block_m": tile, "block_n": tile, "block_k": 16} if own else {}
         kernels.append({"nodes": list(fusion.region.nodes), "config": {**to_json(fusion.config), **small}})
     params = {"rule": "split-operands", "node": name, "kernels": kernels}
