@@ -21,7 +21,7 @@ def transposed_axis(ir: KernelIR, region: Region) -> Axis | None:
     Such a kernel transposes: its tiles have this axis as rows, so that both loads and stores are coalesced. ``None`` for all
     other kernels.
     """
-    if region.kind is not RegionKind.MAP or len(region.kept) < 2:
+    if region.kind is not RegionKind.MAP or len(region.parallel_axes) < 2:
         return None
     sizes = ir.graph.sizes
     total = region.rows.value(sizes)
@@ -35,11 +35,13 @@ def transposed_axis(ir: KernelIR, region: Region) -> Axis | None:
             continue
         for dim, inner in contiguous_axes(region, prim, kind).items():
             axis = padded_axes.get(inner, inner)
-            if kind.shape[dim] != Size.of(1) and axis in region.kept[:-1]:
+            if kind.shape[dim] != Size.of(1) and axis in region.parallel_axes[:-1]:
                 bytes_along[axis] = bytes_along.get(axis, 0) + kind.numel.value(sizes) * itemsize(kind.dtype)
     best = max(bytes_along, key=lambda axis: bytes_along[axis], default=None)
     is_wide_enough = all(
-        axis.size.value(sizes) >= MIN_TRANSPOSED_ELEMENTS for axis in (best, region.kept[-1]) if axis is not None
+        axis.size.value(sizes) >= MIN_TRANSPOSED_ELEMENTS
+        for axis in (best, region.parallel_axes[-1])
+        if axis is not None
     )
     return best if is_wide_enough else None
 
@@ -62,8 +64,8 @@ def column_axes(ir: KernelIR, region: Region) -> tuple[Axis, ...]:
     """
     transposed = transposed_axis(ir, region)
     if transposed is None:
-        return region.kept[-1:]
-    inside = region.kept[region.kept.index(transposed) + 1 :]
+        return region.parallel_axes[-1:]
+    inside = region.parallel_axes[region.parallel_axes.index(transposed) + 1 :]
     first = len(inside) - 1
     while first > 0 and product([axis.size for axis in inside[first:]]).value(ir.graph.sizes) < MIN_COLUMNS:
         first -= 1
@@ -76,13 +78,13 @@ def windows_along_columns(ir: KernelIR, region: Region) -> Prim | None:
     Neighbouring columns then read overlapping or strided elements, which a thread cannot load as one vector. With one column
     per thread, the threads of a load still read neighbouring elements.
     """
-    if region.kind is not RegionKind.MAP or not region.kept:
+    if region.kind is not RegionKind.MAP or not region.parallel_axes:
         return None
     for name in reversed(region.prims):
         prim = ir.prims[name]
         if prim.op is PrimOp.WINDOW:
             axes = region.table.axes(name, int(str(prim.attrs["dim"])))
-            if axes and axes[-1] == region.kept[-1]:
+            if axes and axes[-1] == region.parallel_axes[-1]:
                 return prim
     return None
 
@@ -91,10 +93,10 @@ def strided_columns(ir: KernelIR, region: Region) -> bool:
     """Whether the reduced axes are strided in memory while an independent axis is contiguous."""
     dense = _contiguous_input_axes(ir, region)
     return (
-        bool(region.kept)
-        and bool(region.reduced)
-        and not (dense & set(region.reduced))
-        and bool(dense & set(region.kept))
+        bool(region.parallel_axes)
+        and bool(region.reduced_axes)
+        and not (dense & set(region.reduced_axes))
+        and bool(dense & set(region.parallel_axes))
     )
 
 

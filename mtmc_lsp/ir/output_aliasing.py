@@ -45,7 +45,7 @@ def may_overwrite(ir: KernelIR, region: Region, mutation: Mutation, recomputed: 
     if region.kind is RegionKind.MAP:
         has_same_elements = all(ir.of(ref).shape == kind.shape for ref in region.outputs)
     else:
-        has_same_elements = set(region.table.all_axes(new)) == set(region.kept)
+        has_same_elements = set(region.table.all_axes(new)) == set(region.parallel_axes)
     if not has_same_elements:
         return False
     depends = {old}

@@ -50,7 +50,7 @@ class Recurrence:
         return 2 if self.cell == "lstm" else 1
 
     @property
-    def lines(self) -> int:
+    def parallel_layers(self) -> int:
         """Layers (or directions of one layer) that run in parallel in one launch."""
         return self.layers if self.directions == 1 else self.directions
 
@@ -86,12 +86,12 @@ def steps_and_batch(ir: KernelIR, prim: Prim) -> tuple[Size, Size]:
 def library_us(node: Node, graph: Graph) -> float:
     """Estimated microseconds of a layer in PyTorch, whose library runs the steps one after another."""
     steps = node.type.shape[1 if node.args[-1] is True else 0].value(graph.sizes)
-    lines = node.outputs[1].shape[0].value(graph.sizes)
-    return steps * lines * LIBRARY_STEP_US
+    state_count = node.outputs[1].shape[0].value(graph.sizes)
+    return steps * state_count * LIBRARY_STEP_US
 
 
 def weight_bytes(ir: KernelIR, prim: Prim) -> float:
     """Bytes of weights that a launch with all layers reads: all weights except the first layer's input weights."""
     form = recurrence_of(prim)
-    per_layer = 2 * form.lines - 1 if form.directions == 1 else form.directions
+    per_layer = 2 * form.parallel_layers - 1 if form.directions == 1 else form.directions
     return float(per_layer * form.gates * form.hidden**2 * ITEMSIZE[prim.dtype])

@@ -55,9 +55,9 @@ class Region:
     """ATen values that the kernel stores."""
     kind: RegionKind
     table: AxisTable
-    kept: tuple[Axis, ...]
+    parallel_axes: tuple[Axis, ...]
     """Axes of independent work, outermost first."""
-    reduced: tuple[Axis, ...]
+    reduced_axes: tuple[Axis, ...]
     """Axes that are reduced or scanned over, outermost first."""
     parts: Parts = field(default_factory=dict, hash=False)
     """Outputs that are stored part by part, with their parts."""
@@ -73,12 +73,12 @@ class Region:
     @property
     def rows(self) -> Size:
         """Product of the independent axes."""
-        return product([axis.size for axis in self.kept])
+        return product([axis.size for axis in self.parallel_axes])
 
     @property
     def columns(self) -> Size:
         """Product of the reduced axes."""
-        return product([axis.size for axis in self.reduced])
+        return product([axis.size for axis in self.reduced_axes])
 
 
 def is_product(region: Region) -> bool:
@@ -188,17 +188,17 @@ def _region_of(
     _unify_reduction_axes(members, results, table)
     _check_distinct(members, table)
     reduced = _reduced_axes(members, table)
-    kept = _parallel_axes(ir, written, table, reduced, members)
-    _check_members(members, table, kept, reduced)
+    parallel = _parallel_axes(ir, written, table, reduced, members)
+    _check_members(members, table, parallel, reduced)
     _check_reduced_values(members)
-    _check_recomputation(ir, members, results, table, kept)
+    _check_recomputation(ir, members, results, table, parallel)
     for name in results:
         axes = set(table.all_axes(name))
-        if not set(kept) <= axes:
+        if not set(parallel) <= axes:
             raise CannotFuse("its results have different independent axes")
         if axes & set(reduced) and not set(reduced) <= axes:
             raise CannotFuse("a result has only part of the reduced axes")
-    return Region(ordered, prims, inputs, outputs, kind, table, kept, reduced, parts)
+    return Region(ordered, prims, inputs, outputs, kind, table, parallel, reduced, parts)
 
 
 def _unify_reduction_axes(members: list[Prim], results: list[str], table: AxisTable) -> None:
@@ -229,7 +229,7 @@ MAX_RECOMPUTATIONS = 4
 
 
 def _check_recomputation(
-    ir: KernelIR, members: list[Prim], results: list[str], table: AxisTable, kept: tuple[Axis, ...]
+    ir: KernelIR, members: list[Prim], results: list[str], table: AxisTable, parallel: tuple[Axis, ...]
 ) -> None:
     """Reject kernels that would reduce the same row again for each of many output elements."""
     for prim in members:
@@ -237,7 +237,7 @@ def _check_recomputation(
             set(reduction_axes(prim, table)) & set(table.all_axes(n)) for n in results
         ):
             continue
-        repeated = set(kept) - set(table.all_axes(prim.inputs[0]))
+        repeated = set(parallel) - set(table.all_axes(prim.inputs[0]))
         if product([axis.size for axis in repeated]).value(ir.graph.sizes) > MAX_RECOMPUTATIONS:
             raise CannotFuse("a reduction would be recomputed for each element of a result")
 
@@ -387,9 +387,11 @@ def _axis_order(stride: int, position: int) -> int:
     return stride * 1024 + position
 
 
-def _check_members(members: list[Prim], table: AxisTable, kept: tuple[Axis, ...], reduced: tuple[Axis, ...]) -> None:
+def _check_members(
+    members: list[Prim], table: AxisTable, parallel: tuple[Axis, ...], reduced: tuple[Axis, ...]
+) -> None:
     """Reject reductions over axes that the kernel does not loop over."""
-    loop_axes = set(kept) | set(reduced)
+    loop_axes = set(parallel) | set(reduced)
     for prim in members:
         if prim.op is PrimOp.REDUCE and not set(table.all_axes(prim.inputs[0])) <= loop_axes:
             raise CannotFuse("a reduction over axes that the kernel does not loop over")
@@ -407,9 +409,9 @@ def _product_region(
     """The region of a kernel with one matrix product; its outputs must have exactly the product's axes."""
     # In attention, the second of the two products gives the result.
     matmul = [ir.prims[name] for name in prims if ir.prims[name].op is PrimOp.MATMUL][-1]
-    kept = table.all_axes(matmul.name)
+    parallel = table.all_axes(matmul.name)
     for ref in outputs:
-        if set(table.all_axes(ir.of(ref).name)) != set(kept):
+        if set(table.all_axes(ir.of(ref).name)) != set(parallel):
             raise CannotFuse("a result does not have the product's axes")
     dependents, cropped = {matmul.name}, set[str]()
     for name in prims:
@@ -427,7 +429,7 @@ def _product_region(
         raise CannotFuse("the input of the windows would be recomputed at each kernel position")
     left, first = matmul.inputs[0], dims.batch + dims.rows
     reduced = tuple(axis for dim in range(first, first + dims.summed) for axis in table.axes(left, dim))
-    return Region(nodes, prims, inputs, outputs, kind, table, kept, reduced)
+    return Region(nodes, prims, inputs, outputs, kind, table, parallel, reduced)
 
 
 def _is_in_memory(prims: Mapping[str, Prim], name: str, inputs: Collection[str]) -> bool:

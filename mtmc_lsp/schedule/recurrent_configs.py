@@ -41,7 +41,7 @@ def recurrent_config(ir: KernelIR, prim: Prim, precision: PrecisionMode | None =
     precision = precision or modes_of(prim, strict=False)[0]
     if is_added_up(prim.dtype, precision):
         return RecurrentConfig(16, 16, 32, 4, 1, precision)
-    many = form.lines * form.hidden >= 16 * MANY_PROGRAMS
+    many = form.parallel_layers * form.hidden >= 16 * MANY_PROGRAMS
     columns = 16 if form.gates == 1 else (64 if many else 32)
     deep, stages = (64, 3) if many or ITEMSIZE[prim.dtype] < 4 else (128, 2)
     return RecurrentConfig(_power(batch, 64), columns, _power(form.hidden, deep), 4, stages, precision)

@@ -64,7 +64,7 @@ def _spread_out(ir: KernelIR, region: Region, config: TileConfig) -> TileConfig:
     if len(region.prims) < LONG or config.loop or config.is_split:
         return config
     sizes = ir.graph.sizes
-    elements = product([axis.size for axis in (*region.kept, *region.reduced)]).value(sizes)
+    elements = product([axis.size for axis in (*region.parallel_axes, *region.reduced_axes)]).value(sizes)
     rows, block = config.rows, config.block
     while rows * block > LEAST_ELEMENTS and elements < MANY_PROGRAMS * rows * block:
         if rows > 1:
@@ -80,13 +80,13 @@ def _spread_out(ir: KernelIR, region: Region, config: TileConfig) -> TileConfig:
 def _first_config(ir: KernelIR, region: Region) -> TileConfig:
     sizes = ir.graph.sizes
     if region.kind is RegionKind.MAP:
-        columns = region.kept[-1].size.value(sizes) if region.kept else 1
+        columns = region.parallel_axes[-1].size.value(sizes) if region.parallel_axes else 1
         turned = transposed_axis(ir, region)
         if turned is not None:
             return _turned_tiles(ir, region, turned)[0]
         if windows_along_columns(ir, region) is not None:
             return single_columns(columns, 8)
-        block = column_block(columns) if len(region.kept) > 1 else 1024
+        block = column_block(columns) if len(region.parallel_axes) > 1 else 1024
         return TileConfig(max(1, 1024 // block), block)
     columns = region.columns.value(sizes)
     if strided_columns(ir, region):
@@ -148,7 +148,7 @@ def _warps(elements: int) -> int:
 
 def _walked(region: Region) -> int:
     """Tensors that the region reads along its rows, what all rows share not counted."""
-    reduced, kept = set(region.reduced), set(region.kept)
+    reduced, kept = set(region.reduced_axes), set(region.parallel_axes)
     axes = [set(region.table.all_axes(name)) for name in region.inputs]
     return sum(1 for own in axes if own & reduced and own & kept)
 
@@ -168,7 +168,7 @@ def _held_tiles(whole: int) -> list[TileConfig]:
 def _reads_again(ir: KernelIR, region: Region) -> bool:
     """Whether a tile that does not hold its columns may have to walk them more than once."""
     passes = sum(ir.prims[name].op is PrimOp.REDUCE for name in region.prims)
-    reduced, table = set(region.reduced), region.table
+    reduced, table = set(region.reduced_axes), region.table
     return passes > 1 or any(reduced & set(table.all_axes(name)) for _, name in region.stored(ir))
 
 
@@ -180,7 +180,7 @@ def _turned_tiles(ir: KernelIR, region: Region, turned: Axis) -> list[TileConfig
     """Tiles of the axis that lies dense in what is read by the axis that lies dense in what is written; the usual one first."""
     sizes = ir.graph.sizes
     apart = any(ir.prims[name].op in PARTIAL for name in region.prims)
-    inside = column_axes(ir, region) if apart else region.kept[region.kept.index(turned) + 1 :]
+    inside = column_axes(ir, region) if apart else region.parallel_axes[region.parallel_axes.index(turned) + 1 :]
     most_rows = next_power_of_two(turned.size.value(sizes))
     most_columns = next_power_of_two(product([axis.size for axis in inside]).value(sizes))
     return _unique(
@@ -226,8 +226,8 @@ def tile_variants(ir: KernelIR, region: Region, config: TileConfig) -> Iterator[
 
 def _map_tiles(ir: KernelIR, region: Region, config: TileConfig) -> list[tuple[int, int, int]]:
     """Rows, columns and warps worth measuring for an elementwise kernel."""
-    columns = region.kept[-1].size.value(ir.graph.sizes) if region.kept else 1
-    several = len(region.kept) > 1
+    columns = region.parallel_axes[-1].size.value(ir.graph.sizes) if region.parallel_axes else 1
+    several = len(region.parallel_axes) > 1
     tiles: list[tuple[int, int, int]] = []
     if windows_along_columns(ir, region) is not None:
         tiles += [(one.rows, one.block, one.warps) for one in (single_columns(columns, warps) for warps in (4, 8, 16))]

@@ -293,7 +293,7 @@ def kernel_cost(
                 2.0
                 * matmul.split_k
                 * ITEMSIZE["float32"]
-                * product(tuple(a.size for a in region.kept)).value(graph.sizes)
+                * product(tuple(a.size for a in region.parallel_axes)).value(graph.sizes)
             )
         stream = parts_bytes(ir, region, matmul)
         launches += stream > 0
@@ -362,7 +362,7 @@ def _sectors(
     if region.kind not in (RegionKind.REDUCE, RegionKind.MAP) or not isinstance(config, TileConfig):
         return 1.0
     graph = ir.graph
-    along = set(region.reduced) if region.reduced else set(region.kept[-1:])
+    along = set(region.reduced_axes) if region.reduced_axes else set(region.parallel_axes[-1:])
     inner = contiguous_axes(region, prim, kind)
     dense = {axis for dim, axis in inner.items() if kind.shape[dim].value(graph.sizes) > 1}
     own = set(region.table.all_axes(prim))
@@ -372,7 +372,11 @@ def _sectors(
         reached = _columns_reached(region, dense, config, graph, device)
     else:
         turned = transposed_axis(ir, region)
-        neighbours = (turned,) if turned is not None else (region.kept[-1:] if region.reduced else region.kept[-2:-1])
+        neighbours = (
+            (turned,)
+            if turned is not None
+            else (region.parallel_axes[-1:] if region.reduced_axes else region.parallel_axes[-2:-1])
+        )
         reached = config.rows if dense & set(neighbours) else 1
     times = max(1.0, device.sector_bytes / ITEMSIZE[kind.dtype] / max(1, reached))
     if tensor_bytes(kind, graph.sizes) < 0.5 * device.l2_bytes:
@@ -383,10 +387,10 @@ def _sectors(
 
 def _columns_reached(region: Region, dense: Set[Axis], config: TileConfig, graph: Graph, device: DeviceModel) -> int:
     """How many neighbours of a dense axis a tile's columns reach, where that axis may lie outside others among the columns."""
-    if not region.reduced or not config.loop:
+    if not region.reduced_axes or not config.loop:
         return device.sector_bytes
-    inside = next(i for i, axis in enumerate(region.reduced) if axis in dense) + 1
-    steps = product([axis.size for axis in region.reduced[inside:]]).value(graph.sizes)
+    inside = next(i for i, axis in enumerate(region.reduced_axes) if axis in dense) + 1
+    steps = product([axis.size for axis in region.reduced_axes[inside:]]).value(graph.sizes)
     return device.sector_bytes if steps == 1 else config.block // steps
 
 
@@ -431,7 +435,7 @@ def _share_of_pairs(ir: KernelIR, region: Region) -> float:
 
 def _varies_along_columns(ir: KernelIR, region: Region) -> bool:
     """Whether a result has an element per column, so that the columns are walked again after the reductions."""
-    table, reduced = region.table, set(region.reduced)
+    table, reduced = region.table, set(region.reduced_axes)
     return any(reduced & set(table.all_axes(name)) for _, name in region.stored(ir))
 
 
@@ -465,7 +469,7 @@ def programs_of(ir: KernelIR, region: Region, config: KernelConfig) -> int:
     if not isinstance(config, TileConfig):
         return region.rows.value(sizes)
     if region.kind is RegionKind.MAP:
-        columns = region.kept[-1].size.value(sizes) if region.kept else 1
+        columns = region.parallel_axes[-1].size.value(sizes) if region.parallel_axes else 1
         rows = region.rows.value(sizes) // max(1, columns)
         return -(-rows // config.rows) * -(-columns // config.block)
     return -(-region.rows.value(sizes) // config.rows) * config.split

@@ -59,7 +59,7 @@ def test_limits_agree_with_those_that_occupancy_is_computed_from(file: DataFile)
         ('how = "that of an H200"', 'how = ""', "launch_us: how it was obtained is empty"),
         ('value = 4, origin = "interpolated", ', "value = 4, ", "launch_us: expected value, origin and how"),
         ("value = 72,", "value = 72.5,", "sm_count is 72.5, expected int"),
-        ("launch_us =", "lunch_us =", "lunch_us is no figure of a device"),
+        ("launch_us =", "lunch_us =", "lunch_us is not a figure of a device model"),
         (
             'origin = "interpolated", how = "that of an H200"',
             'origin = "guess", how = "x"',

@@ -24,9 +24,9 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.planners.roofline import RooflinePlanner
-from mtmc_lsp.rewrites import ir_of, rewritten
+from mtmc_lsp.rewrites import apply_rewrite, ir_of
 from mtmc_lsp.rewrites.convolution_layout import channels_last
-from mtmc_lsp.rewrites.graph_editing import CannotRewrite, dense
+from mtmc_lsp.rewrites.graph_editing import CannotRewrite, contiguous_type
 from mtmc_lsp.schedule.schedule import Rewrite, Schedule
 from tests.codegen.families import source
 from tests.codegen.harness import compile_errors, verified
@@ -149,10 +149,10 @@ def test_what_is_in_that_order_is_left_alone(captured) -> None:
     text = source(CASES["images"], "f16")
     capture = captured(text, "f")
     name = next(node.name for node in capture.graph.nodes if "conv" in node.op)
-    graph = rewritten(capture.graph, Rewrite("im2win", name))
+    graph = apply_rewrite(capture.graph, Rewrite("im2win", name))
     again = next(node.name for node in graph.nodes if ".conv" in node.op)
     with pytest.raises(CannotRewrite):
-        rewritten(graph, Rewrite("im2win", again))
+        apply_rewrite(graph, Rewrite("im2win", again))
 
 
 # Any numbers ---------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def convolutions(draw: st.DrawFn) -> Graph:
     # With channels densest, windows of a single row are runs already.
     packed = channels > 1 and any(tap > 1 for tap in kernel_sizes[:-1]) and draw(st.booleans())
     x, w, y = (
-        channels_last(shape, "float16") if packed and i != 1 else dense(shape, "float16")
+        channels_last(shape, "float16") if packed and i != 1 else contiguous_type(shape, "float16")
         for i, shape in enumerate(sized)
     )
     args = (Ref("x"), Ref("w"), None, steps, margins, dilations, 1)
@@ -245,7 +245,7 @@ def eager(graph: Graph, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
 @given(convolutions(), st.integers(0, 99))
 def test_whatever_the_numbers_the_values_are_the_same(graph: Graph, seed: int) -> None:
     given_ = tensors(graph, seed)
-    assert torch.equal(run(rewritten(graph, Rewrite("im2win", "y")), given_), eager(graph, given_))
+    assert torch.equal(run(apply_rewrite(graph, Rewrite("im2win", "y")), given_), eager(graph, given_))
 
 
 def as_float32(graph: Graph) -> Graph:
@@ -268,7 +268,7 @@ def test_what_is_not_finite_reaches_no_other_results(graph: Graph, seed: int, sp
         given_["w"] = given_["w"].abs() + 1
         place = tuple(seed % size for size in given_["x"].shape)
         given_["x"][place] = special
-        made, expected = run(rewritten(own, Rewrite(rule, "y")), given_), eager(own, given_)
+        made, expected = run(apply_rewrite(own, Rewrite(rule, "y")), given_), eager(own, given_)
         assert torch.allclose(made, expected, rtol=1e-3, atol=1e-3, equal_nan=True)
 
 

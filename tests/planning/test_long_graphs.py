@@ -13,7 +13,7 @@ from mtmc_lsp.fusion import search as fusion
 from mtmc_lsp.fusion.search import LONGEST, FusionSearch
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.planners.roofline import CUT_SHORT, RooflinePlanner
-from mtmc_lsp.rewrites.graph_editing import dense
+from mtmc_lsp.rewrites.graph_editing import contiguous_type
 from mtmc_lsp.schedule.schedule import Schedule
 from tests.codegen.harness import fused, verified
 from tests.planning.situations import SHEET, act, start
@@ -42,7 +42,7 @@ def f(x):
 
 def time_steps(count: int) -> Graph:
     """``h = tanh(h * x[:, t])`` and ``y = y + h * h``, once for each step; the results are the last h and y."""
-    row, whole = dense((Size.of(64),), "float32"), dense((Size.of(64), Size.of(count)), "float32")
+    row, whole = contiguous_type((Size.of(64),), "float32"), contiguous_type((Size.of(64), Size.of(count)), "float32")
     nodes: list[Node] = []
 
     def add(op: str, *args: Ref | int) -> Ref:

@@ -20,7 +20,7 @@ from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites import layout_propagation as propagation
-from mtmc_lsp.rewrites.graph_editing import dense
+from mtmc_lsp.rewrites.graph_editing import contiguous_type
 from mtmc_lsp.schedule.precision_modes import Precisions
 from mtmc_lsp.schedule.schedule import Schedule
 from tests.codegen.harness import compile_errors, verified
@@ -235,7 +235,7 @@ def test_channels_last_throughout_comes_first_and_once(captured):
 
 
 def chain(operations: list[str], size: int, prefix: str) -> list[Node]:
-    kind = dense((Size.of(size), Size.of(4)), "float32")
+    kind = contiguous_type((Size.of(size), Size.of(4)), "float32")
     names = [f"{prefix}{i}" for i in range(len(operations))]
     sources = [Ref("x"), *(Ref(name) for name in names)]
     return [
@@ -248,7 +248,7 @@ OPERATIONS = st.lists(st.sampled_from(["relu", "tanh", "exp"]), min_size=1, max_
 
 @given(OPERATIONS, OPERATIONS, st.integers(1, 9), st.integers(1, 9))
 def test_the_form_of_nodes_is_what_they_do_whatever_their_names_and_sizes(first, second, m, n):
-    kind = dense((Size.of(m), Size.of(4)), "float32")
+    kind = contiguous_type((Size.of(m), Size.of(4)), "float32")
     a, b = chain(first, m, "a"), chain(second, n, "b")
     outputs = (Ref(a[-1].name), Ref(b[-1].name))
     graph = Graph((GraphInput("x", "x", InputKind.ARGUMENT, kind),), (*a, *b), outputs, "tuple", {})

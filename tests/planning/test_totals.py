@@ -58,5 +58,8 @@ def test_the_planner_says_along_what_it_sums(captured) -> None:
     capture = captured(text, "f")
     action = proposed(capture, start(capture, text), ActionKind.ALGEBRA)[0]
     assert action.text == "take the sum of the kl_div along rows first, in line 6"
-    assert action.rationale == "The sum of everything is the sum of its rows' sums; the result is the same by algebra."
+    assert (
+        action.rationale
+        == "The sum of all elements is the sum of the sums of its rows; the result is the same by algebra."
+    )
     assert action.expected.saved_us > 0

@@ -13,7 +13,7 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.regions import RegionKind, analyse
 from mtmc_lsp.rewrites import ALGEBRA
-from mtmc_lsp.rewrites.graph_editing import edited
+from mtmc_lsp.rewrites.graph_editing import apply_edit
 from tests.codegen.harness import verified
 from tests.planning.situations import SHEET, fused_as_far_as_it_goes, operations, situation, start, with_algebra
 
@@ -64,7 +64,7 @@ def test_the_result_lies_in_memory_as_the_librarys_does(captured) -> None:
     graph = replace(graph, nodes=(replace(node, outputs=(own,)),))
     edit = RULE.match(graph, graph.nodes[0])
     assert edit is not None
-    after = edited(graph, edit)
+    after = apply_edit(graph, edit)
     assert [each.op.split(".")[1] for each in after.nodes[-4:]] == ["matmul", "permute", "clone", "permute"]
     assert after.nodes[-1].type == own and after.outputs == (edit.result,)
     # One kernel writes it there.

@@ -357,7 +357,7 @@ class Expressions:
         walked = (
             bool(self.eviction)
             and offset.cols
-            and set(self.region.table.all_axes(prim.name)) > set(self.region.reduced)
+            and set(self.region.table.all_axes(prim.name)) > set(self.region.reduced_axes)
         )
         policy = f', eviction_policy="{self.eviction}"' if walked else ""
         text = f"tl.load({self.address(pointer, offset)}{self.mask_argument(offset, prim.dtype)}{policy})"

@@ -60,7 +60,7 @@ class RecurrentKernel:
         """Constants of the kernel."""
         config = self.config
         return {
-            "LINES": self.form.lines,
+            "LINES": self.form.parallel_layers,
             "HIDDEN": self.form.hidden,
             "BLOCK_B": config.block_m,
             "BLOCK_H": units_of(self.form, config),

@@ -69,11 +69,11 @@ def write_tile_kernel(
         CannotCode: something in it has no Triton form.
     """
     # A first pass with every axis apart shows which neighbouring axes all accesses walk as one.
-    apart = [[axis] for axis in region.kept], [[axis] for axis in region.reduced]
+    apart = [[axis] for axis in region.parallel_axes], [[axis] for axis in region.reduced_axes]
     probe = TileWriter(ir, region, buffers, config, *apart)
     probe.write()
-    kept = merge_axes(region.kept, probe.accesses)
-    reduced = merge_axes(region.reduced, probe.accesses)
+    kept = merge_axes(region.parallel_axes, probe.accesses)
+    reduced = merge_axes(region.reduced_axes, probe.accesses)
     own = column_axes(ir, region)
     columns = [group for group in kept if group[-1] in own] if region.kind is RegionKind.MAP else reduced
     writer = TileWriter(ir, region, buffers, config, kept, reduced)
@@ -240,7 +240,7 @@ class TileWriter(ReducingTile):
 
     def _varies_along_columns(self, ref: Ref) -> bool:
         names = (name for known, name in self.region.stored(self.ir) if known == ref)
-        return any(set(self.region.table.all_axes(name)) & set(self.region.reduced) for name in names)
+        return any(set(self.region.table.all_axes(name)) & set(self.region.reduced_axes) for name in names)
 
     def levels(self) -> dict[str, int]:
         """Reductions by how many loops must come before theirs."""
