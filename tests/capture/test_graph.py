@@ -7,7 +7,7 @@ import pytest
 from mtmc_lsp.core.errors import TargetUnsupported
 from mtmc_lsp.core.graph import InputKind, Ref
 from tests.codegen.harness import verified
-from tests.planning.situations import fused_as_far_as_it_goes, start
+from tests.planning.situations import fully_fused, start
 
 HEAD = "import torch\nfrom torch import nn\n\n\n"
 
@@ -261,7 +261,7 @@ def test_an_argument_of_which_only_the_sizes_are_read_stays_one(captured) -> Non
     capture = captured(ONLY_SIZES, "distances")
     assert [item.name for item in capture.graph.inputs] == ["q", "x"]
     assert capture.graph.sizes == {"T": 12, "D": 8, "B": 4}
-    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, ONLY_SIZES))).reason == ""
+    assert verified(capture, fully_fused(capture, start(capture, ONLY_SIZES))).reason == ""
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_calls_in_which_something_on_the_way_is_empty_are_left_to_the_target(cap
     """The mean of no steps is no number, and a kernel's block of none no block."""
     capture = captured(STEPS, "f")
     assert [text for text in capture.graph.conditions if text.endswith(" > 0")] == ["H - 1 > 0", "W - 2 > 0"]
-    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, STEPS))).reason == ""
+    assert verified(capture, fully_fused(capture, start(capture, STEPS))).reason == ""
 
 
 def test_a_kernel_is_no_target_and_the_message_says_what_is(captured) -> None:

@@ -9,7 +9,7 @@ from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.primitives import PrimOp
 from mtmc_lsp.schedule.tile_configs import default_config
 from tests.codegen.harness import verified
-from tests.planning.situations import SHEET, fused_as_far_as_it_goes, proposed, region_and_program, start
+from tests.planning.situations import H200, fully_fused, proposed, region_and_program, start
 
 TEXT = """
 import torch
@@ -57,7 +57,7 @@ def test_what_is_done_with_coordinates_is_one_kernel(name: str, captured) -> Non
     candidate = start(capture, TEXT)
     # What looks at a whole tensor is no work.
     working = {node.name for node in capture.graph.nodes if "slice" not in node.op and "squeeze" not in node.op}
-    (action,) = proposed(capture, candidate, ActionKind.FUSE, device=SHEET)
+    (action,) = proposed(capture, candidate, ActionKind.FUSE, device=H200)
     assert working <= set(action.region)
 
 
@@ -65,7 +65,7 @@ def test_what_is_done_with_coordinates_is_one_kernel(name: str, captured) -> Non
 def test_coordinates_one_by_one_give_the_same(name: str, captured) -> None:
     text = TEXT.replace("N=2048 M=3000", "N=20 M=13").replace("B=8 N=1024", "B=2 N=9").replace("N=1000003", "N=37")
     capture = captured(text, name)
-    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, text))).reason == ""
+    assert verified(capture, fully_fused(capture, start(capture, text))).reason == ""
 
 
 @pytest.mark.parametrize(("name", "reductions"), [("few", 0), ("more", 1)])
