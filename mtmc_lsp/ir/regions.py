@@ -444,6 +444,6 @@ def _is_in_memory(prims: Mapping[str, Prim], name: str, inputs: Collection[str])
 
 def lines_of(ir: KernelIR, nodes: Iterable[str]) -> tuple[int, int]:
     """First and last source line of ``nodes``; (0, 0) if unknown."""
-    wanted = set(nodes)
-    lines = [node.line for node in ir.graph.nodes if node.name in wanted and node.line]
+    names = set(nodes)
+    lines = [node.line for node in ir.graph.nodes if node.name in names and node.line]
     return (min(lines), max(lines)) if lines else (0, 0)

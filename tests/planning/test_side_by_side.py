@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtmc_lsp.actions.side_by_side import SideBySide

@@ -125,13 +125,13 @@ def centred_moments(b: Builder, x: str, dims: tuple[int, ...]) -> tuple[str, str
     first = x
     for dim in dims:
         first = b.slice(first, dim, 0, 1)
-    apart = b.pointwise("sub", x, first, dtype=d)
-    difference = b.reduce("sum", apart, dims, d)
-    deviation = b.pointwise("sub", apart, scale_by_count(b, difference, n, d), dtype=d)
+    difference_from_first = b.pointwise("sub", x, first, dtype=d)
+    difference = b.reduce("sum", difference_from_first, dims, d)
+    deviation = b.pointwise("sub", difference_from_first, scale_by_count(b, difference, n, d), dtype=d)
     squares = b.reduce("sum", b.pointwise("square", deviation, dtype=d), dims, d)
-    own = b.prims[squares]
-    if own.op is PrimOp.REDUCE and b.prims[difference].op is PrimOp.REDUCE:
-        b.prims[squares] = replace(own, attrs={**own.attrs, CENTRED: difference})
+    squares_prim = b.prims[squares]
+    if squares_prim.op is PrimOp.REDUCE and b.prims[difference].op is PrimOp.REDUCE:
+        b.prims[squares] = replace(squares_prim, attrs={**squares_prim.attrs, CENTRED: difference})
     return deviation, squares, n
 
 

@@ -20,9 +20,9 @@ CUBIC = -0.75
 
 def gathered(b: Builder, x: str, dim: int, index: str) -> str:
     """``x`` gathered along ``dim`` at the vector ``index``."""
-    shape, places = list(b.shape(x)), b.shape(index)[0]
-    spread = b.reshape(index, [places if i == dim else 1 for i in range(len(shape))])
-    shape[dim] = places
+    shape, outputs = list(b.shape(x)), b.shape(index)[0]
+    spread = b.reshape(index, [outputs if i == dim else 1 for i in range(len(shape))])
+    shape[dim] = outputs
     return b.add(PrimOp.GATHER, (x, spread), shape, b.dtype(x), dim=dim)
 
 
