@@ -192,10 +192,10 @@ def test_one_that_only_holds_memory_is_marked(tmp_path: Path, stranger: int) -> 
 
 
 def test_processes_that_cannot_be_seen_from_here_are_said_to_be_unknown(tmp_path: Path) -> None:
-    """As in a container, where NVML counts by the host's numbers."""
+    """As in a container, where NVML reports the PIDs of the host."""
     timing = keeper(tmp_path, FakeGpu(holders={2**22 + 5: 90}))[0].time(REQUEST)
     assert timing.conditions.others == ()
-    assert "cannot be told apart" in timing.conditions.notes[0]
+    assert "cannot be identified" in timing.conditions.notes[0]
 
 
 def test_without_nvml_the_timing_says_what_is_not_known(tmp_path: Path) -> None:
