@@ -67,7 +67,7 @@ class ChannelsLast(Algebra):
         whole = self._throughout(situation) if not tried else None
         if whole is not None:
             yield whole
-        elif not propagation.is_in_order(situation.ir.graph):
+        elif not propagation.is_channels_last(situation.ir.graph):
             yield from super().propose(situation)
 
     def _throughout(self, situation: Situation) -> MacroAction | None:
@@ -115,7 +115,7 @@ class Fp16Operands(Algebra):
     """One convolution on scaled float16 operands: one per element, or two where that is too inexact."""
 
     kind = ActionKind.FP16_OPERANDS
-    rules = convolutions.NARROW
+    rules = convolutions.REDUCED_PRECISION
     most = MOST
     same = "the result is rounded as often, in other steps"
 
@@ -137,7 +137,7 @@ class Im2win(Algebra):
     """One convolution with its input in im2win order, in float16 where the user runs TF32."""
 
     kind = ActionKind.IM2WIN
-    rules = im2win.RULES
+    rules = im2win.REWRITES
     most = MOST
     same = "each input element is multiplied by the same weights"
 

@@ -46,7 +46,7 @@ class Layout:
         """Values that a reduction reads with a stride."""
         ir = situation.ir
         for plan, region in situation.kernels() if situation.has_gpu else ():
-            for name in region.inputs if region.reduced else ():
+            for name in region.inputs if region.reduced_axes else ():
                 order = _order_for(region, name)
                 ref = next((Ref(n, i) for (n, i), prim in ir.values.items() if prim == name), None)
                 if order is None or ref is None or situation.schedule.kernel_of(ref.name) is None:
@@ -73,7 +73,7 @@ class Layout:
 
 def _order_for(region: Region, name: str) -> list[int] | None:
     """The dimensions of an input with the reduced ones innermost, where that is another order."""
-    table, reduced = region.table, set(region.reduced)
+    table, reduced = region.table, set(region.reduced_axes)
     rank = 0
     while True:
         try:

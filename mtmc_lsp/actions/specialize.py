@@ -53,7 +53,8 @@ class Specialize:
             guesses = [
                 guess
                 for plan, region in situation.kernels()
-                if name in {symbol for axis in (*region.kept, *region.reduced) for symbol in axis.size.symbols()}
+                if name
+                in {symbol for axis in (*region.parallel_axes, *region.reduced_axes) for symbol in axis.size.symbols()}
                 for guess in measured_choice(situation, plan, region, self.kind, [{}], SHARE, "", "")
             ]
             if not guesses:

@@ -120,7 +120,7 @@ def measured_choice(
 
 def _same_work(ir: KernelIR, plan: KernelPlan, region: Region) -> Hashable:
     """What determines the best configuration: the operations, the sizes of the axes, and the present configuration."""
-    sizes = [axis.size.value(ir.graph.sizes) for axis in (*region.kept, *region.reduced)]
+    sizes = [axis.size.value(ir.graph.sizes) for axis in (*region.parallel_axes, *region.reduced_axes)]
     return form(ir.graph, region.nodes), region.kind, tuple(sizes), plan.config
 
 
@@ -241,7 +241,7 @@ class Reorder(_Tuning):
             return [replace(config, group_m=number) for number in (1, 4, 16)]
         if not isinstance(config, TileConfig) or not self.has(region, config, "order"):
             return []
-        if region.kept[-1].size.value(situation.ir.graph.sizes) <= config.block:
+        if region.parallel_axes[-1].size.value(situation.ir.graph.sizes) <= config.block:
             return []
         other = LoopOrder.ROWS if config.order is LoopOrder.COLUMNS else LoopOrder.COLUMNS
         return [replace(config, order=other)]

@@ -1,1 +1,1 @@
-"""Cross-compilation of kernels and the report of registers, spills and shared memory."""
+"""Cross-compiles kernels and reports registers, spills and shared memory."""

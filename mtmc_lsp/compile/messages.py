@@ -42,7 +42,7 @@ class CompileRequest(Request[CompileReport]):
     answer: ClassVar[type] = CompileReport
 
     path: str
-    """The file that the module stands for."""
+    """The file that the module replaces."""
     name: str
     """The module's name."""
     source: str
@@ -50,6 +50,6 @@ class CompileRequest(Request[CompileReport]):
     archs: tuple[str, ...]
     """``sm_90``, ``gfx942``."""
     seconds: float
-    """Time limit; launches not compiled by then have an error in their reports."""
+    """Time limit; the reports of launches that are not compiled in time contain an error."""
     calls: LauncherCalls | None = None
     """Where to find further launches."""

@@ -1,1 +1,1 @@
-"""Device models: one data file per GPU, the user's own measurements, and which of them a plan uses."""
+"""Device models: one data file per GPU, calibration on the user's machine, and the choice of a model for a plan."""

@@ -1,4 +1,4 @@
-"""What a worker measures of the user's GPU, and the device model that it makes of a data file. Needs no torch."""
+"""Measurements of the user's GPU, and the device model that combines them with a data file. Does not need torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DRIVER = Provenance(Origin.DATA_SHEET, "reported by the driver of this machine")
 
 @dataclass(frozen=True)
 class Calibration:
-    """The GPU's own numbers, in units of :class:`DeviceModel`; 0 where this version of torch does not report one."""
+    """Measured numbers of a GPU, in units of :class:`DeviceModel`; 0 if this version of torch does not report one."""
 
     name: str
     arch: str
@@ -28,29 +28,29 @@ class Calibration:
     read_bandwidth: float
     l2_bandwidth: float
     launch_gap_us: float
-    """Device time of one more small kernel."""
+    """Device time per additional small kernel."""
     flops: Mapping[str, float]
     fp64_flops: float
     fp8_flops: float = 0.0
-    """0 where the GPU, or torch, has no 8-bit products."""
+    """0 if the GPU or torch does not support 8-bit products."""
 
 
 HOW = {
     "bandwidth": "copy of 1 GiB, best of several, cold L2",
     "read_bandwidth": "sum of 1 GiB, best of several, cold L2",
     "l2_bandwidth": "repeated sum of a quarter of the L2",
-    "launch_us": "time per small kernel, times 2.1 as kernels also fill and drain the multiprocessors",
+    "launch_us": "time per small kernel, times 2.1 because each kernel also fills and drains the multiprocessors",
     "flops": "library product of 4096 cubed, best of several",
     "fp64_flops": "library product of 4096 cubed, best of several",
     "fp8_flops": "library product of 4096 cubed, best of several",
 }
-"""Measured fields and their benchmark; all other numbers are what the driver reports."""
+"""Measured fields and their benchmark; the driver reports all other numbers."""
 FILL_AND_DRAIN = 2.1
-"""How many times the gap between small kernels one more kernel costs: an H200's plans were fitted with 4 us, its gap is 1.9."""
+"""Cost of an additional kernel relative to the gap between small kernels: 4 us fits plans on an H200, whose gap is 1.9 us."""
 
 
 def calibrated(model: DeviceModel, measured: Calibration) -> DeviceModel:
-    """A data file's model with the numbers of the user's own GPU in the place of the file's."""
+    """A data file's model, updated with the measured numbers of the user's GPU."""
     values: dict[str, object] = {}
     provenance = dict(model.provenance)
     for item in fields(Calibration):

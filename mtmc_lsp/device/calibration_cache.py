@@ -1,4 +1,4 @@
-"""Calibrations kept between runs: one for each GPU, driver and torch version."""
+"""Cache of calibrations on disk: one per GPU, driver and torch version."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from mtmc_lsp.process.cache_files import cache_file
 
 
 def cached_device(environment: Environment) -> DeviceModel | None:
-    """The model that was measured before on this GPU with this driver and torch."""
+    """The cached model of this GPU, driver and torch version; ``None`` if there is none."""
     file = cache_file(environment)
     try:
         return from_json(DeviceModel, json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        # Missing, or written by another version: it is measured again.
+        # Missing, or written by another version: calibrate again.
         return None
 
 
 def remember_device(environment: Environment, device: DeviceModel) -> bool:
-    """Keep a calibration for later runs; False where no cache can be written, and each run measures again."""
+    """Cache a calibration; False if the cache is not writable, so that each run calibrates again."""
     file = cache_file(environment)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Which device model a plan uses: by the GPU's name, else by its architecture, else the nearest architecture."""
+"""Selects the device model for a plan: by the GPU's name, else by its architecture, else the nearest architecture."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ DEFAULT_ARCH = "sm_90"
 """Planned for where several architectures are requested and this is one of them, and where the device is unknown."""
 FIRST_WITH_TMA = 90
 """``sm_90``: Hopper."""
-SHARED_OF_OLDER = 65536
-"""Shared memory that a block has on architectures older than all data files: Turing has the least."""
+MIN_SHARED_BYTES = 65536
+"""Shared memory per block in bytes on architectures older than all data files: Turing has the least."""
 
 
 def model_of_arch(arch: str) -> DeviceModel:
-    """The model that represents an architecture; the nearest of the same vendor, with a note, where no file has it."""
+    """The model that represents an architecture; without a data file, the nearest one of the same vendor, with a note."""
     by_arch = {file.model.arch: file.model for file in data_files() if file.represents_arch}
-    plain = _plain(arch)
+    plain = _base_arch(arch)
     if plain in by_arch:
         return by_arch[plain]
     same_vendor = [name for name in by_arch if _vendor(name) == _vendor(arch)] or [DEFAULT_ARCH]
@@ -36,47 +36,47 @@ def default_model() -> DeviceModel:
 
 
 def model_of_gpu(gpu: str, arch: str) -> DeviceModel:
-    """The data of a GPU by the driver's name; where no file matches, those of its architecture under the GPU's name.
+    """The model of a GPU by the driver's name; without a matching file, the model of its architecture with the GPU's name.
 
     Args:
         gpu: ``NVIDIA H100 80GB HBM3``.
         arch: ``sm_90``.
     """
-    files = [file.model for file in data_files() if file.model.arch == _plain(arch) and file.matches(gpu)]
+    files = [file.model for file in data_files() if file.model.arch == _base_arch(arch) and file.matches(gpu)]
     if files:
         return replace(files[0], name=gpu)
     model = model_of_arch(arch)
-    note = f"no data file describes {gpu}: numbers that were not measured here are those of {model.name}"
+    note = f"no data file describes {gpu}: numbers not measured on this machine are those of {model.name}"
     return replace(model, name=gpu, note=note)
 
 
 def calibrated_model(environment: Environment, measured: Calibration) -> DeviceModel:
-    """The model of the GPU of this machine: measured numbers, and those of its data file for the rest."""
+    """The model of this machine's GPU: measured numbers, completed by those of its data file."""
     return calibrated(model_of_gpu(environment.gpu, environment.capability), measured)
 
 
 def planning_model(archs: Sequence[str]) -> DeviceModel:
-    """The device to plan for without a GPU, with the shared memory that all of ``archs`` have.
+    """The device to plan for without a GPU, with the shared memory that is available on all of ``archs``.
 
-    It is an H200 where ``sm_90`` is among them, else the first of them.
+    It is an H200 if ``archs`` contains ``sm_90``, else a GPU of the first architecture.
     """
-    models = {_plain(arch): model_of_arch(arch) for arch in archs}
+    models = {_base_arch(arch): model_of_arch(arch) for arch in archs}
     model = models.get(DEFAULT_ARCH) or next(iter(models.values()))
-    return replace(model, shared_bytes=min(each.shared_bytes for each in models.values()))
+    return replace(model, shared_bytes=min(candidate.shared_bytes for candidate in models.values()))
 
 
 def _as_arch(nearest: DeviceModel, arch: str) -> DeviceModel:
-    """A model for an architecture without a data file: as the nearest one, without hardware that ``arch`` lacks."""
-    number = _number(_plain(arch))
+    """A model for an architecture without a data file: the nearest one, without hardware features that ``arch`` lacks."""
+    number = _number(_base_arch(arch))
     has_tma = nearest.has_tma and number >= FIRST_WITH_TMA
     is_older = number < _number(nearest.arch)
-    shared_bytes = min(nearest.shared_bytes, SHARED_OF_OLDER) if is_older else nearest.shared_bytes
+    shared_bytes = min(nearest.shared_bytes, MIN_SHARED_BYTES) if is_older else nearest.shared_bytes
     note = f"no data file describes {arch}: planned as {nearest.name} ({nearest.arch}); run `mtmc calibrate` on the GPU"
     return replace(nearest, arch=arch, has_tma=has_tma, shared_bytes=shared_bytes, note=note)
 
 
-def _plain(arch: str) -> str:
-    """``sm_90`` for ``sm_90a``; AMD's names are hexadecimal and stay."""
+def _base_arch(arch: str) -> str:
+    """``sm_90`` for ``sm_90a``; AMD's names are hexadecimal and do not change."""
     return arch.removesuffix("a") if arch.startswith("sm_") else arch
 
 

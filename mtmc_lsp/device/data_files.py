@@ -1,4 +1,4 @@
-"""Reads ``data/*.toml``, one file per GPU: each number with its origin and how it was obtained."""
+"""Reads ``data/*.toml``, one file per GPU: each number with its origin and a description of how it was obtained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mtmc_lsp.core.device_model import DeviceModel, Origin, Provenance, TensorCo
 
 FOLDER = Path(__file__).parent / "data"
 RATES = "flops."
-"""Prefix of the figures that are rates of a precision mode: ``flops.tf32``."""
+"""Prefix of figures that are rates of a precision mode: ``flops.tf32``."""
 FACTS = ("name", "arch", "vendor", "tensor_cores", "has_tma")
 """Fields of a model that are not numbers."""
 FIGURES = tuple(
@@ -28,16 +28,16 @@ FIGURES = tuple(
 
 @dataclass(frozen=True)
 class DataFile:
-    """One GPU's file."""
+    """The data file of one GPU."""
 
     model: DeviceModel
     gpus: tuple[str, ...]
-    """Words in the driver's name of the GPU, one of which identifies it: ``H200``."""
+    """Words that identify the GPU in the driver's name: ``H200``."""
     represents_arch: bool
-    """Whether it is the GPU to plan for where only its architecture is known."""
+    """Whether to plan for this GPU if only its architecture is known."""
 
     def matches(self, gpu: str) -> bool:
-        """Whether the driver's name ``gpu`` is this GPU's."""
+        """Whether the driver's name ``gpu`` is a name of this GPU."""
         return any(re.search(rf"\b{re.escape(word)}\b", gpu) for word in self.gpus)
 
 
@@ -48,10 +48,10 @@ def data_files() -> tuple[DataFile, ...]:
 
 
 def read_data_file(path: Path) -> DataFile:
-    """Read one GPU's file.
+    """Read the data file of one GPU.
 
     Raises:
-        ValueError: a number is missing, unknown, of the wrong type or without provenance; the message names file and figure.
+        ValueError: a number is missing, unknown, of the wrong type or has no provenance; the message names file and figure.
     """
     if sys.version_info >= (3, 11):
         import tomllib
@@ -70,7 +70,7 @@ def read_data_file(path: Path) -> DataFile:
         elif name in FIGURES:
             values[name] = _as_declared(name, value, path)
         else:
-            raise ValueError(f"{path.name}: {name} is no figure of a device")
+            raise ValueError(f"{path.name}: {name} is not a figure of a device model")
     facts = {**table, "tensor_cores": TensorCores(table["tensor_cores"])}
     missing = [name for name in FIGURES if name not in values] + [name for name in FACTS if name not in facts]
     if missing:

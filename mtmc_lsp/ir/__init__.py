@@ -1,1 +1,1 @@
-"""The kernel IR: ATen operations as primitives, loop axes, regions and what holds of them. Pure Python, no torch."""
+"""The kernel IR: ATen operations as primitives, loop axes, regions, and analyses of them. Pure Python, no torch."""

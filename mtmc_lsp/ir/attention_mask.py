@@ -1,12 +1,12 @@
-"""Which keys an attention's query may see, read off the mask that the user wrote.
+"""Derives which keys an attention query may see from the mask in the user's code.
 
-Causal and sliding-window masks leave every query a band of keys around its own position. Blocks of keys outside the band of a
-whole block of queries need not be read at all: their logits are minus infinity whatever the scores are, so their weights
-are exactly 0 and the running maximum and sum stay as they were. What the values hold there is then not looked at, while
-0 * inf or 0 * nan of the written-out product is nan; PyTorch's own fused attentions leave those blocks out as well.
+Causal and sliding-window masks allow each query a band of keys around its own position. Blocks of keys outside the band of a
+whole block of queries need not be read: their logits are minus infinity for all scores, so their weights are exactly 0, and
+the running maximum and sum do not change. The values in those blocks are then ignored. A product written out by hand would
+give NaN for 0 * inf or 0 * nan; PyTorch's fused attention kernels skip those blocks too.
 
-Only masks by minus infinity count. A large negative number gives queries without any key the mean of all values instead,
-which depends on every key.
+Only masks of minus infinity count. With a large negative number, a query without any key gets the mean of all values, which
+depends on every key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region
 
-NEVER = float("-inf")
+MASKED = float("-inf")
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
 }  # fmt: skip
@@ -31,21 +31,21 @@ MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "n
 
 @dataclass(frozen=True)
 class Band:
-    """Query ``m`` sees no key outside ``m + first`` to ``m + last``, both included; ``None`` is no limit."""
+    """Query ``m`` may see keys ``m + first`` to ``m + last``, both included; ``None`` means no limit."""
 
     first: Size | None = None
     last: Size | None = None
 
     def __and__(self, other: Band) -> Band:
-        return Band(_tighter(self.first, other.first, max), _tighter(self.last, other.last, min))
+        return Band(_tighter_limit(self.first, other.first, max), _tighter_limit(self.last, other.last, min))
 
     @property
     def limits(self) -> bool:
-        """Whether there is any limit."""
+        """Whether the band has a limit."""
         return self.first is not None or self.last is not None
 
     def share(self, queries: int, keys: int, sizes: Mapping[str, int]) -> float:
-        """Share of all pairs of a query and a key that lie in the band."""
+        """Fraction of all (query, key) pairs inside the band."""
         total = 0
         for query in range(queries):
             low = 0 if self.first is None else max(0, query + self.first.value(sizes))
@@ -54,8 +54,8 @@ class Band:
         return total / (queries * keys) if queries and keys else 1.0
 
 
-def _tighter(left: Size | None, right: Size | None, choose: Callable[[int, int], int]) -> Size | None:
-    """One of two limits; where the sizes do not tell which is tighter, either is right."""
+def _tighter_limit(left: Size | None, right: Size | None, choose: Callable[[int, int], int]) -> Size | None:
+    """The tighter of two limits; either one is correct if symbolic sizes cannot be compared."""
     if left is None or right is None:
         return right if left is None else left
     if left.is_constant and right.is_constant:
@@ -64,29 +64,31 @@ def _tighter(left: Size | None, right: Size | None, choose: Callable[[int, int],
 
 
 def attention_band(ir: KernelIR, region: Region, form: AttentionForm) -> Band:
-    """The band of keys that an attention's mask leaves to a query; one without limits where it shows none."""
+    """The band of keys that an attention mask allows; without limits if the mask has none that can be derived."""
     reader = _reader(ir, region, form)
     return Band() if reader is None else reader.finite(form.logits)
 
 
-def limits_in(ir: KernelIR, region: Region) -> tuple[AttentionForm, Band] | None:
-    """A region's attention and the band of its mask; ``None`` where it is none, or every query may see every key."""
+def limited_attention_band(ir: KernelIR, region: Region) -> tuple[AttentionForm, Band] | None:
+    """The region's attention and its mask's band; ``None`` without attention, or if every query may see every key."""
     form = attention_form([ir.prims[name] for name in region.prims])
     band = attention_band(ir, region, form) if form is not None else None
     return (form, band) if form is not None and band is not None and band.limits else None
 
 
-def sure_before(ir: KernelIR, region: Region, form: AttentionForm, condition: str, truth: bool) -> Size | None:
-    """Which keys are sure to meet a condition: those before ``m + result`` for query ``m``; ``None`` where none are known.
+def condition_holds_before(
+    ir: KernelIR, region: Region, form: AttentionForm, condition: str, truth: bool
+) -> Size | None:
+    """The limit below which keys satisfy a condition: keys before ``m + result`` for query ``m``; ``None`` if unknown.
 
-    What fails the condition lies in the band of its opposite, so what lies before that band meets it.
+    Keys that violate the condition are inside the band of its negation, so keys before that band satisfy it.
     """
     reader = _reader(ir, region, form)
     return None if reader is None else reader.holds(condition, not truth).first
 
 
 def _reader(ir: KernelIR, region: Region, form: AttentionForm) -> _Reader | None:
-    """What reads masks of an attention; ``None`` where a query or a key has no single axis."""
+    """The mask reader of an attention; ``None`` if its queries or its keys are not a single axis."""
     table, rank = region.table, len(form.scores.shape)
     queries, keys = (table.axes(form.scores.name, rank - 2), table.axes(form.scores.name, rank - 1))
     return _Reader(ir, region, queries[0], keys[0]) if len(queries) == len(keys) == 1 else None
@@ -104,7 +106,7 @@ class _Affine:
         return _Affine(self.key - other.key, self.query - other.query, self.constant - other.constant)
 
 
-def _comparing(fn: str, number: float) -> Callable[[float], bool]:
+def _comparison(fn: str, number: float) -> Callable[[float], bool]:
     return lambda value: COMPARE[fn](value, number)
 
 
@@ -116,15 +118,15 @@ class _Reader:
         self._query, self._key = query, key
 
     def finite(self, name: str) -> Band:
-        """Where a value can be anything but minus infinity."""
-        prim = self._own(name)
+        """The band in which a value may differ from minus infinity."""
+        prim = self._producer(name)
         if prim is None:
             return Band()
         if prim.fn == "where":
             condition, yes, no = prim.inputs
-            if self._value(no) == NEVER:
+            if self._value(no) == MASKED:
                 return self.holds(condition, True) & self.finite(yes)
-            return self.holds(condition, False) & self.finite(no) if self._value(yes) == NEVER else Band()
+            return self.holds(condition, False) & self.finite(no) if self._value(yes) == MASKED else Band()
         if prim.fn == "add":
             return self.finite(prim.inputs[0]) & self.finite(prim.inputs[1])
         if prim.fn in ("cast", "rounded", "sub"):
@@ -136,8 +138,8 @@ class _Reader:
         return Band()
 
     def holds(self, name: str, truth: bool) -> Band:
-        """Where a condition can have the given truth."""
-        prim = self._own(name)
+        """The band in which a condition may have the truth value ``truth``."""
+        prim = self._producer(name)
         if prim is None:
             return Band()
         if prim.fn in ("logical_not", "bitwise_not"):
@@ -145,35 +147,35 @@ class _Reader:
         if prim.fn in (("logical_and", "bitwise_and") if truth else ("logical_or", "bitwise_or")):
             return self.holds(prim.inputs[0], truth) & self.holds(prim.inputs[1], truth)
         if prim.fn in COMPARE:
-            return self._compared(prim.fn if truth else OPPOSITE[prim.fn], *prim.inputs)
+            return self._comparison_band(prim.fn if truth else OPPOSITE[prim.fn], *prim.inputs)
         if prim.fn == "cast":
             return self.holds(prim.inputs[0], truth)
-        # Any other value is taken for a condition by asking whether it is 0.
-        return self._chosen(prim, lambda value: bool(value) is truth)
+        # Any other value is a condition through comparison with 0.
+        return self._where_band(prim, lambda value: bool(value) is truth)
 
-    def _compared(self, fn: str, left: str, right: str) -> Band:
-        for source, constant, own in ((left, right, fn), (right, left, MIRRORED[fn])):
-            number, chosen = self._value(constant), self._own(source)
+    def _comparison_band(self, fn: str, left: str, right: str) -> Band:
+        for source, constant, comparison in ((left, right, fn), (right, left, MIRRORED[fn])):
+            number, chosen = self._value(constant), self._producer(source)
             while chosen is not None and chosen.fn == "cast":
-                chosen = self._own(chosen.inputs[0])
+                chosen = self._producer(chosen.inputs[0])
             if number is not None and chosen is not None and chosen.fn == "where":
-                return self._chosen(chosen, _comparing(own, number))
+                return self._where_band(chosen, _comparison(comparison, number))
         sides = self._affine(left), self._affine(right)
         if sides[0] is None or sides[1] is None:
             return Band()
-        apart = sides[0] - sides[1]
-        if (apart.key, apart.query) == (-1, 1):
-            apart, fn = _Affine(1, -1, apart.constant * -1), MIRRORED[fn]
-        if (apart.key, apart.query) != (1, -1):
+        offset = sides[0] - sides[1]
+        if (offset.key, offset.query) == (-1, 1):
+            offset, fn = _Affine(1, -1, offset.constant * -1), MIRRORED[fn]
+        if (offset.key, offset.query) != (1, -1):
             return Band()
         # key - query + constant compared with 0.
-        edge = apart.constant * -1
-        lowest = {"ge": edge, "gt": edge + 1, "eq": edge}.get(fn)
-        highest = {"le": edge, "lt": edge - 1, "eq": edge}.get(fn)
+        limit = offset.constant * -1
+        lowest = {"ge": limit, "gt": limit + 1, "eq": limit}.get(fn)
+        highest = {"le": limit, "lt": limit - 1, "eq": limit}.get(fn)
         return Band(lowest, highest)
 
-    def _chosen(self, prim: Prim, wanted: Callable[[float], bool]) -> Band:
-        """Where ``where(condition, number, number)`` can be one of the numbers wanted."""
+    def _where_band(self, prim: Prim, wanted: Callable[[float], bool]) -> Band:
+        """The band in which ``where(condition, number, number)`` may be a number that satisfies ``wanted``."""
         if prim.fn != "where":
             return Band()
         yes, no = (self._value(source) for source in prim.inputs[1:])
@@ -181,22 +183,22 @@ class _Reader:
             return Band()
         return self.holds(prim.inputs[0], wanted(yes))
 
-    def _own(self, name: str) -> Prim | None:
-        """What computes a value, with changes of its shape that leave every axis whole left out."""
+    def _producer(self, name: str) -> Prim | None:
+        """The primitive that computes a value, looking through shape changes that keep every axis intact."""
         prim = self._prims[name]
         while prim.name in self._members and prim.op in (PrimOp.EXPAND, PrimOp.RESHAPE, PrimOp.PERMUTE):
             prim = self._prims[prim.inputs[0]]
         return prim if prim.name in self._members else None
 
     def _value(self, name: str) -> float | None:
-        prim = self._own(name)
+        prim = self._producer(name)
         while prim is not None and prim.fn == "cast":
-            prim = self._own(prim.inputs[0])
+            prim = self._producer(prim.inputs[0])
         value = prim.attrs.get("value") if prim is not None and prim.op is PrimOp.CONSTANT else None
         return float(value) if isinstance(value, (bool, int, float)) else None
 
     def _affine(self, name: str) -> _Affine | None:
-        prim = self._own(name)
+        prim = self._producer(name)
         if prim is None or not prim.dtype.startswith("int"):
             return None
         if prim.op is PrimOp.CONSTANT:

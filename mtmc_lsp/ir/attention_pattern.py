@@ -1,4 +1,4 @@
-"""Attention among primitives, whoever wrote it: two products with a softmax of the first one's scores between them."""
+"""Recognises attention among primitives: two matrix products with a softmax of the first one's scores between them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from mtmc_lsp.ir.primitives import Prim, PrimOp
 
 @dataclass(frozen=True)
 class AttentionForm:
-    """``softmax(f(q @ k)) @ v`` with an elementwise ``f``, whoever wrote it."""
+    """``softmax(f(q @ k)) @ v`` with an elementwise ``f``."""
 
     scores: Prim
     """The first product."""
     logits: str
-    """What the softmax is of: ``f`` of the scores."""
+    """Input of the softmax: ``f`` of the scores."""
     weights: str
     """The left operand of the second product."""
     result: Prim
     """The second product."""
-    zero_for_none: bool
-    """Whether a query with no key at all gives zeros, as in PyTorch's own attention, and not NaN."""
+    zero_if_fully_masked: bool
+    """Whether a query without any key gives zeros, as in PyTorch's fused attention, instead of NaN."""
 
 
 def attention_form(members: list[Prim]) -> AttentionForm | None:
-    """The attention that the primitives are, if they are one."""
-    own = {prim.name: prim for prim in members}
+    """The attention that ``members`` form; ``None`` if they do not."""
+    prims = {prim.name: prim for prim in members}
     products = [prim for prim in members if prim.op is PrimOp.MATMUL]
     reductions = sorted(prim.fn for prim in members if prim.op is PrimOp.REDUCE)
     if any("dims" in prim.attrs for prim in products):
@@ -35,43 +35,45 @@ def attention_form(members: list[Prim]) -> AttentionForm | None:
         return None
     scores, result = products
     if scores.shape[-2] == Size.of(1) or "float64" in (scores.dtype, result.dtype):
-        # Of one query tensor cores multiply nothing, and they know no float64.
+        # Tensor cores do not help with a single query, and float64 is not supported here.
         return None
-    quotient = _skip_casts(own, result.inputs[0])
+    quotient = _skip_casts(prims, result.inputs[0])
     if quotient is None or quotient.fn != "div":
         return None
-    power, total = own.get(quotient.inputs[0]), own.get(quotient.inputs[1])
+    power, total = prims.get(quotient.inputs[0]), prims.get(quotient.inputs[1])
     if power is None or total is None or power.fn != "exp" or total.fn != "sum_exp":
         return None
-    shifted = own.get(power.inputs[0])
+    shifted = prims.get(power.inputs[0])
     if shifted is None or shifted.fn != "sub" or shifted.inputs != total.inputs:
         return None
-    rank = len(own[total.name].shape)
-    if total.attrs["dims"] != (rank - 1,) or not _elementwise_from(own, total.inputs[0], scores):
+    rank = len(prims[total.name].shape)
+    if total.attrs["dims"] != (rank - 1,) or not _elementwise_from(prims, total.inputs[0], scores):
         return None
-    return AttentionForm(scores, total.inputs[0], result.inputs[0], result, bool(quotient.attrs.get("zero_for_none")))
+    return AttentionForm(
+        scores, total.inputs[0], result.inputs[0], result, bool(quotient.attrs.get("zero_if_fully_masked"))
+    )
 
 
-def _skip_casts(own: dict[str, Prim], name: str) -> Prim | None:
-    prim = own.get(name)
-    while prim is not None and (prim.fn == "cast" or (prim.op is PrimOp.RESHAPE and _only_ones_differ(own, prim))):
-        prim = own.get(prim.inputs[0])
+def _skip_casts(prims: dict[str, Prim], name: str) -> Prim | None:
+    prim = prims.get(name)
+    while prim is not None and (prim.fn == "cast" or (prim.op is PrimOp.RESHAPE and _only_ones_differ(prims, prim))):
+        prim = prims.get(prim.inputs[0])
     return prim
 
 
-def _only_ones_differ(own: dict[str, Prim], prim: Prim) -> bool:
-    source = own.get(prim.inputs[0])
+def _only_ones_differ(prims: dict[str, Prim], prim: Prim) -> bool:
+    source = prims.get(prim.inputs[0])
     one = Size.of(1)
     return source is not None and [s for s in source.shape if s != one] == [s for s in prim.shape if s != one]
 
 
-def _elementwise_from(own: dict[str, Prim], name: str, scores: Prim) -> bool:
-    """Whether a value depends on the scores through elementwise work alone."""
-    prim = own.get(name)
+def _elementwise_from(prims: dict[str, Prim], name: str, scores: Prim) -> bool:
+    """Whether a value depends on the scores only through elementwise operations."""
+    prim = prims.get(name)
     if prim is None:
         return True
     if prim is scores:
         return True
     if prim.op in (PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.EXPAND, PrimOp.CONSTANT, PrimOp.IOTA, PrimOp.PERMUTE):
-        return all(_elementwise_from(own, source, scores) for source in prim.inputs)
+        return all(_elementwise_from(prims, source, scores) for source in prim.inputs)
     return False

@@ -1,8 +1,8 @@
-"""Which loop axes a set of primitives shares.
+"""Derives the loop axes that a set of primitives shares.
 
-Every dimension of every primitive is tied to the dimensions it must equal: by broadcasting, permutation and reshaping.
-What is left after tying, split as finely as any reshape asks for, are the *atomic axes* of a kernel. Two operations can run
-in one kernel when they speak of the same axes.
+Every dimension of every primitive is unified with the dimensions that it must equal through broadcasting, permutation and
+reshaping. The resulting classes, split as finely as the reshapes require, are the *atomic axes* of a kernel. Two operations
+can run in one kernel if they use the same axes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Axis:
 
 
 class _Class:
-    """A set of dimensions known to be equal, perhaps split into finer ones."""
+    """A set of dimensions known to be equal, possibly split into smaller ones. A union-find node."""
 
     __slots__ = ("axis", "id", "parent", "parts", "size")
 
@@ -38,7 +38,7 @@ class _Class:
         node = self
         while node.parent is not None:
             node = node.parent
-        # Of a long chain of operations, each would walk all those before it.
+        # Path compression: in a long chain of operations, lookups would otherwise be quadratic.
         last = self
         while last.parent is not None:
             last.parent, last = node, last.parent
@@ -49,17 +49,17 @@ class AxisTable:
     """Atomic axes of a set of primitives."""
 
     def __init__(self, prims: Mapping[str, Prim], names: Iterable[str], extents: Mapping[str, int]) -> None:
-        """Tie the dimensions of the primitives ``names`` (and of what they read).
+        """Unify the dimensions of the primitives ``names`` and of their inputs.
 
         Args:
-            prims: all primitives of the program.
+            prims: all primitives of the kernel IR.
             names: the primitives of the kernel, in execution order.
-            extents: value of each named size in the workload, only used to see which of two sizes is larger.
+            extents: value of each symbolic size in the workload, only used to compare two sizes.
         """
         self._classes: list[_Class] = []
         self._dims: dict[str, list[_Class | None]] = {}
         self._extents = extents
-        self._known: dict[str, tuple[Axis, ...]] = {}
+        self._axes_of: dict[str, tuple[Axis, ...]] = {}
         members = list(names)
         for name in members:
             for each in (*prims[name].inputs, name):
@@ -69,21 +69,21 @@ class AxisTable:
             self._tie(prims[name], prims)
 
     def axes(self, name: str, dim: int) -> tuple[Axis, ...]:
-        """The atomic axes whose product is dimension ``dim``, outermost first; none for size 1."""
+        """The atomic axes whose product is dimension ``dim``, outermost first; empty for size 1."""
         item = self._dims[name][dim]
         return tuple(self._leaves(item)) if item is not None else ()
 
     def all_axes(self, name: str) -> tuple[Axis, ...]:
         """The atomic axes of every dimension of ``name``."""
-        if name not in self._known:
-            self._known[name] = tuple(
+        if name not in self._axes_of:
+            self._axes_of[name] = tuple(
                 axis for item in self._dims[name] if item is not None for axis in self._leaves(item)
             )
-        return self._known[name]
+        return self._axes_of[name]
 
     def tie(self, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> None:
-        """Walk two sequences of axes of equal sizes, which nothing in the primitives relates, as one."""
-        self._known.clear()
+        """Unify two sequences of axes of equal sizes that the primitives do not relate."""
+        self._axes_of.clear()
         for a, b in zip(left, right, strict=True):
             self._same(self._classes[a.id], self._classes[b.id])
 
@@ -94,17 +94,17 @@ class AxisTable:
         return [axis for part in node.parts for axis in self._leaves(part)]
 
     def _new(self, size: Size) -> _Class:
-        made = _Class(len(self._classes), size)
-        self._classes.append(made)
-        return made
+        dim_class = _Class(len(self._classes), size)
+        self._classes.append(dim_class)
+        return dim_class
 
     def _tie(self, prim: Prim, prims: Mapping[str, Prim]) -> None:
         out = self._dims[prim.name]
         if prim.op in (PrimOp.POINTWISE, PrimOp.EXPAND):
             for source in prim.inputs:
                 dims = self._dims[source]
-                for i, own in enumerate(dims, start=len(out) - len(dims)):
-                    self._same(own, out[i])
+                for i, source_dim in enumerate(dims, start=len(out) - len(dims)):
+                    self._same(source_dim, out[i])
         elif prim.op is PrimOp.PERMUTE:
             order = prim.attrs["dims"]
             assert isinstance(order, tuple)
@@ -114,26 +114,26 @@ class AxisTable:
             self._reshape(self._dims[prim.inputs[0]], out)
         elif prim.op is PrimOp.REDUCE:
             for source in prim.inputs:
-                for own, other in zip(self._dims[source], out, strict=True):
-                    self._same(own, other)
+                for source_dim, result_dim in zip(self._dims[source], out, strict=True):
+                    self._same(source_dim, result_dim)
         elif prim.op is PrimOp.SCAN:
-            for own, other in zip(self._dims[prim.inputs[0]], out, strict=True):
-                self._same(own, other)
+            for source_dim, result_dim in zip(self._dims[prim.inputs[0]], out, strict=True):
+                self._same(source_dim, result_dim)
         elif prim.op in (PrimOp.SLICE, PrimOp.CAT, PrimOp.PAD, PrimOp.FLIP, PrimOp.GATHER, PrimOp.WINDOW):
             self._partial(prim, prims)
-        elif prim.op is PrimOp.FOLD:
+        elif prim.op is PrimOp.UNROLLED_REDUCE:
             folded = prim.attrs["dims"]
             assert isinstance(folded, tuple)
-            kept = [own for i, own in enumerate(self._dims[prim.inputs[0]]) if i not in folded]
-            for own, other in zip(kept, out, strict=True):
-                self._same(own, other)
-        elif prim.op is PrimOp.ADD_AT:
-            # Each row has its index; where it goes is none of the loop's business.
-            for own, other in zip(self._dims[prim.inputs[1]], self._dims[prim.inputs[2]], strict=True):
-                self._same(own, other)
+            remaining = [source_dim for i, source_dim in enumerate(self._dims[prim.inputs[0]]) if i not in folded]
+            for source_dim, result_dim in zip(remaining, out, strict=True):
+                self._same(source_dim, result_dim)
+        elif prim.op is PrimOp.SCATTER_ADD:
+            # Each source row has one index. The target row is data-dependent and not a loop axis.
+            for source_dim, result_dim in zip(self._dims[prim.inputs[1]], self._dims[prim.inputs[2]], strict=True):
+                self._same(source_dim, result_dim)
         elif prim.op is PrimOp.CROP:
-            for own, other in zip(self._dims[prim.inputs[0]], out, strict=True):
-                self._same(own, other)
+            for source_dim, result_dim in zip(self._dims[prim.inputs[0]], out, strict=True):
+                self._same(source_dim, result_dim)
         elif prim.op is PrimOp.MATMUL:
             self._product(prim)
 
@@ -142,14 +142,14 @@ class AxisTable:
         for left, right in zip(prim.inputs[::2], prim.inputs[1::2], strict=True):
             self._factors(prim, self._dims[left], self._dims[right])
             for i in range(dims.batch + dims.rows, len(first)):
-                # Low halves are summed over along with high ones.
+                # The low parts of split operands are reduced over the same axes as the high parts.
                 self._same(self._dims[left][i], first[i])
 
     def _factors(self, prim: Prim, a: list[_Class | None], b: list[_Class | None]) -> None:
         out, dims = self._dims[prim.name], ProductDims.of(prim)
-        for own in (a, b):
+        for operand in (a, b):
             for i in range(dims.batch):
-                self._same(own[i], out[i])
+                self._same(operand[i], out[i])
         rows = dims.batch + dims.rows
         for i in range(dims.batch, rows):
             self._same(a[i], out[i])
@@ -159,21 +159,21 @@ class AxisTable:
             self._same(a[rows + i], b[dims.batch + i])
 
     def _partial(self, prim: Prim, prims: Mapping[str, Prim]) -> None:
-        """Tie the dimensions that these operations leave alone; the others are index arithmetic."""
+        """Unify the dimensions that these operations do not change; the others need index arithmetic."""
         out = self._dims[prim.name]
         dim, dims = prim.attrs.get("dim"), prim.attrs.get("dims")
-        touched: set[object] = {dim} if dims is None else set(dims if isinstance(dims, tuple) else ())
+        changed: set[object] = {dim} if dims is None else set(dims if isinstance(dims, tuple) else ())
         if prim.op is PrimOp.PAD:
-            touched = set(range(len(out)))
+            changed = set(range(len(out)))
         for position, source in enumerate(prim.inputs):
-            for i, own in enumerate(self._dims[source]):
+            for i, source_dim in enumerate(self._dims[source]):
                 index_operand = prim.op is PrimOp.GATHER and position == 1
                 if (
-                    i not in touched
+                    i not in changed
                     or index_operand
                     or (prims[source].shape[i] == prim.shape[i] and prim.op is PrimOp.PAD)
                 ):
-                    self._same(own, out[i])
+                    self._same(source_dim, out[i])
 
     def _same(self, left: _Class | None, right: _Class | None) -> None:
         if left is None or right is None:
@@ -190,9 +190,9 @@ class AxisTable:
             a.parent = b
 
     def _reshape(self, source: list[_Class | None], target: list[_Class | None]) -> None:
-        """Walk both shapes from the left, splitting the larger of two dimensions by the smaller one.
+        """Traverse both shapes from the left, splitting the larger of two dimensions by the smaller one.
 
-        Stops where neither divides the other: what follows stays untied, and only index arithmetic can relate it.
+        Stops if neither divides the other: the following dimensions stay separate and need index arithmetic.
         """
         left = [item for item in reversed(source) if item is not None]
         right = [item for item in reversed(target) if item is not None]
@@ -211,8 +211,8 @@ class AxisTable:
             self._split(a, [b, remainder])
             left.append(remainder)
 
-    def _split(self, whole: _Class, parts: list[_Class]) -> None:
-        root = whole.root()
+    def _split(self, dim_class: _Class, parts: list[_Class]) -> None:
+        root = dim_class.root()
         if any(part.root() is root for part in parts):
             return
         if root.parts is None:

@@ -1,7 +1,8 @@
-"""Results that are written by the places of what they are made of, and not by their own.
+"""Outputs that a kernel stores part by part instead of element by element of the output.
 
-One is put together of values with the same axes, as the stack of what a loop gives: an element of it, read by its index, would
-be a choice between all parts, each of them computed for it. Another has rows added to it at places that are looked up.
+Two kinds exist. A concatenation of values with the same axes (such as a stack built in a loop) is stored as separate parts:
+computing one element by its index would select between all parts and compute each of them. A scatter-add adds rows at
+positions given by an index tensor.
 """
 
 from __future__ import annotations
@@ -16,37 +17,37 @@ from mtmc_lsp.ir.primitives import VIEW_OPS, KernelIR, Prim, PrimOp
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a result."""
+    """One part of an output."""
 
     prim: str
     dim: int
-    """Of the result and of the part: along it the parts lie one after another."""
+    """Dimension along which the parts are concatenated, in the output and in the part."""
     start: Size
-    """Where this one begins."""
+    """First index of this part along ``dim``."""
     index: str = ""
-    """A primitive that says where along ``dim`` each element of the part is added to what is there; empty for a plain part."""
+    """Primitive with the index along ``dim`` to which each element is added; empty for a concatenated part."""
 
 
 Parts = Mapping[Ref, tuple[Part, ...]]
-NOTHING = frozenset({PrimOp.CONSTANT, PrimOp.IOTA})
+FREE = frozenset({PrimOp.CONSTANT, PrimOp.IOTA})
 
 
-def parts_of(ir: KernelIR, outputs: Collection[Ref], chosen: Collection[str]) -> Parts:
-    """The parts of those results that are made of several, which share what they are computed from.
+def output_parts_of(ir: KernelIR, outputs: Collection[Ref], chosen: Collection[str]) -> Parts:
+    """The parts of each output that is stored part by part.
 
     Args:
-        program: what the nodes are of.
-        outputs: results of a region.
-        chosen: its nodes.
+        ir: the kernel IR of the graph.
+        outputs: outputs of a region.
+        chosen: nodes of the region.
     """
-    made = ((ref, ir.of(ref)) for ref in outputs)
-    found = {ref: _parts(ir, ref, prim, chosen) for ref, prim in made if prim.origin in chosen}
-    return {ref: parts for ref, parts in found.items() if parts}
+    primitives = ((ref, ir.of(ref)) for ref in outputs)
+    parts_by_output = {ref: _parts(ir, ref, prim, chosen) for ref, prim in primitives if prim.origin in chosen}
+    return {ref: parts for ref, parts in parts_by_output.items() if parts}
 
 
 def _parts(ir: KernelIR, ref: Ref, prim: Prim, chosen: Collection[str]) -> tuple[Part, ...]:
     dim = prim.attrs.get("dim")
-    if prim.op is PrimOp.ADD_AT and ir.graph.type_of(ref).is_contiguous and _may_begin(ir, ref, chosen):
+    if prim.op is PrimOp.SCATTER_ADD and ir.graph.type_of(ref).is_contiguous and _base_is_available(ir, ref, chosen):
         assert isinstance(dim, int)
         _, index, source = prim.inputs
         return (Part(source, dim, Size.of(0), index),)
@@ -60,14 +61,14 @@ def _parts(ir: KernelIR, ref: Ref, prim: Prim, chosen: Collection[str]) -> tuple
     return tuple(parts)
 
 
-def _may_begin(ir: KernelIR, ref: Ref, chosen: Collection[str]) -> bool:
-    """Whether what rows are added to is there before: it is zeros, or no value of the region."""
+def _base_is_available(ir: KernelIR, ref: Ref, chosen: Collection[str]) -> bool:
+    """Whether the base of a scatter-add exists before the kernel: it is all zeros or computed outside the region."""
     base = ir.of(ref).inputs[0]
-    return begins_empty(ir, ref) or ir.prims[base].origin not in chosen
+    return adds_to_zeros(ir, ref) or ir.prims[base].origin not in chosen
 
 
-def begins_empty(ir: KernelIR, ref: Ref) -> bool:
-    """Whether rows are added to zeros."""
+def adds_to_zeros(ir: KernelIR, ref: Ref) -> bool:
+    """Whether the base of a scatter-add is all zeros."""
     prim = ir.prims[ir.of(ref).inputs[0]]
     while prim.op in (PrimOp.EXPAND, PrimOp.RESHAPE):
         prim = ir.prims[prim.inputs[0]]
@@ -75,35 +76,35 @@ def begins_empty(ir: KernelIR, ref: Ref) -> bool:
 
 
 def _share(ir: KernelIR, parts: Collection[str], chosen: Collection[str]) -> bool:
-    """Whether something is computed, or read, for several parts."""
-    seen: set[str] = set()
+    """Whether several parts share a computation or an input."""
+    earlier: set[str] = set()
     for part in dict.fromkeys(parts):
-        own = {name for name in _behind(ir, part, chosen) if ir.prims[name].op not in VIEW_OPS | NOTHING}
-        if own & seen:
+        computed = {name for name in _ancestors(ir, part, chosen) if ir.prims[name].op not in VIEW_OPS | FREE}
+        if computed & earlier:
             return True
-        seen |= own
+        earlier |= computed
     return len(set(parts)) < len(parts)
 
 
-def _behind(ir: KernelIR, part: str, chosen: Collection[str]) -> set[str]:
-    found: set[str] = set()
+def _ancestors(ir: KernelIR, part: str, chosen: Collection[str]) -> set[str]:
+    ancestors: set[str] = set()
     pending = [part]
     while pending:
         name = pending.pop()
-        if name not in found:
-            found.add(name)
+        if name not in ancestors:
+            ancestors.add(name)
             if ir.prims[name].origin in chosen:
                 pending += ir.prims[name].inputs
-    return found
+    return ancestors
 
 
-def indices(parts: Parts) -> list[str]:
-    """The primitives that say where rows are added."""
-    return [part.index for own in parts.values() for part in own if part.index]
+def scatter_indices(parts: Parts) -> list[str]:
+    """The index primitives of all scatter-add parts."""
+    return [part.index for output_parts in parts.values() for part in output_parts if part.index]
 
 
-def stored(ir: KernelIR, outputs: Collection[Ref], parts: Parts) -> Iterator[tuple[Ref, str]]:
-    """What a region writes: each result with the primitive that it is, or with those that are its parts."""
+def stored_primitives(ir: KernelIR, outputs: Collection[Ref], parts: Parts) -> Iterator[tuple[Ref, str]]:
+    """Pairs of an output and a primitive that is stored to it: one per output, or one per part."""
     for ref in outputs:
         if ref in parts:
             yield from ((ref, part.prim) for part in parts[ref])

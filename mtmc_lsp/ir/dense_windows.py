@@ -1,4 +1,4 @@
-"""Windows that are one dense run of memory each, so that a product of them reads its rows as those of a matrix."""
+"""Detects windows that are contiguous in memory, so that a product reads them like the rows of a matrix."""
 
 from __future__ import annotations
 
@@ -6,49 +6,49 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp, ProductDims
 
 
-def are_dense_runs(ir: KernelIR, prim: Prim) -> bool:
-    """Whether a product's left operand is of windows, and what is summed for a row of it lies side by side, in its order.
+def are_contiguous_windows(ir: KernelIR, prim: Prim) -> bool:
+    """Whether the left operand of a product consists of windows, each contiguous in memory in the order of the reduction.
 
-    With channels densest and no zeros around the input, windows of one row are such runs, which overlap.
+    This holds for one-row windows of an unpadded channels-last input; the windows overlap.
     """
     dims, name = ProductDims.of(prim), prim.inputs[0]
-    steps = _steps(ir, name) if dims.kernel_positions else None
-    if steps is None:
+    strides = _strides(ir, name) if dims.kernel_positions else None
+    if strides is None:
         return False
     expected, shape = ONE, ir.prims[name].shape
     for dim in reversed(range(dims.batch + dims.rows, len(shape))):
         if shape[dim] == ONE:
             continue
-        if steps[dim] != expected:
+        if strides[dim] != expected:
             return False
         expected = expected * shape[dim]
     return True
 
 
-def _steps(ir: KernelIR, name: str) -> tuple[Size, ...] | None:
-    """How far apart in memory the neighbours along each dimension of a view are; ``None`` where it is none."""
+def _strides(ir: KernelIR, name: str) -> tuple[Size, ...] | None:
+    """Strides of a view, in elements; ``None`` if the primitive is not a view of a tensor in memory."""
     prim = ir.prims[name]
-    moved = prim.op in (PrimOp.PERMUTE, PrimOp.RESHAPE, PrimOp.SLICE, PrimOp.WINDOW)
-    source = _steps(ir, prim.inputs[0]) if moved else None
-    found = _viewed(ir, prim, source) if source is not None else None
-    if found is None and name in ir.value_of:
+    is_view = prim.op in (PrimOp.PERMUTE, PrimOp.RESHAPE, PrimOp.SLICE, PrimOp.WINDOW)
+    source = _strides(ir, prim.inputs[0]) if is_view else None
+    strides = _view_strides(ir, prim, source) if source is not None else None
+    if strides is None and name in ir.value_of:
         return ir.graph.type_of(ir.value_of[name]).stride
-    return found
+    return strides
 
 
-def _viewed(ir: KernelIR, prim: Prim, source: tuple[Size, ...]) -> tuple[Size, ...] | None:
-    """The steps of a view of what has the steps ``source``."""
+def _view_strides(ir: KernelIR, prim: Prim, source: tuple[Size, ...]) -> tuple[Size, ...] | None:
+    """Strides of a view of a tensor with the strides ``source``."""
     if prim.op is PrimOp.PERMUTE:
         dims = prim.attrs["dims"]
         assert isinstance(dims, tuple)
         return tuple(source[d] for d in dims)
     if prim.op is PrimOp.RESHAPE:
-        own = ir.prims[prim.inputs[0]].shape
-        if [size for size in own if size != ONE] != [size for size in prim.shape if size != ONE]:
+        input_shape = ir.prims[prim.inputs[0]].shape
+        if [size for size in input_shape if size != ONE] != [size for size in prim.shape if size != ONE]:
             return None
-        # Dimensions of a single element alone come or go.
-        rest = iter([step for step, size in zip(source, own, strict=True) if size != ONE])
-        return tuple(ONE if size == ONE else next(rest) for size in prim.shape)
+        # The reshape only adds or removes dimensions of size 1.
+        remaining = iter([step for step, size in zip(source, input_shape, strict=True) if size != ONE])
+        return tuple(ONE if size == ONE else next(remaining) for size in prim.shape)
     dim, step = int(str(prim.attrs["dim"])), int(str(prim.attrs["step"]))
-    stepped = (*source[:dim], source[dim] * step, *source[dim + 1 :])
-    return (*stepped, source[dim] * int(str(prim.attrs["dilation"]))) if prim.op is PrimOp.WINDOW else stepped
+    strides = (*source[:dim], source[dim] * step, *source[dim + 1 :])
+    return (*strides, source[dim] * int(str(prim.attrs["dilation"]))) if prim.op is PrimOp.WINDOW else strides

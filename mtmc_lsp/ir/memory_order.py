@@ -1,4 +1,4 @@
-"""How tensors lie in memory beside the axes of a kernel: which of them are dense along its rows, and which along its columns."""
+"""Memory layout of tensors relative to the axes of a kernel: which are contiguous along its rows or along its columns."""
 
 from __future__ import annotations
 
@@ -9,103 +9,106 @@ from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region, RegionKind
 
-LEAST_ACROSS = 4
-"""Elements side by side from which on it pays to walk a tensor along them."""
-LEAST_COLUMNS = 32
-"""Elements side by side whose memory is written as a whole, whatever the rows beside them."""
+MIN_TRANSPOSED_ELEMENTS = 4
+"""Contiguous runs of at least this many elements are worth traversing in memory order."""
+MIN_COLUMNS = 32
+"""Contiguous elements that fill whole memory transactions."""
 
 
-def across(ir: KernelIR, region: Region) -> Axis | None:
-    """The axis, other than the columns, along which tensors that an elementwise kernel reads lie dense.
+def transposed_axis(ir: KernelIR, region: Region) -> Axis | None:
+    """The axis, other than the last one, along which the inputs of an elementwise kernel are contiguous.
 
-    Such a kernel brings one memory order into another: its tiles have this axis as rows, so that they read and write
-    neighbours together. ``None`` for all other kernels.
+    Such a kernel transposes: its tiles have this axis as rows, so that both loads and stores are coalesced. ``None`` for all
+    other kernels.
     """
-    if region.kind is not RegionKind.MAP or len(region.kept) < 2:
+    if region.kind is not RegionKind.MAP or len(region.parallel_axes) < 2:
         return None
     sizes = ir.graph.sizes
-    whole = region.rows.value(sizes)
-    amounts: dict[Axis, int] = {}
-    longer = _padded(ir, region)
+    total = region.rows.value(sizes)
+    bytes_along: dict[Axis, int] = {}
+    padded_axes = _padded_axes(ir, region)
     windows = [ir.prims[name].shape[-1] for name in region.prims if ir.prims[name].op is PrimOp.WINDOW]
     kernel_positions = product(windows).value(sizes)
     for prim, kind in ((name, ir.graph.type_of(ref)) for name in region.inputs for ref in ir.values_of.get(name, ())):
-        # What is much smaller (a number per channel) stays in caches; of windows that overlap elements are read more than once.
-        if 2 * kind.numel.value(sizes) * kernel_positions < whole:
+        # Much smaller tensors, such as one number per channel, stay in cache. Overlapping windows read elements repeatedly.
+        if 2 * kind.numel.value(sizes) * kernel_positions < total:
             continue
-        for dim, inner in dense_axes(region, prim, kind).items():
-            axis = longer.get(inner, inner)
-            if kind.shape[dim] != Size.of(1) and axis in region.kept[:-1]:
-                amounts[axis] = amounts.get(axis, 0) + kind.numel.value(sizes) * itemsize(kind.dtype)
-    most = max(amounts, key=lambda axis: amounts[axis], default=None)
-    wide = all(axis.size.value(sizes) >= LEAST_ACROSS for axis in (most, region.kept[-1]) if axis is not None)
-    return most if wide else None
+        for dim, inner in contiguous_axes(region, prim, kind).items():
+            axis = padded_axes.get(inner, inner)
+            if kind.shape[dim] != Size.of(1) and axis in region.parallel_axes[:-1]:
+                bytes_along[axis] = bytes_along.get(axis, 0) + kind.numel.value(sizes) * itemsize(kind.dtype)
+    best = max(bytes_along, key=lambda axis: bytes_along[axis], default=None)
+    is_wide_enough = all(
+        axis.size.value(sizes) >= MIN_TRANSPOSED_ELEMENTS
+        for axis in (best, region.parallel_axes[-1])
+        if axis is not None
+    )
+    return best if is_wide_enough else None
 
 
-def _padded(ir: KernelIR, region: Region) -> dict[Axis, Axis]:
-    """The axes that the region pads, each with the longer one that its elements are walked along: neighbours stay neighbours."""
-    found: dict[Axis, Axis] = {}
+def _padded_axes(ir: KernelIR, region: Region) -> dict[Axis, Axis]:
+    """Maps each axis that the region pads to the padded axis. Padding keeps neighbouring elements adjacent."""
+    padded_axes: dict[Axis, Axis] = {}
     for prim in (ir.prims[name] for name in reversed(region.prims)):
         for dim in range(len(prim.shape)) if prim.op is PrimOp.PAD else ():
             inner, outer = region.table.axes(prim.inputs[0], dim), region.table.axes(prim.name, dim)
             if inner and outer and inner[-1] != outer[-1]:
-                found[inner[-1]] = found.get(outer[-1], outer[-1])
-    return found
+                padded_axes[inner[-1]] = padded_axes.get(outer[-1], outer[-1])
+    return padded_axes
 
 
 def column_axes(ir: KernelIR, region: Region) -> tuple[Axis, ...]:
-    """The axes that an elementwise kernel has as columns: the last one.
+    """The axes that form the columns of an elementwise kernel: usually the last axis.
 
-    Where its tiles have an axis that lies outside others as rows, the columns are as many of those as memory needs to write whole
-    transactions.
+    In a transposing kernel the columns are as many of the axes inside the transposed one as whole memory transactions need.
     """
-    turned = across(ir, region)
-    if turned is None:
-        return region.kept[-1:]
-    inside = region.kept[region.kept.index(turned) + 1 :]
+    transposed = transposed_axis(ir, region)
+    if transposed is None:
+        return region.parallel_axes[-1:]
+    inside = region.parallel_axes[region.parallel_axes.index(transposed) + 1 :]
     first = len(inside) - 1
-    while first > 0 and product([axis.size for axis in inside[first:]]).value(ir.graph.sizes) < LEAST_COLUMNS:
+    while first > 0 and product([axis.size for axis in inside[first:]]).value(ir.graph.sizes) < MIN_COLUMNS:
         first -= 1
     return inside[first:]
 
 
 def windows_along_columns(ir: KernelIR, region: Region) -> Prim | None:
-    """The windows of an elementwise kernel that slide along its columns; None where they slide across them, or there are none.
+    """The windows of an elementwise kernel that slide along its columns; ``None`` if there are none.
 
-    Neighbouring columns then read places that overlap, or lie apart: no thread can load several of them at once. Each has one
-    column, so that a load's threads read neighbours.
+    Neighbouring columns then read overlapping or strided elements, which a thread cannot load as one vector. With one column
+    per thread, the threads of a load still read neighbouring elements.
     """
-    if region.kind is not RegionKind.MAP or not region.kept:
+    if region.kind is not RegionKind.MAP or not region.parallel_axes:
         return None
     for name in reversed(region.prims):
         prim = ir.prims[name]
         if prim.op is PrimOp.WINDOW:
             axes = region.table.axes(name, int(str(prim.attrs["dim"])))
-            if axes and axes[-1] == region.kept[-1]:
+            if axes and axes[-1] == region.parallel_axes[-1]:
                 return prim
     return None
 
 
 def strided_columns(ir: KernelIR, region: Region) -> bool:
-    """Whether the reduced axes step over memory while an independent axis is dense."""
-    dense = _dense_axes(ir, region)
+    """Whether the reduced axes are strided in memory while an independent axis is contiguous."""
+    dense = _contiguous_input_axes(ir, region)
     return (
-        bool(region.kept)
-        and bool(region.reduced)
-        and not (dense & set(region.reduced))
-        and bool(dense & set(region.kept))
+        bool(region.parallel_axes)
+        and bool(region.reduced_axes)
+        and not (dense & set(region.reduced_axes))
+        and bool(dense & set(region.parallel_axes))
     )
 
 
-def dense_axes(region: Region, prim: str, kind: TensorType) -> dict[int, Axis]:
-    """The dimensions of a tensor whose elements lie side by side, each with its innermost axis."""
+def contiguous_axes(region: Region, prim: str, kind: TensorType) -> dict[int, Axis]:
+    """The contiguous dimensions (stride 1) of a tensor, each with its innermost axis."""
     inner = [dim for dim, stride in enumerate(kind.stride) if stride.is_constant and stride.constant == 1]
     return {dim: axes[-1] for dim in inner if (axes := region.table.axes(prim, dim))}
 
 
-def _dense_axes(ir: KernelIR, region: Region) -> set[Axis]:
-    """Innermost axes of the large tensors that the region reads."""
-    found: set[Axis] = set()
+def _contiguous_input_axes(ir: KernelIR, region: Region) -> set[Axis]:
+    """Contiguous axes of the largest tensors that the region reads."""
+    axes: set[Axis] = set()
     sizes = ir.graph.sizes
     largest = 0
     read = [(name, ref) for name in region.inputs for ref in ir.values_of.get(name, ())]
@@ -115,6 +118,6 @@ def _dense_axes(ir: KernelIR, region: Region) -> set[Axis]:
         if numel < largest:
             continue
         if numel > largest:
-            found, largest = set(), numel
-        found |= set(dense_axes(region, prim, kind).values())
-    return found
+            axes, largest = set(), numel
+        axes |= set(contiguous_axes(region, prim, kind).values())
+    return axes

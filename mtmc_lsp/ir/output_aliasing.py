@@ -1,4 +1,4 @@
-"""When a kernel may write a result into the input that it replaces, as the target's in-place operations do."""
+"""Decides when a kernel may store a result into the input that it replaces, as an in-place operation does."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from mtmc_lsp.ir.regions import Region, RegionKind
 
 
 def may_overwrite(ir: KernelIR, region: Region, mutation: Mutation, recomputed: Set[str] = frozenset()) -> bool:
-    """Whether a kernel may store the new value of an input where the old one lies.
+    """Whether a kernel may store the new value of an input over the old one.
 
-    Element i of the old value must be read by the program and lane that store element i of the new one, and before they
-    store it. That is so when
+    The program instance and lane that store element i of the new value must be the only readers of element i of the old
+    value, and must load it before the store. This holds if
 
-    - nothing but the kernel reads the old value, so none of it is wanted afterwards;
-    - every primitive that depends on the old value is pointwise and has its shape, so it is read at the element's own place,
-      once, by one program: in an elementwise kernel all results have that shape; in one that reduces rows the value has one
-      element for each row, and a row's own results are stored by one of its programs, after all else;
-    - the new value depends on the old one, so its store waits for that load; or the old one is not read at all;
-    - both lie in memory alike.
+    - only the kernel reads the old value, so nothing needs it afterwards;
+    - every primitive that depends on the old value is pointwise and has the same shape, so each element is read once, at its
+      index, by one program instance: in an elementwise kernel all results have that shape; in a row reduction the value has
+      one element per row, and one program instance stores the results of a row after everything else;
+    - the new value depends on the old one, so its store waits for that load, or the old value is not read at all;
+    - both have the same memory layout.
 
     Args:
-        program: what is computed.
+        ir: the kernel IR.
         region: the kernel.
         mutation: the input and its new value.
-        recomputed: nodes that other kernels compute for themselves as well, so that these read what the nodes read.
+        recomputed: nodes that other kernels also recompute, so these kernels read the inputs of the nodes too.
     """
     graph = ir.graph
     kind = graph.type_of(Ref(mutation.input))
     if region.kind not in (RegionKind.MAP, RegionKind.REDUCE) or graph.type_of(mutation.value) != kind:
         return False
     if region.parts:
-        # One part may be written before another is read.
+        # One part may be stored before another is loaded.
         return False
     old = ir.values[mutation.input, 0]
-    # In a kernel, an operation may be given a tensor and look at its shape alone; a torch call counts as a reader.
-    given_to = {node.name for node in graph.readers(mutation.input)}
+    # A node may receive a tensor and use only its shape; a torch call still counts as a reader.
+    receivers = {node.name for node in graph.readers(mutation.input)}
     readers = {prim.origin for prim in ir.prims.values() if old in prim.inputs}
-    if not (readers | given_to) <= set(region.nodes) - recomputed:
+    if not (readers | receivers) <= set(region.nodes) - recomputed:
         return False
     new = ir.of(mutation.value).name
     if region.kind is RegionKind.MAP:
-        one_place = all(ir.of(ref).shape == kind.shape for ref in region.outputs)
+        has_same_elements = all(ir.of(ref).shape == kind.shape for ref in region.outputs)
     else:
-        one_place = set(region.table.all_axes(new)) == set(region.kept)
-    if not one_place:
+        has_same_elements = set(region.table.all_axes(new)) == set(region.parallel_axes)
+    if not has_same_elements:
         return False
     depends = {old}
     for name in region.prims:

@@ -1,4 +1,4 @@
-"""What a set of ATen nodes is as one kernel: what it reads and writes, and along which axes it loops and reduces."""
+"""Analyses a set of ATen nodes as one kernel: its inputs and outputs, and the axes that it loops and reduces over."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mtmc_lsp.core.graph import Graph, Ref, TensorType
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.attention_pattern import attention_form
 from mtmc_lsp.ir.axes import Axis, AxisTable
-from mtmc_lsp.ir.concat_outputs import Parts, indices, parts_of, stored
+from mtmc_lsp.ir.concat_outputs import Parts, output_parts_of, scatter_indices, stored_primitives
 from mtmc_lsp.ir.primitives import ONE, VIEW_OPS, KernelIR, Prim, PrimOp, ProductDims, is_zero_padding
 
 VIEWS = frozenset(
@@ -18,11 +18,11 @@ VIEWS = frozenset(
     "_unsafe_view narrow diagonal unfold unsafe_split unsafe_split_with_sizes "
     "atleast_1d atleast_2d atleast_3d".split()
 )
-"""ATen operations that only make another view of a tensor (a reshape may copy; the model neglects it)."""
+"""ATen operations that return a view of a tensor (a reshape may copy; the model neglects that)."""
 
 
 class CannotFuse(Exception):
-    """These nodes are not one kernel; the message says why, for people."""
+    """The nodes cannot form one kernel; the message tells the user why."""
 
 
 class RegionKind(Enum):
@@ -31,12 +31,12 @@ class RegionKind(Enum):
     MAP = "map"
     """Elementwise over one set of axes."""
     REDUCE = "reduce"
-    """Elementwise work around reductions that all run over the same axes."""
+    """Reductions that all run over the same axes, with elementwise operations."""
     SCAN = "scan"
     MATMUL = "matmul"
     ATTENTION = "attention"
     RECURRENT = "recurrent"
-    """Recurrent layers, one launch for each group of steps that do not wait for one another."""
+    """Recurrent layers, one launch for each group of independent steps."""
 
 
 PRODUCTS = frozenset({RegionKind.MATMUL, RegionKind.ATTENTION})
@@ -44,63 +44,63 @@ PRODUCTS = frozenset({RegionKind.MATMUL, RegionKind.ATTENTION})
 
 @dataclass(frozen=True)
 class Region:
-    """A set of ATen nodes as one kernel."""
+    """A set of ATen nodes that forms one kernel."""
 
     nodes: tuple[str, ...]
     prims: tuple[str, ...]
-    """The primitives that are computed, in execution order; those nobody needs are left out."""
+    """The computed primitives, in execution order, without dead ones."""
     inputs: tuple[str, ...]
-    """Primitives that are read from memory."""
+    """Primitives that the kernel loads."""
     outputs: tuple[Ref, ...]
-    """ATen values that are written to memory."""
+    """ATen values that the kernel stores."""
     kind: RegionKind
     table: AxisTable
-    kept: tuple[Axis, ...]
+    parallel_axes: tuple[Axis, ...]
     """Axes of independent work, outermost first."""
-    reduced: tuple[Axis, ...]
-    """Axes that are reduced (or scanned) over, outermost first."""
+    reduced_axes: tuple[Axis, ...]
+    """Axes that are reduced or scanned over, outermost first."""
     parts: Parts = field(default_factory=dict, hash=False)
-    """Results that are written part by part, and these parts."""
+    """Outputs that are stored part by part, with their parts."""
 
     def stored(self, ir: KernelIR) -> list[tuple[Ref, str]]:
-        """What is written, each result with its primitive; with several where these are its parts."""
-        return list(stored(ir, self.outputs, self.parts))
+        """Pairs of an output and a primitive that is stored to it: one per output, or one per part."""
+        return list(stored_primitives(ir, self.outputs, self.parts))
 
     def roots(self, ir: KernelIR) -> list[str]:
-        """The primitives that are asked for: what is written, and where."""
-        return [*(name for _, name in self.stored(ir)), *indices(self.parts)]
+        """The primitives that the kernel must compute: stored values and the indices of scatter-adds."""
+        return [*(name for _, name in self.stored(ir)), *scatter_indices(self.parts)]
 
     @property
     def rows(self) -> Size:
-        """Number of independent pieces of work."""
-        return product([axis.size for axis in self.kept])
+        """Product of the independent axes."""
+        return product([axis.size for axis in self.parallel_axes])
 
     @property
     def columns(self) -> Size:
-        """Number of elements reduced for each."""
-        return product([axis.size for axis in self.reduced])
+        """Product of the reduced axes."""
+        return product([axis.size for axis in self.reduced_axes])
 
 
 def is_product(region: Region) -> bool:
-    """Whether the kernel is one around matrix products."""
+    """Whether the kernel contains matrix products."""
     return region.kind in PRODUCTS
 
 
 def product_in(ir: KernelIR, region: Region) -> Prim:
-    """The first matrix product of a region that has one."""
+    """The first matrix product of a region."""
     return next(prim for name in region.prims if (prim := ir.prims[name]).op is PrimOp.MATMUL)
 
 
 def used_outside(ir: KernelIR, nodes: Iterable[str]) -> tuple[Ref, ...]:
-    """Values made by ``nodes`` that other nodes read or the target returns, in execution order."""
+    """Values of ``nodes`` that other nodes read or the target returns, in execution order."""
     graph = ir.graph
     inside = {name for name in nodes if name in graph.named}
-    found: list[Ref] = []
+    used: list[Ref] = []
     for name in sorted(inside, key=graph.positions.__getitem__):
         read = {ref for node in graph.readers(name) if node.name not in inside for ref in node.inputs()}
         outputs = [Ref(name, i) for i in range(len(graph.node(name).outputs))]
-        found += [ref for ref in outputs if ref in read or ref in graph.escaping]
-    return tuple(found)
+        used += [ref for ref in outputs if ref in read or ref in graph.escaping]
+    return tuple(used)
 
 
 def _is_expanded(kind: TensorType) -> bool:
@@ -108,9 +108,9 @@ def _is_expanded(kind: TensorType) -> bool:
 
 
 def _returned_views(graph: Graph) -> set[Ref]:
-    """Values on the way from an input to a result that is a view of it."""
+    """Values on the path from an input to an output that is a view of that input."""
     nodes = graph.named
-    found: set[Ref] = set()
+    view_refs: set[Ref] = set()
     for returned in graph.outputs:
         ref: Ref = returned
         chain: set[Ref] = set()
@@ -118,94 +118,94 @@ def _returned_views(graph: Graph) -> set[Ref]:
             chain.add(ref)
             ref = next(nodes[ref.name].inputs())
         if ref.name not in nodes:
-            found |= chain
-    return found
+            view_refs |= chain
+    return view_refs
 
 
 def analyse(ir: KernelIR, nodes: Iterable[str], recomputed: Iterable[str] = ()) -> Region:
-    """The region that ``nodes`` make.
+    """Analyse ``nodes`` as one kernel.
 
     Args:
-        program: what they are nodes of.
-        nodes: computed here, and written where others read them.
-        recomputed: computed here for ``nodes`` alone; others compute these values for themselves.
+        ir: the kernel IR of the graph.
+        nodes: nodes that the kernel computes; it stores the values that other nodes read.
+        recomputed: nodes that the kernel computes for internal use only; other kernels recompute them too.
 
     Raises:
-        CannotFuse: they are not one kernel.
+        CannotFuse: the nodes cannot form one kernel.
     """
-    own = set(nodes)
-    chosen = own | set(recomputed)
+    members = set(nodes)
+    chosen = members | set(recomputed)
     positions = ir.graph.positions
-    ordered = tuple(sorted((name for name in own if name in positions), key=positions.__getitem__))
-    stuck = sorted((chosen & ir.opaque) & set(positions), key=positions.__getitem__)
-    if stuck:
-        raise CannotFuse(f"{ir.graph.node(stuck[0]).op} stays a torch call")
-    _check_convex(ir, own, chosen)
+    ordered = tuple(sorted((name for name in members if name in positions), key=positions.__getitem__))
+    torch_calls = sorted((chosen & ir.opaque) & set(positions), key=positions.__getitem__)
+    if torch_calls:
+        raise CannotFuse(f"{ir.graph.node(torch_calls[0]).op} stays a torch call")
+    _check_convex(ir, members, chosen)
     outputs = used_outside(ir, ordered)
     if not outputs:
-        raise CannotFuse("nothing of it is used")
-    parts = parts_of(ir, outputs, chosen)
+        raise CannotFuse("no other node and no output of the target uses its values")
+    parts = output_parts_of(ir, outputs, chosen)
     try:
-        return _analysed(ir, ordered, chosen, outputs, parts)
+        return _region_of(ir, ordered, chosen, outputs, parts)
     except CannotFuse:
         if not parts:
             raise
-        return _analysed(ir, ordered, chosen, outputs, {})
+        return _region_of(ir, ordered, chosen, outputs, {})
 
 
-def _analysed(
+def _region_of(
     ir: KernelIR, ordered: tuple[str, ...], chosen: set[str], outputs: tuple[Ref, ...], parts: Parts
 ) -> Region:
-    written = list(stored(ir, outputs, parts))
+    written = list(stored_primitives(ir, outputs, parts))
     results = [name for _, name in written]
-    prims, inputs = _needed(ir, chosen, [*results, *indices(parts)])
-    if any(ir.prims[name].op is PrimOp.ADD_AT for name in prims):
-        raise CannotFuse("what rows are added to is read before all are")
+    prims, inputs = _needed_primitives(ir, chosen, [*results, *scatter_indices(parts)])
+    if any(ir.prims[name].op is PrimOp.SCATTER_ADD for name in prims):
+        raise CannotFuse("the result of a scatter-add is read before all rows are added")
     if any(ir.of(ref).name in prims for ref in parts):
-        raise CannotFuse("a result is read before it is put together")
-    added = [ir.of(ref).name for ref, own in parts.items() if own[0].index]
+        raise CannotFuse("a concatenated result is read before all of its parts are stored")
+    added = [ir.of(ref).name for ref, parts_of_ref in parts.items() if parts_of_ref[0].index]
     if not prims and not added:
-        raise CannotFuse("nothing is computed")
+        raise CannotFuse("it computes nothing")
     if any(_is_expanded(ir.graph.type_of(ref)) for ref in outputs):
-        raise CannotFuse("a result shows one element in many places")
+        raise CannotFuse("a result is an expanded tensor, which repeats elements")
     if set(outputs) & _returned_views(ir.graph):
-        raise CannotFuse("a result is a view of an input, and a kernel would make a copy of it")
+        raise CannotFuse("a result is a view of an input, and a kernel would return a copy")
     members = [ir.prims[name] for name in prims]
     if any(prim.op is PrimOp.RECURRENT for prim in members):
         if len(ordered) > 1 or len(chosen) > 1:
-            raise CannotFuse("recurrent layers are a kernel of their own")
+            raise CannotFuse("recurrent layers need a separate kernel")
         table = AxisTable(ir.prims, (), ir.graph.sizes)
         return Region(ordered, prims, inputs, outputs, RegionKind.RECURRENT, table, (), ())
-    # A result that is an input as it is (a clone) has axes too.
+    # An output that equals an input (a clone) has axes too.
     members_and_results = [*(name for name in results if name in inputs), *prims, *added]
     table = AxisTable(ir.prims, members_and_results, ir.graph.sizes)
     _check_distinct(members, table)
     kind = _kind(members)
     if parts and kind not in (RegionKind.MAP, RegionKind.REDUCE):
-        raise CannotFuse("a result is put together of several")
+        raise CannotFuse("a result is stored in several parts")
     if kind in (RegionKind.MATMUL, RegionKind.ATTENTION):
         return _product_region(ir, ordered, prims, inputs, outputs, kind, table)
-    _tie_passes(members, results, table)
+    _unify_reduction_axes(members, results, table)
     _check_distinct(members, table)
     reduced = _reduced_axes(members, table)
-    kept = _kept_axes(ir, written, table, reduced, members)
-    _check_members(members, table, kept, reduced)
-    _check_single_places(members)
-    _check_repetition(ir, members, results, table, kept)
+    parallel = _parallel_axes(ir, written, table, reduced, members)
+    _check_members(members, table, parallel, reduced)
+    _check_reduced_values(members)
+    _check_recomputation(ir, members, results, table, parallel)
     for name in results:
         axes = set(table.all_axes(name))
-        if not set(kept) <= axes:
-            raise CannotFuse("its results do not have the same independent axes")
+        if not set(parallel) <= axes:
+            raise CannotFuse("its results have different independent axes")
         if axes & set(reduced) and not set(reduced) <= axes:
             raise CannotFuse("a result has only part of the reduced axes")
-    return Region(ordered, prims, inputs, outputs, kind, table, kept, reduced, parts)
+    return Region(ordered, prims, inputs, outputs, kind, table, parallel, reduced, parts)
 
 
-def _tie_passes(members: list[Prim], results: list[str], table: AxisTable) -> None:
-    """Let reductions of several tensors, and results that only read what was reduced, run over the same rows and columns.
+def _unify_reduction_axes(members: list[Prim], results: list[str], table: AxisTable) -> None:
+    """Unify the axes of reductions of several tensors, and those of outputs that only read the reduced values.
 
-    In ``y * x.norm(dim=-1, keepdim=True)`` nothing ties the columns of y to those of x. A program that has reduced its row
-    of x can write its row of y all the same.
+    In ``y * x.norm(dim=-1, keepdim=True)`` nothing relates the columns of y to those of x. A program instance that has
+    reduced its row of x can still store its row of y.
     """
     passes = [prim for prim in members if prim.op in (PrimOp.REDUCE, PrimOp.SCAN)]
     for prim in passes[1:]:
@@ -214,65 +214,69 @@ def _tie_passes(members: list[Prim], results: list[str], table: AxisTable) -> No
             table.tie(first, other)
     for name in results if passes else []:
         first = reduction_axes(passes[0], table)
-        walked = {axis for prim in passes for axis in table.all_axes(prim.inputs[0])}
-        own = tuple(axis for axis in table.all_axes(name) if axis not in walked)
-        if own and not set(first) & set(table.all_axes(name)) and [a.size for a in own] == [a.size for a in first]:
-            table.tie(first, own)
+        reduced_input_axes = {axis for prim in passes for axis in table.all_axes(prim.inputs[0])}
+        separate_axes = tuple(axis for axis in table.all_axes(name) if axis not in reduced_input_axes)
+        if (
+            separate_axes
+            and not set(first) & set(table.all_axes(name))
+            and [a.size for a in separate_axes] == [a.size for a in first]
+        ):
+            table.tie(first, separate_axes)
 
 
-FEW = 4
-"""How often a reduction may be done again rather than written to memory."""
+MAX_RECOMPUTATIONS = 4
+"""A reduction may be recomputed this many times instead of being stored."""
 
 
-def _check_repetition(
-    ir: KernelIR, members: list[Prim], results: list[str], table: AxisTable, kept: tuple[Axis, ...]
+def _check_recomputation(
+    ir: KernelIR, members: list[Prim], results: list[str], table: AxisTable, parallel: tuple[Axis, ...]
 ) -> None:
-    """No program may reduce a whole row for one element of a result, when many elements need the same row."""
+    """Reject kernels that would reduce the same row again for each of many output elements."""
     for prim in members:
         if prim.op is not PrimOp.REDUCE or any(
             set(reduction_axes(prim, table)) & set(table.all_axes(n)) for n in results
         ):
             continue
-        again = set(kept) - set(table.all_axes(prim.inputs[0]))
-        if product([axis.size for axis in again]).value(ir.graph.sizes) > FEW:
-            raise CannotFuse("a reduction would be done again for each element of a result")
+        repeated = set(parallel) - set(table.all_axes(prim.inputs[0]))
+        if product([axis.size for axis in repeated]).value(ir.graph.sizes) > MAX_RECOMPUTATIONS:
+            raise CannotFuse("a reduction would be recomputed for each element of a result")
 
 
 def _check_distinct(members: list[Prim], table: AxisTable) -> None:
-    """A value against its own transpose walks one axis twice, and so does one whose rows meet what its columns became.
+    """Reject tensors that use one axis for two of their dimensions, such as ``x + x.t()``.
 
-    Either takes two sets of axes. What is read counts as well: the mean over the rows of a square matrix, beside the
-    columns of another tensor, would be that of its diagonal.
+    They need two sets of axes. Inputs are checked too: otherwise the mean over the rows of a square matrix, combined with the
+    columns of another tensor, would become the mean of its diagonal.
     """
     for name in dict.fromkeys(each for prim in members for each in (*prim.inputs, prim.name)):
         axes = table.all_axes(name)
         if len(set(axes)) != len(axes):
-            raise CannotFuse("a tensor meets itself along another axis")
+            raise CannotFuse("a tensor is combined with itself along another axis")
 
 
-def _check_convex(ir: KernelIR, own: set[str], chosen: set[str]) -> None:
-    """No value may leave the region and come back: that needs the kernel to run twice.
+def _check_convex(ir: KernelIR, members: set[str], chosen: set[str]) -> None:
+    """Reject sets that are not convex: a path that leaves the region and returns would need two launches.
 
-    What is only recomputed does not leave: others that read it have it from elsewhere.
+    Recomputed nodes do not start such a path, because other readers take the value from another kernel.
     """
     leaving: set[str] = set()
     outside: set[str] = set()
     graph = ir.graph
-    places = [graph.positions[name] for name in chosen if name in graph.positions]
-    # What lies on a way out of the region and back runs between its first node and its last.
-    for node in graph.nodes[min(places, default=0) : max(places, default=-1) + 1]:
+    node_positions = [graph.positions[name] for name in chosen if name in graph.positions]
+    # Nodes on a path out of the region and back run between its first and its last node.
+    for node in graph.nodes[min(node_positions, default=0) : max(node_positions, default=-1) + 1]:
         sources = {ref.name for ref in node.inputs()}
         if node.name in chosen:
             if sources & outside:
-                raise CannotFuse("a value would have to leave the kernel and come back")
-            if node.name in own or sources & leaving:
+                raise CannotFuse("a node outside it reads one of its values and feeds another of its nodes")
+            if node.name in members or sources & leaving:
                 leaving.add(node.name)
         elif sources & (leaving | outside):
             outside.add(node.name)
 
 
-def _needed(ir: KernelIR, chosen: set[str], roots: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Primitives of the region that ``roots`` need, and those they read from outside."""
+def _needed_primitives(ir: KernelIR, chosen: set[str], roots: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Primitives of the region that ``roots`` need, and the primitives that they load from outside."""
     needed: set[str] = set()
     outside: set[str] = set()
     pending = list(roots)
@@ -297,42 +301,42 @@ def _kind(members: list[Prim]) -> RegionKind:
     if ops.count(PrimOp.MATMUL) > 1:
         raise CannotFuse("two matrix products")
     if PrimOp.MATMUL in ops:
-        if {PrimOp.REDUCE, PrimOp.SCAN, PrimOp.FOLD} & set(ops):
-            raise CannotFuse("a reduction beside a matrix product")
+        if {PrimOp.REDUCE, PrimOp.SCAN, PrimOp.UNROLLED_REDUCE} & set(ops):
+            raise CannotFuse("a reduction and a matrix product")
         return RegionKind.MATMUL
     if PrimOp.SCAN in ops:
         if PrimOp.REDUCE in ops:
-            raise CannotFuse("a reduction beside a scan")
+            raise CannotFuse("a reduction and a scan")
         if ops.count(PrimOp.SCAN) > 1:
             raise CannotFuse("two scans")
-        _check_read_in_place(members)
+        _check_scan_reads(members)
         return RegionKind.SCAN
     return RegionKind.REDUCE if PrimOp.REDUCE in ops else RegionKind.MAP
 
 
-def _check_read_in_place(members: list[Prim]) -> None:
-    """A scan's result is there for the block of columns at hand alone."""
-    later: set[str] = set()
+def _check_scan_reads(members: list[Prim]) -> None:
+    """Reject indexed reads of a scan's result: only the current block of columns is available."""
+    scanned: set[str] = set()
     for prim in members:
-        if prim.op is PrimOp.SCAN or later & set(prim.inputs):
-            later.add(prim.name)
-        moved = prim.op in (PrimOp.SLICE, PrimOp.FLIP, PrimOp.CAT, PrimOp.PAD, PrimOp.GATHER, PrimOp.WINDOW)
-        if moved and later & set(prim.inputs):
-            raise CannotFuse("a scan's result is read at another place than its own")
+        if prim.op is PrimOp.SCAN or scanned & set(prim.inputs):
+            scanned.add(prim.name)
+        is_indexed = prim.op in (PrimOp.SLICE, PrimOp.FLIP, PrimOp.CAT, PrimOp.PAD, PrimOp.GATHER, PrimOp.WINDOW)
+        if is_indexed and scanned & set(prim.inputs):
+            raise CannotFuse("a scan's result is read at a different index")
 
 
-def _check_single_places(members: list[Prim]) -> None:
-    """What has been reduced is known at its own place, not as one of several that are put side by side."""
+def _check_reduced_values(members: list[Prim]) -> None:
+    """Reject concatenation, padding or gathering of a reduced value along a reduced dimension."""
     shapes = {prim.name: prim.shape for prim in members}
-    later: set[str] = set()
+    reduced: set[str] = set()
     for prim in members:
         if prim.op in (PrimOp.CAT, PrimOp.PAD, PrimOp.GATHER, PrimOp.WINDOW):
-            moved = prim.inputs if prim.op is PrimOp.CAT else prim.inputs[:1]
-            for name in later & set(moved):
-                if any(own == ONE != made for own, made in zip(shapes[name], prim.shape, strict=False)):
-                    raise CannotFuse("a reduction's result becomes one of several side by side")
-        if prim.op is PrimOp.REDUCE or later & set(prim.inputs):
-            later.add(prim.name)
+            sources = prim.inputs if prim.op is PrimOp.CAT else prim.inputs[:1]
+            for name in reduced & set(sources):
+                if any(size == ONE != result_size for size, result_size in zip(shapes[name], prim.shape, strict=False)):
+                    raise CannotFuse("a reduction's result is concatenated, padded or gathered")
+        if prim.op is PrimOp.REDUCE or reduced & set(prim.inputs):
+            reduced.add(prim.name)
 
 
 def reduction_axes(prim: Prim, table: AxisTable) -> tuple[Axis, ...]:
@@ -343,52 +347,54 @@ def reduction_axes(prim: Prim, table: AxisTable) -> tuple[Axis, ...]:
 
 
 def _reduced_axes(members: list[Prim], table: AxisTable) -> tuple[Axis, ...]:
-    found: tuple[Axis, ...] | None = None
+    reduced: tuple[Axis, ...] | None = None
     for prim in members:
         if prim.op in (PrimOp.REDUCE, PrimOp.SCAN):
             axes = reduction_axes(prim, table)
-            if found is not None and set(axes) != set(found):
+            if reduced is not None and set(axes) != set(reduced):
                 raise CannotFuse("two reductions over different axes")
-            found = axes if found is None else found
-    return found or ()
+            reduced = axes if reduced is None else reduced
+    return reduced or ()
 
 
-def _kept_axes(
+def _parallel_axes(
     ir: KernelIR,
     written: list[tuple[Ref, str]],
     table: AxisTable,
     reduced: tuple[Axis, ...],
     members: list[Prim],
 ) -> tuple[Axis, ...]:
-    """The independent axes, ordered so that the last one lies densest in memory."""
+    """The independent axes, ordered so that the last one is contiguous in memory."""
     order: list[tuple[int, Axis]] = []
-    seen: set[Axis] = set()
+    known: set[Axis] = set()
     sizes = ir.graph.sizes
     for ref, name in written:
         for dim, stride in enumerate(ir.graph.type_of(ref).stride):
-            for place, axis in enumerate(reversed(table.axes(name, dim))):
-                if axis not in seen and axis not in reduced:
-                    seen.add(axis)
-                    order.append((_weight(stride.value(sizes), place), axis))
+            for position, axis in enumerate(reversed(table.axes(name, dim))):
+                if axis not in known and axis not in reduced:
+                    known.add(axis)
+                    order.append((_axis_order(stride.value(sizes), position), axis))
     for prim in members:
         if prim.op in (PrimOp.REDUCE, PrimOp.SCAN):
             for axis in table.all_axes(prim.inputs[0]):
-                if axis not in seen and axis not in reduced:
+                if axis not in known and axis not in reduced:
                     raise CannotFuse("a reduction has axes that its result lacks")
     return tuple(axis for _, axis in sorted(order, key=lambda item: -item[0]))
 
 
-def _weight(stride: int, place: int) -> int:
-    """Sort key: the memory stride of the dimension, then how far out the axis lies inside it."""
-    return stride * 1024 + place
+def _axis_order(stride: int, position: int) -> int:
+    """Sort key: the memory stride of the dimension, then the axis's position inside it."""
+    return stride * 1024 + position
 
 
-def _check_members(members: list[Prim], table: AxisTable, kept: tuple[Axis, ...], reduced: tuple[Axis, ...]) -> None:
-    """Every primitive that is computed with its own indices must speak of the kernel's axes alone."""
-    known = set(kept) | set(reduced)
+def _check_members(
+    members: list[Prim], table: AxisTable, parallel: tuple[Axis, ...], reduced: tuple[Axis, ...]
+) -> None:
+    """Reject reductions over axes that the kernel does not loop over."""
+    loop_axes = set(parallel) | set(reduced)
     for prim in members:
-        if prim.op is PrimOp.REDUCE and not set(table.all_axes(prim.inputs[0])) <= known:
-            raise CannotFuse("a reduction over part of a tensor")
+        if prim.op is PrimOp.REDUCE and not set(table.all_axes(prim.inputs[0])) <= loop_axes:
+            raise CannotFuse("a reduction over axes that the kernel does not loop over")
 
 
 def _product_region(
@@ -400,34 +406,34 @@ def _product_region(
     kind: RegionKind,
     table: AxisTable,
 ) -> Region:
-    """A region around one matrix product: its results must have exactly the product's axes."""
-    # Of an attention's two products the second gives the result.
-    heavy = [ir.prims[name] for name in prims if ir.prims[name].op is PrimOp.MATMUL][-1]
-    kept = table.all_axes(heavy.name)
+    """The region of a kernel with one matrix product; its outputs must have exactly the product's axes."""
+    # In attention, the second of the two products gives the result.
+    matmul = [ir.prims[name] for name in prims if ir.prims[name].op is PrimOp.MATMUL][-1]
+    parallel = table.all_axes(matmul.name)
     for ref in outputs:
-        if set(table.all_axes(ir.of(ref).name)) != set(kept):
+        if set(table.all_axes(ir.of(ref).name)) != set(parallel):
             raise CannotFuse("a result does not have the product's axes")
-    depends, cropped = {heavy.name}, set[str]()
+    dependents, cropped = {matmul.name}, set[str]()
     for name in prims:
         prim = ir.prims[name]
-        if depends & set(prim.inputs):
-            depends.add(name)
+        if dependents & set(prim.inputs):
+            dependents.add(name)
             if prim.op not in (PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND, PrimOp.CROP):
-                raise CannotFuse("what follows the product is not elementwise")
+                raise CannotFuse("an operation after the product is not elementwise")
             if prim.op is PrimOp.RESHAPE and cropped & set(prim.inputs):
-                raise CannotFuse("a reshape of a part of a product")
+                raise CannotFuse("a reshape of a cropped product")
             if prim.op is PrimOp.CROP or cropped & set(prim.inputs):
                 cropped.add(name)
-    dims = ProductDims.of(heavy)
-    if dims.kernel_positions and not all(_is_read(ir.prims, name, inputs) for name in heavy.inputs):
-        raise CannotFuse("what windows read would be computed again at each place of each window")
-    left, first = heavy.inputs[0], dims.batch + dims.rows
+    dims = ProductDims.of(matmul)
+    if dims.kernel_positions and not all(_is_in_memory(ir.prims, name, inputs) for name in matmul.inputs):
+        raise CannotFuse("the input of the windows would be recomputed at each kernel position")
+    left, first = matmul.inputs[0], dims.batch + dims.rows
     reduced = tuple(axis for dim in range(first, first + dims.summed) for axis in table.axes(left, dim))
-    return Region(nodes, prims, inputs, outputs, kind, table, kept, reduced)
+    return Region(nodes, prims, inputs, outputs, kind, table, parallel, reduced)
 
 
-def _is_read(prims: Mapping[str, Prim], name: str, inputs: Collection[str]) -> bool:
-    """Whether a value lies in memory, with zeros around it perhaps."""
+def _is_in_memory(prims: Mapping[str, Prim], name: str, inputs: Collection[str]) -> bool:
+    """Whether a value is in memory, possibly padded with zeros or viewed."""
     while name not in inputs:
         prim = prims[name]
         if prim.op not in VIEW_OPS and not is_zero_padding(prim):
@@ -437,7 +443,7 @@ def _is_read(prims: Mapping[str, Prim], name: str, inputs: Collection[str]) -> b
 
 
 def lines_of(ir: KernelIR, nodes: Iterable[str]) -> tuple[int, int]:
-    """First and last source line of ``nodes``; (0, 0) when unknown."""
-    wanted = set(nodes)
-    lines = [node.line for node in ir.graph.nodes if node.name in wanted and node.line]
+    """First and last source line of ``nodes``; (0, 0) if unknown."""
+    names = set(nodes)
+    lines = [node.line for node in ir.graph.nodes if node.name in names and node.line]
     return (min(lines), max(lines)) if lines else (0, 0)

@@ -1,7 +1,7 @@
-"""Rewrites of a graph that keep what it computes: exact algebra, layouts of intermediate values, sizes as constants.
+"""Graph rewrites that preserve the result: exact algebra, memory layouts of intermediate values, sizes as constants.
 
 A rewrite is data (:class:`~mtmc_lsp.schedule.schedule.Rewrite`) in the schedule, so the captured graph never changes and a run
-replays. Kernels of the schedule speak of the nodes of the rewritten graph.
+is reproducible. The kernels of a schedule refer to nodes of the rewritten graph.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from mtmc_lsp.rewrites import reduction_hoisting as hoisting
 from mtmc_lsp.rewrites import spatial_reductions as places
 from mtmc_lsp.rewrites import specialised_sizes as sizes
 from mtmc_lsp.rewrites import split_full_reduction as totals
-from mtmc_lsp.rewrites.graph_editing import CannotRewrite, Edit, edited
+from mtmc_lsp.rewrites.graph_editing import CannotRewrite, Edit, apply_edit
 from mtmc_lsp.schedule.schedule import Rewrite, Schedule
 
 ALGEBRA = (
-    *identities.RULES,
-    *constants.RULES,
-    *hoisting.RULES,
-    *places.RULES,
-    *affine.RULES,
-    *totals.RULES,
-    *attention.RULES,
-    *pooling.RULES,
+    *identities.REWRITES,
+    *constants.REWRITES,
+    *hoisting.REWRITES,
+    *places.REWRITES,
+    *affine.REWRITES,
+    *totals.REWRITES,
+    *attention.REWRITES,
+    *pooling.REWRITES,
 )
-"""The exact rewrites, in the order in which they are looked for."""
-_BY_NAME = {rule.name: rule for rule in (*ALGEBRA, *convolutions.LAYOUTS, *convolutions.NARROW, *im2win.RULES)}
+"""The exact rewrites, in the order in which they are tried."""
+_BY_NAME = {
+    rule.name: rule for rule in (*ALGEBRA, *convolutions.LAYOUTS, *convolutions.REDUCED_PRECISION, *im2win.REWRITES)
+}
 
 
 def algebra_edit(graph: Graph, rewrite: Rewrite) -> Edit:
-    """What an algebraic rewrite changes.
+    """The edit of an algebraic rewrite.
 
     Raises:
-        CannotRewrite: its rule does not match there.
+        CannotRewrite: the rule does not match the node.
     """
     if rewrite.rule not in _BY_NAME:
         raise CannotRewrite(f"there is no rule {rewrite.rule}")
@@ -50,32 +52,32 @@ def algebra_edit(graph: Graph, rewrite: Rewrite) -> Edit:
     return edit
 
 
-def rewritten(graph: Graph, rewrite: Rewrite) -> Graph:
+def apply_rewrite(graph: Graph, rewrite: Rewrite) -> Graph:
     """``graph`` after one rewrite.
 
     Raises:
-        CannotRewrite: it does not apply.
+        CannotRewrite: the rewrite does not apply.
     """
     if rewrite.rule == propagation.RULE:
         return propagation.in_channels_last(graph)
     if rewrite.rule == layouts.RULE:
         return layouts.with_layout(graph, rewrite)
-    if rewrite.rule in sizes.RULES:
+    if rewrite.rule in sizes.REWRITES:
         return sizes.with_size(graph, rewrite)
-    return edited(graph, algebra_edit(graph, rewrite))
+    return apply_edit(graph, algebra_edit(graph, rewrite))
 
 
 @lru_cache(maxsize=64)
-def _rewritten_by(box: GraphBox, rewrites: tuple[Rewrite, ...]) -> Graph:
+def _apply_rewrites(box: GraphBox, rewrites: tuple[Rewrite, ...]) -> Graph:
     if not rewrites:
         return box.graph
-    return rewritten(_rewritten_by(box, rewrites[:-1]), rewrites[-1])
+    return apply_rewrite(_apply_rewrites(box, rewrites[:-1]), rewrites[-1])
 
 
 def ir_of(graph: Graph, schedule: Schedule) -> KernelIR:
-    """The primitive form of the captured graph after the schedule's rewrites.
+    """The kernel IR of the captured graph after the schedule's rewrites.
 
     Raises:
-        CannotRewrite: one of them does not apply.
+        CannotRewrite: a rewrite does not apply.
     """
-    return lower(_rewritten_by(GraphBox(graph), schedule.rewrites))
+    return lower(_apply_rewrites(GraphBox(graph), schedule.rewrites))

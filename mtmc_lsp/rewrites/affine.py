@@ -1,4 +1,4 @@
-"""Scale and shift after a convolution, folded into its weights and bias: one pass over the activations less."""
+"""Folds scale and shift after a convolution into its weights and bias, which saves one pass over the activations."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from mtmc_lsp.rewrites.graph_editing import (
     AlgebraRule,
     Edit,
     base_name,
-    dense,
-    is_only_for,
-    made,
-    made_by,
+    contiguous_type,
+    is_only_reader,
+    new_node,
+    producer,
     uses_other_outputs,
 )
 
@@ -21,30 +21,32 @@ CONVOLUTIONS = frozenset(f"{name}{n}d" for name in ("conv", "conv_transpose") fo
 
 @dataclass
 class _Chain:
-    """New nodes, each a small elementwise operation on weights, biases or statistics."""
+    """Builds new nodes, each a small elementwise operation on weights, biases or statistics."""
 
     like: Node
     graph: Graph
     nodes: list[Node] = field(default_factory=list)
 
     def add(self, op: str, *args: Argument, shape_of: Ref) -> Ref:
-        """An operation whose result has the shape of ``shape_of``."""
-        known = {node.name: node.type for node in self.nodes}
-        kind = known.get(shape_of.name) or self.graph.type_of(shape_of)
-        node = made(self.like, f"fold{len(self.nodes)}", f"aten.{op}", args, dense(kind.shape, kind.dtype))
+        """Append an operation whose result has the shape of ``shape_of``."""
+        new_types = {node.name: node.type for node in self.nodes}
+        kind = new_types.get(shape_of.name) or self.graph.type_of(shape_of)
+        node = new_node(
+            self.like, f"fold{len(self.nodes)}", f"aten.{op}", args, contiguous_type(kind.shape, kind.dtype)
+        )
         self.nodes.append(node)
         return Ref(node.name)
 
 
 def _convolution(graph: Graph, node: Node) -> Node | None:
-    """The convolution whose result only ``node`` reads."""
-    inner = made_by(graph, node.args[0]) if node.args else None
-    if inner is None or base_name(inner) not in CONVOLUTIONS or not is_only_for(graph, inner.name, node.name):
+    """The convolution that produces the first operand of ``node`` and has no other reader."""
+    inner = producer(graph, node.args[0]) if node.args else None
+    if inner is None or base_name(inner) not in CONVOLUTIONS or not is_only_reader(graph, inner.name, node.name):
         return None
     return inner if inner.type.dtype in ("float32", "float64") and inner.type == node.type else None
 
 
-def _finish(node: Node, inner: Node, chain: _Chain, weight: Ref, bias: Ref | None, why: str, text: str) -> Edit:
+def _edit(node: Node, inner: Node, chain: _Chain, weight: Ref, bias: Ref | None, why: str, text: str) -> Edit:
     args = (inner.args[0], weight, bias, *inner.args[3:])
     new = Node(f"{node.name}_folded", inner.op, args, inner.kwargs, inner.outputs, node.line, node.variable)
     return Edit(node.name, Ref(new.name), (*chain.nodes, new), why, text)
@@ -63,8 +65,8 @@ def scale(graph: Graph, node: Node) -> Edit | None:
     op = f"{base_name(node)}.Tensor"
     new_weight = chain.add(op, weight, number, shape_of=weight)
     new_bias = chain.add(op, bias, number, shape_of=bias) if isinstance(bias, Ref) else None
-    why = f"the factor {number!r} goes into the weights, so the result is not read and written again to be scaled"
-    return _finish(node, inner, chain, new_weight, new_bias, why, f"fold the {base_name(node)} into the convolution")
+    why = f"the factor {number!r} becomes part of the weights, which saves a pass over the result"
+    return _edit(node, inner, chain, new_weight, new_bias, why, f"fold the {base_name(node)} into the convolution")
 
 
 def normalise(graph: Graph, node: Node) -> Edit | None:
@@ -86,11 +88,15 @@ def normalise(graph: Graph, node: Node) -> Edit | None:
         factor = chain.add("mul.Tensor", factor, gamma, shape_of=var)
     rank = len(graph.type_of(weight).shape)
     channels = graph.type_of(var).shape[0]
-    place = 1 if transposed else 0
-    wide = tuple(channels if d == place else 1 for d in range(rank))
-    text_shape = tuple(item.constant if not isinstance(item, int) and item.is_constant else item for item in wide)
+    channel_dim = 1 if transposed else 0
+    weight_shape = tuple(channels if d == channel_dim else 1 for d in range(rank))
+    text_shape = tuple(
+        item.constant if not isinstance(item, int) and item.is_constant else item for item in weight_shape
+    )
     shaped = chain.add("reshape.default", factor, text_shape, shape_of=var)
-    kind = dense(tuple(channels if d == place else type(channels).of(1) for d in range(rank)), node.type.dtype)
+    kind = contiguous_type(
+        tuple(channels if d == channel_dim else type(channels).of(1) for d in range(rank)), node.type.dtype
+    )
     chain.nodes[-1] = replace(chain.nodes[-1], outputs=(kind,))
     new_weight = chain.add("mul.Tensor", weight, shaped, shape_of=weight)
     centred = (
@@ -101,8 +107,8 @@ def normalise(graph: Graph, node: Node) -> Edit | None:
     new_bias = chain.add("mul.Tensor", centred, factor, shape_of=var)
     if isinstance(beta, Ref):
         new_bias = chain.add("add.Tensor", new_bias, beta, shape_of=var)
-    why = "in evaluation mode it is a fixed scale and shift per channel, which go into the weights and the bias"
-    return _finish(node, inner, chain, new_weight, new_bias, why, "fold the batch norm into the convolution")
+    why = "in evaluation mode, batch norm is a fixed scale and shift per channel, which the weights and the bias can absorb"
+    return _edit(node, inner, chain, new_weight, new_bias, why, "fold the batch norm into the convolution")
 
 
 def _statistics(node: Node) -> tuple[Argument, ...] | None:
@@ -116,12 +122,12 @@ def _statistics(node: Node) -> tuple[Argument, ...] | None:
 
 
 def _is_ungrouped(convolution: Node) -> bool:
-    """Whether a transposed convolution has one group: ``conv_transpose(x, w, b, stride, padding, output_padding, groups)``."""
+    """Whether a transposed convolution ``conv_transpose(x, w, b, stride, padding, output_padding, groups)`` has one group."""
     return len(convolution.args) < 7 or convolution.args[6] == 1
 
 
-RULES = (
-    AlgebraRule("scale-convolution", scale, "A convolution is linear in its weights, and its bias is added after."),
+REWRITES = (
+    AlgebraRule("scale-convolution", scale, "A convolution is linear in its weights and its bias."),
     AlgebraRule(
         "normalise-convolution",
         normalise,

@@ -1,4 +1,4 @@
-"""Constants that follow each other as one: ``(x * a) * b = x * (a * b)``, ``(x + a) + b = x + (a + b)``."""
+"""Folds consecutive constants: ``(x * a) * b = x * (a * b)``, ``(x + a) + b = x + (a + b)``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 import struct
 
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
-from mtmc_lsp.rewrites.graph_editing import AlgebraRule, Edit, base_name, is_only_for, made, made_by
+from mtmc_lsp.rewrites.graph_editing import AlgebraRule, Edit, base_name, is_only_reader, new_node, producer
 
 LARGEST, SMALLEST = 1e30, 1e-30
-"""Between these a folded constant neither overflows nor loses bits to denormals in float32."""
+"""Within these bounds a folded constant neither overflows nor becomes denormal in float32."""
 
 
 def _constant(node: Node) -> float | None:
-    """The number that a two-operand operation has on its right, where nothing else is asked of it."""
+    """The constant right operand of a plain binary operation; ``None`` if it has none."""
     if len(node.args) != 2 or node.kwargs or node.type.dtype not in ("float32", "float64"):
         return None
     value: Argument = node.args[1]
@@ -21,9 +21,9 @@ def _constant(node: Node) -> float | None:
 
 
 def fold(graph: Graph, node: Node) -> Edit | None:
-    """The second of two operations with a constant takes in the first, if nobody else reads that."""
-    inner = made_by(graph, node.args[0]) if node.args else None
-    if inner is None or inner.type.dtype != node.type.dtype or not is_only_for(graph, inner.name, node.name):
+    """Merge two consecutive operations with constants, if the first has no other reader."""
+    inner = producer(graph, node.args[0]) if node.args else None
+    if inner is None or inner.type.dtype != node.type.dtype or not is_only_reader(graph, inner.name, node.name):
         return None
     outer_value, inner_value = _constant(node), _constant(inner)
     if outer_value is None or inner_value is None:
@@ -41,7 +41,14 @@ def fold(graph: Graph, node: Node) -> Edit | None:
         op = "aten.add.Tensor"
     if number is None or not math.isfinite(number):
         return None
-    new = made(node, "folded", op, (inner.args[0], _short(number, node.type.dtype)), node.type, variable=node.variable)
+    new = new_node(
+        node,
+        "folded",
+        op,
+        (inner.args[0], _shortest_decimal(number, node.type.dtype)),
+        node.type,
+        variable=node.variable,
+    )
     why = f"one operation with {new.args[1]!r} instead of two"
     return Edit(node.name, Ref(new.name), (new,), why, f"fold the constants of the {names[0]} and the {names[1]}")
 
@@ -54,15 +61,15 @@ def _as_term(name: str, value: float) -> float:
     return value if name == "add" else -value
 
 
-def _short(number: float, dtype: str) -> float:
-    """The shortest decimal that is the same number in ``dtype``, for readable code."""
+def _shortest_decimal(number: float, dtype: str) -> float:
+    """The shortest decimal that rounds to the same number in ``dtype``, for readable code."""
     if dtype == "float64":
         return number
-    wanted = struct.pack("f", number)
-    return next(short for digits in range(1, 18) if struct.pack("f", short := float(f"{number:.{digits}g}")) == wanted)
+    packed = struct.pack("f", number)
+    return next(short for digits in range(1, 18) if struct.pack("f", short := float(f"{number:.{digits}g}")) == packed)
 
 
-RULES = (
+REWRITES = (
     AlgebraRule(
         "fold",
         fold,

@@ -1,16 +1,16 @@
-"""Operands of convolutions in the order, and in the precision, in which tensor cores take them.
+"""Converts operands of convolutions to the memory layout and the precision that tensor cores need.
 
-``channels_last`` copies both operands so that channels lie densest, and the result back: the library then runs its own kernels
-without bringing the layouts into order itself, and what is around the convolution reads and writes any layout, so the copies
-become part of its neighbours' kernels. Each element keeps its value.
+``channels_last`` copies both operands to channels-last layout, and the result back: the library then runs its fastest kernels
+without converting layouts itself. Kernels around the convolution read and write any layout, so the copies fuse into them.
+Values do not change.
 
-``fp16_operands`` does so in float16 where the user's own convolution runs TF32. Both formats keep 10 bits of a significand;
-what float16 lacks is range, so each sample and each output channel's weights are first scaled by a power of two, and the result
-is scaled back in float32. The scales are chosen so that no sum of products reaches float16's largest number (nor with up to
-sixteen times the workload's channels, where those are not constant).
+``fp16_operands`` also converts to float16 if the user's convolution runs in TF32. Both formats have 10 significand bits, but
+float16 has a smaller range, so each sample and each output channel's weights are first scaled by a power of two, and the
+result is scaled back in float32. The scales ensure that no sum of products overflows float16, also with up to sixteen times
+the workload's channels if the number of channels is symbolic.
 
-``split_operands`` keeps all bits: each scaled operand is packed as the sum of two float16 tensors, which are as large as the
-float32 tensor together, and one kernel sums three products of them: high * high, low * high and high * low.
+``split_operands`` keeps full precision: each scaled operand becomes the sum of two float16 tensors, which together take as much
+memory as the float32 tensor, and one kernel sums three products: high * high, low * high and high * low.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.sizes import Size, product
-from mtmc_lsp.ir.lower.convolution import LOW_HALF, SPLIT
-from mtmc_lsp.rewrites.graph_editing import AlgebraRule, Edit, base_name, dense, made, uses_other_outputs
+from mtmc_lsp.ir.lower.convolution import LOW_PART, SPLIT
+from mtmc_lsp.rewrites.graph_editing import AlgebraRule, Edit, base_name, contiguous_type, new_node, uses_other_outputs
 
 FORMATS = {4: "torch.channels_last", 5: "torch.channels_last_3d"}
-"""Rank to the name of the layout; PyTorch has none for lines."""
-LINES, HEIGHT = 3, 2
-"""The rank of lines with channels, which become images one place high, and the dimension that these have more."""
+"""Rank to PyTorch's memory format; there is none for 1D convolutions."""
+RANK_1D, HEIGHT = 3, 2
+"""Rank of the tensors of a 1D convolution, and the dimension of size 1 that turns it into a 2D convolution."""
 LARGEST_EXPONENT = 15
-"""Sums of products stay below two to this, and so below float16's largest number."""
-SPARE = 4
-"""Powers of two left for more channels than the workload has."""
-LEAST_ROOM = -6
-"""With less room than this, much of what is small would be rounded to float16's subnormal numbers."""
+"""Sums of products stay below 2 ** 15, which float16 can represent."""
+RESERVED_EXPONENT = 4
+"""Exponent reserve for a symbolic number of channels: up to 2 ** 4 times the workload's."""
+MIN_EXPONENT_RANGE = -6
+"""With a smaller exponent range, many small values would become float16 subnormals."""
 SPLIT_EXPONENT = 12
-"""Split operands stay below two to this: sums are float32, and low halves of all but tiny elements are no subnormal numbers."""
+"""Split operands stay below 2 ** 12: sums are float32, and only tiny elements have subnormal low parts."""
 ONE = Size.of(1)
-HALF_WHY = (
-    "your own code runs it in TF32, whose significands are as short as float16's: scaled float16 operands take half the memory "
-    "and run at twice the rate"
+FP16_REASON = (
+    "your code runs it in TF32, which has as many significand bits as float16: scaled float16 operands take half the memory and "
+    "run at twice the rate"
 )
 
 
 @dataclass
 class Chain:
-    """New nodes in the place of one."""
+    """Builds the nodes that replace one node."""
 
     like: Node
     graph: Graph
     nodes: list[Node] = field(default_factory=list)
 
     def add(self, op: str, args: tuple[Argument, ...], kind: TensorType, **kwargs: Argument) -> Ref:
-        """An operation of PyTorch's with a result of that type."""
+        """Append an operation with a result of type ``kind``."""
         qualified = op if op.startswith("mtmc.") else f"aten.{op}"
-        node = made(self.like, f"packed{len(self.nodes)}", qualified, args, kind)
+        node = new_node(self.like, f"packed{len(self.nodes)}", qualified, args, kind)
         self.nodes.append(replace(node, kwargs=kwargs))
         return Ref(node.name)
 
 
 def channels_last(shape: tuple[Size, ...], dtype: str) -> TensorType:
-    """A dense tensor whose dimension 1 lies densest."""
+    """The type of a dense channels-last tensor: dimension 1 has stride 1."""
     order = [0, *range(2, len(shape)), 1]
     steps = contiguous_stride(tuple(shape[d] for d in order))
     return TensorType(shape, dtype, tuple(steps[order.index(d)] for d in range(len(shape))))
@@ -68,25 +68,25 @@ def channels_last(shape: tuple[Size, ...], dtype: str) -> TensorType:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution that tensor cores compute, its operands dense in one of the two layouts.
+    """A convolution for tensor cores whose operands are dense in one of the two layouts.
 
-    One of lines is run as one of images that are one place high: these have a layout with channels densest, and the library
-    runs them as fast.
+    A 1D convolution runs as a 2D convolution of height 1: only the latter has a channels-last format, and the library runs it
+    as fast.
     """
 
     chain: Chain
     node: Node
     x: Ref
     weight: Ref
-    kinds: tuple[TensorType, TensorType]
+    operand_types: tuple[TensorType, TensorType]
 
     @property
     def result(self) -> TensorType:
         return self.node.type
 
     @property
-    def lines(self) -> bool:
-        return len(self.result.shape) == LINES
+    def is_1d(self) -> bool:
+        return len(self.result.shape) == RANK_1D
 
     @property
     def transposed(self) -> bool:
@@ -94,93 +94,99 @@ class Convolution:
 
     @property
     def layout(self) -> str:
-        """The name of the layout with channels densest."""
+        """The channels-last memory format."""
         return FORMATS[len(self._shape(self.result))]
 
     def _shape(self, kind: TensorType) -> tuple[Size, ...]:
-        return (*kind.shape[:HEIGHT], ONE, *kind.shape[HEIGHT:]) if self.lines else kind.shape
+        return (*kind.shape[:HEIGHT], ONE, *kind.shape[HEIGHT:]) if self.is_1d else kind.shape
 
-    def packed(self, value: Ref, side: int, half: bool) -> Ref:
-        """A copy of an operand (0 the input, 1 the weight) with channels densest, in float16 where that is asked for."""
-        kind = self.kinds[side]
+    def packed(self, value: Ref, side: int, fp16: bool) -> Ref:
+        """A channels-last copy of an operand (0 the input, 1 the weight), in float16 if ``half``."""
+        kind = self.operand_types[side]
         shape = self._shape(kind)
-        if self.lines:
-            value = self.chain.add("unsqueeze.default", (value, HEIGHT), dense(shape, kind.dtype))
-        if half:
+        if self.is_1d:
+            value = self.chain.add("unsqueeze.default", (value, HEIGHT), contiguous_type(shape, kind.dtype))
+        if fp16:
             type_of_copy = channels_last(shape, "float16")
             return self.chain.add(
                 "_to_copy.default", (value,), type_of_copy, dtype="float16", memory_format=self.layout
             )
         return self.chain.add("clone.default", (value,), channels_last(shape, kind.dtype), memory_format=self.layout)
 
-    def of_packed(self, x: Ref, weight: Ref, bias: Argument, dtype: str) -> Ref:
+    def on_packed(self, x: Ref, weight: Ref, bias: Argument, dtype: str) -> Ref:
         """The same operation on packed operands, with a packed result."""
-        return self._of(x, weight, bias, channels_last(self._shape(self.result), dtype))
+        return self._call(x, weight, bias, channels_last(self._shape(self.result), dtype))
 
-    def of_halves(self, x: tuple[Ref, Ref], weight: tuple[Ref, Ref]) -> Ref:
-        """The same operation on packed high and low halves, with a result in the order of the user's own."""
-        kind = dense(self._shape(self.result), "float32") if self.lines else self.result
-        return self._as_lines(self._of(x[0], weight[0], None, kind, SPLIT, x_low=x[1], weight_low=weight[1]))
+    def on_split(self, x: tuple[Ref, Ref], weight: tuple[Ref, Ref]) -> Ref:
+        """The same operation on packed high and low parts, with a result in the original layout."""
+        kind = contiguous_type(self._shape(self.result), "float32") if self.is_1d else self.result
+        return self._as_1d(self._call(x[0], weight[0], None, kind, SPLIT, x_low=x[1], weight_low=weight[1]))
 
-    def unpacked(self, value: Ref, half: bool) -> Ref:
-        """A copy of the result in the order of the user's own, and in float32 where it is not."""
-        kind = dense(self._shape(self.result), self.result.dtype) if self.lines else self.result
+    def unpacked(self, value: Ref, fp16: bool) -> Ref:
+        """A copy of the result in the original layout, converted to float32 if ``half``."""
+        kind = contiguous_type(self._shape(self.result), self.result.dtype) if self.is_1d else self.result
         order = self.layout if kind.is_channels_last else "torch.contiguous_format"
-        if half:
+        if fp16:
             value = self.chain.add("_to_copy.default", (value,), kind, dtype="float32", memory_format=order)
         else:
             value = self.chain.add("clone.default", (value,), kind, memory_format=order)
-        return self._as_lines(value)
+        return self._as_1d(value)
 
-    def _as_lines(self, value: Ref) -> Ref:
-        return self.chain.add("squeeze.dim", (value, HEIGHT), self.result) if self.lines else value
+    def _as_1d(self, value: Ref) -> Ref:
+        return self.chain.add("squeeze.dim", (value, HEIGHT), self.result) if self.is_1d else value
 
-    def _of(self, x: Ref, weight: Ref, bias: Argument, kind: TensorType, prefix: str = "", **low: Argument) -> Ref:
+    def _call(self, x: Ref, weight: Ref, bias: Argument, kind: TensorType, prefix: str = "", **low: Argument) -> Ref:
         op, numbers = self.node.op.removeprefix("aten."), self.node.args[3:]
-        if self.lines:
+        if self.is_1d:
             op = "conv_transpose2d.input" if self.transposed else op.replace("conv1d", "conv2d")
-            neutral = (1, 0, 0, None, 1) if self.transposed else (1, 0, 1, None)
-            numbers = tuple(_with_height(value, own) for value, own in zip(numbers, neutral, strict=False))
+            neutral_numbers = (1, 0, 0, None, 1) if self.transposed else (1, 0, 1, None)
+            numbers = tuple(
+                _with_height(value, neutral) for value, neutral in zip(numbers, neutral_numbers, strict=False)
+            )
         return self.chain.add(prefix + op, (x, weight, bias, *numbers), kind, **low)
 
-    def finished(self, result: Ref, why: str, text: str) -> Edit:
-        """The edit, once the result is there; the last new node is called as the user calls the convolution's."""
+    def edit(self, result: Ref, why: str, text: str) -> Edit:
+        """The edit for ``result``; the last new node gets the user's variable name of the convolution."""
         nodes = self.chain.nodes
         last = replace(nodes[-1], variable=self.node.variable)
         return Edit(self.node.name, result, (*nodes[:-1], last), why, f"run the {base_name(self.node)} {text}")
 
 
-def _with_height(value: Argument, own: int | None) -> Argument:
-    """A convolution's number for lines as those for images one place high; groups and words are the same for both."""
-    if own is None or isinstance(value, str):
+def _with_height(value: Argument, neutral: int | None) -> Argument:
+    """The 2D form of a 1D convolution's argument; ``neutral`` is the number for the height, or None for unchanged arguments."""
+    if neutral is None or isinstance(value, str):
         return value
-    return (own, *(value if isinstance(value, tuple) else (value,)))
+    return (neutral, *(value if isinstance(value, tuple) else (value,)))
 
 
 def convolution(graph: Graph, node: Node) -> Convolution | None:
-    """A node as a convolution whose input and result lie dense; one channel per group is none for tensor cores."""
+    """A node as a convolution with dense input and result; ``None`` for depthwise ones, which do not use tensor cores."""
     name = base_name(node)
     if name not in {f"{kind}{n}d" for kind in ("conv", "conv_transpose") for n in (1, 2, 3)} or node.kwargs:
         return None
     x, weight = node.args[:2]
     if not isinstance(x, Ref) or not isinstance(weight, Ref) or uses_other_outputs(graph, node):
         return None
-    kind, own = graph.type_of(x), graph.type_of(weight)
-    per_channel = own.shape[1] == ONE and _groups(node) != 1
-    if len(own.shape) not in (LINES, *FORMATS) or len(kind.shape) != len(own.shape) or per_channel:
+    kind, weight_type = graph.type_of(x), graph.type_of(weight)
+    is_depthwise = weight_type.shape[1] == ONE and _groups(node) != 1
+    if len(weight_type.shape) not in (RANK_1D, *FORMATS) or len(kind.shape) != len(weight_type.shape) or is_depthwise:
         return None
-    orderly = all(item == _dense_as(item, packed=item.is_channels_last) for item in (kind, node.type))
-    return Convolution(Chain(node, graph), node, x, weight, (kind, own)) if orderly else None
+    are_dense = all(item == _dense_as(item, packed=item.is_channels_last) for item in (kind, node.type))
+    return Convolution(Chain(node, graph), node, x, weight, (kind, weight_type)) if are_dense else None
 
 
 def _with_channels(graph: Graph, node: Node) -> Convolution | None:
-    """One whose channels can be brought densest: one channel, or one place, lies the same either way."""
-    own = convolution(graph, node)
-    return own if own is not None and own.kinds[0].shape[1] != ONE != product(own.kinds[0].shape[2:]) else None
+    """A convolution for which channels-last differs from the default layout: more than one channel and one position."""
+    conv = convolution(graph, node)
+    return (
+        conv
+        if conv is not None and conv.operand_types[0].shape[1] != ONE != product(conv.operand_types[0].shape[2:])
+        else None
+    )
 
 
 def _dense_as(kind: TensorType, *, packed: bool) -> TensorType:
-    return channels_last(kind.shape, kind.dtype) if packed else dense(kind.shape, kind.dtype)
+    return channels_last(kind.shape, kind.dtype) if packed else contiguous_type(kind.shape, kind.dtype)
 
 
 def _groups(node: Node) -> Argument:
@@ -189,144 +195,150 @@ def _groups(node: Node) -> Argument:
 
 
 def in_channels_last(graph: Graph, node: Node) -> Edit | None:
-    """Both operands and the result with their channels densest, and a copy of the result as it was."""
-    own = _with_channels(graph, node)
-    if own is None or own.kinds[0].is_channels_last or own.result.is_channels_last:
+    """Run the convolution with channels last and copy the result back."""
+    conv = _with_channels(graph, node)
+    if conv is None or conv.operand_types[0].is_channels_last or conv.result.is_channels_last:
         return None
-    x, weight = own.packed(own.x, 0, half=False), own.packed(own.weight, 1, half=False)
-    result = own.of_packed(x, weight, node.args[2] if len(node.args) > 2 else None, node.type.dtype)
-    return own.finished(
-        own.unpacked(result, half=False),
-        "the library computes it with channels densest, and otherwise brings operands and result into that order itself",
+    x, weight = conv.packed(conv.x, 0, fp16=False), conv.packed(conv.weight, 1, fp16=False)
+    result = conv.on_packed(x, weight, node.args[2] if len(node.args) > 2 else None, node.type.dtype)
+    return conv.edit(
+        conv.unpacked(result, fp16=False),
+        "the library's fastest kernels use channels last, and it otherwise converts operands and result itself",
         "with channels last",
     )
 
 
 def with_fp16_operands(graph: Graph, node: Node) -> Edit | None:
-    """Scaled float16 operands where the user's own code runs TF32."""
-    own = _with_channels(graph, node)
-    return on_fp16_operands(own, HALF_WHY, "on scaled float16 operands with channels last") if own is not None else None
-
-
-def on_fp16_operands(own: Convolution, why: str, text: str) -> Edit | None:
-    """A convolution on operands that are scaled, and packed in float16, where the user's own code runs TF32."""
-    graph, node = own.chain.graph, own.node
-    if graph.convolution_mode(node.name) != "tf32" or node.type.dtype != "float32":
-        return None
-    terms = product(own.kinds[1].shape).divide_exactly(own.result.shape[1])
-    terms = own.kinds[1].numel if terms is None else terms
-    summed = max(1, terms.value(graph.sizes))
-    room = LARGEST_EXPONENT - math.ceil(math.log2(summed))
-    room -= 0 if terms.is_constant else SPARE
-    if room < LEAST_ROOM or (own.transposed and _groups(node) != 1):
-        return None
-    packed: list[Ref] = []
-    factors: list[Ref] = []
-    for side, (ref, exponent, kept) in enumerate(
-        zip((own.x, own.weight), (room - room // 2, room // 2), _kept(own), strict=True)
-    ):
-        factor = _factor(own.chain, ref, own.kinds[side], exponent, kept)
-        scaled = own.chain.add("div.Tensor", (ref, factor), own.kinds[side])
-        packed.append(own.packed(scaled, side, half=True))
-        factors.append(factor)
-    wide = own.unpacked(own.of_packed(packed[0], packed[1], None, "float16"), half=True)
-    return own.finished(_unscaled(own, wide, factors), why, text)
-
-
-def with_split_operands(graph: Graph, node: Node) -> Edit | None:
-    """Scaled operands as sums of two float16 tensors, and three products of these."""
-    own = _with_channels(graph, node)
-    if own is None or any(kind.dtype != "float32" for kind in (*own.kinds, node.type)):
-        return None
-    if own.transposed and _groups(node) != 1:
-        return None
-    halves: list[tuple[Ref, Ref]] = []
-    factors: list[Ref] = []
-    for side, (ref, kept, name) in enumerate(
-        zip((own.x, own.weight), _kept(own), ("input", "weight"), strict=True),
-    ):
-        factors.append(_factor(own.chain, ref, own.kinds[side], SPLIT_EXPONENT, kept))
-        scaled = own.chain.add("div.Tensor", (ref, factors[-1]), own.kinds[side])
-        halves.append(_high_and_low(own, scaled, side, name))
-    return own.finished(
-        _unscaled(own, own.of_halves(*halves), factors),
-        "tensor cores take scaled operands as sums of two float16 tensors, which keep 22 of 24 bits in as much memory; three "
-        "products of halves are summed, each block of channels by itself and the blocks by fp32 units",
-        "on operands split into float16 halves",
+    """Scaled float16 operands, if the user's code runs in TF32."""
+    conv = _with_channels(graph, node)
+    return (
+        on_fp16_operands(conv, FP16_REASON, "on scaled float16 operands with channels last")
+        if conv is not None
+        else None
     )
 
 
-def _kept(own: Convolution) -> tuple[int, int]:
-    """The dimension of each operand whose slices have a factor each: samples, and output channels."""
-    return 0, 1 if own.transposed else 0
+def on_fp16_operands(conv: Convolution, why: str, text: str) -> Edit | None:
+    """The edit to scaled operands packed in float16, if the user's code runs in TF32."""
+    graph, node = conv.chain.graph, conv.node
+    if graph.convolution_mode(node.name) != "tf32" or node.type.dtype != "float32":
+        return None
+    terms = product(conv.operand_types[1].shape).divide_exactly(conv.result.shape[1])
+    terms = conv.operand_types[1].numel if terms is None else terms
+    summed = max(1, terms.value(graph.sizes))
+    room = LARGEST_EXPONENT - math.ceil(math.log2(summed))
+    room -= 0 if terms.is_constant else RESERVED_EXPONENT
+    if room < MIN_EXPONENT_RANGE or (conv.transposed and _groups(node) != 1):
+        return None
+    packed: list[Ref] = []
+    factors: list[Ref] = []
+    for side, (ref, exponent, slice_dim) in enumerate(
+        zip((conv.x, conv.weight), (room - room // 2, room // 2), _slice_dims(conv), strict=True)
+    ):
+        factor = _factor(conv.chain, ref, conv.operand_types[side], exponent, slice_dim)
+        scaled = conv.chain.add("div.Tensor", (ref, factor), conv.operand_types[side])
+        packed.append(conv.packed(scaled, side, fp16=True))
+        factors.append(factor)
+    result = conv.unpacked(conv.on_packed(packed[0], packed[1], None, "float16"), fp16=True)
+    return conv.edit(_unscaled(conv, result, factors), why, text)
 
 
-def _high_and_low(own: Convolution, scaled: Ref, side: int, name: str) -> tuple[Ref, Ref]:
-    """Two float16 tensors whose sum is ``scaled`` but for the last two of its 24 bits, with channels densest."""
-    chain = own.chain
-    rest = chain.add(LOW_HALF, (scaled,), own.kinds[side])
-    found: list[Ref] = []
-    for value, part in ((scaled, "high"), (rest, "low")):
-        found.append(own.packed(value, side, half=True))
+def with_split_operands(graph: Graph, node: Node) -> Edit | None:
+    """Scaled operands as sums of two float16 tensors, and three products of these tensors."""
+    conv = _with_channels(graph, node)
+    if conv is None or any(kind.dtype != "float32" for kind in (*conv.operand_types, node.type)):
+        return None
+    if conv.transposed and _groups(node) != 1:
+        return None
+    parts: list[tuple[Ref, Ref]] = []
+    factors: list[Ref] = []
+    for side, (ref, slice_dim, name) in enumerate(
+        zip((conv.x, conv.weight), _slice_dims(conv), ("input", "weight"), strict=True),
+    ):
+        factors.append(_factor(conv.chain, ref, conv.operand_types[side], SPLIT_EXPONENT, slice_dim))
+        scaled = conv.chain.add("div.Tensor", (ref, factors[-1]), conv.operand_types[side])
+        parts.append(_high_and_low(conv, scaled, side, name))
+    return conv.edit(
+        _unscaled(conv, conv.on_split(*parts), factors),
+        "scaled operands become sums of two float16 tensors for tensor cores, with 22 of 24 bits and no more memory; three "
+        "products are summed on tensor cores for each block of channels, and the blocks on fp32 units",
+        "on operands split into two float16 parts",
+    )
+
+
+def _slice_dims(conv: Convolution) -> tuple[int, int]:
+    """The dimension of each operand whose slices have separate factors: samples and output channels."""
+    return 0, 1 if conv.transposed else 0
+
+
+def _high_and_low(conv: Convolution, scaled: Ref, side: int, name: str) -> tuple[Ref, Ref]:
+    """Two channels-last float16 tensors whose sum is ``scaled`` except for the last two of its 24 bits."""
+    chain = conv.chain
+    low = chain.add(LOW_PART, (scaled,), conv.operand_types[side])
+    packed: list[Ref] = []
+    for value, part in ((scaled, "high"), (low, "low")):
+        packed.append(conv.packed(value, side, fp16=True))
         chain.nodes[-1] = replace(chain.nodes[-1], variable=f"{name}_{part}")
-    return found[0], found[1]
+    return packed[0], packed[1]
 
 
-def _unscaled(own: Convolution, value: Ref, factors: Sequence[Ref]) -> Ref:
-    """A convolution's result times its operands' factors, and with the bias, which no factor is for."""
-    chain, kind, args = own.chain, own.result, own.node.args
+def _unscaled(conv: Convolution, value: Ref, factors: Sequence[Ref]) -> Ref:
+    """A convolution's result times its operands' factors, plus the bias, which is not scaled."""
+    chain, kind, args = conv.chain, conv.result, conv.node.args
     per_channel = tuple(size if d == 1 else ONE for d, size in enumerate(kind.shape))
     value = chain.add("mul.Tensor", (value, factors[0]), kind)
-    shaped = chain.add("reshape.default", (factors[1], numbers(per_channel)), dense(per_channel, "float32"))
-    value = chain.add("mul.Tensor", (value, shaped), kind)
+    shaped_factor = chain.add(
+        "reshape.default", (factors[1], numbers(per_channel)), contiguous_type(per_channel, "float32")
+    )
+    value = chain.add("mul.Tensor", (value, shaped_factor), kind)
     bias = args[2] if len(args) > 2 else None
     if isinstance(bias, Ref):
-        spread = chain.add("reshape.default", (bias, numbers(per_channel)), dense(per_channel, "float32"))
-        value = chain.add("add.Tensor", (value, spread), kind)
+        shaped_bias = chain.add(
+            "reshape.default", (bias, numbers(per_channel)), contiguous_type(per_channel, "float32")
+        )
+        value = chain.add("add.Tensor", (value, shaped_bias), kind)
     return value
 
 
 def numbers(shape: tuple[Size, ...]) -> tuple[Argument, ...]:
-    """A shape as an argument."""
+    """A shape as an argument of a node."""
     return tuple(size.constant if size.is_constant else size for size in shape)
 
 
-def _factor(chain: Chain, ref: Ref, kind: TensorType, exponent: int, kept: int) -> Ref:
-    """A power of two per slice along ``kept``; divided by it, the slice's largest element is below two to ``exponent``.
+def _factor(chain: Chain, ref: Ref, kind: TensorType, exponent: int, dim: int) -> Ref:
+    """A power of two per slice along ``dim``; divided by it, the slice's largest element is below ``2 ** exponent``.
 
-    Operands are divided as they are packed, which takes as long as memory does: the many elements of the result are multiplied.
-    Slices that are all 0, or hold an infinity or NaN, are left as they are.
+    The division fuses into the packing copy, which is memory-bound; multiplications are kept for the result. Slices that are
+    all zero, or contain an infinity or NaN, are not scaled.
     """
-    shape = tuple(size if d == kept else ONE for d, size in enumerate(kind.shape))
-    small, dims = dense(shape, "float32"), tuple(d for d in range(len(shape)) if d != kept)
+    shape = tuple(size if d == dim else ONE for d, size in enumerate(kind.shape))
+    factor_type, dims = contiguous_type(shape, "float32"), tuple(d for d in range(len(shape)) if d != dim)
     size = chain.add("abs.default", (ref,), kind)
-    top = chain.add("amax.default", (size, dims, True), small)
-    usual = chain.add("clamp.default", (top, 2.0**-100, 2.0**100), small)
-    power = chain.add("floor.default", (chain.add("log2.default", (usual,), small),), small)
-    # The logarithm may be rounded up to the next power, so there is one of slack.
-    wanted = chain.add("sub.Tensor", (power, float(exponent - 2)), small)
-    scale = chain.add("exp2.default", (wanted,), small)
-    same = chain.add("eq.Tensor", (usual, top), TensorType(shape, "bool", small.stride))
-    one = chain.add("full_like.default", (top, 1.0), small)
-    return chain.add("where.self", (same, scale, one), small)
+    largest = chain.add("amax.default", (size, dims, True), factor_type)
+    clamped = chain.add("clamp.default", (largest, 2.0**-100, 2.0**100), factor_type)
+    power = chain.add("floor.default", (chain.add("log2.default", (clamped,), factor_type),), factor_type)
+    # The logarithm may be rounded up to the next integer, so reserve one more power.
+    scale_exponent = chain.add("sub.Tensor", (power, float(exponent - 2)), factor_type)
+    scale = chain.add("exp2.default", (scale_exponent,), factor_type)
+    is_usual = chain.add("eq.Tensor", (clamped, largest), TensorType(shape, "bool", factor_type.stride))
+    one = chain.add("full_like.default", (largest, 1.0), factor_type)
+    return chain.add("where.self", (is_usual, scale, one), factor_type)
 
 
-LAYOUTS = (
-    AlgebraRule("channels-last", in_channels_last, "A copy has the same values, whatever the order they lie in."),
-)
-NARROW = (
+LAYOUTS = (AlgebraRule("channels-last", in_channels_last, "A copy in another memory layout has the same values."),)
+REDUCED_PRECISION = (
     AlgebraRule(
         "fp16-operands",
         with_fp16_operands,
         "Scaling by powers of two is exact, and a convolution is linear in each sample and in each output channel's weights; "
-        "float16 rounds what is scaled to as many bits as TF32 does.",
+        "float16 rounds scaled values to as many bits as TF32 does.",
         changes_rounding=True,
     ),
     AlgebraRule(
         "split-operands",
         with_split_operands,
         "Scaling by powers of two is exact, and a convolution is linear in each operand: (h + l) * (h' + l') is the sum of four "
-        "products, of which l * l' alone, at most 2 ** -22 of a term, is left out, as are the last bits of l and l'.",
+        "products, of which only l * l', at most 2 ** -22 of a term, is omitted, as are the last bits of l and l'.",
         changes_rounding=True,
     ),
 )

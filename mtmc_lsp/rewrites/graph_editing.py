@@ -1,4 +1,4 @@
-"""Editing a functional graph: new nodes in the place of one, readers pointed elsewhere, what nobody reads dropped."""
+"""Edits a functional graph: replaces a node by new nodes, redirects its readers and removes dead nodes."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from mtmc_lsp.core.sizes import Size
 VIEWS = frozenset(
     "view reshape permute transpose t unsqueeze squeeze expand slice select alias detach _unsafe_view".split(),
 )
-"""ATen operations that may return another view of their first argument."""
+"""ATen operations that may return a view of their first argument."""
 
 
 class CannotRewrite(Exception):
-    """The rewrite does not apply; the message says why, for people."""
+    """The rewrite does not apply; the message tells the user why."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """What stands for a node from now on."""
+    """The replacement of one node."""
 
     node: str
-    """The node that goes."""
+    """The replaced node."""
     result: Ref
-    """What its readers read instead."""
+    """The value that readers of the node read instead."""
     added: tuple[Node, ...] = ()
-    """New nodes, put in its place."""
+    """New nodes, inserted at the position of the replaced one."""
     why: str = ""
-    """A sentence for people."""
+    """One sentence for the user."""
     text: str = ""
-    """The action's one-line form, without the lines."""
+    """The action in one line, without source lines."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class AlgebraRule:
 
     name: str
     match: Callable[[Graph, Node], Edit | None]
-    """The edit where the rule applies to the node."""
+    """Returns the edit, or ``None`` if the rule does not apply to the node."""
     proof: str
     """Why the result is the same."""
     changes_rounding: bool = False
-    """Whether operands are rounded that were not: then a measurement on a GPU decides, and never under ``strict``."""
+    """Whether the rule rounds operands: such a rule needs a measurement on a GPU and is never used under ``strict``."""
 
 
 def base_name(node: Node) -> str:
@@ -52,8 +52,8 @@ def base_name(node: Node) -> str:
     return node.op.split(".")[1]
 
 
-def made_by(graph: Graph, value: Argument) -> Node | None:
-    """The node that makes a value; None for inputs and numbers."""
+def producer(graph: Graph, value: Argument) -> Node | None:
+    """The node that computes a value; None for inputs and numbers."""
     if not isinstance(value, Ref):
         return None
     return graph.named.get(value.name)
@@ -65,40 +65,42 @@ def readers(graph: Graph, name: str) -> list[Node]:
 
 
 def is_returned(graph: Graph, name: str) -> bool:
-    """Whether a node's value leaves the target, or is written into an input."""
+    """Whether the target returns a node's value or copies it into an input."""
     return any(ref.name == name for ref in graph.escaping)
 
 
 def escapes(graph: Graph, name: str) -> bool:
-    """Whether a node's memory may be seen by the caller: it is returned, perhaps through views."""
+    """Whether the caller can access a node's memory: the target returns it, possibly through views."""
     if is_returned(graph, name):
         return True
     return any(base_name(node) in VIEWS and escapes(graph, node.name) for node in readers(graph, name))
 
 
-def is_only_for(graph: Graph, name: str, reader: str) -> bool:
-    """Whether nobody but ``reader`` reads the node."""
+def is_only_reader(graph: Graph, name: str, reader: str) -> bool:
+    """Whether ``reader`` is the only reader of the node."""
     return not is_returned(graph, name) and {node.name for node in readers(graph, name)} == {reader}
 
 
 def uses_other_outputs(graph: Graph, node: Node) -> bool:
-    """Whether anybody wants more than the first thing that a node returns."""
+    """Whether any result of the node other than the first is used."""
     read = [ref for other in graph.readers(node.name) for ref in other.inputs()]
     return any(ref.name == node.name and ref.index for ref in (*read, *graph.escaping))
 
 
-def dense(shape: tuple[Size, ...], dtype: str) -> TensorType:
-    """A contiguous tensor."""
+def contiguous_type(shape: tuple[Size, ...], dtype: str) -> TensorType:
+    """The type of a contiguous tensor."""
     return TensorType(shape, dtype, contiguous_stride(shape))
 
 
-def made(like: Node, suffix: str, op: str, args: tuple[Argument, ...], kind: TensorType, *, variable: str = "") -> Node:
-    """A new node that stands on the line of ``like``."""
+def new_node(
+    like: Node, suffix: str, op: str, args: tuple[Argument, ...], kind: TensorType, *, variable: str = ""
+) -> Node:
+    """A new node with the source line of ``like``; its name is that of ``like`` with a suffix."""
     return Node(f"{like.name}_{suffix}", op, args, {}, (kind,), like.line, variable)
 
 
-def edited(graph: Graph, edit: Edit) -> Graph:
-    """``graph`` after an edit; nodes that nobody needs any more are gone."""
+def apply_edit(graph: Graph, edit: Edit) -> Graph:
+    """``graph`` after an edit, without dead nodes."""
     swap = {Ref(edit.node): edit.result}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -110,17 +112,17 @@ def edited(graph: Graph, edit: Edit) -> Graph:
 
 
 def _without_dead(graph: Graph) -> Graph:
-    wanted = {ref.name for ref in graph.outputs} | {m.value.name for m in graph.mutations}
-    kept: list[Node] = []
+    needed = {ref.name for ref in graph.outputs} | {m.value.name for m in graph.mutations}
+    live: list[Node] = []
     for node in reversed(graph.nodes):
-        if node.name in wanted:
-            kept.append(node)
-            wanted |= {ref.name for ref in node.inputs()}
-    return replace(graph, nodes=tuple(reversed(kept)))
+        if node.name in needed:
+            live.append(node)
+            needed |= {ref.name for ref in node.inputs()}
+    return replace(graph, nodes=tuple(reversed(live)))
 
 
-def numbers_of(value: Argument, count: int) -> tuple[int, ...] | None:
-    """An argument of a number per dimension, or of one for all ``count`` of them; ``None`` where they are not known."""
+def constants_of(value: Argument, count: int) -> tuple[int, ...] | None:
+    """An argument with one number per dimension, or one for all ``count`` dimensions; ``None`` if one is symbolic."""
     items = value if isinstance(value, tuple) else (value,)
     numbers = [item.constant if isinstance(item, Size) and item.is_constant else item for item in items]
     if not all(isinstance(item, int) and not isinstance(item, bool) for item in numbers) or len(numbers) not in (
@@ -128,5 +130,5 @@ def numbers_of(value: Argument, count: int) -> tuple[int, ...] | None:
         count,
     ):
         return None
-    whole = tuple(int(str(item)) for item in numbers)
-    return whole * count if len(whole) == 1 else whole
+    integers = tuple(int(str(item)) for item in numbers)
+    return integers * count if len(integers) == 1 else integers

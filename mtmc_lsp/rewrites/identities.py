@@ -1,25 +1,33 @@
-"""Dead work: operations that change nothing, and operations that undo or repeat the one before."""
+"""Removes redundant operations: those that change nothing, and those that undo or repeat the previous one."""
 
 from __future__ import annotations
 
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.rewrites.graph_editing import AlgebraRule, Edit, base_name, escapes, made, made_by, uses_other_outputs
+from mtmc_lsp.rewrites.graph_editing import (
+    AlgebraRule,
+    Edit,
+    base_name,
+    escapes,
+    new_node,
+    producer,
+    uses_other_outputs,
+)
 
 IDEMPOTENT = frozenset("relu abs floor ceil trunc round sign".split())
 SAME_VALUES = frozenset("clone contiguous alias detach _to_copy to type_as lift_fresh_copy".split())
 SINGLE = frozenset("sum mean amax amin prod logsumexp".split())
-"""Reductions that give the element itself where there is only one."""
+"""Reductions that return the element itself if there is only one."""
 
 
 def _drop(graph: Graph, node: Node, source: Argument, why: str, text: str) -> Edit | None:
-    """Readers of ``node`` read ``source``, where no caller can tell the two tensors apart."""
+    """Make readers of ``node`` read ``source``, if the caller cannot observe the difference."""
     if not isinstance(source, Ref):
         return None
     kind = graph.type_of(source)
-    # The same strides too: a torch call that reads it may ask for dense rows.
-    # The caller gets a tensor of its own, never an alias of an input or of another result.
+    # Strides must match too: a torch call that reads the value may need dense rows.
+    # The caller must get a new tensor, never an alias of an input or of another result.
     if kind != node.type or uses_other_outputs(graph, node) or escapes(graph, node.name):
         return None
     return Edit(node.name, source, (), why, text)
@@ -39,22 +47,22 @@ def neutral(graph: Graph, node: Node) -> Edit | None:
         (name in ("mul", "div", "pow") and number == 1 and not node.kwargs)
         or (name == "sub" and number == 0)
         or (name == "add" and number == 0 and not is_float(node.type.dtype))
-        or (name in ("dropout", "native_dropout", "feature_dropout", "alpha_dropout") and _is_eval(node))
+        or (name in ("dropout", "native_dropout", "feature_dropout", "alpha_dropout") and _is_inactive_dropout(node))
         or name in SAME_VALUES
     )
     if not nothing or not args:
         return None
-    return _drop(graph, node, args[0], "it returns what it is given", f"drop the {name}, which changes nothing,")
+    return _drop(graph, node, args[0], "it returns its input", f"drop the {name}, which changes nothing,")
 
 
-def _is_eval(node: Node) -> bool:
+def _is_inactive_dropout(node: Node) -> bool:
     train = node.args[2] if len(node.args) > 2 else node.kwargs.get("train", True)
     return train is False or (len(node.args) > 1 and _number(node.args[1]) == 0)
 
 
 def undone(graph: Graph, node: Node) -> Edit | None:
-    """Two permutations that undo each other, two negations, a reshape back, a cast up and down again."""
-    inner = made_by(graph, node.args[0]) if node.args else None
+    """Two inverse permutations, two negations, a reshape back, or a widening cast and its inverse."""
+    inner = producer(graph, node.args[0]) if node.args else None
     if inner is None or not inner.args or len(inner.outputs) != 1:
         return None
     outer_name, inner_name = base_name(node), base_name(inner)
@@ -70,7 +78,7 @@ def undone(graph: Graph, node: Node) -> Edit | None:
         if inner.type.dtype in wide.get(graph.type_of(source).dtype, ()):
             return _drop(graph, node, source, why, text)
     if outer_name == inner_name and outer_name in IDEMPOTENT and not node.args[1:]:
-        return _drop(graph, node, node.args[0], "doing it twice does nothing more", f"drop the second {outer_name}")
+        return _drop(graph, node, node.args[0], "the second has no further effect", f"drop the second {outer_name}")
     return None
 
 
@@ -82,7 +90,7 @@ def _permutations_cancel(node: Node, inner: Node) -> bool:
 
 
 def _order(node: Node) -> list[int] | None:
-    """Which dimension of the source becomes each dimension of the result."""
+    """The source dimension of each result dimension of a permutation."""
     rank, name = len(node.type.shape), base_name(node)
     order = list(range(rank))
     if name == "t" and rank == 2:
@@ -99,8 +107,8 @@ def _order(node: Node) -> list[int] | None:
 def single(graph: Graph, node: Node) -> Edit | None:
     """A reduction of dimensions of size 1."""
     name = base_name(node)
-    with_place = name in ("max", "min") and node.op.endswith(".dim")
-    if (name not in SINGLE and not with_place) or len(node.args) < 2 or node.kwargs:
+    is_indexed = name in ("max", "min") and node.op.endswith(".dim")
+    if (name not in SINGLE and not is_indexed) or len(node.args) < 2 or node.kwargs:
         return None
     source = node.args[0]
     if not isinstance(source, Ref):
@@ -110,17 +118,17 @@ def single(graph: Graph, node: Node) -> Edit | None:
     numbers = [_number(item) for item in dims]
     if not numbers or any(n is None or kind.shape[int(n)] != Size.of(1) for n in numbers) or not is_float(kind.dtype):
         return None
-    why, text = "one element is its own sum, mean and extremum", f"drop the {name} of a single element"
+    why, text = "the sum, mean and extremum of one element are the element", f"drop the {name} of a single element"
     if kind.shape == node.type.shape:
         return _drop(graph, node, source, why, text)
     if uses_other_outputs(graph, node) or escapes(graph, node.name) or kind.dtype != node.type.dtype:
         return None
     shape = tuple(size.constant if size.is_constant else size for size in node.type.shape)
-    new = made(node, "element", "aten.reshape.default", (source, shape), node.type)
+    new = new_node(node, "element", "aten.reshape.default", (source, shape), node.type)
     return Edit(node.name, Ref(new.name), (new,), why, text)
 
 
-RULES = (
+REWRITES = (
     AlgebraRule("neutral", neutral, "1 and 0 are the neutral elements; a copy has the same values."),
     AlgebraRule(
         "undone", undone, "g(f(x)) = x for inverse f and g, f(f(x)) = f(x) for projections; widening casts are exact."

@@ -1,4 +1,4 @@
-"""Layouts of intermediate values: the order in which a value's dimensions lie in memory."""
+"""Memory layouts of intermediate values: the order of a value's dimensions in memory."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ RULE = "layout"
 
 
 def with_layout(graph: Graph, rewrite: Rewrite) -> Graph:
-    """``graph`` with the node's value dense in the order ``rewrite.detail`` of its dimensions, outermost first.
+    """``graph`` with the node's value stored densely in the dimension order ``rewrite.detail``, outermost first.
 
     Raises:
-        CannotRewrite: there is no such value, or the caller sees it.
+        CannotRewrite: the node or its dimensions do not exist, or the caller can access the value.
     """
     node = next((node for node in graph.nodes if node.name == rewrite.node), None)
     if node is None or sorted(rewrite.detail) != list(range(len(node.type.shape))):
         raise CannotRewrite(f"{rewrite.node} has no such dimensions")
     if escapes(graph, node.name):
-        raise CannotRewrite("the caller sees how the value lies in memory")
+        raise CannotRewrite("the caller can observe the memory layout of the value")
     shape = node.type.shape
     stride = [Size.of(1)] * len(shape)
     for position, dim in enumerate(rewrite.detail):
         stride[dim] = product([shape[inner] for inner in rewrite.detail[position + 1 :]])
     kind = replace(node.type, stride=tuple(stride))
     changed = replace(node, outputs=(kind, *node.outputs[1:]))
-    return replace(graph, nodes=tuple(changed if own is node else own for own in graph.nodes))
+    return replace(graph, nodes=tuple(changed if other is node else other for other in graph.nodes))

@@ -1,6 +1,6 @@
-"""Reductions moved in front of a linear map: ``sum_j (x @ W.T + b)_j = x @ (sum_j W_j) + sum_j b_j``, and likewise over rows.
+"""Moves reductions before a linear map: ``sum_j (x @ W.T + b)_j = x @ (sum_j W_j) + sum_j b_j``, and likewise over rows.
 
-A whole matrix product becomes a product with a vector (or with a few rows): from O(M N K) operations to O(M K + N K).
+A matrix product becomes a product with a vector (or with a few rows): O(M K + N K) instead of O(M N K) operations.
 """
 
 from __future__ import annotations
@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Size, product
-from mtmc_lsp.rewrites.graph_editing import AlgebraRule, Edit, base_name, dense, is_only_for, made, made_by
+from mtmc_lsp.rewrites.graph_editing import (
+    AlgebraRule,
+    Edit,
+    base_name,
+    contiguous_type,
+    is_only_reader,
+    new_node,
+    producer,
+)
 
 ONE = Size.of(1)
 
@@ -23,10 +31,10 @@ class _Linear:
     weight: Ref
     bias: Ref | None
     features: int
-    """The dimension of ``weight`` that the output features run along."""
+    """The dimension of ``weight`` that is the output features."""
     factor: float
     terms: tuple[tuple[Ref, float], ...] = ()
-    """Vectors along the features that are added to it, with a factor each."""
+    """Vectors along the features that are added, each with a factor."""
 
 
 @dataclass(frozen=True)
@@ -45,21 +53,21 @@ def _reduction(node: Node, rank: int) -> _Reduction | None:
 
 
 def through_factors(graph: Graph, value: Argument, reader: Node) -> tuple[Node, float] | None:
-    """What a value is multiplied from, and the factor; nobody but ``reader`` may read it or what is between."""
-    found = _through(graph, value, reader, features=False)
-    return (found[0], found[1]) if found is not None else None
+    """The node and the factor whose product is ``value``; ``None`` if another node than ``reader`` reads it or a node between."""
+    match = _match_factors(graph, value, reader, features=False)
+    return (match[0], match[1]) if match is not None else None
 
 
-def _through(
+def _match_factors(
     graph: Graph, value: Argument, reader: Node, *, features: bool
 ) -> tuple[Node, float, tuple[tuple[Ref, float], ...]] | None:
-    """A value as ``node * factor + sum(vector * its factor)``.
+    """A value as ``(node, factor, terms)`` with ``node * factor + sum(vector * its factor)``.
 
-    The vectors have one number per element of the last dimension, and are seen through where ``features`` is set.
+    The vectors have one number per element of the last dimension; they are only accepted if ``features`` is set.
     """
     factor, terms = 1.0, list[tuple[Ref, float]]()
-    node = made_by(graph, value)
-    while node is not None and is_only_for(graph, node.name, reader.name):
+    node = producer(graph, value)
+    while node is not None and is_only_reader(graph, node.name, reader.name):
         name, other = base_name(node), node.args[1] if len(node.args) == 2 and not node.kwargs else None
         if name in ("mul", "div") and isinstance(other, (int, float)) and not isinstance(other, bool) and other != 0:
             factor = factor * other if name == "mul" else factor / other
@@ -67,76 +75,82 @@ def _through(
             terms.append((other, factor if name == "add" else -factor))
         else:
             return node, factor, tuple(terms)
-        reader, node = node, made_by(graph, node.args[0])
+        reader, node = node, producer(graph, node.args[0])
     return None
 
 
 def _is_vector_for(graph: Graph, other: Ref, node: Node) -> bool:
-    """Whether it has one number for each element of the last dimension, and the other operand the result's shape."""
+    """Whether ``other`` has one number per element of the last dimension, and the other operand has the result's shape."""
     kind, source = graph.type_of(other), node.args[0]
-    whole = isinstance(source, Ref) and graph.type_of(source).shape == node.type.shape
-    return whole and kind.shape == node.type.shape[-1:] and kind.dtype == node.type.dtype
+    has_full_shape = isinstance(source, Ref) and graph.type_of(source).shape == node.type.shape
+    return has_full_shape and kind.shape == node.type.shape[-1:] and kind.dtype == node.type.dtype
 
 
 def _linear(graph: Graph, value: Argument, reader: Node) -> _Linear | None:
-    """The linear map that a value is, seen through factors and vectors; nobody else may read what is between."""
-    found = _through(graph, value, reader, features=True)
-    if found is None or found[0].type.dtype not in ("float32", "float64") or found[0].kwargs:
+    """The linear map, factor and vectors that a value consists of; ``None`` if a node in between has another reader."""
+    match = _match_factors(graph, value, reader, features=True)
+    if match is None or match[0].type.dtype not in ("float32", "float64") or match[0].kwargs:
         return None
-    linear = _operands(graph, found[0], found[1])
-    return replace(linear, terms=found[2]) if linear is not None else None
+    linear = _operands(graph, match[0], match[1])
+    return replace(linear, terms=match[2]) if linear is not None else None
 
 
 def _operands(graph: Graph, node: Node, factor: float) -> _Linear | None:
     name, refs = base_name(node), [item for item in node.args if isinstance(item, Ref)]
     if name == "linear":
-        found = _Linear(node, refs[0], refs[1], refs[2] if len(refs) > 2 else None, 0, factor)
+        linear = _Linear(node, refs[0], refs[1], refs[2] if len(refs) > 2 else None, 0, factor)
     elif name in ("mm", "matmul"):
-        found = _Linear(node, refs[0], refs[1], None, 1, factor)
+        linear = _Linear(node, refs[0], refs[1], None, 1, factor)
     elif name == "addmm" and len(node.args) == 3:
-        found = _Linear(node, refs[1], refs[2], refs[0], 1, factor)
+        linear = _Linear(node, refs[1], refs[2], refs[0], 1, factor)
     else:
         return None
-    plain = len(graph.type_of(found.weight).shape) == 2 and len(graph.type_of(found.x).shape) >= 2
-    if found.bias is not None and len(graph.type_of(found.bias).shape) != 1:
+    is_plain = len(graph.type_of(linear.weight).shape) == 2 and len(graph.type_of(linear.x).shape) >= 2
+    if linear.bias is not None and len(graph.type_of(linear.bias).shape) != 1:
         return None
-    return found if plain else None
+    return linear if is_plain else None
 
 
 def over_features(graph: Graph, node: Node) -> Edit | None:
-    """A sum or mean over the output features: the weights' own sum is all that is needed."""
+    """A sum or mean over the output features, which needs only the reduced weights."""
     reduction = _reduction(node, _rank(graph, node))
     linear = _linear(graph, node.args[0], node) if reduction is not None else None
     if reduction is None or linear is None or reduction.dims != (len(linear.node.type.shape) - 1,):
         return None
-    dtype, word = node.type.dtype, "mean" if reduction.mean else "sum"
+    dtype, reduction_name = node.type.dtype, "mean" if reduction.mean else "sum"
     x, weight = graph.type_of(linear.x), graph.type_of(linear.weight)
-    depth = weight.shape[1 - linear.features]
-    added = [_reduced(node, "weights", linear.weight, (linear.features,), reduction.mean, (depth,))]
-    vector = Ref(added[-1].name)
-    added.append(made(node, "product", "aten.matmul.default", (linear.x, vector), dense(x.shape[:-1], dtype)))
+    input_features = weight.shape[1 - linear.features]
+    nodes = [_reduced(node, "weights", linear.weight, (linear.features,), reduction.mean, (input_features,))]
+    vector = Ref(nodes[-1].name)
+    nodes.append(
+        new_node(node, "product", "aten.matmul.default", (linear.x, vector), contiguous_type(x.shape[:-1], dtype))
+    )
     if linear.bias is not None:
-        added.append(made(node, "bias", f"aten.{word}.default", (linear.bias,), dense((), dtype)))
-        args = (Ref(added[-2].name), Ref(added[-1].name))
-        added.append(made(node, "shifted", "aten.add.Tensor", args, dense(x.shape[:-1], dtype)))
-    added += _scaled(node, Ref(added[-1].name), x.shape[:-1], linear.factor)
+        nodes.append(
+            new_node(node, "bias", f"aten.{reduction_name}.default", (linear.bias,), contiguous_type((), dtype))
+        )
+        args = (Ref(nodes[-2].name), Ref(nodes[-1].name))
+        nodes.append(new_node(node, "shifted", "aten.add.Tensor", args, contiguous_type(x.shape[:-1], dtype)))
+    nodes += _scale_nodes(node, Ref(nodes[-1].name), x.shape[:-1], linear.factor)
     for i, (term, factor) in enumerate(linear.terms):
-        before = Ref(added[-1].name)
-        added.append(made(node, f"term{i}", f"aten.{word}.default", (term,), dense((), dtype)))
-        added += _scaled(node, Ref(added[-1].name), (), factor, f"factor{i}")
-        args = (before, Ref(added[-1].name))
-        added.append(made(node, f"with_term{i}", "aten.add.Tensor", args, dense(x.shape[:-1], dtype)))
-    added += _shaped(node, Ref(added[-1].name), x.shape[:-1])
-    n = weight.shape[linear.features]
+        before = Ref(nodes[-1].name)
+        nodes.append(new_node(node, f"term{i}", f"aten.{reduction_name}.default", (term,), contiguous_type((), dtype)))
+        nodes += _scale_nodes(node, Ref(nodes[-1].name), (), factor, f"factor{i}")
+        args = (before, Ref(nodes[-1].name))
+        nodes.append(new_node(node, f"with_term{i}", "aten.add.Tensor", args, contiguous_type(x.shape[:-1], dtype)))
+    nodes += _reshape_nodes(node, Ref(nodes[-1].name), x.shape[:-1])
+    output_features = weight.shape[linear.features]
     why = (
-        f"the {word} over {n} outputs is one product with the {word} of the weights, "
+        f"the {reduction_name} over {output_features} outputs is one product with the {reduction_name} of the weights, "
         f"so {_count(graph, linear)} operations become {_count(graph, linear, reduced=True)}"
     )
-    return _finish(node, added, why, f"move the {word} over features in front of the {base_name(linear.node)}")
+    return _edit_from(
+        node, nodes, why, f"move the {reduction_name} over features in front of the {base_name(linear.node)}"
+    )
 
 
 def over_rows(graph: Graph, node: Node) -> Edit | None:
-    """A sum or mean over rows: the map of the rows' sum."""
+    """A sum or mean over rows: the linear map of the reduced rows."""
     reduction = _reduction(node, _rank(graph, node))
     linear = _linear(graph, node.args[0], node) if reduction is not None else None
     if reduction is None or linear is None or linear.terms or len(linear.node.type.shape) - 1 in reduction.dims:
@@ -146,31 +160,32 @@ def over_rows(graph: Graph, node: Node) -> Edit | None:
     if linear.bias is not None and not reduction.mean and not rows.is_constant:
         return None
     shape = tuple(ONE if d in reduction.dims else size for d, size in enumerate(x.shape))
-    word = "mean" if reduction.mean else "sum"
-    added = [_reduced(node, "rows", linear.x, reduction.dims, reduction.mean, shape, keep=True)]
-    kind = dense((*shape[:-1], linear.node.type.shape[-1]), node.type.dtype)
-    # The bias stays apart: n rows carry it n times.
+    reduction_name = "mean" if reduction.mean else "sum"
+    nodes = [_reduced(node, "rows", linear.x, reduction.dims, reduction.mean, shape, keep=True)]
+    kind = contiguous_type((*shape[:-1], linear.node.type.shape[-1]), node.type.dtype)
+    # The bias stays separate: a sum of n rows contains it n times.
     op = "aten.linear.default" if linear.features == 0 else "aten.matmul.default"
-    added.append(made(node, "mapped", op, (Ref(added[-1].name), linear.weight), kind))
+    nodes.append(new_node(node, "mapped", op, (Ref(nodes[-1].name), linear.weight), kind))
     if linear.bias is not None:
         bias = linear.bias
         if not reduction.mean:
-            times = made(
+            times = new_node(
                 node,
                 "times",
                 "aten.mul.Tensor",
                 (bias, rows.constant),
-                dense(graph.type_of(bias).shape, node.type.dtype),
+                contiguous_type(graph.type_of(bias).shape, node.type.dtype),
             )
-            added.append(times)
+            nodes.append(times)
             bias = Ref(times.name)
-        added.append(made(node, "shifted", "aten.add.Tensor", (Ref(f"{node.name}_mapped"), bias), kind))
-    added += _scaled(node, Ref(added[-1].name), kind.shape, linear.factor)
-    added += _shaped(node, Ref(added[-1].name), kind.shape)
+        nodes.append(new_node(node, "shifted", "aten.add.Tensor", (Ref(f"{node.name}_mapped"), bias), kind))
+    nodes += _scale_nodes(node, Ref(nodes[-1].name), kind.shape, linear.factor)
+    nodes += _reshape_nodes(node, Ref(nodes[-1].name), kind.shape)
     why = (
-        f"the {word} of {rows} mapped rows is the map of their {word}, so {_count(graph, linear)} operations become few"
+        f"the {reduction_name} of {rows} mapped rows is the map of their {reduction_name}, "
+        f"which needs far fewer than {_count(graph, linear)} operations"
     )
-    return _finish(node, added, why, f"move the {word} over rows in front of the {base_name(linear.node)}")
+    return _edit_from(node, nodes, why, f"move the {reduction_name} over rows in front of the {base_name(linear.node)}")
 
 
 def _rank(graph: Graph, node: Node) -> int:
@@ -189,50 +204,58 @@ def _reduced(
     keep: bool = False,
 ) -> Node:
     op = "aten.mean.dim" if mean else "aten.sum.dim_IntList"
-    return made(node, suffix, op, (source, dims, keep), dense(shape, node.type.dtype))
+    return new_node(node, suffix, op, (source, dims, keep), contiguous_type(shape, node.type.dtype))
 
 
-def _scaled(node: Node, value: Ref, shape: tuple[Size, ...], factor: float, suffix: str = "scaled") -> list[Node]:
-    """The multiplication by a factor that was seen through, where there is one."""
+def _scale_nodes(node: Node, value: Ref, shape: tuple[Size, ...], factor: float, suffix: str = "scaled") -> list[Node]:
+    """The multiplication by the factor, unless it is 1."""
     if factor == 1.0:
         return []
-    return [made(node, suffix, "aten.mul.Tensor", (value, factor), dense(shape, node.type.dtype))]
+    return [new_node(node, suffix, "aten.mul.Tensor", (value, factor), contiguous_type(shape, node.type.dtype))]
 
 
-def _shaped(node: Node, value: Ref, shape: tuple[Size, ...]) -> list[Node]:
-    """The reshape to what readers expect, where it is needed."""
+def _reshape_nodes(node: Node, value: Ref, shape: tuple[Size, ...]) -> list[Node]:
+    """The reshape to the shape of ``node``, if needed."""
     if shape == node.type.shape:
         return []
-    wanted = tuple(size.constant if size.is_constant else size for size in node.type.shape)
-    return [made(node, "shaped", "aten.reshape.default", (value, wanted), dense(node.type.shape, node.type.dtype))]
+    shape_argument = tuple(size.constant if size.is_constant else size for size in node.type.shape)
+    return [
+        new_node(
+            node,
+            "shaped",
+            "aten.reshape.default",
+            (value, shape_argument),
+            contiguous_type(node.type.shape, node.type.dtype),
+        )
+    ]
 
 
-def _finish(node: Node, added: list[Node], why: str, text: str) -> Edit:
-    nodes = (*added[:-1], replace(added[-1], variable=node.variable))
-    return Edit(node.name, Ref(nodes[-1].name), nodes, why, text)
+def _edit_from(node: Node, nodes: list[Node], why: str, text: str) -> Edit:
+    named_nodes = (*nodes[:-1], replace(nodes[-1], variable=node.variable))
+    return Edit(node.name, Ref(named_nodes[-1].name), named_nodes, why, text)
 
 
 def _count(graph: Graph, linear: _Linear, *, reduced: bool = False) -> str:
-    """Multiply-adds of the map in words, or of the product with one vector in its place."""
+    """Multiply-adds of the linear map as text, or of the product with one vector that replaces it."""
     weight = graph.type_of(linear.weight).shape
     rows = product(linear.node.type.shape[:-1])
-    depth = weight[1 - linear.features]
-    number = (rows * depth * (weight[linear.features] if not reduced else ONE)).value(graph.sizes)
+    input_features = weight[1 - linear.features]
+    number = (rows * input_features * (weight[linear.features] if not reduced else ONE)).value(graph.sizes)
     for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= unit:
             return f"{number / unit:.1f}{name}"
     return str(number)
 
 
-RULES = (
+REWRITES = (
     AlgebraRule(
         "sum-before-features",
         over_features,
-        "sum_j (sum_k x_k W_jk + b_j) = sum_k x_k (sum_j W_jk) + sum_j b_j: two finite sums change places.",
+        "sum_j (sum_k x_k W_jk + b_j) = sum_k x_k (sum_j W_jk) + sum_j b_j: two finite sums are exchanged.",
     ),
     AlgebraRule(
         "sum-before-rows",
         over_rows,
-        "sum_i (x_i W + b) = (sum_i x_i) W + n b: the map is linear. The mean is the sum over a number.",
+        "sum_i (x_i W + b) = (sum_i x_i) W + n b: the map is linear. The mean is the sum divided by a constant.",
     ),
 )

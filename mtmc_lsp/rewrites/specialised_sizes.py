@@ -1,4 +1,4 @@
-"""Sizes as constants, or as multiples of a number: fewer masks and known bounds, for a guard that asks for more."""
+"""Specialises sizes to constants or to multiples of a number: fewer masks and known bounds, but a stricter guard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.schedule import Rewrite
 
 CONSTANT, MULTIPLE = "constant-size", "multiple-size"
-RULES = (CONSTANT, MULTIPLE)
+REWRITES = (CONSTANT, MULTIPLE)
 
 
 def blocks_name(symbol: str, multiple: int) -> str:
@@ -21,29 +21,29 @@ def blocks_name(symbol: str, multiple: int) -> str:
 
 
 def with_size(graph: Graph, rewrite: Rewrite) -> Graph:
-    """``graph`` where the size ``rewrite.node`` is the number ``rewrite.detail``, or a multiple of it.
+    """``graph`` with the size ``rewrite.node`` equal to the number ``rewrite.detail``, or a multiple of it.
 
     Raises:
-        CannotRewrite: there is no such size, or the workload's value is another one.
+        CannotRewrite: the size does not exist, or the workload's value does not match.
     """
     symbol, number = rewrite.node, rewrite.detail[0]
     if symbol not in graph.sizes:
         raise CannotRewrite(f"there is no size {symbol}")
     value = graph.sizes[symbol]
-    known = dict(graph.sizes)
-    del known[symbol]
+    sizes = dict(graph.sizes)
+    del sizes[symbol]
     if rewrite.rule == CONSTANT:
         if value != number:
             raise CannotRewrite(f"{symbol} is {value} here, not {number}")
         swap = {symbol: Size.of(number)}
     else:
         if number < 2 or value % number:
-            raise CannotRewrite(f"{symbol} is {value} here, no multiple of {number}")
+            raise CannotRewrite(f"{symbol} is {value} here, not a multiple of {number}")
         swap = {symbol: Size.symbol(blocks_name(symbol, number)) * number}
-        known[blocks_name(symbol, number)] = value // number
+        sizes[blocks_name(symbol, number)] = value // number
     inputs = tuple(replace(item, type=_type(item.type, swap)) for item in graph.inputs)
     nodes = tuple(_node(node, swap) for node in graph.nodes)
-    return replace(graph, inputs=inputs, nodes=nodes, sizes=known)
+    return replace(graph, inputs=inputs, nodes=nodes, sizes=sizes)
 
 
 def _type(kind: TensorType, swap: dict[str, Size]) -> TensorType:
@@ -66,18 +66,18 @@ def _argument(value: Argument, swap: dict[str, Size]) -> Argument:
 
 
 def guard_conditions(rewrites: Sequence[Rewrite]) -> tuple[str, ...]:
-    """What the guard must ask of the captured graph's own sizes."""
-    found = []
+    """Conditions on the captured graph's sizes that the guard must check."""
+    conditions = []
     for rewrite in rewrites:
         if rewrite.rule == CONSTANT:
-            found.append(f"{rewrite.node} == {rewrite.detail[0]}")
+            conditions.append(f"{rewrite.node} == {rewrite.detail[0]}")
         elif rewrite.rule == MULTIPLE:
-            found.append(f"{rewrite.node} % {rewrite.detail[0]} == 0")
-    return tuple(found)
+            conditions.append(f"{rewrite.node} % {rewrite.detail[0]} == 0")
+    return tuple(conditions)
 
 
 def in_captured_sizes(condition: str, rewrites: Sequence[Rewrite]) -> str:
-    """A condition over the rewritten graph's sizes, said in the captured graph's."""
+    """A condition on the rewritten graph's sizes, expressed in sizes of the captured graph."""
     for rewrite in reversed(rewrites):
         if rewrite.rule == MULTIPLE:
             name = blocks_name(rewrite.node, rewrite.detail[0])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mtmc_lsp.core.device_model import DeviceModel, TensorCores
 from mtmc_lsp.core.dtypes import ITEMSIZE
-from mtmc_lsp.ir.attention_mask import limits_in
+from mtmc_lsp.ir.attention_mask import limited_attention_band
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
@@ -43,7 +43,7 @@ def attention_config(ir: KernelIR, region: Region, device: DeviceModel) -> Atten
         device: the GPU to plan for.
     """
     rows = max(64, _products(ir, region)[0].shape[-2].value(ir.graph.sizes))
-    if limits_in(ir, region) is not None:
+    if limited_attention_band(ir, region) is not None:
         rows = min(rows, MAX_MASKED_QUERIES)
     head, width, itemsize = _head_sizes(ir, region)
     kind = _kind(itemsize)

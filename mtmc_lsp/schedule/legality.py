@@ -97,7 +97,7 @@ def _check(ir: KernelIR, region: Region, config: KernelConfig, changed: Collecti
         raise IllegalConfig(
             f"{name} cannot be {parts}: {parts} parts of {terms} in blocks of {block} would leave some empty"
         )
-    if isinstance(config, (TileConfig, MatmulConfig)) and config.persist and not region.kept:
+    if isinstance(config, (TileConfig, MatmulConfig)) and config.persist and not region.parallel_axes:
         raise IllegalConfig(f"persist cannot be {config.persist}: there are no rows to compute one after another")
     if not isinstance(config, TileConfig):
         return
@@ -123,7 +123,7 @@ def _check_kind(ir: KernelIR, region: Region, config: KernelConfig) -> None:
 
 def has_order(region: Region) -> bool:
     """Whether the programs of a region's kernel may advance along rows or columns first."""
-    return region.kind is RegionKind.MAP and len(region.kept) > 1
+    return region.kind is RegionKind.MAP and len(region.parallel_axes) > 1
 
 
 def _parts(config: KernelConfig) -> tuple[int, int]:

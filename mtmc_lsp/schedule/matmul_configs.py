@@ -8,7 +8,7 @@ from dataclasses import replace
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
 from mtmc_lsp.core.graph import Graph
-from mtmc_lsp.ir.dense_windows import are_dense_runs
+from mtmc_lsp.ir.dense_windows import are_contiguous_windows
 from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
 from mtmc_lsp.ir.regions import Region, product_in
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
@@ -75,7 +75,9 @@ def _product_config(ir: KernelIR, region: Region, device: DeviceModel, precision
     sized = ProductSizes.of(ir.prims, prim)
     m, n, batch = (size.value(ir.graph.sizes) for size in (sized.m, sized.n, sized.batch))
     channels = sized.channels.value(graph.sizes)
-    loops_over_positions = bool(kernel_positions) and channels >= LEAST_CHANNELS and not are_dense_runs(ir, prim)
+    loops_over_positions = (
+        bool(kernel_positions) and channels >= LEAST_CHANNELS and not are_contiguous_windows(ir, prim)
+    )
     if mode in SPLIT_PRECISION_MODES and (both := both_sides_config(ir, prim, device)) is not None:
         return both
     if has_split_operands(prim):

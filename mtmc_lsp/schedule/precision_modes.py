@@ -15,7 +15,7 @@ from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.run import Step, StepStatus
-from mtmc_lsp.ir.accumulated_products import summed_products
+from mtmc_lsp.ir.accumulated_products import accumulated_products
 from mtmc_lsp.ir.lower import GraphBox
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp, ProductSizes, has_split_operands
 from mtmc_lsp.schedule.configs import PRE_SPLIT_MODES, SPLIT_PRECISION_MODES, PrecisionMode, precision_of
@@ -146,7 +146,7 @@ class Precisions:
 
     @cached_property
     def _summed(self) -> Collection[str]:
-        return summed_products(self.ir)
+        return accumulated_products(self.ir)
 
     def _is_summed(self, prim: Prim) -> bool:
         """Whether it sums many terms, and its results are summed too, where errors do not cancel."""

@@ -46,7 +46,7 @@ def recurrent_config(
     precision = precision or modes_of(prim, device, strict=False)[0]
     if uses_fma(prim.dtype, precision):
         return RecurrentConfig(16, 16, 32, 4, 1, precision)
-    has_many_units = recurrence.lines * recurrence.hidden >= 16 * min_recurrent_programs(device)
+    has_many_units = recurrence.parallel_layers * recurrence.hidden >= 16 * min_recurrent_programs(device)
     columns = 16 if recurrence.gates == 1 else (64 if has_many_units else 32)
     depth, stages = (64, 3) if has_many_units or ITEMSIZE[prim.dtype] < 4 else (128, 2)
     stages = min(stages, max_stages(device))

@@ -25,7 +25,7 @@ from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.axes import AxisTable
-from mtmc_lsp.ir.primitives import IN_PLACE, KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
+from mtmc_lsp.ir.primitives import BIJECTIVE_VIEWS, KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import MatmulConfig, PrecisionMode, SplitOnLoad
 from mtmc_lsp.schedule.device_limits import min_programs, min_tiles
@@ -208,6 +208,6 @@ def is_tma_loadable(ir: KernelIR, prim: Prim, side: int) -> bool:
 def _stored(ir: KernelIR, name: str) -> list[str]:
     """An operand and the tensors that it is a view of, in turn; the last one is read from memory."""
     chain = [name]
-    while ir.prims[chain[-1]].op in IN_PLACE:
+    while ir.prims[chain[-1]].op in BIJECTIVE_VIEWS:
         chain.append(ir.prims[chain[-1]].inputs[0])
     return chain

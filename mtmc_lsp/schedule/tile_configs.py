@@ -14,7 +14,7 @@ from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.ir.axes import Axis
-from mtmc_lsp.ir.memory_order import across, column_axes, strided_columns, windows_along_columns
+from mtmc_lsp.ir.memory_order import column_axes, strided_columns, transposed_axis, windows_along_columns
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp, ProductDims
 from mtmc_lsp.ir.recurrence import recurrence_in
 from mtmc_lsp.ir.regions import Region, RegionKind, product_in
@@ -69,7 +69,7 @@ def _with_small_tiles(ir: KernelIR, region: Region, config: TileConfig, device: 
     if len(region.prims) < LONG_KERNEL or config.loop or config.is_split:
         return config
     sizes = ir.graph.sizes
-    elements = product([axis.size for axis in (*region.kept, *region.reduced)]).value(sizes)
+    elements = product([axis.size for axis in (*region.parallel_axes, *region.reduced_axes)]).value(sizes)
     rows, block = config.rows, config.block
     # The smallest tile has four elements per thread of one warp.
     while rows * block > 4 * device.warp_size and elements < resident_programs(device) * rows * block:
@@ -88,13 +88,13 @@ def _first_config(ir: KernelIR, region: Region, device: DeviceModel) -> TileConf
     sizes = ir.graph.sizes
     elements = default_elements(device)
     if region.kind is RegionKind.MAP:
-        columns = region.kept[-1].size.value(sizes) if region.kept else 1
-        transposed = across(ir, region)
+        columns = region.parallel_axes[-1].size.value(sizes) if region.parallel_axes else 1
+        transposed = transposed_axis(ir, region)
         if transposed is not None:
             return _transposed_tiles(ir, region, transposed)[0]
         if windows_along_columns(ir, region) is not None:
             return single_columns(columns, 8, device)
-        block = column_block(columns) if len(region.kept) > 1 else elements
+        block = column_block(columns) if len(region.parallel_axes) > 1 else elements
         return TileConfig(max(1, elements // block), block)
     columns = region.columns.value(sizes)
     if strided_columns(ir, region):
@@ -158,7 +158,7 @@ def _warps(elements: int, device: DeviceModel) -> int:
 
 def _streamed_inputs(region: Region) -> int:
     """Tensors that the region reads along its rows, except those that all rows share."""
-    reduced, kept = set(region.reduced), set(region.kept)
+    reduced, kept = set(region.reduced_axes), set(region.parallel_axes)
     axes = [set(region.table.all_axes(name)) for name in region.inputs]
     return sum(1 for input_axes in axes if input_axes & reduced and input_axes & kept)
 
@@ -180,7 +180,7 @@ def _register_tiles(columns: int) -> list[TileConfig]:
 def _needs_second_pass(ir: KernelIR, region: Region) -> bool:
     """Whether a tile that does not hold all columns may have to read them more than once."""
     reductions = sum(ir.prims[name].op is PrimOp.REDUCE for name in region.prims)
-    reduced, table = set(region.reduced), region.table
+    reduced, table = set(region.reduced_axes), region.table
     return reductions > 1 or any(reduced & set(table.all_axes(name)) for _, name in region.stored(ir))
 
 
@@ -192,7 +192,9 @@ def _transposed_tiles(ir: KernelIR, region: Region, transposed: Axis) -> list[Ti
     """Tiles over the contiguous axis of the input and the contiguous axis of the output; the default first."""
     sizes = ir.graph.sizes
     has_indexing = any(ir.prims[name].op in PARTIAL for name in region.prims)
-    inside = column_axes(ir, region) if has_indexing else region.kept[region.kept.index(transposed) + 1 :]
+    inside = (
+        column_axes(ir, region) if has_indexing else region.parallel_axes[region.parallel_axes.index(transposed) + 1 :]
+    )
     most_rows = next_power_of_two(transposed.size.value(sizes))
     most_columns = next_power_of_two(product([axis.size for axis in inside]).value(sizes))
     return _unique(
@@ -227,7 +229,7 @@ def variants(ir: KernelIR, region: Region, config: KernelConfig, device: DeviceM
 
 def tile_variants(ir: KernelIR, region: Region, config: TileConfig, device: DeviceModel) -> Iterator[TileConfig]:
     """A tile kernel's configuration with other tiles."""
-    if (transposed := across(ir, region)) is not None:
+    if (transposed := transposed_axis(ir, region)) is not None:
         tiles = [(tile.rows, tile.block, tile.warps) for tile in _transposed_tiles(ir, region, transposed)]
     elif region.kind is RegionKind.MAP:
         tiles = _map_tiles(ir, region, config, device)
@@ -241,8 +243,8 @@ def tile_variants(ir: KernelIR, region: Region, config: TileConfig, device: Devi
 
 def _map_tiles(ir: KernelIR, region: Region, config: TileConfig, device: DeviceModel) -> list[tuple[int, int, int]]:
     """Rows, columns and warps worth measuring for an elementwise kernel."""
-    columns = region.kept[-1].size.value(ir.graph.sizes) if region.kept else 1
-    several = len(region.kept) > 1
+    columns = region.parallel_axes[-1].size.value(ir.graph.sizes) if region.parallel_axes else 1
+    several = len(region.parallel_axes) > 1
     tiles: list[tuple[int, int, int]] = []
     if windows_along_columns(ir, region) is not None:
         tiles += [

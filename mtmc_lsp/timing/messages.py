@@ -47,14 +47,14 @@ class TimeRequest(Request[TimeAnswer]):
     previous: str | None = None
     """The file with the version before the candidate."""
     separate: SeparateCandidate | None = None
-    """Set if ``source`` is the text of another file."""
+    """Set if ``source`` is a separate candidate file."""
     seconds: float = SAMPLING_SECONDS
     """Time to spend on samples."""
 
 
 @dataclass(frozen=True)
 class BaselinesRequest(Request[NoAnswer]):
-    """Compile the user's code by ``torch.compile``, so that the first timing does not wait for it."""
+    """Compile the user's code with ``torch.compile`` in advance, so that the first timing does not wait for it."""
 
     command: ClassVar[str] = "timing.baselines"
     answer: ClassVar[type] = NoAnswer
@@ -119,9 +119,9 @@ class OperatorRow:
     name: str
     calls: float
     cpu_us: float
-    """With everything that the operator calls."""
+    """Includes the operators that it calls."""
     gpu_us: float
-    """Of the kernels that it launches."""
+    """Time of the kernels that it launches."""
 
 
 @dataclass(frozen=True)

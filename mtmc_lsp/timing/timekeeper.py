@@ -1,4 +1,4 @@
-"""Has a worker time something while it alone holds the GPU, notes how the GPU was, and remembers what came of it."""
+"""Runs timings in a worker under the exclusive GPU lock, records the GPU's state and caches the results."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from mtmc_lsp.core.errors import GpuInUse
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import Timing
 from mtmc_lsp.process.gpu_lock import alone
-from mtmc_lsp.timing.gpu_watch import GRAVE, Gpu, open_gpu, watching
+from mtmc_lsp.timing.gpu_monitor import REPEAT_REASONS, Gpu, monitor_gpu, open_gpu
 from mtmc_lsp.timing.messages import TimeAnswer, TimeRequest
 
 TIME_SECONDS = 300.0
-"""Limit for timing one candidate, preparation of the baselines included."""
-VERSION = 1
-"""Of how times are taken: what was measured by another version is measured again."""
+"""Time limit for timing one candidate, including preparation of the baselines."""
+TIMING_VERSION = 1
+"""Version of the timing method; timings of other versions are not reused."""
 COOLING_SECONDS = 5.0
-"""The pause after a timing in which the GPU was slowed down."""
-VOLATILE = ("seconds", "bound_us", "least_us")
-"""Parts of a request that follow from others, or do not change what is measured."""
+"""Pause before a throttled timing is repeated."""
+NOT_IN_KEY = ("seconds", "bound_us", "least_us")
+"""Request fields that are derived from others or do not affect the measurement; not part of the cache key."""
 
 Ask = Callable[[TimeRequest], TimeAnswer]
-"""Lets the timing worker run a request."""
+"""Sends a request to the timing worker."""
 
 
 @dataclass(frozen=True)
 class TimingCache:
-    """Timings by what they depend on."""
+    """Timings on disk, by a hash of everything that they depend on."""
 
     folder: Path
     fresh: bool = False
-    """Whether what is known is measured again, and replaced."""
+    """Whether to ignore cached timings and replace them."""
 
     def key(self, request: TimeRequest, gpu: str) -> str:
-        """Names a timing: sources, inputs and the graph, the baselines, the GPU, its driver and the versions."""
-        kept = {name: value for name, value in to_json(request).items() if name not in VOLATILE}
-        text = json.dumps([VERSION, gpu, kept], sort_keys=True)
+        """The cache key of a timing: sources, inputs, graph, baselines, GPU, driver and versions."""
+        relevant = {name: value for name, value in to_json(request).items() if name not in NOT_IN_KEY}
+        text = json.dumps([TIMING_VERSION, gpu, relevant], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def known(self, key: str) -> Timing | None:
-        """What was measured before, marked as such."""
+        """The cached timing, marked as cached; ``None`` if there is none."""
         if self.fresh:
             return None
         try:
             data = json.loads(self._file(key).read_text(encoding="utf-8"))
             return replace(from_json(Timing, data), cached=True)
         except (OSError, ValueError, TypeError):
-            # Not there, or written by another version.
+            # Missing, or written by another version.
             return None
 
     def remember(self, key: str, timing: Timing) -> None:
-        """Keep it for later runs; where no cache can be written it is measured each time."""
+        """Cache a timing; if the cache is not writable, each run measures again."""
         file = self._file(key)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ class TimingCache:
 
 
 class Timekeeper:
-    """Times on one GPU."""
+    """Times candidates on one GPU."""
 
     def __init__(
         self,
@@ -83,54 +83,54 @@ class Timekeeper:
         pause: Callable[[float], None] = time.sleep,
         before: Callable[[TimeRequest], None] = lambda request: None,
     ) -> None:
-        """Prepare.
+        """Prepare for timings.
 
         Args:
-            ask: lets the worker run a request.
+            ask: sends a request to the worker.
             gpu: the GPU's UUID.
-            cache: what was measured before.
-            find_gpu: gives what reads the GPU's state.
-            pause: waits for the GPU to cool down.
-            before: does for a request what the GPU need not be held alone for.
+            cache: timings of earlier runs.
+            find_gpu: opens the interface to the GPU's state.
+            pause: sleeps while the GPU cools down.
+            before: preparation of a request that does not need the exclusive GPU lock.
         """
         self._before = before
         self._ask, self._gpu, self._cache, self._pause = ask, gpu, cache, pause
-        self._found = find_gpu(gpu)
+        self._gpu_state = find_gpu(gpu)
 
     def time(self, request: TimeRequest) -> Timing:
-        """The timing of a request, from the cache if it was measured before.
+        """The timing of a request, from the cache if available.
 
         Raises:
-            MeasurementRejected: it cannot be true.
-            GpuInUse: another program used the GPU meanwhile.
+            MeasurementRejected: the timing is not plausible.
+            GpuInUse: another program used the GPU during the timing.
         """
         key = self._cache.key(request, self._gpu)
         timing = self._cache.known(key)
         if timing is None:
-            timing = self._has_gpu(request)
+            timing = self._measure(request)
             self._cache.remember(key, timing)
         return timing
 
-    def _has_gpu(self, request: TimeRequest) -> Timing:
+    def _measure(self, request: TimeRequest) -> Timing:
         self._before(request)
         with alone(self._gpu):
-            timing = self._once(request)
-            if _is_slowed(timing):
+            timing = self._measure_once(request)
+            if _is_throttled(timing):
                 self._pause(COOLING_SECONDS)
-                timing = self._once(request)
+                timing = self._measure_once(request)
         return timing
 
-    def _once(self, request: TimeRequest) -> Timing:
-        with watching(*self._found) as watch:
+    def _measure_once(self, request: TimeRequest) -> Timing:
+        with monitor_gpu(*self._gpu_state) as monitor:
             answer = self._ask(request)
-        conditions = watch.conditions(answer.window)
+        conditions = monitor.conditions(answer.window)
         if conditions.busy:
             raise GpuInUse(
-                f"another program computed on the GPU while this was timed: {', '.join(conditions.busy)}",
-                remedy="End it, or choose another GPU with CUDA_VISIBLE_DEVICES.",
+                f"another program computed on the GPU during the timing: {', '.join(conditions.busy)}",
+                remedy="Stop it, or select another GPU with CUDA_VISIBLE_DEVICES.",
             )
         return replace(answer.timing, conditions=conditions, measured_at=time.time())
 
 
-def _is_slowed(timing: Timing) -> bool:
-    return timing.conditions is not None and bool(GRAVE & set(timing.conditions.throttled))
+def _is_throttled(timing: Timing) -> bool:
+    return timing.conditions is not None and bool(REPEAT_REASONS & set(timing.conditions.throttled))

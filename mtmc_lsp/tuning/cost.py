@@ -9,10 +9,10 @@ from mtmc_lsp.core.device_model import DeviceModel, TensorCores
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
 from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, Node, TensorType
 from mtmc_lsp.core.sizes import Size, product
-from mtmc_lsp.ir.attention_mask import limits_in
+from mtmc_lsp.ir.attention_mask import limited_attention_band
 from mtmc_lsp.ir.axes import Axis
-from mtmc_lsp.ir.dense_windows import are_dense_runs
-from mtmc_lsp.ir.memory_order import across, dense_axes, windows_along_columns
+from mtmc_lsp.ir.dense_windows import are_contiguous_windows
+from mtmc_lsp.ir.memory_order import contiguous_axes, transposed_axis, windows_along_columns
 from mtmc_lsp.ir.primitives import CENTRED, KernelIR, Prim, PrimOp, ProductDims, ProductSizes, has_split_operands
 from mtmc_lsp.ir.recurrence import library_us, recurrence_in, recurrence_of, steps_and_batch, weight_bytes
 from mtmc_lsp.ir.regions import VIEWS, Region, RegionKind, product_in
@@ -267,7 +267,7 @@ def kernel_cost(
     if matmul is not None and matmul.tma and mode is PrecisionMode.NATIVE:
         share = MOVED_BY_ROWS if is_dense_along_sum(ir, product_in(ir, region), 1) else MOVED
     windows = any(ir.prims[name].op is PrimOp.WINDOW for name in region.prims)
-    if windows and not (region.kind is RegionKind.MATMUL and are_dense_runs(ir, product_in(ir, region))):
+    if windows and not (region.kind is RegionKind.MATMUL and are_contiguous_windows(ir, product_in(ir, region))):
         types = [graph.type_of(values[name]) for name in region.inputs if name in values]
         # A factor per sample or channel has the same layout either way.
         images = [kind for kind in types if len(kind.shape) > 3 and Size.of(1) not in kind.shape[:2]]
@@ -292,7 +292,7 @@ def kernel_cost(
                 2.0
                 * matmul.split_k
                 * ITEMSIZE["float32"]
-                * product(tuple(a.size for a in region.kept)).value(graph.sizes)
+                * product(tuple(a.size for a in region.parallel_axes)).value(graph.sizes)
             )
         stream = parts_bytes(ir, region, matmul)
         launches += stream > 0
@@ -361,8 +361,8 @@ def _sectors(
     if region.kind not in (RegionKind.REDUCE, RegionKind.MAP) or not isinstance(config, TileConfig):
         return 1.0
     graph = ir.graph
-    along = set(region.reduced) if region.reduced else set(region.kept[-1:])
-    inner = dense_axes(region, prim, kind)
+    along = set(region.reduced_axes) if region.reduced_axes else set(region.parallel_axes[-1:])
+    inner = contiguous_axes(region, prim, kind)
     dense = {axis for dim, axis in inner.items() if kind.shape[dim].value(graph.sizes) > 1}
     tensor_axes = set(region.table.all_axes(prim))
     if not dense or not tensor_axes & along:
@@ -370,9 +370,11 @@ def _sectors(
     if dense & along:
         reached = _columns_reached(region, dense, config, graph, device)
     else:
-        transposed = across(ir, region)
+        transposed = transposed_axis(ir, region)
         neighbours = (
-            (transposed,) if transposed is not None else (region.kept[-1:] if region.reduced else region.kept[-2:-1])
+            (transposed,)
+            if transposed is not None
+            else (region.parallel_axes[-1:] if region.reduced_axes else region.parallel_axes[-2:-1])
         )
         reached = config.rows if dense & set(neighbours) else 1
     times = max(1.0, device.sector_bytes / ITEMSIZE[kind.dtype] / max(1, reached))
@@ -384,10 +386,10 @@ def _sectors(
 
 def _columns_reached(region: Region, dense: Set[Axis], config: TileConfig, graph: Graph, device: DeviceModel) -> int:
     """How many elements of a contiguous axis a tile's columns cover; that axis need not be the innermost column axis."""
-    if not region.reduced or not config.loop:
+    if not region.reduced_axes or not config.loop:
         return device.sector_bytes
-    inside = next(i for i, axis in enumerate(region.reduced) if axis in dense) + 1
-    steps = product([axis.size for axis in region.reduced[inside:]]).value(graph.sizes)
+    inside = next(i for i, axis in enumerate(region.reduced_axes) if axis in dense) + 1
+    steps = product([axis.size for axis in region.reduced_axes[inside:]]).value(graph.sizes)
     return device.sector_bytes if steps == 1 else config.block // steps
 
 
@@ -404,7 +406,7 @@ def _folded_bytes(ir: KernelIR, region: Region, device: DeviceModel) -> float:
         if prim.op is PrimOp.REDUCE:
             # Computed once per row, from each element of the row.
             times = float(product(_source(ir, prim)).value(ir.graph.sizes))
-        if prim.op is PrimOp.FOLD:
+        if prim.op is PrimOp.UNROLLED_REDUCE:
             whole, kept = (product(shape).value(ir.graph.sizes) for shape in (_source(ir, prim), prim.shape))
             times *= whole / max(1, kept)
             total += times * ITEMSIZE[prim.dtype]
@@ -421,7 +423,7 @@ def _source(ir: KernelIR, prim: Prim) -> tuple[Size, ...]:
 
 def _share_of_pairs(ir: KernelIR, region: Region) -> float:
     """Share of (query, key) pairs that an attention's mask keeps; 1 for other regions."""
-    banded = limits_in(ir, region)
+    banded = limited_attention_band(ir, region)
     if banded is None:
         return 1.0
     form, band = banded
@@ -432,7 +434,7 @@ def _share_of_pairs(ir: KernelIR, region: Region) -> float:
 
 def _varies_along_columns(ir: KernelIR, region: Region) -> bool:
     """Whether a result has an element per column, which needs another pass over the columns after the reductions."""
-    table, reduced = region.table, set(region.reduced)
+    table, reduced = region.table, set(region.reduced_axes)
     return any(reduced & set(table.all_axes(name)) for _, name in region.stored(ir))
 
 
@@ -466,7 +468,7 @@ def programs_of(ir: KernelIR, region: Region, config: KernelConfig) -> int:
     if not isinstance(config, TileConfig):
         return region.rows.value(sizes)
     if region.kind is RegionKind.MAP:
-        columns = region.kept[-1].size.value(sizes) if region.kept else 1
+        columns = region.parallel_axes[-1].size.value(sizes) if region.parallel_axes else 1
         rows = region.rows.value(sizes) // max(1, columns)
         return -(-rows // config.rows) * -(-columns // config.block)
     return -(-region.rows.value(sizes) // config.rows) * config.split

@@ -11,7 +11,7 @@ MOST_VALUES = 2_000
 """Most values in the code; one operation at several indices counts several times. A layer's kernel has a few hundred."""
 MOVES = frozenset({PrimOp.SLICE, PrimOp.FLIP, PrimOp.CAT, PrimOp.PAD, PrimOp.WINDOW, PrimOp.GATHER})
 """Primitives that read their input at other indices."""
-ONCE = frozenset({PrimOp.REDUCE, PrimOp.SCAN, PrimOp.FOLD, PrimOp.MATMUL})
+ONCE = frozenset({PrimOp.REDUCE, PrimOp.SCAN, PrimOp.UNROLLED_REDUCE, PrimOp.MATMUL})
 """Primitives with a separate loop, which contains their input once."""
 
 

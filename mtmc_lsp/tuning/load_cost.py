@@ -13,7 +13,7 @@ from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.ir.axes import Axis
-from mtmc_lsp.ir.memory_order import dense_axes
+from mtmc_lsp.ir.memory_order import contiguous_axes
 from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
 from mtmc_lsp.ir.regions import Region, product_in
 from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, MatmulConfig
@@ -68,7 +68,7 @@ def _together(ir: KernelIR, region: Region, prim: Prim, side: int, operand: str,
     if tensor is None:
         return VECTOR_ELEMENTS
     name, kind = tensor
-    dense = {axis for dim, axis in dense_axes(region, name, kind).items() if kind.shape[dim].value(sizes) > 1}
+    dense = {axis for dim, axis in contiguous_axes(region, name, kind).items() if kind.shape[dim].value(sizes) > 1}
     left = prim.inputs[0]
     first = dims.batch + dims.rows + (dims.kernel_positions if config.kernel_positions else 0)
     deep = _axes(region, left, first, dims.batch + dims.rows + dims.summed)

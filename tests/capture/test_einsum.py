@@ -11,7 +11,7 @@ from mtmc_lsp.capture.worker.passes.einsum import einsum_with_fallback
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind
 from tests.codegen.harness import compile_errors, fused, verified
-from tests.planning.situations import SHEET, fused_as_far_as_it_goes, proposed, start
+from tests.planning.situations import H200, fully_fused, proposed, start
 
 
 def fallback(equation: str, operands: object, *, path: object = None) -> str:
@@ -92,7 +92,7 @@ def f(q, k, v):
 """
     capture = captured(text, "f")
     assert {capture.graph.inputs[0].type.shape[i].is_symbol for i in range(4)} == {True}
-    [action, *_] = list(proposed(capture, start(capture, text), ActionKind.FUSE, device=SHEET))
+    [action, *_] = list(proposed(capture, start(capture, text), ActionKind.FUSE, device=H200))
     candidate = BuiltinCoder().write(capture, start(capture, text), action)
     assert len(candidate.launches) == 1
     assert verified(capture, candidate).reason == ""
@@ -108,7 +108,7 @@ def f(a, b):
     return torch.einsum("ij,jk,lj->ilk", a, b, a) * 2
 """
     capture = captured(text, "f")
-    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, text))).reason == ""
+    assert verified(capture, fully_fused(capture, start(capture, text))).reason == ""
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from mtmc_lsp.core.errors import TargetUnsupported
 from mtmc_lsp.core.graph import InputKind, Ref
 from tests.codegen.harness import verified
-from tests.planning.situations import fused_as_far_as_it_goes, start
+from tests.planning.situations import fully_fused, start
 
 HEAD = "import torch\nfrom torch import nn\n\n\n"
 
@@ -263,7 +263,7 @@ def test_an_argument_whose_sizes_alone_are_read_stays_an_input(captured) -> None
     capture = captured(ONLY_SIZES, "distances")
     assert [item.name for item in capture.graph.inputs] == ["q", "x"]
     assert capture.graph.sizes == {"T": 12, "D": 8, "B": 4}
-    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, ONLY_SIZES))).reason == ""
+    assert verified(capture, fully_fused(capture, start(capture, ONLY_SIZES))).reason == ""
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_calls_with_an_empty_intermediate_run_the_original_code(captured) -> Non
     """The mean of zero elements is NaN, and a kernel has no block for zero elements."""
     capture = captured(STEPS, "f")
     assert [text for text in capture.graph.conditions if text.endswith(" > 0")] == ["H - 1 > 0", "W - 2 > 0"]
-    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, STEPS))).reason == ""
+    assert verified(capture, fully_fused(capture, start(capture, STEPS))).reason == ""
 
 
 def test_a_kernel_is_refused_and_the_message_names_valid_targets(captured) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.codegen.harness import verified
-from tests.planning.situations import fused_as_far_as_it_goes, start
+from tests.planning.situations import fully_fused, start
 
 TEXT = """
 import torch
@@ -54,4 +54,4 @@ WRITES = {"added": 1, "inner": 2, "twice": 2, "in_place": 1, "moved": 2}
 def test_writes_that_change_nothing_are_removed(name: str, captured) -> None:
     capture = captured(TEXT, name)
     assert sum("_scatter" in node.op for node in capture.graph.nodes) == WRITES[name]
-    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, TEXT))).reason == ""
+    assert verified(capture, fully_fused(capture, start(capture, TEXT))).reason == ""

@@ -6,7 +6,7 @@ import pytest
 
 from mtmc_lsp.verify.cases import verification_cases
 from tests.codegen.harness import verified
-from tests.planning.situations import fused_as_far_as_it_goes, start
+from tests.planning.situations import fully_fused, start
 
 TEXT = """
 import torch
@@ -89,13 +89,13 @@ def test_a_result_whose_rows_are_all_written_becomes_a_stack(name: str, captured
     operations = [node.op.split(".")[1] for node in capture.graph.nodes]
     assert operations.count("select_scatter") == WRITES[name], operations
     assert ("stack" in operations) == (name != "some_rows")
-    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, TEXT))).reason == ""
+    assert verified(capture, fully_fused(capture, start(capture, TEXT))).reason == ""
 
 
 @pytest.mark.parametrize("name", ["from_the_end", "of_two"])
 def test_a_row_counted_from_the_end_can_be_any_row(name: str, captured) -> None:
     """For three rows, the last row is the third. The smallest sizes that the conditions allow test this."""
     capture = captured(TEXT, name)
-    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, TEXT))).reason == ""
+    assert verified(capture, fully_fused(capture, start(capture, TEXT))).reason == ""
     if name == "from_the_end":
         assert any(case.sizes["T"] == 3 for case in verification_cases(capture, interpreted=True, seed=0))

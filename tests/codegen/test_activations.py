@@ -6,14 +6,14 @@ import pytest
 
 from tests.codegen.families import source
 from tests.codegen.harness import verified
-from tests.planning.situations import fused_as_far_as_it_goes, start
+from tests.planning.situations import fully_fused, start
 
 GELU = "0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0))))"
 
 
 def kernel(captured, text: str):
     capture = captured(text, "f")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
     return candidate.source

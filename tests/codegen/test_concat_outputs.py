@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.codegen.harness import fused, verified
-from tests.planning.situations import fused_as_far_as_it_goes, region_and_program, start
+from tests.planning.situations import fully_fused, region_and_program, start
 
 TEXT = """
 import torch
@@ -65,4 +65,4 @@ def test_parts_with_the_same_axes_are_written_to_their_position(name: str, captu
         assert sum(map(len, region.parts.values())) == PARTS[name]
         verdict = verified(capture, fused(capture, TEXT))
         assert verdict.is_correct, verdict.reason
-    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, TEXT))).reason == ""
+    assert verified(capture, fully_fused(capture, start(capture, TEXT))).reason == ""

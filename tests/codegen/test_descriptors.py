@@ -17,7 +17,7 @@ from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.schedule.configs import MatmulConfig, PrecisionMode, TileConfig
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from tests.codegen.harness import compile_errors, fused, verified
-from tests.planning.situations import SHEET
+from tests.planning.situations import H200
 
 TEXT = """import torch
 import torch.nn.functional as F
@@ -143,7 +143,7 @@ def test_results_of_torch_calls_use_pointers(captured) -> None:
 def test_the_plan_uses_descriptors_only_for_supported_operands(text: str, moved: bool, captured) -> None:
     capture = captured(text, "f")
     search = FusionSearch(
-        ir_of(capture.graph, Schedule()), Schedule(), SHEET, precision=lambda node: PrecisionMode.NATIVE
+        ir_of(capture.graph, Schedule()), Schedule(), H200, precision=lambda node: PrecisionMode.NATIVE
     )
     fusion = next(each for each in [search.least_doubted()] if each is not None)
     assert fusion.config.tma is moved

@@ -9,7 +9,7 @@ import torch
 
 from tests.codegen.checker import Checker, greedy
 from tests.codegen.harness import compile_errors, fused, some_cases, verified
-from tests.planning.situations import fused_as_far_as_it_goes, start
+from tests.planning.situations import fully_fused, start
 
 ROUNDED = {
     "what a rounding leaves": "hi = x.half().float(); return hi, (x - hi) * 2048.0",
@@ -27,7 +27,7 @@ def text_of(body: str) -> str:
 def test_explicit_casts_are_rounded_for_their_readers(name: str, captured) -> None:
     text = text_of(ROUNDED[name])
     capture = captured(text, "f")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     assert ".to(tl.float16).to(tl.float32)" in candidate.source
     assert verified(capture, candidate).reason == ""
 
@@ -47,7 +47,7 @@ def test_casts_of_computed_values_are_rounded_too(name: str, captured) -> None:
     kind, body = WHOLE[name]
     text = text_of(body).replace("f32[N,D]", kind)
     capture = captured(text, "f")
-    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, text))).reason == ""
+    assert verified(capture, fully_fused(capture, start(capture, text))).reason == ""
 
 
 def test_float8_inputs_are_supported(captured) -> None:
@@ -62,7 +62,7 @@ def test_float8_results_are_compared(captured, kind: str) -> None:
     """PyTorch supports comparison, multiplication and isinf for all floats except these."""
     text = text_of(f"y = torch.tanh(x) * 3.0; return y.to(torch.{kind}), y")
     capture = captured(text, "f")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     assert verified(capture, candidate).reason == ""
     wrong = replace(candidate, source=candidate.source.replace("* 3.0", "* 2.0"))
     assert wrong.source != candidate.source
@@ -89,7 +89,7 @@ def test_float8_casts_within_their_range_are_rounded_for_their_readers(
 def test_float8_casts_that_may_overflow_stay_torch_calls(captured, body: str) -> None:
     text = text_of(f"return ({body}).to(torch.float8_e4m3fn).float() * 2.0 - x")
     capture = captured(text, "f")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     assert candidate.launches
     assert "torch.float8_e4m3fn" in candidate.source.partition("def f_launch")[2].partition("def f_triton")[0]
     assert verified(capture, candidate).reason == ""
@@ -104,7 +104,7 @@ def test_a_cast_that_is_only_stored_is_rounded_by_the_store(captured) -> None:
 def test_bit_views_stay_torch_calls(captured) -> None:
     text = text_of("return (x.view(torch.int32) & 0x7FFFFFFF) + 1")
     capture = captured(text, "f")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     assert "torch.int32" in candidate.source.partition("def f_launch")[2]
     assert verified(capture, candidate).reason == ""
 
@@ -120,5 +120,5 @@ def test_the_size_of_a_slice_stays_dynamic(captured) -> None:
     text = "import torch\n# mtmc: x=f32[B,T] B=4 T=100\ndef f(x):\n    return torch.tanh(x[:, 1:] - 0.97 * x[:, :-1])\n"
     capture = captured(text, "f")
     assert [str(size) for size in capture.graph.inputs[0].type.shape] == ["B", "T"]
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     assert verified(capture, candidate).reason == ""

@@ -15,7 +15,7 @@ from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.verify.cases import Case
 from tests.codegen.checker import Checker
 from tests.codegen.harness import fused, verified
-from tests.planning.situations import SHEET
+from tests.planning.situations import H200
 
 TEXT = """import torch
 # mtmc: a=f32[{a}] b=f32[{b}]{sizes}
@@ -90,7 +90,7 @@ def chosen(checker: Checker, rows: int) -> tuple[Capture, str, Mapping[str, int 
     text = product("M,K", "K,N", "torch.relu(a @ b)", f"M={rows} K=2048 N={rows}")
     capture = checker.capture(text)
     search = FusionSearch(
-        ir_of(capture.graph, Schedule()), Schedule(), SHEET, precision=lambda node: PrecisionMode.FP16X3
+        ir_of(capture.graph, Schedule()), Schedule(), H200, precision=lambda node: PrecisionMode.FP16X3
     )
     fusion = search.least_doubted()
     assert fusion is not None

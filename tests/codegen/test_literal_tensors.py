@@ -8,7 +8,7 @@ import pytest
 
 from mtmc_lsp.core.errors import TargetUnsupported
 from tests.codegen.harness import verified
-from tests.planning.situations import fused_as_far_as_it_goes, start
+from tests.planning.situations import fully_fused, start
 
 HEAD = """import torch
 TABLE = torch.tensor([1.0, 2.0])
@@ -41,7 +41,7 @@ def test_literal_tensors_are_constants(name: str, captured) -> None:
     body, expected = WRITTEN[name]
     text = f"{HEAD}    {body}\n"
     capture = captured(text, "f")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     assert expected in candidate.source.replace("\n        ", "").replace("\n    ", " ")
     assert verified(capture, candidate).reason == ""
 
@@ -55,7 +55,7 @@ def test_a_returned_literal_is_a_copy_that_the_caller_may_change(captured) -> No
 def test_other_numbers_are_incorrect(captured) -> None:
     text = f"{HEAD}    {WRITTEN['a code book'][0]}\n"
     capture = captured(text, "f")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     wrong = candidate.source.replace("-0.1, 0.1, 1.0), torch", "-0.1, 0.2, 1.0), torch")
     assert wrong != candidate.source
     assert "values" in verified(capture, replace(candidate, source=wrong)).reason

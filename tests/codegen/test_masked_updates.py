@@ -8,7 +8,7 @@ import pytest
 
 from mtmc_lsp.core.errors import TargetUnsupported
 from tests.codegen.harness import verified
-from tests.planning.situations import fused_as_far_as_it_goes, start
+from tests.planning.situations import fully_fused, start
 
 UPDATES = {
     "a number": "x[mask] = 0.5",
@@ -37,7 +37,7 @@ def test_an_update_under_a_mask_is_part_of_a_kernel(name: str, captured) -> None
     text = text_of(UPDATES[name])
     capture = captured(text, "f")
     assert not any("index" in node.op for node in capture.graph.nodes)
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     assert candidate.source.count("@triton.jit") == 1
     assert "index_put" not in candidate.source
     assert verified(capture, candidate).reason == ""
@@ -47,7 +47,7 @@ def test_an_argument_is_updated_in_place(captured) -> None:
     text = text_of("y[mask] += x[mask]", "None")
     capture = captured(text, "f")
     assert [mutation.input for mutation in capture.graph.mutations] == ["y"]
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     assert verified(capture, candidate).reason == ""
     wrong = candidate.source.replace("tl.where(mask, ", "tl.where(mask == 0, ")
     assert wrong != candidate.source

@@ -9,7 +9,7 @@ import pytest
 from mtmc_lsp.codegen.kernel.snippets import blocks_text
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.device.choice import default_model
-from mtmc_lsp.ir.memory_order import across
+from mtmc_lsp.ir.memory_order import transposed_axis
 from mtmc_lsp.schedule.tile_configs import default_config, variants
 from tests.codegen.harness import fused, verified
 from tests.planning.situations import region_and_program
@@ -60,7 +60,7 @@ CONFIGS = (
 def test_memory_orders_are_converted(source: str, config: dict[str, int], captured) -> None:
     capture = captured(source, "f")
     ir, region = region_and_program(capture)
-    assert across(ir, region) is not None
+    assert transposed_axis(ir, region) is not None
     candidate = fused(capture, source, {**to_json(default_config(ir, region, H200)), **config})
     assert "outer" in candidate.source, "rows are neighbours along one axis alone"
     verdict = verified(capture, candidate)

@@ -7,7 +7,7 @@ import torch
 
 from mtmc_lsp.ir.lower import lower
 from tests.codegen.harness import verified
-from tests.planning.situations import fused_as_far_as_it_goes, start
+from tests.planning.situations import fully_fused, start
 
 TEXT = """
 import torch
@@ -55,7 +55,7 @@ def test_divisions_before_rounding_to_integers_match_pytorch(name: str, captured
     capture = captured(TEXT, name)
     used = {str(prim.attrs.get("fn")) for prim in lower(capture.graph).prims.values()}
     assert {fn for fn in used if "div" in fn or "reciprocal" in fn} == DIVISIONS[name]
-    candidate = fused_as_far_as_it_goes(capture, start(capture, TEXT))
+    candidate = fully_fused(capture, start(capture, TEXT))
     assert verified(capture, candidate).reason == ""
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mtmc_lsp.core.errors import TargetUnsupported
 from tests.codegen.harness import verified
-from tests.planning.situations import fused_as_far_as_it_goes, start
+from tests.planning.situations import fully_fused, start
 
 RETURNED = {
     "a dictionary": ('{"loss": y.mean(), "logits": y}', "{'loss': f_results[0], 'logits': f_results[1]}"),
@@ -53,7 +53,7 @@ def test_results_keep_their_structure(name: str, captured) -> None:
     returned, expected = RETURNED[name]
     text = text_of(returned)
     capture = captured(text, "f")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     assert f"        return {expected}\n" in candidate.source
     assert verified(capture, candidate).reason == ""
 
@@ -71,7 +71,7 @@ def test_results_keep_their_structure(name: str, captured) -> None:
 def test_another_structure_is_incorrect(returned: str, wrong: str, right: str, captured) -> None:
     text = text_of(RETURNED[returned][0])
     capture = captured(text, "f")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     assert wrong in candidate.source
     assert verified(capture, replace(candidate, source=candidate.source.replace(wrong, right))).reason != ""
 
@@ -101,7 +101,7 @@ def step(p, g, m) -> None:
 def test_a_function_that_only_updates_its_arguments_is_verified_on_them(captured) -> None:
     capture = captured(IN_PLACE, "step")
     assert (capture.graph.outputs, capture.graph.returns) == ((), "None")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, IN_PLACE))
+    candidate = fully_fused(capture, start(capture, IN_PLACE))
     assert "(p, g, m)\n        return None\n" in candidate.source
     assert verified(capture, candidate).reason == ""
     head, launcher = candidate.source.split("def step_fits", 1)
@@ -118,7 +118,7 @@ def test_a_function_without_results_and_updates_is_refused(captured) -> None:
 def test_a_result_instead_of_none_is_incorrect(captured) -> None:
     text = text_of(RETURNED["no state"][0])
     capture = captured(text, "f")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     for wrong in ("(f_results[0], f_results[1], [None])", "(f_results[0], f_results[0], [f_results[1]])"):
         source = candidate.source.replace(RETURNED["no state"][1], wrong)
         assert source != candidate.source

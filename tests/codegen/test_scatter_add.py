@@ -13,7 +13,7 @@ from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from tests.codegen.checker import Checker
 from tests.codegen.harness import fused, verified
 from tests.codegen.test_guard import loaded
-from tests.planning.situations import fused_as_far_as_it_goes, start
+from tests.planning.situations import fully_fused, start
 
 TEXT = """
 import torch
@@ -84,7 +84,7 @@ def test_rows_are_added_at_their_index(name: str, captured) -> None:
     assert "tl.atomic_add(" in alone.source
     assert verified(capture, alone).reason == ""
     if name != "in_place":
-        assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, TEXT))).reason == ""
+        assert verified(capture, fully_fused(capture, start(capture, TEXT))).reason == ""
 
 
 def test_additions_that_a_gpu_rounds_differently_stay_torch_calls(captured) -> None:

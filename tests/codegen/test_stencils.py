@@ -6,7 +6,7 @@ import pytest
 
 from mtmc_lsp.ir.lower import lower
 from tests.codegen.harness import fused, verified
-from tests.planning.situations import fused_as_far_as_it_goes, start
+from tests.planning.situations import fully_fused, start
 
 TEXT = """
 import torch
@@ -42,4 +42,4 @@ def test_rolls_beyond_the_size_run_the_original_code(captured) -> None:
     capture = captured(TEXT, "past_the_end")
     assert lower(capture.graph).opaque == {"roll"}
     assert not any(">" in text for text in capture.graph.conditions)
-    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, TEXT))).reason == ""
+    assert verified(capture, fully_fused(capture, start(capture, TEXT))).reason == ""

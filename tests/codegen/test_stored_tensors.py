@@ -13,7 +13,7 @@ import pytest
 from mtmc_lsp.core.errors import TargetUnsupported
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from tests.codegen.harness import verified
-from tests.planning.situations import fused_as_far_as_it_goes, start
+from tests.planning.situations import fully_fused, start
 
 
 def module(forward: str, *, init: str = "self.state = torch.randn(6, 20)", device: str = "") -> str:
@@ -58,7 +58,7 @@ def test_stored_tensors_match_the_original(name: str, captured) -> None:
     forward, expected = KEPT[name]
     text = module(forward)
     capture = captured(text, "Cell")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     for line in expected:
         assert line in candidate.source
     assert verified(capture, candidate).reason == ""
@@ -70,7 +70,7 @@ def test_a_buffer_may_be_replaced(captured) -> None:
         init="self.register_buffer('mean', torch.zeros(20))",
     )
     capture = captured(text, "Cell")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     assert "self.mean = cell_results[1]" in candidate.source
     assert verified(capture, candidate).reason == ""
 
@@ -85,7 +85,7 @@ def test_a_tensor_of_a_submodule_is_stored_there(captured) -> None:
         "        for step in self.steps:\n            x = step(x) + 1\n        return x\n"
     )
     capture = captured(text, "Net")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     assert "self.steps[0].last = net_results[1]" in candidate.source
     assert "self.steps[1].last = net_results[2]" in candidate.source
     assert verified(capture, candidate).reason == ""
@@ -101,7 +101,7 @@ def test_a_tensor_of_a_submodule_is_stored_there(captured) -> None:
 def test_a_candidate_that_stores_another_tensor_is_incorrect(right: str, wrong: str, captured) -> None:
     text = module(KEPT["a hidden state"][0])
     capture = captured(text, "Cell")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     assert right in candidate.source
     assert verified(capture, replace(candidate, source=candidate.source.replace(right, wrong))).reason != ""
 
@@ -141,7 +141,7 @@ with torch.no_grad():
 def test_consecutive_calls_store_the_same_tensors_as_the_original(captured, tmp_path: Path) -> None:
     text = module(KEPT["a cache that grows"][0])
     capture = captured(text, "Cell")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fully_fused(capture, start(capture, text))
     (tmp_path / "own.py").write_text(text)
     (tmp_path / "ours.py").write_text(on_cpu(candidate.source, text))
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(tmp_path)}

@@ -15,7 +15,7 @@ from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.tuning.cost import torch_cost
 from tests.codegen.checker import planned
 from tests.codegen.harness import fused, verified
-from tests.planning.situations import SHEET, act, fused_as_far_as_it_goes, schedule_of, start
+from tests.planning.situations import H200, act, fully_fused, schedule_of, start
 
 BODIES = {
     "images": ("nn.Conv2d(3, 6, 3)", "nn.BatchNorm2d(6)", "torch.randn(3, 3, 7, 7)"),
@@ -195,7 +195,7 @@ def test_a_lazy_module_is_refused_with_a_remedy(captured) -> None:
 
 def test_a_cuda_graph_may_change_buffers_and_says_which(captured) -> None:
     capture = captured(IMAGES, "Net")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, IMAGES))
+    candidate = fully_fused(capture, start(capture, IMAGES))
     replayed = act(capture, candidate, ActionKind.CUDA_GRAPH, launches=1)
     assert schedule_of(replayed).cuda_graph
     held = "first_weight, first_bias, norm_weight, norm_bias, norm_running_mean, norm_running_var, norm_num_batches_tracked"
@@ -210,6 +210,6 @@ def test_batch_norm_with_few_channels_is_slow_in_the_library(captured) -> None:
         text = module("nn.Identity()", f"nn.BatchNorm2d({channels})", f"torch.empty({shape})")
         capture = captured(text, "Net")
         ir = ir_of(capture.graph, Schedule())
-        return torch_cost(ir, capture.graph.node(first_of(capture, "batch_norm")), SHEET).us
+        return torch_cost(ir, capture.graph.node(first_of(capture, "batch_norm")), H200).us
 
     assert microseconds("8, 4, 512, 512", 4) > 2.0 * microseconds("8, 64, 128, 128", 64)

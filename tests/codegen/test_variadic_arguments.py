@@ -6,7 +6,7 @@ import pytest
 
 from mtmc_lsp.core.errors import TargetUnsupported
 from tests.codegen.harness import verified
-from tests.planning.situations import fused_as_far_as_it_goes, start
+from tests.planning.situations import fully_fused, start
 
 FURTHER = """import torch
 # mtmc: x=f32[M,N] grad=f32[N] M=6 N=20
@@ -19,7 +19,7 @@ def f(x, grad, *more, scale=2.0, **named):
 
 def test_without_further_arguments_the_kernel_runs(captured) -> None:
     capture = captured(FURTHER, "f")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, FURTHER))
+    candidate = fully_fused(capture, start(capture, FURTHER))
     assert "def f_fits(x, grad, more, scale, named) -> bool:" in candidate.source
     assert "and not more\n" in candidate.source
     assert "and not named\n" in candidate.source

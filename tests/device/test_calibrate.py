@@ -1,4 +1,4 @@
-"""``mtmc calibrate``: the table, the JSON document, and that later plans use what was measured."""
+"""``mtmc calibrate``: the table, the JSON document, and the use of measured numbers in later plans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mtmc_lsp.app import calibrate as calibrating
+from mtmc_lsp.app import calibrate as calibrate_app
 from mtmc_lsp.app.pipeline import Request, open_target, plan
 from mtmc_lsp.commands.calibrate import calibrate
 from mtmc_lsp.core.device_model import Origin
@@ -46,7 +46,7 @@ TEXT = "import torch\n\n# mtmc: x=f32[4096,4096]\ndef f(x):\n    return torch.re
 
 
 class FakeWorker:
-    """Answers as a worker on an A10 would."""
+    """Answers like a worker on an A10."""
 
     environment = GPU
 
@@ -67,12 +67,12 @@ class FakeWorker:
 @pytest.fixture(autouse=True)
 def _fake_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(calibrating, "Worker", FakeWorker)
-    monkeypatch.setattr(calibrating, "checked_python", lambda python: python)
+    monkeypatch.setattr(calibrate_app, "Worker", FakeWorker)
+    monkeypatch.setattr(calibrate_app, "checked_python", lambda python: python)
     monkeypatch.setattr(FakeWorker, "environment", GPU)
 
 
-def test_the_table_has_what_was_measured_beside_the_data_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_measured_numbers_and_those_of_the_data_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert calibrate(sys.executable) == 0
     text = capsys.readouterr().out
     assert "NVIDIA A10 (sm_86), torch 2.11.0, driver 550.1" in text
@@ -85,17 +85,17 @@ def test_the_table_has_what_was_measured_beside_the_data_file(capsys: pytest.Cap
 
 def test_the_json_document_has_the_model_the_data_file_and_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert calibrate(sys.executable, as_json=True) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["stored"] is True
-    assert found["device"]["bandwidth"] == 0.4e12
-    assert found["device"]["provenance"]["bandwidth"]["origin"] == "measured"
-    assert found["data"]["bandwidth"] == 0.535e12
-    read = next(row for row in found["table"] if row["name"] == "read bandwidth")
+    document = json.loads(capsys.readouterr().out)
+    assert document["stored"] is True
+    assert document["device"]["bandwidth"] == 0.4e12
+    assert document["device"]["provenance"]["bandwidth"]["origin"] == "measured"
+    assert document["data"]["bandwidth"] == 0.535e12
+    read = next(row for row in document["table"] if row["name"] == "read bandwidth")
     assert (read["measured"], read["unit"], read["origin"]) == (0.5, "TB/s", "interpolated")
 
 
-def test_what_was_not_measured_is_still_that_of_the_data_file() -> None:
-    model = calibrating.calibrate(sys.executable).measured
+def test_numbers_that_were_not_measured_come_from_the_data_file() -> None:
+    model = calibrate_app.calibrate(sys.executable).measured
     assert model.is_calibrated
     assert model.title == "NVIDIA A10"
     assert model.peak_bandwidth == 0.6e12, "this torch reports no memory clock"
@@ -127,7 +127,7 @@ def test_the_next_plan_uses_a_stored_calibration(captured, tmp_path: Path) -> No
     capture = captured(TEXT, "f")
     opened = open_target(Request(tmp_path / "model.py", "f", Settings(archs=("sm_86",)), sys.executable))
     without_gpu, _ = plan(opened, capture)
-    calibrating.calibrate(sys.executable)
+    calibrate_app.calibrate(sys.executable)
     on_gpu = replace(capture, environment=GPU, workload=replace(capture.workload, device="cuda"))
     actions, device = plan(opened, on_gpu)
     assert device == cached_device(GPU)

@@ -1,4 +1,4 @@
-"""Which model a plan uses."""
+"""The selection of the device model for a plan."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from mtmc_lsp.device.choice import model_of_arch, model_of_gpu, planning_model
         ("NVIDIA A10G", "sm_86", 72, 0.6),
     ],
 )
-def test_a_gpu_is_known_by_the_name_that_the_driver_reports(
-    gpu: str, arch: str, sm_count: int, terabytes: float
-) -> None:
+def test_a_gpu_is_identified_by_the_drivers_name(gpu: str, arch: str, sm_count: int, terabytes: float) -> None:
     model = model_of_gpu(gpu, arch)
     assert (model.name, model.sm_count, model.peak_bandwidth / 1e12) == (gpu, sm_count, terabytes)
     assert not model.note
@@ -53,7 +51,7 @@ def test_an_architecture_without_a_file_is_planned_as_the_nearest_and_says_so(ar
     assert "mtmc calibrate" in model.note
 
 
-def test_an_architecture_older_than_all_files_is_given_the_least_shared_memory() -> None:
+def test_an_architecture_older_than_all_files_gets_the_least_shared_memory() -> None:
     assert model_of_arch("sm_75").shared_bytes == 65536
     assert not model_of_arch("sm_75").has_tma
 

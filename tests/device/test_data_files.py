@@ -1,4 +1,4 @@
-"""Data files: complete, with provenance, and in agreement with what the compiler's limits say."""
+"""Data files: complete, with provenance, and consistent with the compiler's limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_there_is_a_file_for_each_gpu_that_the_readme_names() -> None:
 
 
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES)
-def test_each_number_of_a_file_says_how_it_was_obtained(file: DataFile) -> None:
+def test_each_number_of_a_file_states_how_it_was_obtained(file: DataFile) -> None:
     model = file.model
     assert set(model.provenance) == {*FIGURES, *(f"flops.{mode}" for mode in MODES)}
     assert all(len(each.how) > 5 for each in model.provenance.values())
@@ -33,7 +33,7 @@ def test_each_number_of_a_file_says_how_it_was_obtained(file: DataFile) -> None:
 
 
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES)
-def test_a_model_survives_being_stored(file: DataFile) -> None:
+def test_a_model_survives_a_json_round_trip(file: DataFile) -> None:
     assert from_json(DeviceModel, to_json(file.model)) == file.model
 
 
@@ -44,7 +44,7 @@ def test_one_file_represents_each_architecture() -> None:
 
 
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES)
-def test_limits_agree_with_those_that_occupancy_is_computed_from(file: DataFile) -> None:
+def test_limits_agree_with_those_of_the_occupancy_calculation(file: DataFile) -> None:
     model = file.model
     assert model.shared_bytes == SHARED_LIMIT[model.arch]
     assert model.shared_bytes_per_sm == SHARED_PER_SM.get(model.arch, CDNA_LDS)
@@ -59,7 +59,7 @@ def test_limits_agree_with_those_that_occupancy_is_computed_from(file: DataFile)
         ('how = "that of an H200"', 'how = ""', "launch_us: how it was obtained is empty"),
         ('value = 4, origin = "interpolated", ', "value = 4, ", "launch_us: expected value, origin and how"),
         ("value = 72,", "value = 72.5,", "sm_count is 72.5, expected int"),
-        ("launch_us =", "lunch_us =", "lunch_us is no figure of a device"),
+        ("launch_us =", "lunch_us =", "lunch_us is not a figure of a device model"),
         (
             'origin = "interpolated", how = "that of an H200"',
             'origin = "guess", how = "x"',
@@ -67,7 +67,7 @@ def test_limits_agree_with_those_that_occupancy_is_computed_from(file: DataFile)
         ),
     ],
 )
-def test_a_faulty_file_is_refused_with_the_number_at_fault(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_a_faulty_file_is_rejected_with_the_faulty_number(tmp_path: Path, old: str, new: str, message: str) -> None:
     text = (FOLDER / "a10.toml").read_text()
     assert old in text
     file = tmp_path / "a10.toml"
@@ -76,7 +76,7 @@ def test_a_faulty_file_is_refused_with_the_number_at_fault(tmp_path: Path, old: 
         read_data_file(file)
 
 
-def test_rates_of_the_h200_are_those_that_its_plans_were_made_with() -> None:
+def test_the_rates_of_the_h200_do_not_change() -> None:
     model = FILES["NVIDIA H200"].model
     assert (model.sm_count, model.shared_bytes, model.l2_bytes) == (132, 232448, 60 << 20)
     assert model.bandwidth == 4.28e12

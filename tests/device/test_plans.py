@@ -1,4 +1,4 @@
-"""Plans for different GPUs differ where the hardware does."""
+"""Plans depend on the hardware of the GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEVICES = pytest.mark.parametrize("device", [A10, H200, MI300X], ids=["A10", "H2
 PRODUCT = "import torch\n# mtmc: a=f16[4096,4096] b=f16[4096,4096]\ndef f(a, b):\n    return a @ b\n"
 FULL = "# mtmc: a=f32[M,K] b=f32[K,N] M=3072 K=3072 N=3072\ndef f(a, b):\n    return a @ b\n"
 CHAIN = "import torch\n# mtmc: x=f32[8192,8192]\ndef f(x):\n    return torch.relu(x * 2 + 1)\n"
-ACROSS = "# mtmc: a=f32[8192,8192] b=f32[8192,8192]\ndef f(a, b):\n    return a.t() + b\n"
+TRANSPOSED = "# mtmc: a=f32[8192,8192] b=f32[8192,8192]\ndef f(a, b):\n    return a.t() + b\n"
 ATTENTION = """import torch
 # mtmc: q=bf16[2,8,4096,128] k=bf16[2,8,4096,128] v=bf16[2,8,4096,128]
 def f(q, k, v):
@@ -41,14 +41,14 @@ TILE = MatmulConfig(128, 256, 64, 8, 8, 3, PrecisionMode.IEEE)
 
 
 def planned(captured, text: str, device: DeviceModel) -> Fusion:
-    """The kernel that is most worth trying, be it a loss by the model."""
+    """The fusion with the largest predicted gain, or the smallest predicted loss."""
     ir = ir_of(captured(text, "f").graph, Schedule())
     fusion = FusionSearch(ir, Schedule(), device).least_doubted()
     assert fusion is not None
     return fusion
 
 
-def test_tiles_are_moved_by_hardware_only_where_there_is_tma(captured) -> None:
+def test_products_use_tma_only_if_the_device_has_it(captured) -> None:
     uses = {device.arch: planned(captured, PRODUCT, device).config.tma for device in (A10, H200, MI300X)}
     assert uses == {"sm_86": False, "sm_90": True, "gfx942": False}
 
@@ -60,17 +60,15 @@ def test_the_stages_of_a_product_fit_the_shared_memory_of_the_device(captured, d
 
 
 def test_less_shared_memory_means_fewer_or_smaller_stages(captured) -> None:
-    held = [
+    bytes_in_use = [
         stage_bytes(config) * config.stages
         for config in (planned(captured, PRODUCT, device).config for device in (MI300X, A10, H200))
     ]
-    assert held[0] < held[1] < held[2]
+    assert bytes_in_use[0] < bytes_in_use[1] < bytes_in_use[2]
 
 
 @DEVICES
-def test_a_badly_filled_last_wave_is_shared_among_the_multiprocessors_that_there_are(
-    captured, device: DeviceModel
-) -> None:
+def test_a_badly_filled_last_wave_is_shared_among_all_multiprocessors(captured, device: DeviceModel) -> None:
     ir, region = region_and_program(captured(FULL, "f"))
     assert device.sm_count in stream_programs(ir, region, TILE, device)
 
@@ -162,7 +160,7 @@ def test_a_fusion_saves_as_many_times_more_as_the_memory_is_slower(captured) -> 
     assert slow / fast == pytest.approx(H200.bandwidth / A10.bandwidth, rel=0.05)
 
 
-def test_tf32_products_pass_through_registers_only_where_tensor_cores_read_shared_memory(captured) -> None:
+def test_tf32_products_pass_through_registers_only_if_tensor_cores_read_shared_memory(captured) -> None:
     ir, region = region_and_program(captured(FULL, "f"))
     config = replace(TILE, precision=PrecisionMode.TF32)
     reached = {
@@ -173,8 +171,8 @@ def test_tf32_products_pass_through_registers_only_where_tensor_cores_read_share
     assert reached["sm_86"] > 0.6
 
 
-def test_whole_sectors_are_read_for_single_elements_and_are_larger_on_amd(captured) -> None:
-    ir, region = region_and_program(captured(ACROSS, "f"))
+def test_single_elements_load_whole_sectors_which_are_larger_on_amd(captured) -> None:
+    ir, region = region_and_program(captured(TRANSPOSED, "f"))
     config = TileConfig(1, 1024)
     words = 8192 * 8192 * 4
     assert kernel_cost(ir, region, config, A10).bytes == pytest.approx((8 + 2) * words)

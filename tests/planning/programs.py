@@ -1,4 +1,4 @@
-"""Targets that the tests of actions are about, as users write them."""
+"""User code for the tests of actions."""
 
 LINEAR_SUM = """import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""States for the tests of actions: no GPU, and a device so slow that tiny tensors are worth fusing."""
+"""Planner states for the tests of actions: without a GPU, on a device so slow that fusing tiny tensors pays."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from mtmc_lsp.ir.regions import Region, analyse
 from mtmc_lsp.rewrites import ALGEBRA, ir_of
 from mtmc_lsp.schedule.schedule import Schedule
 
-SHEET = planning_model(("sm_90",))
+H200 = planning_model(("sm_90",))
 SLOW = replace(
-    SHEET, bandwidth=SHEET.bandwidth / 1e6, flops={name: rate / 1e6 for name, rate in SHEET.flops.items()}, sm_count=2
+    H200, bandwidth=H200.bandwidth / 1e6, flops={name: rate / 1e6 for name, rate in H200.flops.items()}, sm_count=2
 )
 
 
@@ -38,24 +38,24 @@ def situation(
 def proposed(
     capture: Capture, candidate: Candidate, kind: ActionKind, *, device: DeviceModel = SLOW
 ) -> list[MacroAction]:
-    found = proposals(situation(capture, candidate, device=device))
-    return [action for action in found if action.kind is kind]
+    actions = proposals(situation(capture, candidate, device=device))
+    return [action for action in actions if action.kind is kind]
 
 
 def timing(median_us: float, eager: float, graph_us: float | None) -> Timing:
-    """Of a version, with the eager code that many times as slow."""
+    """A timing of a version; eager mode takes ``eager`` times as long."""
     same = Ratio(1.0, 0.99, 1.01)
     baselines = (BaselineTime("eager", median_us * eager, Ratio(eager, eager, eager)),)
     return Timing(median_us, baselines, "eager", Speed.SLOWER, same, 100, "", 0.2, graph_us=graph_us)
 
 
 def act(capture: Capture, candidate: Candidate, kind: ActionKind, *region: str, **params: object) -> Candidate:
-    """``candidate`` after one action, as a run would write it."""
+    """``candidate`` after one action, written as in a run."""
     return BuiltinCoder().write(capture, candidate, MacroAction(kind, region, (0, 0), to_json(params)))
 
 
 def region_and_program(capture: Capture) -> tuple[KernelIR, Region]:
-    """All nodes of a graph as one kernel."""
+    """The kernel IR of a graph, and all of its nodes as one region."""
     ir = ir_of(capture.graph, Schedule())
     return ir, analyse(ir, tuple(node.name for node in ir.graph.nodes))
 
@@ -64,20 +64,20 @@ def start(capture: Capture, text: str) -> Candidate:
     return BuiltinCoder().start(capture, text)
 
 
-def fused_as_far_as_it_goes(capture: Capture, candidate: Candidate) -> Candidate:
-    """Every fusion that the planner proposes, one after the other."""
+def fully_fused(capture: Capture, candidate: Candidate) -> Candidate:
+    """Apply the fusions that the planner proposes until there are none."""
     while actions := proposed(capture, candidate, ActionKind.FUSE):
         candidate = BuiltinCoder().write(capture, candidate, actions[0])
     return candidate
 
 
 def with_algebra(capture: Capture, candidate: Candidate, rule: str) -> Candidate:
-    """Every match of one rewrite; there must be one."""
+    """Apply a rewrite to every node that it matches; it must match at least one."""
     count = 0
     while True:
         graph = ir_of(capture.graph, schedule_of(candidate)).graph
-        rules = [own for own in ALGEBRA if own.name == rule]
-        match = next((node.name for node in graph.nodes for own in rules if own.match(graph, node)), None)
+        rules = [rewrite for rewrite in ALGEBRA if rewrite.name == rule]
+        match = next((node.name for node in graph.nodes for rewrite in rules if rewrite.match(graph, node)), None)
         if match is None:
             assert count, f"{rule} matches nothing"
             return candidate
@@ -86,6 +86,6 @@ def with_algebra(capture: Capture, candidate: Candidate, rule: str) -> Candidate
 
 
 def operations(capture: Capture, candidate: Candidate) -> list[str]:
-    """The ATen operations that are left."""
+    """The ATen operations of the rewritten graph."""
     graph = ir_of(capture.graph, schedule_of(candidate)).graph
     return [node.op.split(".")[1] for node in graph.nodes]

@@ -1,4 +1,4 @@
-"""Every kind of action: where it is legal, what it does to the schedule, that it renders and verifies, and that it replays."""
+"""Every kind of action: where it is legal, how it changes the schedule, and that its code is correct and reproducible."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.codegen.harness import fused, verified
 from tests.codegen.test_kernels import ATTENTION, LINEAR, NORM, ROTARY, SCAN, SOFTMAX
 from tests.planning import programs
 from tests.planning.situations import (
-    SHEET,
+    H200,
     SLOW,
     act,
-    fused_as_far_as_it_goes,
+    fully_fused,
     proposed,
     schedule_of,
     situation,
@@ -57,7 +57,7 @@ LEGAL = {
 
 
 @pytest.mark.parametrize("name", LEGAL)
-def test_a_legal_action_changes_the_schedule_and_the_kernel_still_is_right(name: str, captured) -> None:
+def test_a_legal_action_changes_the_schedule_and_the_kernel_stays_correct(name: str, captured) -> None:
     text, config, kind, changes = LEGAL[name]
     capture = captured(text, "f")
     before = fused(capture, text, config)
@@ -128,7 +128,7 @@ ILLEGAL = {
 
 
 @pytest.mark.parametrize("name", ILLEGAL)
-def test_an_illegal_action_is_refused_in_words(name: str, captured) -> None:
+def test_an_illegal_action_is_rejected_with_its_reason(name: str, captured) -> None:
     text, config, kind, changes, reason = ILLEGAL[name]
     capture = captured(text, "f")
     before = fused(capture, text, config)
@@ -136,7 +136,7 @@ def test_an_illegal_action_is_refused_in_words(name: str, captured) -> None:
         act(capture, before, kind, *schedule_of(before).kernels[0].nodes, config=changes)
 
 
-def test_configurations_are_of_kernels(captured) -> None:
+def test_only_kernels_have_configurations(captured) -> None:
     capture = captured(NORM, "f")
     with pytest.raises(CannotCode, match="no kernel computes"):
         act(capture, start(capture, NORM), K.TILE, "mul", config={"rows": 2})
@@ -173,8 +173,8 @@ def f(x, w):
 """
     capture = captured(text, "f")
     tanh, product, relu, total = (node.name for node in capture.graph.nodes)
-    apart = act(capture, start(capture, text), K.FUSE, tanh, total, config={})
-    after = act(capture, apart, K.RECOMPUTE, tanh, node=tanh)
+    separate = act(capture, start(capture, text), K.FUSE, tanh, total, config={})
+    after = act(capture, separate, K.RECOMPUTE, tanh, node=tanh)
     assert schedule_of(after).kernel_of(product).config.precision is PrecisionMode.IEEE
     further = [action for action in proposed(capture, after, K.FUSE) if {product, relu} <= set(action.region)]
     verdict = verified(capture, BuiltinCoder().write(capture, after, further[0]))
@@ -198,16 +198,16 @@ NOT_RECOMPUTED = {
 
 
 @pytest.mark.parametrize("name", NOT_RECOMPUTED)
-def test_what_is_dear_or_seen_is_not_recomputed(name: str, captured) -> None:
+def test_expensive_or_visible_values_are_not_recomputed(name: str, captured) -> None:
     body, node, reason = NOT_RECOMPUTED[name]
     text = f"import torch\n# mtmc: x=f32[N,M] N=12 M=16\ndef f(x):\n    {body}\n"
     capture = captured(text, "f")
-    name = next(own.name for own in capture.graph.nodes if node in own.name)
+    name = next(node_of.name for node_of in capture.graph.nodes if node in node_of.name)
     with pytest.raises(CannotCode, match=f"recompute: .*{reason}"):
         act(capture, start(capture, text), K.RECOMPUTE, name, node=name)
 
 
-def test_an_intermediate_value_lies_as_its_reader_walks_it(captured) -> None:
+def test_an_intermediate_value_gets_the_memory_layout_of_its_reader(captured) -> None:
     text = """import torch
 # mtmc: x=f32[N,M] N=40 M=48
 def f(x):
@@ -243,7 +243,7 @@ def test_a_size_as_a_multiple_takes_its_mask_away_and_is_asked_for(captured) -> 
     assert "w.shape[0] == 64" in constant.source or "x.shape[1] == 64" in constant.source
     verdict = verified(capture, constant)
     assert verdict.is_correct, verdict.reason
-    with pytest.raises(CannotCode, match="no multiple of 128"):
+    with pytest.raises(CannotCode, match="not a multiple of 128"):
         act(capture, before, K.SPECIALIZE, "add", size="D", multiple=128)
     with pytest.raises(CannotCode, match="D is 64 here, not 63"):
         act(capture, before, K.SPECIALIZE, "add", size="D", value=63)
@@ -256,10 +256,10 @@ def test_a_size_as_a_multiple_takes_its_mask_away_and_is_asked_for(captured) -> 
 
 def test_few_long_rows_are_split_at_once_and_a_whole_kernel_may_be_split_later(captured) -> None:
     capture = captured(programs.LONG, "f")
-    first = proposed(capture, start(capture, programs.LONG), K.FUSE, device=replace(SLOW, sm_count=SHEET.sm_count))[0]
+    first = proposed(capture, start(capture, programs.LONG), K.FUSE, device=replace(SLOW, sm_count=H200.sm_count))[0]
     assert "programs share each of its few long rows" in first.rationale
     whole = fused(capture, programs.LONG, {"rows": 1, "block": 4096, "loop": True, "warps": 8, "stages": 2})
-    action = proposed(capture, whole, K.SPLIT, device=SHEET)[0]
+    action = proposed(capture, whole, K.SPLIT, device=H200)[0]
     assert action.expected.saved_us > 0
     assert action.text.startswith("split the reduction kernel of line 4 into ")
     assert "PARTS" in BuiltinCoder().write(capture, whole, action).source
@@ -268,20 +268,20 @@ def test_few_long_rows_are_split_at_once_and_a_whole_kernel_may_be_split_later(c
 def test_a_product_of_few_tiles_is_split_along_k(captured) -> None:
     capture = captured(programs.DEEP, "f")
     whole = fused(capture, programs.DEEP, {**PRODUCT, "block_m": 64, "block_n": 64, "block_k": 32})
-    action = proposed(capture, whole, K.SPLIT, device=SHEET)[0]
+    action = proposed(capture, whole, K.SPLIT, device=H200)[0]
     assert action.params["config"] == {"split_k": 128}
     assert action.expected.saved_us > 0
 
 
-def test_what_only_measuring_can_judge_is_proposed_where_steps_are_timed(captured) -> None:
+def test_actions_that_need_a_measurement_are_proposed_if_steps_are_timed(captured) -> None:
     capture = captured(NORM.replace("B=6 D=50", "B=4096 D=4096"), "f")
     candidate = fused(capture, NORM, {"rows": 1, "block": 4096, "loop": False, "warps": 8, "stages": 2})
     timed = {K.TILE, K.VECTORIZE, K.PERSIST, K.AUTOTUNE, K.SPECIALIZE}
     assert not timed & {action.kind for action in proposals(situation(capture, candidate))}
-    found = proposals(situation(capture, candidate, has_gpu=True))
-    assert timed <= {action.kind for action in found}
-    assert [a.expected.saved_us for a in found] == sorted((a.expected.saved_us for a in found), reverse=True)
-    for action in found:
+    actions = proposals(situation(capture, candidate, has_gpu=True))
+    assert timed <= {action.kind for action in actions}
+    assert [a.expected.saved_us for a in actions] == sorted((a.expected.saved_us for a in actions), reverse=True)
+    for action in actions:
         assert action.text
         assert action.rationale.endswith(".")
         variants = action.params.get("variants", [])
@@ -291,7 +291,7 @@ def test_what_only_measuring_can_judge_is_proposed_where_steps_are_timed(capture
             assert BY_KIND[action.kind].apply(capture.graph, schedule_of(candidate), changed) != schedule_of(candidate)
 
 
-def test_strictness_forbids_what_changes_rounding(captured) -> None:
+def test_strict_runs_exclude_actions_that_change_rounding(captured) -> None:
     capture = captured(LINEAR, "f")
     capture = replace(capture, graph=replace(capture.graph, sizes={"B": 2, "S": 512, "K": 512, "N": 512}))
     root = start(capture, LINEAR)
@@ -315,7 +315,7 @@ def test_every_kind_of_action_has_a_rule() -> None:
     assert set(BY_KIND) == set(ActionKind)
 
 
-def test_nothing_is_proposed_for_what_is_done(captured) -> None:
+def test_nothing_is_proposed_for_a_fully_fused_target(captured) -> None:
     capture = captured(NORM, "f")
-    done = fused_as_far_as_it_goes(capture, start(capture, NORM))
+    done = fully_fused(capture, start(capture, NORM))
     assert [action.text for action in proposals(situation(capture, done))] == []

@@ -1,4 +1,4 @@
-"""Each exact rewrite does what its proof says: fewer operations, the same results; and none where it would be seen."""
+"""Each exact rewrite removes operations, keeps the results, and does not match where the caller could observe it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.codegen.harness import verified
 from tests.planning import programs
 from tests.planning.situations import (
     act,
-    fused_as_far_as_it_goes,
+    fully_fused,
     operations,
     proposed,
     schedule_of,
@@ -37,11 +37,11 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_rewritten_target_equals_the_users_code(name: str, captured) -> None:
-    text, rule, gone = CASES[name]
+    text, rule, removed = CASES[name]
     capture = captured(text, "f")
     candidate = with_algebra(capture, start(capture, text), rule)
-    assert not gone & set(operations(capture, candidate))
-    candidate = fused_as_far_as_it_goes(capture, candidate)
+    assert not removed & set(operations(capture, candidate))
+    candidate = fully_fused(capture, candidate)
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
 
@@ -49,15 +49,15 @@ def test_a_rewritten_target_equals_the_users_code(name: str, captured) -> None:
 def test_reductions_of_one_element_are_dropped(captured) -> None:
     capture = captured(programs.LINEAR_SUM, "f")
     candidate = with_algebra(capture, start(capture, programs.LINEAR_SUM), "single")
-    left = operations(capture, candidate)
-    assert "max" not in left
-    assert "logsumexp" not in left
-    assert "sum" in left
+    remaining = operations(capture, candidate)
+    assert "max" not in remaining
+    assert "logsumexp" not in remaining
+    assert "sum" in remaining
 
 
 def test_a_rewrite_in_a_kernel_changes_that_kernel(captured) -> None:
     capture = captured(programs.CONSTANTS, "f")
-    fused = fused_as_far_as_it_goes(capture, start(capture, programs.CONSTANTS))
+    fused = fully_fused(capture, start(capture, programs.CONSTANTS))
     folded = with_algebra(capture, fused, "fold")
     assert len(schedule_of(folded).kernels) == len(schedule_of(fused).kernels)
     assert "x * 3.0" in fused.source
@@ -66,7 +66,7 @@ def test_a_rewrite_in_a_kernel_changes_that_kernel(captured) -> None:
     assert verdict.is_correct, verdict.reason
 
 
-def test_the_planner_moves_a_sum_in_front_of_a_product_and_says_what_it_saves(captured) -> None:
+def test_the_planner_moves_a_sum_in_front_of_a_product_and_states_the_savings(captured) -> None:
     capture = captured(programs.LINEAR_SUM, "f")
     action = proposed(capture, start(capture, programs.LINEAR_SUM), ActionKind.ALGEBRA)[0]
     assert action.text == "move the sum over features in front of the linear in lines 5 to 6"
@@ -75,7 +75,7 @@ def test_the_planner_moves_a_sum_in_front_of_a_product_and_says_what_it_saves(ca
     assert action.expected.flops_after < action.expected.flops_before
 
 
-NOT = {
+NO_MATCH = {
     "a copy that is returned": ("return x.clone()", "neutral"),
     "a view of a copy that is returned": ("return x.clone().view(-1)", "neutral"),
     "a doubled transpose of an input, returned": ("return x.t().t()", "undone"),
@@ -105,16 +105,16 @@ NOT = {
 }
 
 
-@pytest.mark.parametrize("name", NOT)
+@pytest.mark.parametrize("name", NO_MATCH)
 def test_no_rewrite_where_the_result_could_differ(name: str, captured) -> None:
-    body, rule = NOT[name]
+    body, rule = NO_MATCH[name]
     text = f"import torch\n# mtmc: x=f32[N,K] w=f32[M,K] N=6 K=8 M=5\ndef f(x, w):\n    {body}\n"
     graph = captured(text, "f").graph
-    own = next(item for item in ALGEBRA if item.name == rule)
-    assert [node.name for node in graph.nodes if own.match(graph, node)] == []
+    rewrite = next(item for item in ALGEBRA if item.name == rule)
+    assert [node.name for node in graph.nodes if rewrite.match(graph, node)] == []
 
 
-def test_a_rewrite_that_does_not_match_is_refused_in_words(captured) -> None:
+def test_a_rewrite_that_does_not_match_is_rejected_with_its_reason(captured) -> None:
     capture = captured(programs.CONSTANTS, "f")
     candidate = start(capture, programs.CONSTANTS)
     with pytest.raises(CannotCode, match="fold does not apply to softmax"):
@@ -123,7 +123,7 @@ def test_a_rewrite_that_does_not_match_is_refused_in_words(captured) -> None:
         act(capture, candidate, ActionKind.ALGEBRA, rule="magic", node="softmax", kernels=[])
 
 
-def test_every_rule_has_a_proof_and_a_name_of_its_own() -> None:
+def test_every_rule_has_a_proof_and_a_unique_name() -> None:
     assert len({rule.name for rule in ALGEBRA}) == len(ALGEBRA)
     assert all(rule.proof.endswith(".") for rule in ALGEBRA)
 

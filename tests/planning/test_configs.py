@@ -1,4 +1,4 @@
-"""A kernel's configuration is typed and complete; what is illegal is refused by field, value and what is legal."""
+"""A kernel's configuration is typed and complete; errors name the field, the value and the legal values."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ TYPES = {config.json_tag: type(config) for config in CONFIGS}
 
 
 @pytest.mark.parametrize(("kind", "changes", "reason"), ILLEGAL, ids=lambda item: str(item)[:40])
-def test_an_illegal_choice_is_refused_by_its_name_its_value_and_what_is_legal(
+def test_an_illegal_choice_is_rejected_with_its_field_its_value_and_the_legal_values(
     kind: str, changes: dict[str, object], reason: str
 ) -> None:
     assert from_json(TYPES[kind], BASE[kind]), "without the change it is legal"
@@ -89,11 +89,11 @@ def test_an_illegal_choice_is_refused_by_its_name_its_value_and_what_is_legal(
     assert reason in str(caught.value)
 
 
-def test_a_configuration_is_of_the_kind_that_it_states() -> None:
+def test_a_configuration_of_another_kind_is_rejected() -> None:
     with pytest.raises(TypeError, match="expected 'matmul', got 'tile'"):
         from_json(MatmulConfig, to_json(TileConfig()))
 
 
-def test_an_illegal_configuration_cannot_be_made_in_code_either() -> None:
+def test_an_illegal_configuration_cannot_be_constructed() -> None:
     with pytest.raises(IllegalConfig, match="warps cannot be 3"):
         TileConfig(warps=3)

@@ -1,5 +1,5 @@
-"""Convolutions on packed operands: the same values with channels last, as exact as TF32 on scaled float16 operands, and as
-exact as float32 on operands that are split into two float16 halves."""
+"""Convolutions on packed operands: the same values with channels last, the accuracy of TF32 on scaled float16 operands, and
+the accuracy of float32 on operands split into two float16 parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mtmc_lsp.schedule.precision_modes import as_run
 from mtmc_lsp.schedule.schedule import Rewrite, Schedule
 from tests.codegen.families import source
 from tests.codegen.harness import compile_errors, verified
-from tests.planning.situations import SHEET, SLOW, act, schedule_of, situation, start
+from tests.planning.situations import H200, SLOW, act, schedule_of, situation, start
 
 IMAGE = "x=F[B,19,6,5], w=F[17,19,3,3], b=F[17]: F.gelu(F.conv2d(x, w, b, padding=1))"
 CASES = {
@@ -42,14 +42,14 @@ NOT_PACKED = {
 
 
 def packed(capture: Capture, candidate: Candidate, kind: ActionKind) -> Candidate:
-    """The target's convolution with its operands packed."""
+    """The candidate with the operands of its convolution packed."""
     rule = {ActionKind.CHANNELS_LAST: "channels-last", ActionKind.FP16_OPERANDS: "fp16-operands"}[kind]
     name = next(node.name for node in capture.graph.nodes if "conv" in node.op)
     return act(capture, candidate, kind, name, rule=rule, node=name, kernels=[])
 
 
 def with_kernels(capture: Capture, candidate: Candidate, *, library: bool) -> Candidate:
-    """Everything that can be fused, but for the convolution where it is left to the library."""
+    """The candidate with all proposed fusions; the library runs the convolution if ``library``."""
     schedule = schedule_of(candidate)
     ir = ir_of(capture.graph, schedule)
     convolution = next(node.name for node in ir.graph.nodes if ".conv" in node.op)
@@ -79,7 +79,7 @@ def test_with_channels_last_the_values_are_the_same(name: str, library: bool, ca
 @pytest.mark.parametrize("library", [True, False], ids=["library", "own"])
 @pytest.mark.parametrize("name", ["images", "transposed", "lines", "transposed lines"])
 def test_scaled_fp16_operands_are_as_exact_as_tf32(name: str, library: bool, captured) -> None:
-    """On a CPU the user's own code is exact, so the verdict names the error; TF32's is about 3e-4."""
+    """On a CPU the user's code is exact, so the verdict states the error; that of TF32 is about 3e-4."""
     text = source(CASES[name], "f32")
     capture = captured(text, "f")
     candidate = packed(capture, start(capture, text), ActionKind.FP16_OPERANDS)
@@ -91,14 +91,14 @@ def test_scaled_fp16_operands_are_as_exact_as_tf32(name: str, library: bool, cap
 
 @pytest.mark.parametrize("name", NOT_PACKED)
 @pytest.mark.parametrize("kind", [ActionKind.CHANNELS_LAST, ActionKind.FP16_OPERANDS])
-def test_what_gains_nothing_is_not_packed(name: str, kind: ActionKind, captured) -> None:
+def test_convolutions_without_gain_are_not_packed(name: str, kind: ActionKind, captured) -> None:
     text = source(NOT_PACKED[name], "f32")
     capture = captured(text, "f")
     with pytest.raises(CannotCode):
         packed(capture, start(capture, text), kind)
 
 
-def test_what_is_packed_is_not_packed_again(captured) -> None:
+def test_packed_operands_are_not_packed_again(captured) -> None:
     text = source(IMAGE, "f32")
     capture = captured(text, "f")
     candidate = packed(capture, start(capture, text), ActionKind.CHANNELS_LAST)
@@ -110,12 +110,12 @@ def test_what_is_packed_is_not_packed_again(captured) -> None:
     assert "float16" in narrow.source
 
 
-def test_fp16_operands_are_proposed_only_where_they_can_be_judged(captured) -> None:
+def test_fp16_operands_are_proposed_only_if_a_gpu_can_measure_them(captured) -> None:
     text = source("x=F[32,64,64,64], w=F[128,64,3,3]: F.relu(F.conv2d(x, w))", "f32")
     capture = captured(text, "f")
 
     def kinds(**state: bool) -> set[ActionKind]:
-        found = proposals(situation(capture, start(capture, text), device=SHEET, **state))
+        found = proposals(situation(capture, start(capture, text), device=H200, **state))
         return {action.kind for action in found}
 
     assert ActionKind.FP16_OPERANDS in kinds(has_gpu=True, strict=False)
@@ -137,22 +137,22 @@ SPLIT_CASES = {
 
 
 def split(capture: Capture, text: str, tile: int = 16) -> Candidate:
-    """The target's convolution on split operands, every new operation in a kernel, in one step as the planner makes it."""
+    """The convolution on split operands with a kernel for every new operation, in one step as planned."""
     name = next(node.name for node in capture.graph.nodes if "conv" in node.op)
     base = Schedule(rewrites=(Rewrite("split-operands", name),))
     ir = ir_of(capture.graph, base)
     kernels = []
     for fusion in FusionSearch(ir, base, SLOW).best():
-        own = any("halves_conv" in ir.graph.node(node).op for node in fusion.nodes)
-        small = {"block_m": tile, "block_n": tile, "block_k": 16} if own else {}
-        kernels.append({"nodes": list(fusion.region.nodes), "config": {**to_json(fusion.config), **small}})
+        has_split = any("split_conv" in ir.graph.node(node).op for node in fusion.nodes)
+        tile_changes = {"block_m": tile, "block_n": tile, "block_k": 16} if has_split else {}
+        kernels.append({"nodes": list(fusion.region.nodes), "config": {**to_json(fusion.config), **tile_changes}})
     params = {"rule": "split-operands", "node": name, "kernels": kernels}
     return act(capture, start(capture, text), ActionKind.FP16_OPERANDS, name, **params)
 
 
 @pytest.mark.parametrize("name", SPLIT_CASES)
 def test_split_operands_are_as_exact_as_float32(name: str, captured) -> None:
-    """On a CPU the user's own code runs in float32, and eight times its error is allowed: one half alone is far beyond."""
+    """On a CPU the user's code runs in float32, and eight times its error is allowed: the high parts alone exceed that."""
     text = source(SPLIT_CASES[name], "f32")
     capture = captured(text, "f")
     candidate = split(capture, text)
@@ -161,8 +161,8 @@ def test_split_operands_are_as_exact_as_float32(name: str, captured) -> None:
     assert verdict.is_correct, verdict.reason
 
 
-def test_without_the_low_halves_it_is_not_exact(captured) -> None:
-    """What the test above relies on."""
+def test_without_the_low_parts_it_is_not_accurate(captured) -> None:
+    """The test above can detect a missing product."""
     text = source(IMAGE, "f32")
     capture = captured(text, "f")
     good = split(capture, text)
@@ -173,14 +173,14 @@ def test_without_the_low_halves_it_is_not_exact(captured) -> None:
     assert "relative L2 error" in verified(capture, replace(good, source=lossy)).reason
 
 
-def test_halves_take_as_much_memory_as_the_operand(captured) -> None:
+def test_split_parts_take_as_much_memory_as_the_operand(captured) -> None:
     text = source(IMAGE, "f32")
     capture = captured(text, "f")
-    made = re.findall(r"(\w+) = torch.empty_strided\(.*dtype=torch.float16", split(capture, text).source)
-    assert sorted(made) == ["input_high", "input_low", "weight_high", "weight_low"]
+    buffers = re.findall(r"(\w+) = torch.empty_strided\(.*dtype=torch.float16", split(capture, text).source)
+    assert sorted(buffers) == ["input_high", "input_low", "weight_high", "weight_low"]
 
 
-def test_halves_must_be_multiplied_by_a_kernel(captured) -> None:
+def test_split_operands_must_be_multiplied_by_a_kernel(captured) -> None:
     """PyTorch has no convolution of float16 tensors with a float32 result."""
     text = source(IMAGE, "f32")
     capture = captured(text, "f")
@@ -193,27 +193,27 @@ LARGE = "x=F[32,64,64,64], w=F[128,64,3,3], b=F[128]: F.relu(F.conv2d(x, w, b, p
 
 
 def with_precision(capture: Capture, precision: str) -> Capture:
-    """As captured where cuDNN may run TF32, or may not."""
+    """The capture with cuDNN's TF32 enabled or disabled."""
     return replace(capture, graph=replace(capture.graph, fp32_convolution=precision))
 
 
 def planned(capture: Capture, text: str, history: tuple[Step, ...]) -> list[MacroAction]:
-    """What the planner would do with the convolution on an H200: make a kernel of it, or pack its operands."""
-    state = State(capture, start(capture, text), history, SHEET, True)
+    """The planner's actions for the convolution on an H200: fuse it or pack its operands."""
+    state = State(capture, start(capture, text), history, H200, True)
     kinds = (ActionKind.FUSE, ActionKind.TENSOR_CORE, ActionKind.FP16_OPERANDS)
-    found = [action for action in RooflinePlanner().ranked(state) if action.kind in kinds]
+    actions = [action for action in RooflinePlanner().ranked(state) if action.kind in kinds]
     convolutions = {node.name for node in capture.graph.nodes if "conv" in node.op}
-    return [action for action in found if convolutions & set(action.region)]
+    return [action for action in actions if convolutions & set(action.region)]
 
 
 def modes(action: MacroAction) -> set[str]:
-    """The rule of a rewrite, or the precision of a kernel."""
+    """The rule of a rewrite, or the precision of a kernel, as a set."""
     config = action.params.get("config")
     return {str(action.params["rule"])} if "rule" in action.params else {str(dict(config or {}).get("precision"))}
 
 
-def test_a_convolution_that_was_exact_after_all_gets_split_operands(captured) -> None:
-    """cuDNN may run TF32 and often does not: what is rounded as TF32 is then refused, and never tried for these nodes again."""
+def test_a_convolution_that_turns_out_to_be_exact_gets_split_operands(captured) -> None:
+    """cuDNN may use TF32 but often does not: candidates rounded like TF32 then fail, and are not tried again."""
     text = source(LARGE, "f32")
     capture = with_precision(captured(text, "f"), "tf32")
     first = planned(capture, text, ())
@@ -229,7 +229,7 @@ def test_a_convolution_that_was_exact_after_all_gets_split_operands(captured) ->
         assert {mode for action in planned(capture, text, history) for mode in modes(action)} <= {"ieee"}
 
 
-def test_where_tf32_is_off_operands_are_split_at_once(captured) -> None:
+def test_without_tf32_operands_are_split_at_once(captured) -> None:
     text = source(LARGE, "f32")
     capture = with_precision(captured(text, "f"), "ieee")
     action = planned(capture, text, ())[0]
@@ -243,8 +243,8 @@ def test_where_tf32_is_off_operands_are_split_at_once(captured) -> None:
 @pytest.mark.parametrize(
     "text", [LARGE, LARGE.replace("128,64,3,3", "64,128,3,3").replace("conv2d", "conv_transpose2d")]
 )
-def test_both_operands_scales_are_found_by_kernels_in_the_first_step(text: str, captured) -> None:
-    """The weights' are read at both ends: where they are packed, and behind the convolution, whose kernel gains far more."""
+def test_kernels_compute_the_scales_of_both_operands_in_the_first_step(text: str, captured) -> None:
+    """The weights' scales are read by the packing kernel and by the convolution's kernel, which gains far more."""
     text = source(text, "f32")
     capture = with_precision(captured(text, "f"), "tf32")
     action = planned(capture, text, ())[0]
@@ -254,8 +254,8 @@ def test_both_operands_scales_are_found_by_kernels_in_the_first_step(text: str, 
     assert not compile_errors(capture, candidate, ("sm_90",))
 
 
-def test_a_convolution_that_was_seen_to_be_exact_gets_split_operands_at_once(captured) -> None:
-    """Nor is it run in another layout, of which the library may choose TF32."""
+def test_a_convolution_observed_to_be_exact_gets_split_operands_at_once(captured) -> None:
+    """It does not run in another layout either, for which the library may choose TF32."""
     text = source(LARGE, "f32")
     capture = with_precision(captured(text, "f"), "tf32")
     name = next(node.name for node in capture.graph.nodes if "conv" in node.op)
@@ -268,12 +268,12 @@ def test_a_convolution_that_was_seen_to_be_exact_gets_split_operands_at_once(cap
     assert modes(found[0]) == {"split-operands"}
     assert {mode for action in found for mode in modes(action)} <= {"split-operands", "ieee"}
     for mode, offered in (("tf32", True), ("ieee", False)):
-        state = State(seen[mode], start(seen[mode], text), (), SHEET, True)
+        state = State(seen[mode], start(seen[mode], text), (), H200, True)
         assert any(a.kind is ActionKind.CHANNELS_LAST for a in RooflinePlanner().ranked(state)) is offered
 
 
-def test_what_was_seen_outweighs_the_errors_of_results(captured) -> None:
-    """A sum of activations may hide how the products in front of it are rounded."""
+def test_the_observed_mode_outweighs_the_errors_of_results(captured) -> None:
+    """A sum of activations may hide the rounding of the products before it."""
     text = source(LARGE, "f32")
     capture = with_precision(captured(text, "f"), "tf32")
     name = next(node.name for node in capture.graph.nodes if "conv" in node.op)

@@ -1,4 +1,4 @@
-"""Functions of points' few coordinates: the coordinates are taken one by one, so that all pairs of points are one kernel."""
+"""Functions of points with few coordinates: reductions over coordinates are expanded, so that all pairs are one kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.primitives import PrimOp
 from mtmc_lsp.schedule.tile_configs import default_config
 from tests.codegen.harness import verified
-from tests.planning.situations import SHEET, fused_as_far_as_it_goes, proposed, region_and_program, start
+from tests.planning.situations import H200, fully_fused, proposed, region_and_program, start
 
 TEXT = """
 import torch
@@ -52,24 +52,24 @@ def more(x):
 
 
 @pytest.mark.parametrize("name", ["pairwise_iou", "pair_energy", "rotate"])
-def test_what_is_done_with_coordinates_is_one_kernel(name: str, captured) -> None:
+def test_operations_on_coordinates_are_one_kernel(name: str, captured) -> None:
     capture = captured(TEXT, name)
     candidate = start(capture, TEXT)
-    # What looks at a whole tensor is no work.
+    # Views do not compute anything.
     working = {node.name for node in capture.graph.nodes if "slice" not in node.op and "squeeze" not in node.op}
-    (action,) = proposed(capture, candidate, ActionKind.FUSE, device=SHEET)
+    (action,) = proposed(capture, candidate, ActionKind.FUSE, device=H200)
     assert working <= set(action.region)
 
 
 @pytest.mark.parametrize("name", ["pairwise_iou", "pair_energy", "rotate", "few"])
-def test_coordinates_one_by_one_give_the_same(name: str, captured) -> None:
+def test_expanded_coordinates_give_the_same_result(name: str, captured) -> None:
     text = TEXT.replace("N=2048 M=3000", "N=20 M=13").replace("B=8 N=1024", "B=2 N=9").replace("N=1000003", "N=37")
     capture = captured(text, name)
-    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, text))).reason == ""
+    assert verified(capture, fully_fused(capture, start(capture, text))).reason == ""
 
 
 @pytest.mark.parametrize(("name", "reductions"), [("few", 0), ("more", 1)])
-def test_up_to_four_elements_are_no_reduction(name: str, reductions: int, captured) -> None:
+def test_up_to_four_elements_need_no_reduction(name: str, reductions: int, captured) -> None:
     prims = lower(captured(TEXT, name).graph).prims.values()
     assert sum(prim.op is PrimOp.REDUCE for prim in prims) == reductions
 
@@ -97,15 +97,15 @@ def narrow(x):
 
 
 def test_a_long_kernel_of_few_elements_is_spread_over_the_device(captured) -> None:
-    """While one of its programs waits for itself, another runs."""
+    """Several program instances per multiprocessor hide the latency of a long dependency chain."""
     programs = {}
     for name in ("long", "short"):
-        config = default_config(*region_and_program(captured(LONG, name)), SHEET)
+        config = default_config(*region_and_program(captured(LONG, name)), H200)
         programs[name] = 4096 / config.elements
     assert programs["long"] >= 4 * programs["short"]
     assert programs["long"] <= 4096 / 128, "each of a warp's threads has something to do"
 
 
 def test_programs_take_many_rows_that_are_short(captured) -> None:
-    config = default_config(*region_and_program(captured(LONG, "narrow")), SHEET)
+    config = default_config(*region_and_program(captured(LONG, "narrow")), H200)
     assert config.elements == 1024

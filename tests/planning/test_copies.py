@@ -1,4 +1,4 @@
-"""A copy into another order is a kernel of its own: it reads the tensor as the views before it do."""
+"""A copy to another memory layout is a separate kernel that reads its input through the preceding views."""
 
 from __future__ import annotations
 

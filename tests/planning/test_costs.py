@@ -1,4 +1,4 @@
-"""What the model makes of how tensors lie in memory: estimates decide what is tried first."""
+"""The cost model takes memory layouts into account: its estimates decide what is tried first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.tuning.cost import kernel_cost
 from mtmc_lsp.tuning.load_cost import loads_apart_us
 from tests.codegen.families import source
-from tests.planning.situations import SHEET, region_and_program
+from tests.planning.situations import H200, region_and_program
 
 ACROSS = "# mtmc: a=f32[N,M] b=f32[M,N] N=8192 M=8192\ndef across(a, b):\n    return a.t() + b\n"
 ALONG = "# mtmc: a=f32[M,N] b=f32[M,N] N=8192 M=8192\ndef across(a, b):\n    return a + b\n"
@@ -36,46 +36,46 @@ def test_keys_and_values_of_an_attention_fit_into_shared_memory(
         f"q=F[2,{queries},{head}], k=F[2,4096,{head}], v=F[2,4096,{head}]: F.scaled_dot_product_attention(q, k, v)",
         dtype,
     )
-    config = attention_config(*region_and_program(captured(text, "f")), replace(SHEET, shared_bytes=shared))
+    config = attention_config(*region_and_program(captured(text, "f")), replace(H200, shared_bytes=shared))
     m, n, stages = config.block_m, config.block_n, config.stages
-    held = next_power_of_two(head)
-    elements = m * held + n * stages * 2 * held
+    padded_head = next_power_of_two(head)
+    elements = m * padded_head + n * stages * 2 * padded_head
     assert elements * (4 if dtype == "f32" else 2) <= shared or (m, n, stages) == (32, 32, 1)
     assert m <= max(64, queries)
 
 
 def test_a_transposed_tensor_is_read_in_square_tiles(captured) -> None:
     ir, region = region_and_program(captured(f"import torch\n{ACROSS}", "across"))
-    config = default_config(ir, region, SHEET)
+    config = default_config(ir, region, H200)
     assert config == TileConfig(64, 64, warps=8)
     other = region_and_program(captured(f"import torch\n{ALONG}", "across"))
-    assert default_config(*other, SHEET).rows == 1
+    assert default_config(*other, H200).rows == 1
 
 
-def test_whole_sectors_are_read_for_single_elements_and_long_tiles_pay_for_it(captured) -> None:
+def test_single_elements_load_whole_sectors_which_makes_long_tiles_slow(captured) -> None:
     ir, region = region_and_program(captured(f"import torch\n{ACROSS}", "across"))
-    square, long = (kernel_cost(ir, region, c, SHEET) for c in (TileConfig(64, 64), TileConfig(1, 1024)))
+    square, long = (kernel_cost(ir, region, c, H200) for c in (TileConfig(64, 64), TileConfig(1, 1024)))
     words = 8192 * 8192 * 4
     assert square.bytes == pytest.approx(3 * words)
     assert long.bytes == pytest.approx((8 + 2) * words), "a sector of 32 bytes holds eight floats"
     assert long.us > 3 * square.us
 
 
-def test_a_reduction_down_the_columns_is_dear_row_by_row(captured) -> None:
+def test_a_reduction_down_the_columns_is_expensive_row_by_row(captured) -> None:
     ir, region = region_and_program(captured(f"import torch\n{DOWN}", "down"))
-    by_rows = kernel_cost(ir, region, TileConfig(1, 8192), SHEET)
-    assert by_rows.us > 2 * kernel_cost(ir, region, default_config(ir, region, SHEET), SHEET).us
+    by_rows = kernel_cost(ir, region, TileConfig(1, 8192), H200)
+    assert by_rows.us > 2 * kernel_cost(ir, region, default_config(ir, region, H200), H200).us
 
 
-def test_windows_before_a_norm_are_folded_on_each_of_its_walks(captured) -> None:
-    """Once for the statistics, once for what they centre; and by as many programs as there are rows."""
+def test_windows_before_a_norm_are_reduced_in_each_of_its_passes(captured) -> None:
+    """Once for the statistics and once for the normalisation, by as many program instances as there are rows."""
     pooled = "F.max_pool2d(x, 7, 1)"
-    wanted = {"sum": f"{pooled}.sum((2, 3))", "norm": f"F.instance_norm({pooled})"}
+    expressions = {"sum": f"{pooled}.sum((2, 3))", "norm": f"F.instance_norm({pooled})"}
     config = TileConfig(1, 2048, loop=True, warps=8)
 
     def microseconds(name: str, channels: int) -> float:
-        ir, region = region_and_program(captured(source(f"x=F[8,{channels},128,128]: {wanted[name]}", "f32"), "f"))
-        return kernel_cost(ir, region, config, SHEET).us - SHEET.launch_us
+        ir, region = region_and_program(captured(source(f"x=F[8,{channels},128,128]: {expressions[name]}", "f32"), "f"))
+        return kernel_cost(ir, region, config, H200).us - H200.launch_us
 
     assert microseconds("norm", 64) == pytest.approx(2.0 * microseconds("sum", 64), rel=0.01)
     # A quarter of the work on 16 of 132 multiprocessors.
@@ -95,7 +95,7 @@ PHASES = "x=F[64,64,128,128], w=F[64,64,3,3]: F.conv_transpose2d(x, w, stride=2,
 
 
 def test_a_product_waits_for_operands_that_are_loaded_element_by_element(captured) -> None:
-    """Weights of several phases lie apart along the columns of a tile, whatever the layout; those of plain ones along K."""
+    """Weights of several phases are strided along the columns of a tile in every layout, weights of plain convolutions along K."""
     waits = {}
     for name, case in (("plain", WIDE), ("phases", PHASES)):
         text = source(case, "f32")
@@ -105,16 +105,16 @@ def test_a_product_waits_for_operands_that_are_loaded_element_by_element(capture
             ir = ir_of(graph, Schedule(rewrites=(Rewrite("channels-last", node),) if packed else ()))
             own = next(n.name for n in ir.graph.nodes if ".conv" in n.op)
             region = analyse(ir, (own,))
-            waits[name, packed] = loads_apart_us(ir, region, default_config(ir, region, SHEET), SHEET)
+            waits[name, packed] = loads_apart_us(ir, region, default_config(ir, region, H200), H200)
     assert waits["plain", True] == 0.0
     assert waits["plain", False] > 1000.0
     assert waits["phases", True] > 1000.0
 
 
-def test_what_is_split_before_is_read_together(captured) -> None:
+def test_operands_that_are_split_in_advance_are_loaded_contiguously(captured) -> None:
     text = source("x=F[64,128], w=F[64,128]: torch.mm(x.t(), w)", "f32")
     ir, region = region_and_program(captured(text, "f"))
-    assert loads_apart_us(ir, region, product_config(ir, region, SHEET, PrecisionMode.FP16X3), SHEET) == 0.0
+    assert loads_apart_us(ir, region, product_config(ir, region, H200, PrecisionMode.FP16X3), H200) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Convolutions in the order of their windows: the same values, whatever their numbers, and as exact as TF32 on half operands."""
+"""Convolutions in im2win layout: the same values for all arguments, and the accuracy of TF32 on float16 operands."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.planners.roofline import RooflinePlanner
-from mtmc_lsp.rewrites import ir_of, rewritten
+from mtmc_lsp.rewrites import apply_rewrite, ir_of
 from mtmc_lsp.rewrites.convolution_layout import channels_last
-from mtmc_lsp.rewrites.graph_editing import CannotRewrite, dense
+from mtmc_lsp.rewrites.graph_editing import CannotRewrite, contiguous_type
 from mtmc_lsp.schedule.schedule import Rewrite, Schedule
 from tests.codegen.families import source
 from tests.codegen.harness import compile_errors, verified
-from tests.planning.situations import SHEET, SLOW, act, situation, start
+from tests.planning.situations import H200, SLOW, act, situation, start
 
 CASES = {
     "images": "x=F[B,3,13,15], w=F[6,3,5,3], b=F[6]: F.relu(F.conv2d(x, w, b, stride=(3, 2), padding=(2, 1)))",
@@ -53,7 +53,7 @@ RULES = {"f16": "im2win", "f32": "im2win-fp16"}
 def with_im2win(
     capture: Capture, text: str, rule: str, *, library: bool = False, **tile: int
 ) -> tuple[Candidate, MacroAction]:
-    """The target's convolution in that order, every new operation in a kernel, or all but the convolution."""
+    """The convolution in im2win layout with a kernel for every new operation; the library runs the convolution if ``library``."""
     name = next(node.name for node in capture.graph.nodes if "conv" in node.op)
     base = Schedule(rewrites=(Rewrite(rule, name),))
     ir = ir_of(capture.graph, base)
@@ -87,7 +87,7 @@ def test_in_half_precision_the_values_are_the_same(name: str, captured) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_on_scaled_fp16_operands_it_is_as_exact_as_tf32(name: str, captured) -> None:
-    """On a CPU the user's own code is exact, so the verdict names the error; TF32's is about 3e-4."""
+    """On a CPU the user's code is exact, so the verdict states the error; that of TF32 is about 3e-4."""
     text = source(CASES[name], "f32")
     capture = captured(text, "f")
     candidate, _ = with_im2win(capture, text, "im2win-fp16", **TILE)
@@ -106,7 +106,7 @@ def test_the_library_can_run_it_too(captured) -> None:
     assert verdict.is_correct, verdict.reason
 
 
-def test_what_is_written_in_order_must_be_written_by_a_kernel(captured) -> None:
+def test_the_im2win_copy_must_be_part_of_a_kernel(captured) -> None:
     text = source(CASES["images"], "f16")
     capture = captured(text, "f")
     node = next(node.name for node in capture.graph.nodes if "conv" in node.op)
@@ -125,8 +125,8 @@ def test_the_same_action_gives_the_same_bytes(dtype: str, captured) -> None:
 
 
 @pytest.mark.parametrize("dtype", RULES)
-def test_each_window_is_read_as_one_run(dtype: str, captured) -> None:
-    """Of the product's left operand the address of a term is the row's, plus the term; the buffer is written before."""
+def test_each_window_is_loaded_as_one_contiguous_run(dtype: str, captured) -> None:
+    """The address of an element of the left operand is that of its row plus its index; the buffer is stored before."""
     text = source(CASES["images"], dtype)
     candidate, _ = with_im2win(captured(text, "f"), text, RULES[dtype])
     loads = re.findall(r"= (tl\.load\(.*\))", candidate.source.partition("for start in")[2].partition("tl.dot(")[0])
@@ -137,7 +137,7 @@ def test_each_window_is_read_as_one_run(dtype: str, captured) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("dtype", RULES)
-def test_what_has_no_dense_windows_is_refused(name: str, dtype: str, captured) -> None:
+def test_convolutions_without_contiguous_windows_are_rejected(name: str, dtype: str, captured) -> None:
     text = source(REFUSED[name], dtype)
     capture = captured(text, "f")
     node = next(node.name for node in capture.graph.nodes if "conv" in node.op)
@@ -145,56 +145,62 @@ def test_what_has_no_dense_windows_is_refused(name: str, dtype: str, captured) -
         act(capture, start(capture, text), ActionKind.IM2WIN, node, rule=RULES[dtype], node=node, kernels=[])
 
 
-def test_what_is_in_that_order_is_left_alone(captured) -> None:
+def test_im2win_does_not_apply_twice(captured) -> None:
     text = source(CASES["images"], "f16")
     capture = captured(text, "f")
     name = next(node.name for node in capture.graph.nodes if "conv" in node.op)
-    graph = rewritten(capture.graph, Rewrite("im2win", name))
+    graph = apply_rewrite(capture.graph, Rewrite("im2win", name))
     again = next(node.name for node in graph.nodes if ".conv" in node.op)
     with pytest.raises(CannotRewrite):
-        rewritten(graph, Rewrite("im2win", again))
+        apply_rewrite(graph, Rewrite("im2win", again))
 
 
-# Any numbers ---------------------------------------------------------------------------------------------------------
+# Random arguments ---------------------------------------------------------------------------------------------------------
 
 
 @st.composite
 def convolutions(draw: st.DrawFn) -> Graph:
-    """A convolution of lines, images or volumes in float16, with or without channels densest."""
+    """A 1D, 2D or 3D convolution in float16, with or without channels last."""
     spatial = draw(st.integers(1, 3))
 
     def each(low: int, high: int) -> tuple[int, ...]:
         return tuple(draw(st.lists(st.integers(low, high), min_size=spatial, max_size=spatial)))
 
-    kernel_sizes, steps, margins = each(1, 5), each(1, 4), each(0, 2)
+    kernel_sizes, steps, paddings = each(1, 5), each(1, 4), each(0, 2)
     dilations = (*each(1, 3)[:-1], 1)
     kernel_sizes = (*kernel_sizes[:-1], max(kernel_sizes[-1], 2))
-    batch, channels, outputs = draw(st.integers(1, 2)), draw(st.integers(1, 5)), draw(st.integers(2, 4))
-    # Of one place it is not to be seen in which order the channels of it lie.
-    places = (*each(1, 3)[:-1], 2)
-    own = zip(places, steps, dilations, kernel_sizes, margins, each(0, 3), strict=True)
-    lengths = tuple(max(2, (p - 1) * s + d * (t - 1) + 1 - 2 * m + min(more, s - 1)) for p, s, d, t, m, more in own)
-    placed = tuple(
+    batch, channels, out_channels = draw(st.integers(1, 2)), draw(st.integers(1, 5)), draw(st.integers(2, 4))
+    # With a single output position, both layouts have the same strides.
+    outputs = (*each(1, 3)[:-1], 2)
+    dimensions = zip(outputs, steps, dilations, kernel_sizes, paddings, each(0, 3), strict=True)
+    lengths = tuple(
+        max(2, (p - 1) * s + d * (t - 1) + 1 - 2 * m + min(extra, s - 1)) for p, s, d, t, m, extra in dimensions
+    )
+    output_sizes = tuple(
         (n + 2 * m - d * (t - 1) - 1) // s + 1
-        for n, m, d, t, s in zip(lengths, margins, dilations, kernel_sizes, steps, strict=True)
+        for n, m, d, t, s in zip(lengths, paddings, dilations, kernel_sizes, steps, strict=True)
     )
-    shapes = [(batch, channels, *lengths), (outputs, channels, *kernel_sizes), (batch, outputs, *placed)]
-    sized = [tuple(Size.of(size) for size in shape) for shape in shapes]
-    # With channels densest, windows of a single row are runs already.
-    packed = channels > 1 and any(tap > 1 for tap in kernel_sizes[:-1]) and draw(st.booleans())
+    shapes = [
+        (batch, channels, *lengths),
+        (out_channels, channels, *kernel_sizes),
+        (batch, out_channels, *output_sizes),
+    ]
+    symbolic_shapes = [tuple(Size.of(size) for size in shape) for shape in shapes]
+    # With channels last, windows of a single row are contiguous already.
+    packed = channels > 1 and any(kernel_size > 1 for kernel_size in kernel_sizes[:-1]) and draw(st.booleans())
     x, w, y = (
-        channels_last(shape, "float16") if packed and i != 1 else dense(shape, "float16")
-        for i, shape in enumerate(sized)
+        channels_last(shape, "float16") if packed and i != 1 else contiguous_type(shape, "float16")
+        for i, shape in enumerate(symbolic_shapes)
     )
-    args = (Ref("x"), Ref("w"), None, steps, margins, dilations, 1)
+    args = (Ref("x"), Ref("w"), None, steps, paddings, dilations, 1)
     node = Node("y", f"aten.conv{spatial}d.default", args, {}, (y,), 1, "y")
     inputs = tuple(GraphInput(name, name, InputKind.ARGUMENT, kind) for name, kind in (("x", x), ("w", w)))
     return Graph(inputs, (node,), (Ref("y"),), "tuple", {})
 
 
-def run(graph: Graph, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """What the graph's operations give as PyTorch runs them; each tensor must lie as the graph says."""
-    values = dict(given)
+def run(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Run the graph's operations in PyTorch and check the strides of each tensor."""
+    values = dict(inputs)
 
     def argument(value: Argument) -> object:
         if isinstance(value, Ref):
@@ -208,48 +214,48 @@ def run(graph: Graph, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
     for node in graph.nodes:
         namespace, name, overload = node.op.split(".")
         if namespace == "mtmc":
-            # A copy that only a kernel makes.
+            # A copy that only kernels implement.
             values[node.name] = values[next(iter(node.inputs())).name]
             continue
         kwargs = {key: getattr(torch, str(v)) if key == "dtype" else argument(v) for key, v in node.kwargs.items()}
-        made = getattr(getattr(torch.ops.aten, name), overload)(*(argument(item) for item in node.args), **kwargs)
-        assert tuple(made.shape) == tuple(size.constant for size in node.type.shape), node.op
+        result = getattr(getattr(torch.ops.aten, name), overload)(*(argument(item) for item in node.args), **kwargs)
+        assert tuple(result.shape) == tuple(size.constant for size in node.type.shape), node.op
         if "conv" not in name:
             steps = [
-                (own, size, step.constant)
-                for own, size, step in zip(made.stride(), made.shape, node.type.stride, strict=True)
+                (actual, size, step.constant)
+                for actual, size, step in zip(result.stride(), result.shape, node.type.stride, strict=True)
             ]
-            assert all(own == step for own, size, step in steps if size != 1), node.op
-        values[node.name] = made
+            assert all(actual == step for actual, size, step in steps if size != 1), node.op
+        values[node.name] = result
     assert graph.outputs[0] is not None
     return values[graph.outputs[0].name]
 
 
 def tensors(graph: Graph, seed: int) -> dict[str, torch.Tensor]:
-    """Small whole numbers, of which float16 holds every sum of products."""
-    made = torch.Generator().manual_seed(seed)
-    found = {}
+    """Small integers, so that float16 represents every sum of products exactly."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors_by_name = {}
     for item in graph.inputs:
         shape, stride = ([size.constant for size in sizes] for sizes in (item.type.shape, item.type.stride))
-        values = torch.randint(-3, 4, shape, generator=made).to(getattr(torch, item.type.dtype))
-        found[item.name] = torch.empty_strided(shape, stride, dtype=values.dtype).copy_(values)
-    return found
+        values = torch.randint(-3, 4, shape, generator=generator).to(getattr(torch, item.type.dtype))
+        tensors_by_name[item.name] = torch.empty_strided(shape, stride, dtype=values.dtype).copy_(values)
+    return tensors_by_name
 
 
-def eager(graph: Graph, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The user's own convolution, in double precision, where products with what is beyond the input are left out."""
-    return run(graph, {name: value.double() for name, value in given.items()}).to(given["x"].dtype)
+def eager(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The user's convolution in float64, which does not multiply with padding."""
+    return run(graph, {name: value.double() for name, value in inputs.items()}).to(inputs["x"].dtype)
 
 
 @settings(max_examples=100, deadline=None)
 @given(convolutions(), st.integers(0, 99))
-def test_whatever_the_numbers_the_values_are_the_same(graph: Graph, seed: int) -> None:
-    given_ = tensors(graph, seed)
-    assert torch.equal(run(rewritten(graph, Rewrite("im2win", "y")), given_), eager(graph, given_))
+def test_the_values_are_the_same_for_all_arguments(graph: Graph, seed: int) -> None:
+    inputs = tensors(graph, seed)
+    assert torch.equal(run(apply_rewrite(graph, Rewrite("im2win", "y")), inputs), eager(graph, inputs))
 
 
 def as_float32(graph: Graph) -> Graph:
-    """The same convolution in float32, which the library runs in TF32."""
+    """The same convolution in float32, with TF32 enabled."""
     inputs = tuple(replace(item, type=replace(item.type, dtype="float32")) for item in graph.inputs)
     node = graph.nodes[0]
     return replace(
@@ -262,18 +268,18 @@ def as_float32(graph: Graph) -> Graph:
 
 @settings(max_examples=40, deadline=None)
 @given(convolutions(), st.integers(0, 99), st.sampled_from([float("nan"), float("inf"), -float("inf")]))
-def test_what_is_not_finite_reaches_no_other_results(graph: Graph, seed: int, special: float) -> None:
-    for own, rule in ((graph, "im2win"), (as_float32(graph), "im2win-fp16")):
-        given_ = tensors(own, seed)
-        given_["w"] = given_["w"].abs() + 1
-        place = tuple(seed % size for size in given_["x"].shape)
-        given_["x"][place] = special
-        made, expected = run(rewritten(own, Rewrite(rule, "y")), given_), eager(own, given_)
-        assert torch.allclose(made, expected, rtol=1e-3, atol=1e-3, equal_nan=True)
+def test_infinities_and_nan_reach_no_other_results(graph: Graph, seed: int, special: float) -> None:
+    for convolution, rule in ((graph, "im2win"), (as_float32(graph), "im2win-fp16")):
+        inputs = tensors(convolution, seed)
+        inputs["w"] = inputs["w"].abs() + 1
+        position = tuple(seed % size for size in inputs["x"].shape)
+        inputs["x"][position] = special
+        result, expected = run(apply_rewrite(convolution, Rewrite(rule, "y")), inputs), eager(convolution, inputs)
+        assert torch.allclose(result, expected, rtol=1e-3, atol=1e-3, equal_nan=True)
 
 
 def test_kernels_keep_infinities_and_nan_where_they_are(captured) -> None:
-    """Runs end within a block of K, whose rest lies behind them in memory: it is left out, not multiplied by 0."""
+    """A run may end inside a block of K: the memory behind it is masked, not multiplied by 0."""
     text = """import torch
 import torch.nn.functional as F
 
@@ -288,21 +294,21 @@ def f(a, i, w):
     assert verdict.is_correct, verdict.reason
 
 
-# What is worth it ----------------------------------------------------------------------------------------------------
+# Proposals ----------------------------------------------------------------------------------------------------
 
 LARGE = "x=F[64,{channels},112,112], w=F[64,{channels},7,7], b=F[64]: F.relu(F.conv2d(x, w, b, stride=2, padding=1))"
 
 
 def large(captured, channels: int, dtype: str) -> tuple[Capture, str]:
-    """A convolution that the library may run in TF32."""
+    """A large convolution with TF32 enabled."""
     text = source(LARGE.format(channels=channels), dtype)
     capture = captured(text, "f")
     return replace(capture, graph=replace(capture.graph, fp32_convolution="tf32")), text
 
 
 def planned(capture: Capture, text: str, *history: Step) -> list[MacroAction]:
-    """What the planner would do with it on an H200, best first."""
-    return RooflinePlanner().ranked(State(capture, start(capture, text), history, SHEET, True))
+    """The planner's actions on an H200, best first."""
+    return RooflinePlanner().ranked(State(capture, start(capture, text), history, H200, True))
 
 
 @pytest.mark.parametrize("dtype", RULES)
@@ -323,25 +329,25 @@ def test_it_is_not_proposed_for_64_channels(dtype: str, captured) -> None:
     assert all(action.kind is not ActionKind.IM2WIN for action in actions)
 
 
-def test_what_it_came_to_decides_what_follows(captured) -> None:
-    """Where it was too inexact, nothing is rounded as TF32 is; where it was slower, others are tried."""
+def test_the_outcome_decides_which_actions_follow(captured) -> None:
+    """After an accuracy failure nothing is rounded like TF32; after a slow result other rewrites are tried."""
     capture, text = large(captured, 3, "f32")
     first = planned(capture, text)[0]
     verdict = Verdict(VerdictStatus.INCORRECT, (), "gpu", 2.8e-4, 2.6e-7, "too inexact")
-    for step, gone in (
+    for step, excluded in (
         (Step(1, first, StepStatus.FAILED, verdict.reason, verdict=verdict), {"im2win-fp16", "fp16-operands"}),
         (Step(1, first, StepStatus.REJECTED, "not faster"), {"im2win-fp16"}),
     ):
         after = planned(capture, text, step)
         assert after
-        assert not gone & {str(action.params.get("rule")) for action in after}
+        assert not excluded & {str(action.params.get("rule")) for action in after}
 
 
-def test_operands_are_rounded_only_where_that_can_be_judged(captured) -> None:
+def test_operands_are_rounded_only_if_a_gpu_can_measure_them(captured) -> None:
     capture, text = large(captured, 3, "f32")
 
     def kinds(**state: bool) -> set[ActionKind]:
-        found = proposals(situation(capture, start(capture, text), device=SHEET, **state))
+        found = proposals(situation(capture, start(capture, text), device=H200, **state))
         return {action.kind for action in found}
 
     assert ActionKind.IM2WIN in kinds(has_gpu=True, strict=False)

@@ -1,4 +1,4 @@
-"""Where torch.compile is faster than a kernel of ours for a product, the library gets it back, and the rest stays fused."""
+"""If torch.compile is faster than our kernel for a product, the library runs the product and the rest stays fused."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ def f(x, w):
 
 
 def accepted(action: MacroAction, candidate: Candidate, ratio: float) -> Step:
-    """The step as kept, with ``torch.compile`` done in that part of its time."""
-    there = Ratio(ratio, ratio, ratio)
-    baselines = (BaselineTime("eager", 200.0, Ratio(2.0, 2.0, 2.0)), BaselineTime("compile", 100.0 * ratio, there))
+    """An accepted step; ``torch.compile`` takes ``ratio`` times as long."""
+    compile_ratio = Ratio(ratio, ratio, ratio)
+    baselines = (
+        BaselineTime("eager", 200.0, Ratio(2.0, 2.0, 2.0)),
+        BaselineTime("compile", 100.0 * ratio, compile_ratio),
+    )
     timing = Timing(100.0, baselines, "compile", Speed.SLOWER, Ratio(1.0, 1.0, 1.0), 100, "", 0.2)
     return Step(1, action, StepStatus.ACCEPTED, "", candidate=candidate, timing=timing)
 
 
 def first_step(capture: Capture, text: str, kind: ActionKind) -> tuple[MacroAction, Candidate]:
-    """The convolution as a kernel with what is around it, or on channels last."""
+    """The convolution fused with the operations around it, or with channels last."""
     begin = start(capture, text)
     names = tuple(node.name for node in capture.graph.nodes)
     convolution = next(name for name in names if "conv" in name)
@@ -55,7 +58,7 @@ def planned(capture: Capture, candidate: Candidate, history: tuple[Step, ...]) -
 
 
 @pytest.mark.parametrize("kind", [ActionKind.FUSE, ActionKind.CHANNELS_LAST])
-def test_the_convolution_goes_back_and_the_rest_stays_fused(kind: ActionKind, captured) -> None:
+def test_the_library_runs_the_convolution_and_the_rest_stays_fused(kind: ActionKind, captured) -> None:
     capture = captured(TEXT, "f")
     action, candidate = first_step(capture, TEXT, kind)
     (back,) = planned(capture, candidate, (accepted(action, candidate, 0.6),))
@@ -69,7 +72,7 @@ def test_the_convolution_goes_back_and_the_rest_stays_fused(kind: ActionKind, ca
     assert verdict.is_correct, verdict.reason
 
 
-def test_it_is_asked_for_once_and_only_where_the_compiler_is_ahead(captured) -> None:
+def test_it_is_proposed_once_and_only_if_the_compiler_is_faster(captured) -> None:
     capture = captured(TEXT, "f")
     action, candidate = first_step(capture, TEXT, ActionKind.FUSE)
     assert not planned(capture, candidate, ())
@@ -80,13 +83,13 @@ def test_it_is_asked_for_once_and_only_where_the_compiler_is_ahead(captured) -> 
     assert not planned(capture, candidate, (step, refused))
 
 
-def test_a_product_alone_stays_as_it_is(captured) -> None:
+def test_a_single_product_does_not_change(captured) -> None:
     capture = captured(ALONE, "f")
     action, candidate = first_step(capture, ALONE, ActionKind.FUSE)
     assert not planned(capture, candidate, (accepted(action, candidate, 0.6),)), "nothing of ours would be left"
 
 
-def test_only_products_are_the_librarys(captured) -> None:
+def test_only_products_can_move_to_the_library(captured) -> None:
     capture = captured(TEXT, "f")
     with pytest.raises(CannotCode, match="no product is called relu"):
         act(capture, start(capture, TEXT), ActionKind.LIBRARY, "relu", nodes=["relu"], kernels=[])

@@ -1,4 +1,4 @@
-"""Loops over time steps that are written out: planned in the time of their length, as kernels that can be written, within the budget."""
+"""Unrolled loops over time steps: planning time is linear in their length and limited, and the kernels stay small."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mtmc_lsp.fusion import search as fusion
 from mtmc_lsp.fusion.search import LONGEST, FusionSearch
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.planners.roofline import CUT_SHORT, RooflinePlanner
-from mtmc_lsp.rewrites.graph_editing import dense
+from mtmc_lsp.rewrites.graph_editing import contiguous_type
 from mtmc_lsp.schedule.schedule import Schedule
 from tests.codegen.harness import fused, verified
-from tests.planning.situations import SHEET, act, start
+from tests.planning.situations import H200, act, start
 
 EULER = """import torch
 # mtmc: x=f32[N,2] N=70
@@ -41,8 +41,8 @@ def f(x):
 
 
 def time_steps(count: int) -> Graph:
-    """``h = tanh(h * x[:, t])`` and ``y = y + h * h``, once for each step; the results are the last h and y."""
-    row, whole = dense((Size.of(64),), "float32"), dense((Size.of(64), Size.of(count)), "float32")
+    """``h = tanh(h * x[:, t])`` and ``y = y + h * h`` for each step; returns the last h and y."""
+    row, whole = contiguous_type((Size.of(64),), "float32"), contiguous_type((Size.of(64), Size.of(count)), "float32")
     nodes: list[Node] = []
 
     def add(op: str, *args: Ref | int) -> Ref:
@@ -58,18 +58,18 @@ def time_steps(count: int) -> Graph:
 
 
 def searched(count: int, monkeypatch) -> tuple[int, list[fusion.Fusion]]:
-    """Nodes in all sets that a search looks at, and what it finds."""
-    looked_at: list[int] = []
+    """The total number of nodes that a search analyses, and its fusions."""
+    analysed_sizes: list[int] = []
     analyse = fusion.analyse
 
     def counted(ir, nodes):
-        looked_at.append(len(nodes))
+        analysed_sizes.append(len(nodes))
         return analyse(ir, nodes)
 
     with monkeypatch.context() as patch:
         patch.setattr(fusion, "analyse", counted)
-        found = FusionSearch(lower(time_steps(count)), Schedule(), SHEET).best()
-    return sum(looked_at), found
+        fusions = FusionSearch(lower(time_steps(count)), Schedule(), H200).best()
+    return sum(analysed_sizes), fusions
 
 
 def test_a_loop_of_four_times_the_steps_takes_little_more_than_four_times_the_work(monkeypatch) -> None:
@@ -79,22 +79,22 @@ def test_a_loop_of_four_times_the_steps_takes_little_more_than_four_times_the_wo
 
 
 def test_a_long_loop_becomes_few_kernels_that_end_with_a_step(monkeypatch) -> None:
-    """Of each but the last the next needs h and y alone."""
-    _, found = searched(240, monkeypatch)
+    """Each kernel except the last passes only h and y to the next."""
+    _, fusions = searched(240, monkeypatch)
     graph = time_steps(240)
-    work = [sum("select" not in graph.named[name].op for name in each.nodes) for each in found]
-    assert len(found) < 12 and max(work) <= LONGEST
+    work = [sum("select" not in graph.named[name].op for name in each.nodes) for each in fusions]
+    assert len(fusions) < 12 and max(work) <= LONGEST
     assert sum(work) == 240 * 4
-    assert all(len(each.region.outputs) <= 2 for each in found)
+    assert all(len(each.region.outputs) <= 2 for each in fusions)
 
 
 def test_a_short_loop_is_one_kernel(monkeypatch) -> None:
-    _, found = searched(30, monkeypatch)
-    assert [len(each.nodes) for each in found] == [len(time_steps(30).nodes)]
+    _, fusions = searched(30, monkeypatch)
+    assert [len(each.nodes) for each in fusions] == [len(time_steps(30).nodes)]
 
 
 class Clock:
-    """Time that passes with each look at it."""
+    """A clock that advances by one second per call."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -104,33 +104,33 @@ class Clock:
         return self.now
 
 
-def test_planning_ends_at_its_deadline_with_what_it_has_and_says_so(captured, monkeypatch) -> None:
+def test_planning_stops_at_its_deadline_and_reports_that(captured, monkeypatch) -> None:
     text = EULER.format(steps=8)
     capture = captured(text, "f")
     clock = Clock()
     for module in (fusion, base):
         monkeypatch.setattr(module, "time", clock)
-    state = State(capture, start(capture, text), (), SHEET, False, deadline=20.0)
+    state = State(capture, start(capture, text), (), H200, False, deadline=20.0)
     actions = RooflinePlanner().ranked(state)
     assert actions and all(action.rationale.endswith(CUT_SHORT) for action in actions)
     assert max(len(action.region) for action in actions) < len(capture.graph.nodes)
     assert clock.now < 100.0
-    free = RooflinePlanner().ranked(State(capture, start(capture, text), (), SHEET, False))
-    assert not any(CUT_SHORT in action.rationale for action in free)
+    unlimited = RooflinePlanner().ranked(State(capture, start(capture, text), (), H200, False))
+    assert not any(CUT_SHORT in action.rationale for action in unlimited)
 
 
-def test_steps_that_stack_what_the_next_ones_take_apart_are_kernels_that_can_be_written(captured) -> None:
-    """In one kernel each element would need every element of the step before: the code would double with every step."""
+def test_steps_that_stack_and_unstack_their_state_become_kernels_of_bounded_size(captured) -> None:
+    """In one kernel each element would need every element of the previous step: the code would double per step."""
     text = EULER.format(steps=24)
     capture = captured(text, "f")
-    action = RooflinePlanner().ranked(State(capture, start(capture, text), (), SHEET, False))[0]
+    action = RooflinePlanner().ranked(State(capture, start(capture, text), (), H200, False))[0]
     candidate = act(capture, start(capture, text), action.kind, *action.region, **action.params)
     assert len(candidate.source.splitlines()) < 20_000
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
 
 
-def test_what_is_chosen_of_a_stack_is_computed_alone(captured) -> None:
+def test_only_the_selected_part_of_a_stack_is_computed(captured) -> None:
     capture = captured(CHOSEN, "f")
     candidate = fused(capture, CHOSEN)
     assert "tl.where" not in candidate.source and "out_ptr + cols, x * 2.0 * 0.5" in candidate.source
@@ -138,11 +138,11 @@ def test_what_is_chosen_of_a_stack_is_computed_alone(captured) -> None:
     assert verdict.is_correct, verdict.reason
 
 
-def test_a_chain_that_is_too_long_for_one_kernel_is_planned_as_several_and_refused_as_one(captured) -> None:
+def test_a_chain_too_long_for_one_kernel_is_planned_as_several_and_rejected_as_one(captured) -> None:
     capture = captured(DEEP, "f")
     names = [node.name for node in capture.graph.nodes]
     with pytest.raises(CannotCode, match="fuse fewer operations"):
         act(capture, start(capture, DEEP), ActionKind.FUSE, *names)
-    action = RooflinePlanner().ranked(State(capture, start(capture, DEEP), (), SHEET, False))[0]
+    action = RooflinePlanner().ranked(State(capture, start(capture, DEEP), (), H200, False))[0]
     candidate = act(capture, start(capture, DEEP), action.kind, *action.region, **action.params)
     assert verified(capture, candidate).is_correct

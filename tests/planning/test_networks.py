@@ -1,4 +1,4 @@
-"""Whole networks: what repeats is one step and one kernel, layouts go through from end to end, and plans stay short."""
+"""Networks: repeated blocks are one step and one kernel, layouts propagate from end to end, and plans stay short."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites import layout_propagation as propagation
-from mtmc_lsp.rewrites.graph_editing import dense
+from mtmc_lsp.rewrites.graph_editing import contiguous_type
 from mtmc_lsp.schedule.precision_modes import Precisions
 from mtmc_lsp.schedule.schedule import Schedule
 from tests.codegen.harness import compile_errors, verified
-from tests.planning.situations import SHEET, SLOW, act, schedule_of, start
+from tests.planning.situations import H200, SLOW, act, schedule_of, start
 
 HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n"
 RESIDUAL = """
@@ -95,8 +95,8 @@ def network(name: str) -> str:
     return f"{HEAD}{body}\n\ndef get_inputs():\n    return [{x}]\n\n\ndef get_init_inputs():\n    return []\n"
 
 
-def in_a_row(layers: list[str]) -> str:
-    """A network of layers of four features, one after the other."""
+def sequential(layers: list[str]) -> str:
+    """A sequential network of layers with four features."""
     body = (
         f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         f"        self.layers = nn.Sequential({', '.join(layers)})\n\n    def forward(self, x):\n        return self.layers(x)\n"
@@ -113,26 +113,26 @@ def images(graph: Graph) -> list[Node]:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_channels_last_throughout_changes_layouts_alone(name, captured):
-    """Operations are the same but for copies, all convolutions have channels densest, and results lie as they did."""
+def test_channels_last_throughout_changes_only_layouts(name, captured):
+    """Only copies are new, all convolutions are channels-last, and results keep their layouts."""
     text = network(name)
     capture = captured(text, "Net")
     before = capture.graph
     after = ir_of(before, schedule_of(throughout(capture, start(capture, text)))).graph
     assert all(node.type.is_channels_last for node in images(after))
     assert [after.type_of(ref) for ref in after.outputs if ref] == [before.type_of(r) for r in before.outputs if r]
-    own = [node.op for node in after.nodes if node.name in before.named]
-    assert own == [node.op for node in before.nodes]
+    remaining = [node.op for node in after.nodes if node.name in before.named]
+    assert remaining == [node.op for node in before.nodes]
     assert {node.op for node in after.nodes if node.name not in before.named} == {"aten.clone.default"}
     for node in after.nodes:
-        known = before.named.get(node.name)
-        if known is not None and not node.type.is_channels_last:
-            assert node.outputs == known.outputs
+        original = before.named.get(node.name)
+        if original is not None and not node.type.is_channels_last:
+            assert node.outputs == original.outputs
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_channels_last_throughout_keeps_the_values(name, captured):
-    """With the first kernel that the planner then writes, the results are those of the user's own code."""
+    """With the planner's first kernel the results equal those of the user's code."""
     text = network(name)
     capture = captured(text, "Net")
     candidate = throughout(capture, start(capture, text))
@@ -144,8 +144,8 @@ def test_channels_last_throughout_keeps_the_values(name, captured):
         throughout(capture, candidate)
 
 
-def test_a_network_of_like_blocks_takes_few_steps_and_few_kernels(captured):
-    """What the blocks share is one step each and one kernel; the end of the plan is correct."""
+def test_a_network_of_equal_blocks_takes_few_steps_and_few_kernels(captured):
+    """Operations that the blocks share take one step and one kernel each; the final candidate is correct."""
     text = network("residual")
     capture = captured(text, "Net")
     candidate, history = start(capture, text), []
@@ -165,8 +165,8 @@ def test_a_network_of_like_blocks_takes_few_steps_and_few_kernels(captured):
 
 
 def test_a_network_of_many_tensors_is_an_operator_of_a_list(captured):
-    """PyTorch's operators take at most 64 arguments; the file still loads, and its kernels compile."""
-    text = in_a_row(["nn.Linear(4, 4)", "nn.ReLU()"] * 33)
+    """PyTorch's operators take at most 64 arguments: the tensors become a list, and the kernels compile."""
+    text = sequential(["nn.Linear(4, 4)", "nn.ReLU()"] * 33)
     capture = captured(text, "Net")
     relu = next(node.name for node in capture.graph.nodes if "relu" in node.op)
     candidate = act(capture, start(capture, text), ActionKind.FUSE, relu)
@@ -175,9 +175,9 @@ def test_a_network_of_many_tensors_is_an_operator_of_a_list(captured):
     assert not compile_errors(capture, candidate, ["sm_90"])
 
 
-def test_what_a_network_changes_is_a_list_of_its_own(captured):
-    """Three tensors of each batch norm in training: of 22 of them they are more than an operator takes."""
-    text = in_a_row(["nn.BatchNorm1d(4)"] * 23 + ["nn.ReLU()"])
+def test_tensors_that_a_network_changes_are_a_separate_list(captured):
+    """A batch norm in training changes three tensors, so 22 of them exceed the arguments of an operator."""
+    text = sequential(["nn.BatchNorm1d(4)"] * 23 + ["nn.ReLU()"])
     capture = captured(text, "Net")
     relu = next(node.name for node in capture.graph.nodes if "relu" in node.op)
     candidate = act(capture, start(capture, text), ActionKind.FUSE, relu)
@@ -187,20 +187,20 @@ def test_what_a_network_changes_is_a_list_of_its_own(captured):
     assert verdict.is_correct, verdict.reason
 
 
-def test_what_is_slow_around_a_product_is_not_tried_with_less_around_it(captured):
-    """A kernel of a convolution and its norm that was slower than both rules out one of the convolution alone."""
+def test_a_slow_fusion_with_a_product_is_not_tried_with_fewer_nodes(captured):
+    """If a kernel of a convolution and its norm was slower, a kernel of the convolution alone is not tried."""
     text = network("residual")
     capture = captured(text, "Net")
     ir = ir_of(capture.graph, Schedule())
     node = images(capture.graph)[1].name
-    found = next(f for f in FusionSearch(ir, Schedule(), SLOW).best() if node in f.nodes)
-    again = FusionSearch(ir, Schedule(), SLOW, slow=[found.nodes]).best()
-    assert not any(node in fusion.nodes and fusion.nodes <= found.nodes for fusion in again)
-    assert any(node not in fusion.nodes for fusion in again)
+    first = next(f for f in FusionSearch(ir, Schedule(), SLOW).best() if node in f.nodes)
+    other_fusions = FusionSearch(ir, Schedule(), SLOW, slow=[first.nodes]).best()
+    assert not any(node in fusion.nodes and fusion.nodes <= first.nodes for fusion in other_fusions)
+    assert any(node not in fusion.nodes for fusion in other_fusions)
 
 
-def test_sites_that_fail_together_are_tried_apart(captured):
-    """One site may be at fault; where all were correct and slower, none is tried again."""
+def test_sites_that_fail_together_are_tried_separately(captured):
+    """After a failure the sites are tried separately; if all were correct but slower, none is tried again."""
     text = network("residual")
     capture = captured(text, "Net")
     candidate = throughout(capture, start(capture, text))
@@ -208,19 +208,19 @@ def test_sites_that_fail_together_are_tried_apart(captured):
     group = next(a for a in RooflinePlanner().ranked(state) if "sites" in a.params)
     sites = {tuple(site["nodes"]) for site in group.params["sites"]}
 
-    def left(status: StepStatus) -> set[tuple[str, ...]]:
-        told = replace(state, history=(Step(1, group, status, ""),))
-        return {action.region for action in RooflinePlanner().ranked(told)} & sites
+    def proposed_sites(status: StepStatus) -> set[tuple[str, ...]]:
+        after = replace(state, history=(Step(1, group, status, ""),))
+        return {action.region for action in RooflinePlanner().ranked(after)} & sites
 
-    assert left(StepStatus.FAILED) == sites
-    assert not left(StepStatus.REJECTED)
+    assert proposed_sites(StepStatus.FAILED) == sites
+    assert not proposed_sites(StepStatus.REJECTED)
     ir = ir_of(capture.graph, schedule_of(candidate))
-    told = Precisions.of(ir, SHEET, [Step(1, group, StepStatus.REJECTED, "")])
+    told = Precisions.of(ir, H200, [Step(1, group, StepStatus.REJECTED, "")])
     assert {tuple(sorted(nodes)) for _, nodes in told.slow} == {tuple(sorted(nodes)) for nodes in sites}
 
 
 def test_channels_last_throughout_comes_first_and_once(captured):
-    """It and single convolutions rearrange the same operands; what came to nothing is not proposed again."""
+    """It excludes the rewrite of single convolutions, and is not proposed again after a rejection."""
     text = network("residual")
     capture = captured(text, "Net")
     root = start(capture, text)
@@ -235,7 +235,7 @@ def test_channels_last_throughout_comes_first_and_once(captured):
 
 
 def chain(operations: list[str], size: int, prefix: str) -> list[Node]:
-    kind = dense((Size.of(size), Size.of(4)), "float32")
+    kind = contiguous_type((Size.of(size), Size.of(4)), "float32")
     names = [f"{prefix}{i}" for i in range(len(operations))]
     sources = [Ref("x"), *(Ref(name) for name in names)]
     return [
@@ -247,8 +247,8 @@ OPERATIONS = st.lists(st.sampled_from(["relu", "tanh", "exp"]), min_size=1, max_
 
 
 @given(OPERATIONS, OPERATIONS, st.integers(1, 9), st.integers(1, 9))
-def test_the_form_of_nodes_is_what_they_do_whatever_their_names_and_sizes(first, second, m, n):
-    kind = dense((Size.of(m), Size.of(4)), "float32")
+def test_the_form_of_nodes_depends_on_operations_but_not_on_names_and_sizes(first, second, m, n):
+    kind = contiguous_type((Size.of(m), Size.of(4)), "float32")
     a, b = chain(first, m, "a"), chain(second, n, "b")
     outputs = (Ref(a[-1].name), Ref(b[-1].name))
     graph = Graph((GraphInput("x", "x", InputKind.ARGUMENT, kind),), (*a, *b), outputs, "tuple", {})

@@ -1,4 +1,4 @@
-"""Sums over the places of a convolution, moved in front of it: the same values without the convolution."""
+"""Sums over output positions of a convolution, moved in front of it: the same values without the convolution."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.rewrites import ALGEBRA
 from tests.codegen.families import source
 from tests.codegen.harness import verified
-from tests.planning.situations import fused_as_far_as_it_goes, operations, proposed, start, with_algebra
+from tests.planning.situations import fully_fused, operations, proposed, start, with_algebra
 
 RULE = "sum-before-places"
 CASES = {
@@ -22,7 +22,7 @@ CASES = {
     "one dimension, transposed": "x=F[B,3,4,3,5], w=F[3,2,3,3,2], b=F[2]: F.conv_transpose3d(x, w, b, 1, 1).mean(2, keepdim=True)",
     "a transposed tensor": "x=F[B,5,6,3], w=F[4,3,3,3]: F.conv2d(x.permute(0, 3, 1, 2), w, stride=2).mean((2, 3))",
 }
-NOT = {
+NO_MATCH = {
     "what others read": "x=F[B,3,7,6], w=F[5,3,3,2]: (lambda y: y.mean((2, 3)) + y[:, :, 0, 0])(F.conv2d(x, w))",
     "channels too": "x=F[B,3,7,6], w=F[5,3,3,2]: F.conv2d(x, w).mean((1, 2, 3))",
     "groups": "x=F[B,4,6,5], w=F[6,2,3,2]: F.conv2d(x, w, groups=2).sum((2, 3))",
@@ -34,32 +34,32 @@ NOT = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_sums_of_what_each_tap_meets_give_the_same(name: str, captured) -> None:
+def test_the_input_sums_of_each_kernel_position_give_the_same_result(name: str, captured) -> None:
     text = source(CASES[name], "f32")
     capture = captured(text, "f")
     candidate = with_algebra(capture, start(capture, text), RULE)
-    left = [op for op in operations(capture, candidate) if "conv" in op]
-    # Only what is not summed over is still a convolution.
-    assert len(left) == name.startswith("one dimension")
-    candidate = fused_as_far_as_it_goes(capture, candidate)
+    convolutions = [op for op in operations(capture, candidate) if "conv" in op]
+    # Dimensions that are not reduced stay a convolution.
+    assert len(convolutions) == name.startswith("one dimension")
+    candidate = fully_fused(capture, candidate)
     assert candidate.launches
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
 
 
-@pytest.mark.parametrize("name", NOT)
-def test_a_convolution_stays_where_its_places_are_wanted(name: str, captured) -> None:
-    graph = captured(source(NOT[name], "f32"), "f").graph
-    own = next(item for item in ALGEBRA if item.name == RULE)
-    assert [node.name for node in graph.nodes if own.match(graph, node)] == []
+@pytest.mark.parametrize("name", NO_MATCH)
+def test_a_convolution_stays_if_its_positions_are_needed(name: str, captured) -> None:
+    graph = captured(source(NO_MATCH[name], "f32"), "f").graph
+    rewrite = next(item for item in ALGEBRA if item.name == RULE)
+    assert [node.name for node in graph.nodes if rewrite.match(graph, node)] == []
 
 
-def test_the_planner_says_what_is_no_longer_computed(captured) -> None:
+def test_the_planner_states_what_is_no_longer_computed(captured) -> None:
     text = source("x=F[8,64,32,32], w=F[256,64,3,3]: F.conv2d(x, w, padding=1).mean((2, 3))", "f32")
     capture = captured(text, "f")
     action = proposed(capture, start(capture, text), ActionKind.ALGEBRA)[0]
-    assert action.text == "move the mean over places in front of the conv2d in line 6"
+    assert action.text == "move the mean over positions in front of the conv2d in line 6"
     assert action.rationale.startswith(
-        "The mean over 1024 places needs a product with the weights of the sums of what each tap"
+        "The mean over 1024 positions needs only a product with the weights of the input sums for each kernel position"
     )
     assert action.expected.flops_after < action.expected.flops_before / 100

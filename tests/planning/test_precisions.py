@@ -1,4 +1,4 @@
-"""Precision modes of float32 products: what each computes, and in which order the planner goes through them."""
+"""Precision modes of float32 products: their accuracy, and the order in which the planner tries them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mtmc_lsp.schedule.matmul_configs import product_config
 from mtmc_lsp.schedule.precision_modes import Precisions
 from mtmc_lsp.tuning.cost import kernel_cost, torch_cost
 from tests.codegen.harness import compile_errors, fused, verified
-from tests.planning.situations import SHEET, region_and_program, situation, start
+from tests.planning.situations import H200, region_and_program, situation, start
 
 SMALL = {
     "block_m": 16,
@@ -67,7 +67,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_product_in_short_pieces_is_as_exact_as_the_users_own(name: str, captured) -> None:
-    """The verdict compares with a float64 oracle and allows eight times the error of the user's own fp32."""
+    """The verdict compares with a float64 oracle and allows eight times the error of the user's fp32 code."""
     text, config = CASES[name]
     capture = captured(text, "f")
     candidate = fused(capture, text, {**SMALL, **config})
@@ -77,7 +77,7 @@ def test_a_product_in_short_pieces_is_as_exact_as_the_users_own(name: str, captu
 
 
 def test_a_sum_of_few_terms_is_one_piece_and_longer_ones_stay_exact(captured) -> None:
-    """One accumulator leaves the registers for a larger tile; the launcher says by K, call by call, which it is."""
+    """A single accumulator frees registers for a larger tile; the launcher selects the variant by K in each call."""
     text = linear(range="@0..1", b=512, k=192, n=512)
     capture = captured(text, "f")
     config = {**SMALL, "precision": "fp16x3-short"}
@@ -86,7 +86,7 @@ def test_a_sum_of_few_terms_is_one_piece_and_longer_ones_stay_exact(captured) ->
     assert "ONE_PIECE=k_pad <= 256" in short.source
     assert short.launches[-1].constexprs["ONE_PIECE"] is True
     assert "acc += part" in short.source, "for a longer K"
-    # Sizes along K that are one piece and that are not.
+    # Sizes of K with one piece and with several.
     small = linear(range="@0..1", b=40, k=250)
     capture = captured(small, "f")
     verdict = verified(capture, fused(capture, small, {**config, "precision": "fp16x3"}))
@@ -98,13 +98,13 @@ def test_the_tile_of_split_operands_is_as_large_as_their_sums_leave_room_for(
     k: int, tile: tuple[int, int], stages: int, captured
 ) -> None:
     ir, region = region_and_program(captured(linear(b=8192, k=k, n=8192), "f"))
-    config = product_config(ir, region, SHEET, PrecisionMode.FP16X3)
+    config = product_config(ir, region, H200, PrecisionMode.FP16X3)
     assert (config.block_m, config.block_n) == tile
     assert config.stages == stages
 
 
 def test_pieces_are_added_by_fp32_units(captured) -> None:
-    """Of one block alone, the product would be folded into the addition, and be done by tensor cores."""
+    """With a piece of one block, the compiler would fold the addition into the product on tensor cores."""
     text = linear(range="@0..1", b=2048, k=4096, n=2048)
     capture = captured(text, "f")
     config = dict(planned(capture, text)[0].params["config"])
@@ -121,21 +121,25 @@ def precision(action: MacroAction) -> str:
 
 
 def planned(capture: Capture, text: str, history: tuple[Step, ...] = (), **state: bool) -> list[MacroAction]:
-    """What the planner would do next on an H200, of actions that make a kernel."""
+    """The planner's actions on an H200 that create a kernel, best first."""
     state = {"strict": False, **state}
-    own = replace(situation(capture, start(capture, text), device=SHEET, **state), history=history)
-    return [action for action in proposals(own) if action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE)]
+    state_with_history = replace(situation(capture, start(capture, text), device=H200, **state), history=history)
+    return [
+        action for action in proposals(state_with_history) if action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE)
+    ]
 
 
-def failed(action: MacroAction, error: float, own: float = 8e-7, candidate: Candidate | None = None) -> Step:
-    verdict = Verdict(VerdictStatus.INCORRECT, (), "gpu", error, own, "too inexact")
+def failed(
+    action: MacroAction, error: float, reference_error: float = 8e-7, candidate: Candidate | None = None
+) -> Step:
+    verdict = Verdict(VerdictStatus.INCORRECT, (), "gpu", error, reference_error, "too inexact")
     return Step(1, action, StepStatus.FAILED, verdict.reason, candidate=candidate, verdict=verdict)
 
 
 BIG = linear(range="@-1..1", b=2048, k=2048, n=2048)
 
 
-def test_what_was_too_inexact_is_summed_in_shorter_pieces_and_then_by_fp32_units(captured) -> None:
+def test_after_an_accuracy_failure_pieces_get_shorter_and_then_fp32_units_are_used(captured) -> None:
     text = linear(b=8192, k=64, n=2048)
     capture = captured(text, "f")
     history: tuple[Step, ...] = ()
@@ -157,8 +161,8 @@ def test_an_inexact_mode_is_given_up_for_the_product_whatever_is_fused_with_it(c
     assert modes == {"fp16x3-short"}
 
 
-def test_what_was_too_slow_is_not_tried_in_shorter_pieces(captured) -> None:
-    """With more additions the same products are no faster."""
+def test_a_slow_kernel_is_not_tried_in_shorter_pieces(captured) -> None:
+    """Shorter pieces need more additions and are not faster."""
     capture = captured(BIG, "f")
     first = planned(capture, BIG)[0]
     history = (Step(1, first, StepStatus.REJECTED, "not faster"),)
@@ -167,7 +171,7 @@ def test_what_was_too_slow_is_not_tried_in_shorter_pieces(captured) -> None:
     }
 
 
-def test_a_wrong_kernel_says_nothing_of_its_rounding(captured) -> None:
+def test_an_incorrect_kernel_does_not_change_the_precision_mode(captured) -> None:
     capture = captured(BIG, "f")
     first = planned(capture, BIG)[0]
     modes = [precision(action) for action in planned(capture, BIG, (failed(first, 0.7),))]
@@ -186,8 +190,8 @@ AVERAGED = {
 
 
 @pytest.mark.parametrize("text", AVERAGED)
-def test_a_long_sum_whose_results_are_averaged_has_short_pieces_at_once(text: str, captured) -> None:
-    """What tensor cores cut off is all on one side, and left when everything else has cancelled."""
+def test_a_long_sum_whose_results_are_averaged_starts_with_short_pieces(text: str, captured) -> None:
+    """Truncation errors of tensor cores all have the same sign and do not cancel in a mean."""
     source = f"""import torch
 import torch.nn.functional as F
 # mtmc: x=f32[2048,2048]@-1..1 y=f32[2048,2048]@-1..1 r=f32[2048] s=f32[2048]@0..1
@@ -195,14 +199,14 @@ def f(x, y, r, s):
     return {text}
 """
     ir = lower(captured(source, "f").graph)
-    modes = Precisions(ir, SHEET, False, {}, ()).modes
+    modes = Precisions(ir, H200, False, {}, ()).modes
     assert {left[0] for left in modes.values()} == (
         {PrecisionMode.FP16X3_SHORT} if AVERAGED[text] else {PrecisionMode.FP16X3}
     )
 
 
-def test_operands_that_are_rounded_on_the_way_take_the_room_that_they_are_loaded_in(captured) -> None:
-    """On an H200 a tile of theirs needed 245760 bytes of 232448, where the same of operands of two bytes needs 147456."""
+def test_operands_that_are_converted_on_load_need_shared_memory_in_their_original_dtype(captured) -> None:
+    """On an H200 such a tile needs 245760 of 232448 bytes; with 2-byte operands in memory it needs 147456."""
     text = """import torch
 # mtmc: x=f32[4096,2048] y=f32[2048,4096]
 def f(x, y):
@@ -216,7 +220,7 @@ def f(x, y):
 
 
 def test_few_tiles_with_a_long_sum_share_it_and_split_operands_as_they_are_read(captured) -> None:
-    """A pass over 256 rows before would have 16 programs, whose time is far above the library's."""
+    """Splitting 256 rows in advance would use 16 program instances and take far longer than the library."""
     text = linear()
     capture = captured(text, "f")
     capture = replace(capture, graph=replace(capture.graph, sizes={"B": 256, "K": 524288, "N": 256}))
@@ -228,11 +232,11 @@ def test_few_tiles_with_a_long_sum_share_it_and_split_operands_as_they_are_read(
     region = analyse(ir, first.region)
     chosen = from_json(MatmulConfig, config)
     before = replace(chosen, precision=PrecisionMode.FP16X3, split_on_load=None)
-    library = sum(torch_cost(ir, capture.graph.node(name), SHEET).us for name in first.region)
-    assert kernel_cost(ir, region, chosen, SHEET).us < library < kernel_cost(ir, region, before, SHEET).us
+    library = sum(torch_cost(ir, capture.graph.node(name), H200).us for name in first.region)
+    assert kernel_cost(ir, region, chosen, H200).us < library < kernel_cost(ir, region, before, H200).us
 
 
-def test_strict_runs_stay_with_fp32_units(captured) -> None:
+def test_strict_runs_use_only_fp32_units(captured) -> None:
     text = linear(range="@0..1", b=2048, k=2048, n=2048)
     capture = captured(text, "f")
     modes = {precision(action) for action in planned(capture, text, strict=True)}
@@ -240,7 +244,7 @@ def test_strict_runs_stay_with_fp32_units(captured) -> None:
 
 
 @pytest.mark.parametrize(("drawn", "low"), [("rand", 0.0), ("randn", None)])
-def test_the_users_own_inputs_show_their_signs(drawn: str, low: float | None, captured) -> None:
+def test_the_users_inputs_determine_the_signs(drawn: str, low: float | None, captured) -> None:
     source = f"""import torch
 class Model(torch.nn.Module):
     def forward(self, x):
@@ -253,8 +257,8 @@ def get_init_inputs():
     assert captured(source, "Model").arguments[0].low == low
 
 
-def test_signs_of_large_inputs_are_known(captured) -> None:
-    """Of these capture draws others in the place of the user's own where there is a GPU, of the same signs."""
+def test_the_signs_of_large_inputs_are_known(captured) -> None:
+    """With a GPU, capture replaces large inputs by random ones with the same signs."""
     source = """import torch
 class Model(torch.nn.Module):
     def forward(self, a, b):

@@ -1,4 +1,4 @@
-"""Recurrent layers in the planner: what is proposed for them, in which precision, and what is not."""
+"""Recurrent layers in the planner: which actions are proposed, and in which precision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.primitives import PrimOp
 from mtmc_lsp.ir.regions import CannotFuse, RegionKind, analyse
-from tests.planning.situations import SHEET, act, situation, start
+from tests.planning.situations import H200, act, situation, start
 
 TEXT = """import torch
 
@@ -39,13 +39,13 @@ def layers_of(capture: Capture) -> str:
 
 
 def planned(capture: Capture, text: str, history: tuple[Step, ...] = (), *, strict: bool = False) -> list[MacroAction]:
-    """What is proposed for the layers."""
-    state = replace(situation(capture, start(capture, text), strict=strict, device=SHEET), history=history)
+    """The actions that are proposed for the layers."""
+    state = replace(situation(capture, start(capture, text), strict=strict, device=H200), history=history)
     return [action for action in proposals(state) if layers_of(capture) in action.region]
 
 
 @pytest.mark.parametrize("layer", [LSTM, BOTH])
-def test_layers_are_one_step_that_says_what_it_does(captured, layer: str) -> None:
+def test_layers_are_one_step_with_a_rationale(captured, layer: str) -> None:
     text = TEXT.format(layer=layer).replace("Linear(hidden", f"Linear({2 if layer == BOTH else 1} * hidden")
     capture = captured(text, "Net")
     action = planned(capture, text)[0]
@@ -56,15 +56,15 @@ def test_layers_are_one_step_that_says_what_it_does(captured, layer: str) -> Non
     assert action.expected.saved_us > 3e3, "the library's steps take tens of milliseconds"
 
 
-def test_under_strict_precision_fp32_units_do_it(captured) -> None:
+def test_strict_runs_use_fp32_units(captured) -> None:
     text = TEXT.format(layer=LSTM)
     capture = captured(text, "Net")
-    found = planned(capture, text, strict=True)
-    assert [(action.kind, action.params["config"]["precision"]) for action in found] == [(ActionKind.FUSE, "ieee")]
-    assert not found[0].changes_rounding
+    actions = planned(capture, text, strict=True)
+    assert [(action.kind, action.params["config"]["precision"]) for action in actions] == [(ActionKind.FUSE, "ieee")]
+    assert not actions[0].changes_rounding
 
 
-def test_what_is_too_inexact_on_tensor_cores_is_tried_on_fp32_units(captured) -> None:
+def test_after_an_accuracy_failure_on_tensor_cores_fp32_units_are_tried(captured) -> None:
     text = TEXT.format(layer=LSTM)
     capture = captured(text, "Net")
     first = planned(capture, text)[0]
@@ -86,16 +86,16 @@ def test_the_launches_can_be_a_cuda_graph(captured) -> None:
         act(capture, candidate, ActionKind.PERSIST, layers_of(capture), config={"persist": 132})
 
 
-def test_layers_take_nothing_into_their_kernel(captured) -> None:
+def test_layers_do_not_fuse_with_other_operations(captured) -> None:
     capture = captured(TEXT.format(layer=LSTM), "Net")
-    ir, own = lower(capture.graph), layers_of(capture)
-    assert analyse(ir, (own,)).kind is RegionKind.RECURRENT
-    with pytest.raises(CannotFuse, match="kernel of their own"):
-        analyse(ir, (own, capture.graph.readers(own)[0].name))
+    ir, layers = lower(capture.graph), layers_of(capture)
+    assert analyse(ir, (layers,)).kind is RegionKind.RECURRENT
+    with pytest.raises(CannotFuse, match="need a separate kernel"):
+        analyse(ir, (layers, capture.graph.readers(layers)[0].name))
 
 
-def test_projected_states_are_left_alone(captured) -> None:
-    """They are another recurrence: no step of it is one of ours."""
+def test_layers_with_projected_states_stay_torch_calls(captured) -> None:
+    """Projected states are a different recurrence, which has no kernel."""
     text = (
         TEXT.format(layer="LSTM(128, hidden, proj_size=32)")
         .replace("Linear(hidden", "Linear(32")

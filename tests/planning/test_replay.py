@@ -1,4 +1,4 @@
-"""Calls whose launches take longer than their kernels: one CUDA graph for all of them, as the last step."""
+"""Launch-bound calls: one CUDA graph for all launches, as the last step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.search.greedy import GreedySearch
 from mtmc_lsp.verify.source_scan import scan
 from tests.codegen.harness import fused
-from tests.planning.situations import SHEET, act, fused_as_far_as_it_goes, schedule_of, start, timing
+from tests.planning.situations import H200, act, fully_fused, schedule_of, start, timing
 
 TEXT = """import torch
 class Model(torch.nn.Module):
@@ -43,10 +43,10 @@ REFUSED = {
 
 
 def kernels(capture: Capture, text: str) -> Candidate:
-    return fused_as_far_as_it_goes(capture, start(capture, text))
+    return fully_fused(capture, start(capture, text))
 
 
-def test_the_launcher_is_replayed_and_the_compiler_sees_through_it_still(captured) -> None:
+def test_the_launcher_is_replayed_and_the_compiler_still_traces_it(captured) -> None:
     capture = captured(TEXT, "Model")
     replayed = act(capture, kernels(capture, TEXT), ActionKind.CUDA_GRAPH, launches=1)
     assert schedule_of(replayed).cuda_graph
@@ -60,7 +60,7 @@ def test_the_launcher_is_replayed_and_the_compiler_sees_through_it_still(capture
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_must_not_be_replayed_is_not(name: str, captured) -> None:
+def test_calls_that_cannot_be_replayed_are_rejected(name: str, captured) -> None:
     body, reason = REFUSED[name]
     text = f"import torch\n# mtmc: x=f32[N,M] N=6 M=5\ndef f(x):\n    {body}\n"
     capture = captured(text, "f")
@@ -69,28 +69,26 @@ def test_what_must_not_be_replayed_is_not(name: str, captured) -> None:
 
 
 @pytest.mark.parametrize(("graph_us", "is_proposed"), [(20.0, True), (95.0, False), (None, False)])
-def test_it_is_proposed_where_launching_takes_most_of_the_time(
-    graph_us: float | None, is_proposed: bool, captured
-) -> None:
+def test_it_is_proposed_if_launch_overhead_dominates(graph_us: float | None, is_proposed: bool, captured) -> None:
     capture = captured(TEXT, "Model")
     candidate = fused(capture, TEXT)
     action = MacroAction(ActionKind.FUSE, ("mul",), (0, 0))
     step = Step(1, action, StepStatus.ACCEPTED, "", candidate=candidate, timing=timing(100.0, 2.0, graph_us))
-    ranked = RooflinePlanner().ranked(State(capture, candidate, (step,), SHEET, True))
+    ranked = RooflinePlanner().ranked(State(capture, candidate, (step,), H200, True))
     assert (ActionKind.CUDA_GRAPH in {each.kind for each in ranked}) is is_proposed
     if is_proposed:
         assert ranked[0].kind is ActionKind.CUDA_GRAPH, "it saves most"
 
 
 @pytest.mark.parametrize(("graph_us", "status"), [(30.0, StepStatus.ACCEPTED), (60.0, StepStatus.REJECTED)])
-def test_a_first_kernel_that_only_its_launches_slow_down_is_a_base(graph_us: float, status: StepStatus) -> None:
+def test_a_launch_bound_first_kernel_is_accepted_as_a_base(graph_us: float, status: StepStatus) -> None:
     step = Step(1, MacroAction(ActionKind.FUSE, ("mul",), (0, 0)), StepStatus.FAILED, "")
     judged = GreedySearch._judge_timed(step, timing(100.0, 0.5, graph_us))
     assert judged.status is status
     assert ("base for a CUDA graph" in judged.reason) is (status is StepStatus.ACCEPTED)
 
 
-def test_only_the_text_that_is_known_passes_the_scan() -> None:
+def test_only_the_generated_replay_code_passes_the_scan() -> None:
     def refused(text: str) -> list[str]:
         return [check.detail for check in scan(f"import torch\n\n{text}", "c.py") if check.status is CheckStatus.FAILED]
 
@@ -101,14 +99,14 @@ def test_only_the_text_that_is_known_passes_the_scan() -> None:
 
 
 class FakeStream:
-    """As torch's, it can be a part of a key."""
+    """Hashable, like torch's streams."""
 
     def wait_stream(self, other: Any) -> None:
         pass
 
 
 class FakeCuda:
-    """Graphs that note what is called while they are captured, and call it again."""
+    """Graphs that record the calls during capture and repeat them."""
 
     def __init__(self) -> None:
         self.capturing: list[Callable[[], None]] | None = None
@@ -148,7 +146,7 @@ def replayed() -> tuple[Callable[..., Any], dict[Any, Any]]:
 
 
 def launcher(cuda: FakeCuda) -> Callable[..., torch.Tensor]:
-    """``x * w`` by one launch into memory that it allocates."""
+    """``x * w`` by one launch into newly allocated memory."""
 
     def launch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(x)
@@ -163,16 +161,16 @@ def launcher(cuda: FakeCuda) -> Callable[..., torch.Tensor]:
 def test_each_call_computes_from_its_own_arguments_and_keeps_its_own_results(cuda: FakeCuda) -> None:
     function, _ = replayed()
     launch, w = launcher(cuda), torch.tensor([2.0, 3.0])
-    given = [torch.randn(4, 2) for _ in range(3)]
-    results = [function(launch, (x,), (w,)) for x in given]
-    for x, result in zip(given, results, strict=True):
+    inputs = [torch.randn(4, 2) for _ in range(3)]
+    results = [function(launch, (x,), (w,)) for x in inputs]
+    for x, result in zip(inputs, results, strict=True):
         assert torch.equal(result, x * w)
     w.mul_(5.0)
-    assert torch.equal(function(launch, (given[0],), (w,)), given[0] * w), "parameters are read where they lie"
+    assert torch.equal(function(launch, (inputs[0],), (w,)), inputs[0] * w), "parameters are read where they lie"
     assert cuda.captures == 1
 
 
-def test_other_shapes_layouts_and_parameters_have_graphs_of_their_own(cuda: FakeCuda) -> None:
+def test_other_shapes_layouts_and_parameters_have_separate_graphs(cuda: FakeCuda) -> None:
     function, graphs = replayed()
     launch, w = launcher(cuda), torch.tensor([2.0, 3.0])
     for x in (torch.randn(4, 2), torch.randn(5, 2), torch.randn(2, 4).t(), torch.randn(4, 2).double()):
@@ -184,7 +182,7 @@ def test_other_shapes_layouts_and_parameters_have_graphs_of_their_own(cuda: Fake
     assert len(graphs) == MAX_GRAPHS, "the oldest was dropped"
 
 
-def test_another_stream_or_gpu_has_a_graph_of_its_own(cuda: FakeCuda) -> None:
+def test_another_stream_or_gpu_has_a_separate_graph(cuda: FakeCuda) -> None:
     function, _ = replayed()
     launch, w, x = launcher(cuda), torch.tensor([2.0, 3.0]), torch.randn(4, 2)
     for _ in range(2):
@@ -193,7 +191,7 @@ def test_another_stream_or_gpu_has_a_graph_of_its_own(cuda: FakeCuda) -> None:
     assert cuda.captures == 2
 
 
-def test_in_inference_mode_and_out_of_it_one_graph_serves(cuda: FakeCuda) -> None:
+def test_one_graph_serves_inside_and_outside_inference_mode(cuda: FakeCuda) -> None:
     function, _ = replayed()
     launch, w, x = launcher(cuda), torch.tensor([2.0, 3.0]), torch.randn(4, 2)
     with torch.inference_mode():
@@ -203,7 +201,7 @@ def test_in_inference_mode_and_out_of_it_one_graph_serves(cuda: FakeCuda) -> Non
 
 
 def counting(cuda: FakeCuda) -> Callable[..., torch.Tensor]:
-    """``x + count`` after one more was counted, each a launch."""
+    """``count += 1`` and ``x + count``, one launch each."""
 
     def launch(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(x)
@@ -221,7 +219,7 @@ def counting(cuda: FakeCuda) -> Callable[..., torch.Tensor]:
     return launch
 
 
-def test_every_call_changes_what_it_changes_once_the_first_too(cuda: FakeCuda) -> None:
+def test_every_call_including_the_first_applies_its_changes_once(cuda: FakeCuda) -> None:
     function, _ = replayed()
     launch, count, x = counting(cuda), torch.tensor(0.0), torch.randn(3)
     for calls in (1, 2, 3):
@@ -238,7 +236,9 @@ def test_tensors_of_inference_mode_are_changed_by_plain_launches(cuda: FakeCuda)
     assert count == 1 and not graphs and not cuda.captures
 
 
-def test_who_captures_already_gets_plain_launches(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_during_a_capture_by_the_user_launches_are_not_replayed(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
     function, graphs = replayed()
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     x, w = torch.randn(4, 2), torch.tensor([2.0, 3.0])
@@ -256,15 +256,13 @@ def test_a_schedule_stays_replayed_through_other_steps(captured) -> None:
 
 
 @pytest.mark.parametrize(("tried", "first"), [(False, ActionKind.FUSE), (True, ActionKind.CUDA_GRAPH)])
-def test_fewer_launches_come_before_a_graph_of_all_unless_they_came_to_nothing(
-    tried: bool, first: ActionKind, captured
-) -> None:
+def test_fusions_come_before_a_cuda_graph_unless_they_were_rejected(tried: bool, first: ActionKind, captured) -> None:
     capture = captured(TEXT, "Model")
     candidate = kernels(capture, TEXT)
-    kept = MacroAction(ActionKind.FUSE, ("mul",), (0, 0))
-    steps = [Step(1, kept, StepStatus.ACCEPTED, "", candidate=candidate, timing=timing(100.0, 2.0, 20.0))]
+    accepted = MacroAction(ActionKind.FUSE, ("mul",), (0, 0))
+    steps = [Step(1, accepted, StepStatus.ACCEPTED, "", candidate=candidate, timing=timing(100.0, 2.0, 20.0))]
     if tried:
         steps.append(Step(2, MacroAction(ActionKind.FUSE, ("softmax",), (0, 0)), StepStatus.REJECTED, ""))
-    ranked = RooflinePlanner().ranked(State(capture, candidate, tuple(steps), SHEET, True))
+    ranked = RooflinePlanner().ranked(State(capture, candidate, tuple(steps), H200, True))
     assert {ActionKind.FUSE, ActionKind.CUDA_GRAPH} <= {each.kind for each in ranked}
     assert ranked[0].kind is first

@@ -1,4 +1,4 @@
-"""Any sequence of proposed actions on any small graph gives a schedule that renders, replays, and computes the same."""
+"""Any sequence of proposed actions on a small graph gives correct and reproducible code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MOST_ACTIONS = 5
 
 @st.composite
 def targets(draw: st.DrawFn) -> str:
-    """A function as a user might write it, with a workload."""
+    """A random target with a workload."""
     body = draw(st.lists(st.sampled_from(STATEMENTS), min_size=1, max_size=5))
     rows, columns = draw(st.sampled_from([(6, 16), (20, 32), (33, 24)]))
     lines = ["v = x * 0.5", *body, f"return {draw(st.sampled_from(RESULTS))}"]
@@ -58,7 +58,7 @@ def targets(draw: st.DrawFn) -> str:
 
 
 def walk(capture: Capture, text: str, data: st.DataObject) -> Candidate:
-    """A run that chooses among the proposals as ``data`` says, and takes whatever can be written."""
+    """A run that selects proposals at random, from ``data``."""
     candidate, coder, strict = start(capture, text), BuiltinCoder(), data.draw(st.booleans())
     for _ in range(MOST_ACTIONS):
         choices = proposals(situation(capture, candidate, has_gpu=True, strict=strict))
@@ -76,13 +76,13 @@ def walk(capture: Capture, text: str, data: st.DataObject) -> Candidate:
 
 
 def replayed(capture: Capture, candidate: Candidate, action: MacroAction) -> Candidate:
-    """The same step from what a store keeps of it."""
+    """The same step from its stored JSON."""
     stored = [json.loads(json.dumps(to_json(item))) for item in (candidate, action)]
     again = BuiltinCoder().write(capture, from_json(Candidate, stored[0]), from_json(MacroAction, stored[1]))
     return Candidate(again.id, again.parent, action, again.source, again.code, again.schedule, again.launches)
 
 
-# Each case starts worker processes, so a failing one is not made smaller: the targets are small as they are.
+# Each case starts worker processes, so failing cases are not shrunk; the targets are already small.
 SLOWLY = settings(
     deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
 )
@@ -90,7 +90,7 @@ SLOWLY = settings(
 
 @settings(SLOWLY, max_examples=25)
 @given(text=targets(), data=st.data())
-def test_any_sequence_of_proposed_actions_renders_and_replays(captured, text: str, data: st.DataObject) -> None:
+def test_any_sequence_of_proposed_actions_gives_reproducible_code(captured, text: str, data: st.DataObject) -> None:
     capture = captured(text, "f")
     candidate = walk(capture, text, data)
     compile(candidate.source, "model.py", "exec")
@@ -111,7 +111,7 @@ def test_any_sequence_of_proposed_actions_computes_what_the_user_wrote(
     assert verdict.is_correct, f"{verdict.reason}\n{candidate.source}"
 
 
-def test_an_action_that_cannot_be_written_is_said_so(captured) -> None:
+def test_an_action_that_cannot_be_written_is_reported(captured) -> None:
     text = "import torch\n# mtmc: x=f32[N] N=8\ndef f(x):\n    return torch.sort(x * 2.0)[0]\n"
     capture = captured(text, "f")
     with pytest.raises(CannotCode, match="stays a torch call"):

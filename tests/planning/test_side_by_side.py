@@ -1,4 +1,4 @@
-"""Kernels that share a launch: which may, what they compute, and when it is proposed."""
+"""Kernels that share a launch: when that is legal, correct and proposed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from tests.codegen.harness import compile_errors, verified
-from tests.planning.situations import SHEET, act, fused_as_far_as_it_goes, schedule_of, situation, start, timing
+from tests.planning.situations import H200, act, fully_fused, schedule_of, situation, start, timing
 
 TARGETS = {
     "rows of other lengths": """import torch
@@ -69,63 +69,63 @@ def f(x, y):
 
 
 def kernels(capture: Capture, text: str) -> Candidate:
-    """The target in kernels, as the planner fuses them; of softmaxes and what lies between them, the softmaxes alone."""
+    """The target as kernels from the planner's fusions; with several softmaxes, only these become kernels."""
     candidate = start(capture, text)
     soft = [node.name for node in capture.graph.nodes if "softmax" in node.op]
     if len(soft) < 2:
-        return fused_as_far_as_it_goes(capture, candidate)
+        return fully_fused(capture, candidate)
     for name in soft:
         candidate = act(capture, candidate, ActionKind.FUSE, name, config={})
     return candidate
 
 
-def joined(capture: Capture, candidate: Candidate, *keys: str) -> Candidate:
-    """Some kernels, or all, in one launch."""
-    own = keys or tuple(plan.key for plan in schedule_of(candidate).kernels)
-    return act(capture, candidate, ActionKind.SIDE_BY_SIDE, *own, launches=[list(own)])
+def in_one_launch(capture: Capture, candidate: Candidate, *keys: str) -> Candidate:
+    """Put the given kernels, or all, in one launch."""
+    selected = keys or tuple(plan.key for plan in schedule_of(candidate).kernels)
+    return act(capture, candidate, ActionKind.SIDE_BY_SIDE, *selected, launches=[list(selected)])
 
 
-def independent(candidate: Candidate) -> list[str]:
-    """Keys of the kernels that read inputs alone."""
+def kernel_keys(candidate: Candidate) -> list[str]:
+    """Keys of all kernels of the candidate."""
     return [plan.key for plan in schedule_of(candidate).kernels]
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_kernels_in_one_launch_do_what_they_did(name: str, captured) -> None:
+def test_kernels_in_one_launch_compute_the_same(name: str, captured) -> None:
     text = TARGETS[name]
     capture = captured(text, "f")
     before = kernels(capture, text)
-    keys = independent(before)[:2] if name == "what is read by a third" else independent(before)
+    keys = kernel_keys(before)[:2] if name == "what is read by a third" else kernel_keys(before)
     assert len(keys) > 1, "there is something to join"
-    after = joined(capture, before, *keys)
+    after = in_one_launch(capture, before, *keys)
     assert len(schedule_of(after).launches) == 1
     code = after.code
     assert code is not None
-    assert code.block.count("num_warps=") == len(independent(before)) - len(keys) + 1, "launches"
+    assert code.block.count("num_warps=") == len(kernel_keys(before)) - len(keys) + 1, "launches"
     assert verified(capture, after).reason == ""
     assert compile_errors(capture, after, ["sm_80", "sm_90"]) == []
-    assert after.source == joined(capture, before, *keys).source, "the same bytes"
+    assert after.source == in_one_launch(capture, before, *keys).source, "the same bytes"
 
 
-def test_kernels_that_do_the_same_are_one_function(captured) -> None:
+def test_equal_kernels_become_one_function(captured) -> None:
     text = TARGETS["the same of several tensors"]
     capture = captured(text, "f")
-    code = joined(capture, kernels(capture, text)).code
+    code = in_one_launch(capture, kernels(capture, text)).code
     assert code is not None
     assert code.block.count("tl.rsqrt(") == 1
     assert code.block.count("f_out_0_kernel(") == 3, "one function and two calls"
 
 
-def test_what_reads_the_other_kernels_result_cannot_run_beside_it(captured) -> None:
+def test_a_kernel_that_reads_another_ones_result_cannot_share_its_launch(captured) -> None:
     text = TARGETS["what is read by a third"]
     capture = captured(text, "f")
     before = kernels(capture, text)
-    assert len(independent(before)) == 3
+    assert len(kernel_keys(before)) == 3
     with pytest.raises(CannotCode, match="one of the kernels reads a result of another"):
-        joined(capture, before)
+        in_one_launch(capture, before)
 
 
-def test_nor_can_what_reads_it_through_a_call_of_torchs(captured) -> None:
+def test_nor_can_a_kernel_that_reads_it_through_a_torch_call(captured) -> None:
     text = """import torch
 # mtmc: x=f32[M,M] M=24
 def f(x):
@@ -134,32 +134,32 @@ def f(x):
 """
     capture = captured(text, "f")
     before = kernels(capture, text)
-    assert len(independent(before)) == 2
+    assert len(kernel_keys(before)) == 2
     with pytest.raises(CannotCode, match="one of the kernels reads a result of another"):
-        joined(capture, before)
+        in_one_launch(capture, before)
 
 
-def test_a_launch_is_for_kernels_that_are_one_launch_each(captured) -> None:
+def test_only_kernels_with_a_single_launch_can_share_one(captured) -> None:
     text = TARGETS["rows of other lengths"]
     capture = captured(text, "f")
     before = kernels(capture, text)
     soft = next(plan for plan in schedule_of(before).kernels if "softmax" in plan.key)
     persistent = act(capture, before, ActionKind.PERSIST, *soft.nodes, config={"persist": 3})
     with pytest.raises(CannotCode, match="a persistent kernel fills the device alone"):
-        joined(capture, persistent)
-    together = joined(capture, before)
+        in_one_launch(capture, persistent)
+    together = in_one_launch(capture, before)
     with pytest.raises(CannotCode, match="the launch runs other kernels too"):
         act(capture, together, ActionKind.PERSIST, *soft.nodes, config={"persist": 3})
     with pytest.raises(CannotCode, match="no kernel ends with mul"):
-        joined(capture, before, soft.key, "mul")
+        in_one_launch(capture, before, soft.key, "mul")
     with pytest.raises(CannotCode, match="2 to 8 kernels"):
-        joined(capture, before, soft.key)
+        in_one_launch(capture, before, soft.key)
 
 
-def test_a_kernel_of_a_launch_can_be_tuned_and_given_back(captured) -> None:
+def test_a_kernel_of_a_shared_launch_can_be_tuned_and_removed(captured) -> None:
     text = TARGETS["rows of other lengths"]
     capture = captured(text, "f")
-    together = joined(capture, kernels(capture, text))
+    together = in_one_launch(capture, kernels(capture, text))
     soft = next(plan for plan in schedule_of(together).kernels if "softmax" in plan.key)
     tuned = act(capture, together, ActionKind.VECTORIZE, *soft.nodes, config={"warps": 8})
     assert [launch.num_warps for launch in tuned.launches] == [8]
@@ -172,19 +172,19 @@ def test_short_kernels_are_proposed_and_long_ones_are_not(captured) -> None:
     text = TARGETS["the same of several tensors"]
     capture = captured(text, "f")
     before = kernels(capture, text)
-    state = situation(capture, before, has_gpu=True, device=SHEET)
+    state = situation(capture, before, has_gpu=True, device=H200)
     [action] = SideBySide().propose(state)
     assert action.text == "run 2 independent kernels of line 3 in one launch"
-    assert action.expected.saved_us == pytest.approx(SHEET.launch_us, rel=0.2), "a launch less"
+    assert action.expected.saved_us == pytest.approx(H200.launch_us, rel=0.2), "a launch less"
     after = BuiltinCoder().write(capture, before, action)
     assert len(after.launches) == 1
-    assert not list(SideBySide().propose(situation(capture, after, has_gpu=True, device=SHEET))), "once"
-    assert not list(SideBySide().propose(situation(capture, before, device=SHEET))), "never unmeasured"
-    slow = replace(SHEET, bandwidth=SHEET.bandwidth / 1e6)
+    assert not list(SideBySide().propose(situation(capture, after, has_gpu=True, device=H200))), "once"
+    assert not list(SideBySide().propose(situation(capture, before, device=H200))), "never unmeasured"
+    slow = replace(H200, bandwidth=H200.bandwidth / 1e6)
     assert not list(SideBySide().propose(situation(capture, before, has_gpu=True, device=slow)))
 
 
-def test_launches_are_shared_by_chains_that_run_beside_each_other(captured) -> None:
+def test_parallel_chains_share_launches(captured) -> None:
     text = """import torch
 def chain(x, w):
     return torch.softmax(torch.softmax(x, -1) @ w, -1)
@@ -194,18 +194,18 @@ def f(x, y, u, v):
 """
     capture = captured(text, "f")
     before = kernels(capture, text)
-    state = situation(capture, before, has_gpu=True, device=SHEET)
+    state = situation(capture, before, has_gpu=True, device=H200)
     [action] = SideBySide().propose(state)
     groups = action.params["launches"]
     assert isinstance(groups, list)
-    assert len({key for group in groups for key in group}) == len(independent(before)), "all of them"
-    assert len(groups) == len(independent(before)) // 2
+    assert len({key for group in groups for key in group}) == len(kernel_keys(before)), "all of them"
+    assert len(groups) == len(kernel_keys(before)) // 2
     after = BuiltinCoder().write(capture, before, action)
     assert verified(capture, after).reason == ""
 
 
 def part(name: str, rows: str, second: str = "", warps: int = 4) -> Kernel:
-    """A kernel that fills a buffer; with a second dimension of its grid if asked for."""
+    """A kernel that fills a buffer; its grid has a second dimension if ``second`` is given."""
     body = ["row = tl.program_id(0)", *(["batch = tl.program_id(1)"] if second else []), "tl.store(y_ptr + row, N)"]
     return Kernel(
         name=name,
@@ -224,30 +224,35 @@ def part(name: str, rows: str, second: str = "", warps: int = 4) -> Kernel:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4), st.sampled_from([1, 4, 8])), min_size=2, max_size=8))
 def test_every_program_of_every_part_runs_once(shapes: list[tuple[int, int, int]]) -> None:
-    parts = [part(f"p{i}", str(rows), str(more) if more else "", w) for i, (rows, more, w) in enumerate(shapes)]
+    parts = [
+        part(f"p{i}", str(rows), str(second_size) if second_size else "", w)
+        for i, (rows, second_size, w) in enumerate(shapes)
+    ]
     kernel = side_by_side("all", parts, "All of them.")
     numbers: dict[str, int] = {}
     for name, text in kernel.numbers.items():
         numbers[name] = eval(text, {}, numbers)
     assert kernel.num_warps == max(w for *_, w in shapes)
-    # The text of the launch, run as Python with functions that note what they are told.
+    # Execute the launch code as Python, with functions that record their arguments.
     pointers = {pointer: i for i, (pointer, _) in enumerate(kernel.outputs)}
     ran: dict[int, list[tuple[int, ...]]] = {i: [] for i in range(len(parts))}
 
-    def note(*given: int) -> None:
-        *place, pointer, _ = given
-        ran[pointer].append(tuple(place))
+    def note(*arguments: int) -> None:
+        *indices, pointer, _ = arguments
+        ran[pointer].append(tuple(indices))
 
     scope = {**numbers, **pointers, **{name: 0 for name, _ in kernel.sizes}, **dict.fromkeys(kernel.functions, note)}
     body = textwrap.dedent(kernel.source.partition('"""All of them."""')[2].replace("tl.program_id(0)", "here"))
-    for here in range(eval(kernel.grid[0], {}, numbers)):
-        exec(body, {**scope, "here": here})
-    for i, (rows, more, _) in enumerate(shapes):
-        places = [(row, *([other] if more else [])) for other in range(max(1, more)) for row in range(rows)]
-        assert ran[i] == places, "each program of the part once, in its own order"
+    for program_id in range(eval(kernel.grid[0], {}, numbers)):
+        exec(body, {**scope, "here": program_id})
+    for i, (rows, second_size, _) in enumerate(shapes):
+        expected = [
+            (row, *([other] if second_size else [])) for other in range(max(1, second_size)) for row in range(rows)
+        ]
+        assert ran[i] == expected, "each program of the part once, in its own order"
 
 
-def test_a_part_that_asks_for_the_whole_grid_is_refused() -> None:
+def test_a_kernel_that_needs_the_whole_grid_is_rejected() -> None:
     other = replace(
         part("q", "n_rows"), source=part("q", "n_rows").source.replace("row, N)", "row, tl.num_programs(0))")
     )
@@ -256,15 +261,13 @@ def test_a_part_that_asks_for_the_whole_grid_is_refused() -> None:
 
 
 @pytest.mark.parametrize("graph_us", [30.0, None])
-def test_where_launching_takes_the_time_sharing_launches_comes_before_a_graph_of_them(
-    graph_us: float | None, captured
-) -> None:
+def test_in_launch_bound_calls_shared_launches_come_before_a_cuda_graph(graph_us: float | None, captured) -> None:
     text = TARGETS["the same of several tensors"]
     capture = captured(text, "f")
     candidate = kernels(capture, text)
     fuse = MacroAction(ActionKind.FUSE, ("mul",), (0, 0))
     timed = timing(60.0, 2.0, graph_us)
     step = Step(1, fuse, StepStatus.ACCEPTED, "", candidate=candidate, timing=timed)
-    ranked = RooflinePlanner().ranked(State(capture, candidate, (step,), SHEET, True))
+    ranked = RooflinePlanner().ranked(State(capture, candidate, (step,), H200, True))
     assert ranked[0].kind is ActionKind.SIDE_BY_SIDE
     assert (ActionKind.CUDA_GRAPH in {action.kind for action in ranked}) is (graph_us is not None)

@@ -73,8 +73,8 @@ PRODUCTS = {
 }
 
 
-def test_programs_that_share_a_sum_count_their_own_blocks(captured) -> None:
-    """Each takes every fourth block; pieces are of so many blocks of its own."""
+def test_program_instances_that_share_a_sum_count_only_their_blocks(captured) -> None:
+    """Each program instance takes every fourth block and counts only its blocks per piece."""
     capture = captured(LINEAR, "f")
     config = {**SMALL, "precision": "fp16x3", "split_k": 4}
     source = fused(capture, LINEAR, config).source
@@ -115,7 +115,7 @@ def test_persistent_programs_equal_the_users_code(name: str, captured) -> None:
     assert verdict.is_correct, verdict.reason
 
 
-def test_what_no_row_takes_part_in_is_read_once_per_program(captured) -> None:
+def test_values_without_a_row_axis_are_loaded_once_per_program_instance(captured) -> None:
     capture = captured(NORM, "f")
     source = fused(capture, NORM, {"rows": 1, "block": 64, "persist": 4}).source
     assert source.index("w = tl.load(") < source.index("for row in range(")

@@ -1,4 +1,4 @@
-"""Sums over everything that are taken along rows first, so that what works on the rows and the sum become one kernel."""
+"""Full sums split into row sums first, so that operations on rows and their sum become one kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.rewrites import ALGEBRA
 from tests.codegen.families import source
 from tests.codegen.harness import verified
-from tests.planning.situations import fused_as_far_as_it_goes, proposed, schedule_of, start, with_algebra
+from tests.planning.situations import fully_fused, proposed, schedule_of, start, with_algebra
 
 RULE = "rows-first"
 CASES = {
@@ -21,7 +21,7 @@ CASES = {
         "x=F[B,17], w=F[17]: F.binary_cross_entropy_with_logits(x - x.amax(-1, keepdim=True), F.softmax(x, -1), w)"
     ),
 }
-NOT = {
+NO_MATCH = {
     "no rows": "x=F[B,9], y=F[B,9]: ((x - y) ** 2).mean()",
     "half precision": "x=F[B,9]: F.softmax(x.half(), -1).sum()",
     "every dimension a row": "x=F[B,9]: (x - x.mean()).square().sum()",
@@ -32,11 +32,11 @@ NOT = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rows_and_then_their_sums_give_the_same(name: str, captured) -> None:
-    # Of many rows, so that fusing them pays; they are reduced for the interpreter.
+def test_row_sums_and_their_sum_give_the_same_result(name: str, captured) -> None:
+    # Many rows, so that fusing pays; the interpreter runs fewer.
     text = source(CASES[name], "f32").replace(" B=5", " B=4096")
     capture = captured(text, "f")
-    candidate = fused_as_far_as_it_goes(capture, with_algebra(capture, start(capture, text), RULE))
+    candidate = fully_fused(capture, with_algebra(capture, start(capture, text), RULE))
     rows = [plan.nodes for plan in schedule_of(candidate).kernels if any(name.endswith("_rows") for name in plan.nodes)]
     assert len(rows) == 1
     assert len(rows[0]) > 2, "what works on a row and the row's sum are one kernel"
@@ -44,19 +44,22 @@ def test_rows_and_then_their_sums_give_the_same(name: str, captured) -> None:
     assert verdict.is_correct, verdict.reason
 
 
-@pytest.mark.parametrize("name", NOT)
-def test_a_sum_stays_as_it_is_where_rows_would_bring_nothing(name: str, captured) -> None:
-    graph = captured(source(NOT[name], "f32"), "f").graph
-    own = next(item for item in ALGEBRA if item.name == RULE)
-    assert [node.name for node in graph.nodes if own.match(graph, node)] == []
+@pytest.mark.parametrize("name", NO_MATCH)
+def test_a_sum_does_not_change_if_row_sums_do_not_help(name: str, captured) -> None:
+    graph = captured(source(NO_MATCH[name], "f32"), "f").graph
+    rewrite = next(item for item in ALGEBRA if item.name == RULE)
+    assert [node.name for node in graph.nodes if rewrite.match(graph, node)] == []
 
 
-def test_the_planner_says_along_what_it_sums(captured) -> None:
+def test_the_planner_states_that_it_sums_rows_first(captured) -> None:
     text = source(
         "x=F[8192,1000], y=F[8192,1000]: F.kl_div(F.log_softmax(x, -1), F.softmax(y, -1), reduction='sum')", "f32"
     )
     capture = captured(text, "f")
     action = proposed(capture, start(capture, text), ActionKind.ALGEBRA)[0]
     assert action.text == "take the sum of the kl_div along rows first, in line 6"
-    assert action.rationale == "The sum of everything is the sum of its rows' sums; the result is the same by algebra."
+    assert (
+        action.rationale
+        == "The sum of all elements is the sum of the sums of its rows; the result is the same by algebra."
+    )
     assert action.expected.saved_us > 0

@@ -1,4 +1,4 @@
-"""Stream-K as an action: where it is legal, and that it is proposed where the last wave of tiles is badly filled."""
+"""Stream-K as an action: where it is legal, and that it is proposed if the last wave of tiles is badly filled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mtmc_lsp.tuning.cost import kernel_cost
 from mtmc_lsp.tuning.waves import Waves
 from tests.codegen.harness import fused, verified
 from tests.codegen.test_kernels import LINEAR
-from tests.planning.situations import SHEET, act, region_and_program, schedule_of, situation
+from tests.planning.situations import H200, act, region_and_program, schedule_of, situation
 
 SPLIT = ActionKind.SPLIT
 PLAIN = {
@@ -30,8 +30,10 @@ PLAIN = {
 
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(tiles=st.integers(1, 40), steps=st.integers(1, 20), programs=st.integers(1, 30))
-def test_every_block_is_taken_once_and_every_part_has_a_place_of_its_own(tiles: int, steps: int, programs: int) -> None:
-    """As the deal is said in the writer's docstring: runs of equal length over the blocks of all shared tiles."""
+def test_every_block_is_computed_once_and_every_part_has_a_separate_buffer(
+    tiles: int, steps: int, programs: int
+) -> None:
+    """As in the docstring of the code generator: runs of equal length over the blocks of all shared tiles."""
     waves = Waves(tiles, steps, 1)
     shared, run = waves.shared(programs), waves.run(programs)
     assert 1 <= shared <= programs
@@ -72,7 +74,7 @@ ILLEGAL: dict[str, tuple[dict[str, int | str | bool], ActionKind, dict[str, obje
 
 
 @pytest.mark.parametrize("name", ILLEGAL)
-def test_an_illegal_share_is_refused_in_words(name: str, captured) -> None:
+def test_an_illegal_stream_k_is_rejected_with_its_reason(name: str, captured) -> None:
     config, kind, changes, reason = ILLEGAL[name]
     capture = captured(LINEAR, "f")
     before = fused(capture, LINEAR, config)
@@ -103,23 +105,23 @@ LARGE: dict[str, int | str | bool] = {
 def shares(
     captured, m: int, n: int, k: int, *, has_gpu: bool = True, more: Mapping[str, int | str | bool] | None = None
 ) -> list[MacroAction]:
-    """What is proposed for a product of these sizes on an H200, beside its parts of K."""
+    """The stream-K actions that are proposed for a product of these sizes on an H200."""
     capture = captured(PRODUCT, "f")
     capture = replace(capture, graph=replace(capture.graph, sizes={"M": m, "N": n, "K": k}))
     candidate = fused(capture, PRODUCT, {**LARGE, **(more or {})})
-    found = proposals(situation(capture, candidate, has_gpu=has_gpu, device=SHEET))
-    own = [action for action in found if action.kind is SPLIT and "variants" in action.params]
-    for action in own:
+    actions = proposals(situation(capture, candidate, has_gpu=has_gpu, device=H200))
+    shared = [action for action in actions if action.kind is SPLIT and "variants" in action.params]
+    for action in shared:
         for choice in action.params["variants"]:
             BuiltinCoder().write(capture, candidate, MacroAction(SPLIT, action.region, action.lines, choice))
-    return own
+    return shared
 
 
-def test_a_badly_filled_last_wave_is_shared_where_steps_are_timed(captured) -> None:
+def test_stream_k_is_proposed_for_a_badly_filled_last_wave_if_steps_are_timed(captured) -> None:
     (action,) = shares(captured, 3072, 3072, 3072)
-    assert action.params["variants"][0] == {"config": {"stream_k": SHEET.sm_count}}
+    assert action.params["variants"][0] == {"config": {"stream_k": H200.sm_count}}
     assert action.expected.saved_us > 0
-    assert action.rationale.startswith(f"288 tiles on {SHEET.sm_count} multiprocessors")
+    assert action.rationale.startswith(f"288 tiles on {H200.sm_count} multiprocessors")
     assert not shares(captured, 3072, 3072, 3072, has_gpu=False)
 
 
@@ -135,14 +137,14 @@ def test_a_badly_filled_last_wave_is_shared_where_steps_are_timed(captured) -> N
     ],
     ids=["a full last wave", "a short K", "whole waves", "many waves", "done already", "in parts of K"],
 )
-def test_tiles_are_not_shared_where_it_brings_nothing(
+def test_stream_k_is_not_proposed_without_a_gain(
     captured, m: int, n: int, k: int, more: dict[str, int | str | bool]
 ) -> None:
     assert not shares(captured, m, n, k, more=more)
 
 
-def test_nothing_is_shared_out_in_a_launch_that_runs_other_kernels(captured) -> None:
-    """A product beside a chain: by itself its tiles are shared out."""
+def test_stream_k_is_not_proposed_in_a_launch_that_runs_other_kernels(captured) -> None:
+    """Stream-K is proposed for the product alone, but not if it shares its launch with another kernel."""
     text = PRODUCT.replace("N=64", "N=64 c=f32[M]").replace("f(a, b)", "f(a, b, c)").replace("())", "()), c * 2.0")
     capture = captured(text, "f")
     capture = replace(capture, graph=replace(capture.graph, sizes={"M": 3072, "N": 3072, "K": 3072}))
@@ -152,19 +154,19 @@ def test_nothing_is_shared_out_in_a_launch_that_runs_other_kernels(captured) -> 
     keys = [plan.key for plan in schedule_of(alone).kernels]
     together = replace(schedule_of(alone), beside=(tuple(keys),))
     for schedule, count in ((schedule_of(alone), 1), (together, 0)):
-        state = replace(situation(capture, alone, has_gpu=True, device=SHEET), schedule=schedule)
+        state = replace(situation(capture, alone, has_gpu=True, device=H200), schedule=schedule)
         assert len([action for action in Split().propose(state) if "variants" in action.params]) == count
 
 
 def test_the_model_knows_waves(captured) -> None:
-    """Of 288 tiles on 132 multiprocessors some have three; by stream-K none has much more than 288 / 132."""
+    """With 288 tiles on 132 multiprocessors some compute three; with stream-K each computes about 288 / 132."""
     capture = captured(PRODUCT, "f")
     capture = replace(capture, graph=replace(capture.graph, sizes={"M": 3072, "N": 3072, "K": 16384}))
     ir, region = region_and_program(capture)
     plain, waves, shared = (
-        kernel_cost(ir, region, from_json(MatmulConfig, {**LARGE, **more}), SHEET, waves=counted).us
-        for more, counted in (({}, False), ({}, True), ({"stream_k": SHEET.sm_count}, True))
+        kernel_cost(ir, region, from_json(MatmulConfig, {**LARGE, **more}), H200, waves=counted).us
+        for more, counted in (({}, False), ({}, True), ({"stream_k": H200.sm_count}, True))
     )
-    ideal = 288 / SHEET.sm_count
+    ideal = 288 / H200.sm_count
     assert waves / plain == pytest.approx(3 / ideal, rel=0.02)
     assert 1.0 < shared / plain < 1.1

@@ -11,7 +11,7 @@ from clocks import Costing, FakeClock
 
 from mtmc_lsp.core.errors import MeasurementRejected
 from mtmc_lsp.core.results import Speed, Timing
-from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contest, hold
+from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contenders, run_paired_benchmark
 
 
 def held(
@@ -28,8 +28,8 @@ def held(
     candidate = Costing(lambda: work(x), us, **more)
     own = Costing(lambda: torch.tanh(x), eager, graph_us=8.0)
     compiled = {"compile": Compiled(Costing(lambda: torch.tanh(x), 0.8 * eager), "", 3.0)}
-    contest = Contest(candidate, own, {"x": x}, compiled=compiled, bound_us=20.0, least_us=least_us)
-    return hold(contest, FakeClock(candidate, seed=seed, touched=touched), 0.0)
+    contest = Contenders(candidate, own, {"x": x}, compiled=compiled, bound_us=20.0, least_us=least_us)
+    return run_paired_benchmark(contest, FakeClock(candidate, seed=seed, touched=touched), 0.0)
 
 
 def test_a_faster_candidate_is_told_against_every_baseline() -> None:
@@ -68,18 +68,18 @@ def test_weights_that_a_library_gathered_in_memory_of_its_own_follow_new_content
     """cuDNN's recurrent layers do so when they first run: from then on they do not see what is written to the old place."""
     x, w = torch.linspace(-3, 3, 50), torch.linspace(0.5, 2, 50)
     gathered = w.clone()
-    contest = Contest(
+    contest = Contenders(
         Costing(lambda: torch.tanh(x * w), 40.0),
         Costing(lambda: torch.tanh(x * gathered), 100.0),
         {"x": x, "w": w},
         moved=lambda: [("w", gathered)] if follows else [],
     )
     if follows:
-        assert hold(contest, FakeClock(contest.candidate), 0.0).speed is Speed.FASTER
+        assert run_paired_benchmark(contest, FakeClock(contest.candidate), 0.0).speed is Speed.FASTER
         assert torch.equal(gathered, w)
     else:
         with pytest.raises(MeasurementRejected, match="new contents"):
-            hold(contest, FakeClock(contest.candidate), 0.0)
+            run_paired_benchmark(contest, FakeClock(contest.candidate), 0.0)
 
 
 def test_work_on_a_side_stream_is_refused_even_when_it_is_short() -> None:

@@ -20,7 +20,7 @@ from mtmc_lsp.core.results import BaselineTime, Conditions, Ratio, Speed, Timing
 from mtmc_lsp.core.workload import Capture, Environment, Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.process import gpu_lock
 from mtmc_lsp.report.phrases import timing_notes
-from mtmc_lsp.timing.gpu_watch import Reading, open_gpu, watching
+from mtmc_lsp.timing.gpu_monitor import GpuSample, monitor_gpu, open_gpu
 from mtmc_lsp.timing.messages import SeparateCandidate, TimeAnswer, TimeRequest
 from mtmc_lsp.timing.timekeeper import Timekeeper, TimingCache
 
@@ -47,9 +47,9 @@ class FakeGpu:
         self._reasons = list(reasons)
         self._holders = holders or {}
 
-    def read(self) -> Reading:
+    def read(self) -> GpuSample:
         reasons = self._reasons[0] if self._reasons else ()
-        return Reading(time.monotonic(), 1980, 2619, 45, 300.0, reasons)
+        return GpuSample(time.monotonic(), 1980, 2619, 45, 300.0, reasons)
 
     def holders(self) -> list[int]:
         return list(self._holders)
@@ -192,15 +192,15 @@ def test_one_that_only_holds_memory_is_marked(tmp_path: Path, stranger: int) -> 
 
 
 def test_processes_that_cannot_be_seen_from_here_are_said_to_be_unknown(tmp_path: Path) -> None:
-    """As in a container, where NVML counts by the host's numbers."""
+    """As in a container, where NVML reports the PIDs of the host."""
     timing = keeper(tmp_path, FakeGpu(holders={2**22 + 5: 90}))[0].time(REQUEST)
     assert timing.conditions.others == ()
-    assert "cannot be told apart" in timing.conditions.notes[0]
+    assert "cannot be identified" in timing.conditions.notes[0]
 
 
 def test_without_nvml_the_timing_says_what_is_not_known(tmp_path: Path) -> None:
     timing = keeper(tmp_path)[0].time(REQUEST)
-    assert timing.conditions == Conditions(notes=("clocks and throttling are not known: NVML is not there",))
+    assert timing.conditions == Conditions(notes=("clocks and throttling are unknown: NVML is not there",))
 
 
 def test_a_gpu_that_does_not_exist_is_a_reason_and_no_failure() -> None:
@@ -211,10 +211,10 @@ def test_a_gpu_that_does_not_exist_is_a_reason_and_no_failure() -> None:
 
 def test_an_nvml_that_fails_meanwhile_does_not_spoil_the_timing() -> None:
     class Failing(FakeGpu):
-        def read(self) -> Reading:
+        def read(self) -> GpuSample:
             raise RuntimeError("GPU is lost")
 
-    with watching(Failing()) as watch:
+    with monitor_gpu(Failing()) as watch:
         time.sleep(0.05)
     assert "GPU is lost" in watch.conditions([0.0, time.monotonic()]).notes[0]
 

@@ -16,7 +16,7 @@ from mtmc_lsp.core.results import Ratio, Speed
 from mtmc_lsp.device.calibration_cache import cached_device, remember_device
 from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.timing.bounds import bound_us, least_us
-from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contest, conclude, must_be_possible
+from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contenders, check_plausible, summarise
 from mtmc_lsp.timing.worker.sampling import (
     MAX_SAMPLES,
     MIN_SAMPLES,
@@ -71,13 +71,13 @@ def test_work_that_the_devices_events_do_not_see_is_noticed() -> None:
     assert clocks_agree(20 * 10.0, 20 * 10.0 + 60.0)
     assert not clocks_agree(20 * 10.0, 20 * 100.0)
     with pytest.raises(MeasurementRejected, match="clocks disagree"):
-        must_be_possible(median=10.0, batch=Warm(20, 200.0, 5000.0), least_us=0.0)
+        check_plausible(median=10.0, batch=Warm(20, 200.0, 5000.0), least_us=0.0)
 
 
 def test_a_time_below_what_the_memory_needs_is_rejected() -> None:
     with pytest.raises(MeasurementRejected, match="memory needs"):
-        must_be_possible(median=5.0, batch=Warm(20, 100.0, 150.0), least_us=9.0)
-    must_be_possible(median=10.0, batch=Warm(20, 100.0, 150.0), least_us=9.0)
+        check_plausible(median=5.0, batch=Warm(20, 100.0, 150.0), least_us=9.0)
+    check_plausible(median=10.0, batch=Warm(20, 100.0, 150.0), least_us=9.0)
 
 
 def test_the_headline_is_against_the_best_baseline_and_a_failed_one_says_why() -> None:
@@ -90,12 +90,12 @@ def test_the_headline_is_against_the_best_baseline_and_a_failed_one_says_why() -
         "previous": [(t, 30.0) for t in noisy(60.0)],
     }
 
-    def contest(**compiled: Compiled) -> Contest:
+    def contest(**compiled: Compiled) -> Contenders:
         named = {name.replace("_", "-"): made for name, made in compiled.items()}
-        return Contest(int, int, {}, compiled=named, bound_us=40.0)
+        return Contenders(int, int, {}, compiled=named, bound_us=40.0)
 
     made = Compiled(int, "", 12.5)
-    timing = conclude(samples, {"candidate": 44.0, "eager": 150.0}, contest(compile=made, max_autotune=made))
+    timing = summarise(samples, {"candidate": 44.0, "eager": 150.0}, contest(compile=made, max_autotune=made))
     assert timing.best == "max-autotune"
     assert timing.speed is Speed.FASTER
     assert timing.roofline == pytest.approx(0.8, rel=0.02)
@@ -104,7 +104,7 @@ def test_the_headline_is_against_the_best_baseline_and_a_failed_one_says_why() -
     assert timing.against("previous").ratio == pytest.approx(1.2, rel=0.02)
     assert [b.compile_seconds for b in timing.baselines] == [None, 12.5, 12.5, None]
     del samples["compile"], samples["max-autotune"]
-    timing = conclude(samples, {}, contest(compile=Compiled(None, "torch.compile failed: KeyError")))
+    timing = summarise(samples, {}, contest(compile=Compiled(None, "torch.compile failed: KeyError")))
     assert timing.best == "eager"
     assert [b.name for b in timing.baselines] == ["eager", "compile", "previous"], "what was not asked for is not named"
     failed = next(b for b in timing.baselines if b.name == "compile")

@@ -160,7 +160,7 @@ class _AttentionWriter:
             "row_max = new_max",
         ]
         self.lines += self._loops(n_keys, body)
-        if self.form.zero_for_none:
+        if self.form.zero_if_fully_masked:
             self.lines.append("row_total = tl.where(row_total == 0.0, 1.0, row_total)")
         self.lines.append("acc = acc / row_total[:, None]")
         self._store(m_masks, width_block)

@@ -11,7 +11,7 @@ from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.snippets import UNARY, Code
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.ir.attention_mask import Band, sure_before
+from mtmc_lsp.ir.attention_mask import Band, condition_holds_before
 from mtmc_lsp.ir.attention_pattern import AttentionForm
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.regions import Region
@@ -86,7 +86,7 @@ class Logits:
         text = condition.text if shown else f"~{condition.at(UNARY)}"
         visible_before = None
         if self.band.first is None and self.band.last is not None:
-            visible_before = sure_before(self.ir, self.region, self.form, name, shown)
+            visible_before = condition_holds_before(self.ir, self.region, self.form, name, shown)
         if visible_before is not None and logits.visible_before not in (None, visible_before):
             assert logits.visible_before is not None
             # Both conditions hold before the smaller of the two bounds; symbolic bounds cannot be compared.

@@ -367,7 +367,7 @@ class Expressions:
         is_streamed = (
             bool(self.eviction)
             and offset.cols
-            and set(self.region.table.all_axes(prim.name)) > set(self.region.reduced)
+            and set(self.region.table.all_axes(prim.name)) > set(self.region.reduced_axes)
         )
         policy = f', eviction_policy="{self.eviction}"' if is_streamed else ""
         text = f"tl.load({self.address(pointer, offset)}{self.mask_argument(offset, prim.dtype)}{policy})"

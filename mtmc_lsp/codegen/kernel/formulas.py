@@ -163,7 +163,7 @@ FORMULAS: dict[str, Formula] = {
     "shift_right": _infix(">>", BITS, UNARY),
     "logical_not": _text("{0} == 0", COMPARE),
     "bitwise_not": _text("~{0}", UNARY),
-    "low_half": lambda x, attrs, dtype: (f"{x[0].at(SUM)} - {x[0].at(ATOM)}.to(tl.float16).to(tl.float32)", SUM),
+    "low_part": lambda x, attrs, dtype: (f"{x[0].at(SUM)} - {x[0].at(ATOM)}.to(tl.float16).to(tl.float32)", SUM),
     "neg": _text("-{0}", UNARY),
     "reciprocal": _text("1.0 / {0}", PRODUCT),
     "exp": _call("tl.exp"),

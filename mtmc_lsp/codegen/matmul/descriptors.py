@@ -22,7 +22,7 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.axes import Axis
-from mtmc_lsp.ir.primitives import IN_PLACE
+from mtmc_lsp.ir.primitives import BIJECTIVE_VIEWS
 from mtmc_lsp.schedule.split_on_load import UNIT_BYTES
 
 MAKE_DESCRIPTOR = "tl.make_tensor_descriptor"
@@ -80,7 +80,7 @@ def _source_buffer(axes: ProductAxes, side: int) -> str | None:
     name = axes.prim.inputs[side]
     while name not in axes.region.inputs:
         inner = axes.ir.prims[name]
-        if inner.op not in IN_PLACE:
+        if inner.op not in BIJECTIVE_VIEWS:
             return None
         name = inner.inputs[0]
     return name

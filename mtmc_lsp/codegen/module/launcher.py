@@ -19,8 +19,8 @@ from mtmc_lsp.core.graph import Mutation, Node, Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.ir.buffer_updates import counts, running_statistics
-from mtmc_lsp.ir.concat_outputs import begins_empty
+from mtmc_lsp.ir.buffer_updates import call_counters, running_statistics
+from mtmc_lsp.ir.concat_outputs import adds_to_zeros
 from mtmc_lsp.ir.output_aliasing import may_overwrite
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import VIEWS, Region
@@ -75,7 +75,7 @@ class Launcher:
         self._size_names: dict[str, str] = {}
         self._scratch: dict[Scratch, str] = {}
         self._locals: dict[str, str] = {}
-        self._counts = counts(graph)
+        self._counts = call_counters(graph)
         self._allocated: set[str] = set()
         """Variables of tensors that the launcher allocated."""
         self.aligned: dict[str, None] = {}
@@ -211,7 +211,7 @@ class Launcher:
         is_alone = graph.readers(base.name) == (node,) and base not in graph.escaping
         if is_alone and graph.written_inputs.get(ref) == base.name and graph.type_of(base) == kind:
             self._register(ref, self.input_names[base.name], kind)
-        elif not begins_empty(self.ir, ref):
+        elif not adds_to_zeros(self.ir, ref):
             self.define(ref, f"{self.variables[base]}.clone(memory_format=torch.contiguous_format)")
         elif is_alone and base in self.variables and self._is_zeros(base, kind):
             self._register(ref, self.variables[base], kind)

@@ -60,7 +60,7 @@ class RecurrentKernel:
         """The kernel's constexpr arguments."""
         config = self.config
         return {
-            "LINES": self.form.lines,
+            "LINES": self.form.parallel_layers,
             "HIDDEN": self.form.hidden,
             "BLOCK_B": config.block_m,
             "BLOCK_H": units_of(self.form, config),

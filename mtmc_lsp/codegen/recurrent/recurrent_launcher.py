@@ -192,7 +192,7 @@ class RecurrentSteps:
         arguments += [f"{name}={value}" for name, value in kernel.constexprs.items()]
         arguments += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
         blocks = -(-self.form.hidden // units_of(self.form, self.config))
-        grid = f"{blocks}, {self.form.lines}, {blocks_text(self.batch, self.config.block_m)}"
+        grid = f"{blocks}, {self.form.parallel_layers}, {blocks_text(self.batch, self.config.block_m)}"
         return [
             f"{indent}{line}" for line in call_text(f"{kernel.name}[({grid})]", arguments, call_indent).splitlines()
         ]

@@ -39,9 +39,11 @@ def write_split_kernels(
         CannotCode: an operation of the region is not supported.
     """
     config = replace(config, loop=True)
-    probe = TileWriter(ir, region, buffers, config, [[a] for a in region.kept], [[a] for a in region.reduced])
+    probe = TileWriter(
+        ir, region, buffers, config, [[a] for a in region.parallel_axes], [[a] for a in region.reduced_axes]
+    )
     probe.write()
-    kept, reduced = merge_axes(region.kept, probe.accesses), merge_axes(region.reduced, probe.accesses)
+    kept, reduced = merge_axes(region.parallel_axes, probe.accesses), merge_axes(region.reduced_axes, probe.accesses)
     wide = any(steps_far(reduced, access) for access in probe.accesses)
 
     def pass_writer() -> _PassWriter:

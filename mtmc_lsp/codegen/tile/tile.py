@@ -14,7 +14,7 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.axes import Axis
-from mtmc_lsp.ir.memory_order import across, column_axes, strided_columns
+from mtmc_lsp.ir.memory_order import column_axes, strided_columns, transposed_axis
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region, RegionKind
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
@@ -115,7 +115,7 @@ class TileBase:
         if len(rows) < 2 or number == 1 or self.config.is_split:
             return [], rows
         if self.is_map:
-            row_axis = across(self.ir, self.region)
+            row_axis = transposed_axis(self.ir, self.region)
             row_group = next((group for group in rows if row_axis in group), None)
         else:
             # The last group is the densest in memory.
@@ -198,7 +198,7 @@ class TileBase:
         Raises:
             CannotCode: this kind of kernel does not support it.
         """
-        if prim.op is PrimOp.FOLD:
+        if prim.op is PrimOp.UNROLLED_REDUCE:
             return folded(self, prim, at)
         raise CannotCode(
             f"{prim.origin}: {prim.op.value} is not supported in an elementwise kernel; put it into a separate kernel"

@@ -69,11 +69,11 @@ def write_tile_kernel(
         CannotCode: an operation of the region is not supported.
     """
     # A first pass with separate axes shows which neighbouring axes all accesses walk as one.
-    separate_axes = [[axis] for axis in region.kept], [[axis] for axis in region.reduced]
+    separate_axes = [[axis] for axis in region.parallel_axes], [[axis] for axis in region.reduced_axes]
     probe = TileWriter(ir, region, buffers, config, *separate_axes)
     probe.write()
-    kept = merge_axes(region.kept, probe.accesses)
-    reduced = merge_axes(region.reduced, probe.accesses)
+    kept = merge_axes(region.parallel_axes, probe.accesses)
+    reduced = merge_axes(region.reduced_axes, probe.accesses)
     column_axes_set = column_axes(ir, region)
     columns = [group for group in kept if group[-1] in column_axes_set] if region.kind is RegionKind.MAP else reduced
     writer = TileWriter(ir, region, buffers, config, kept, reduced)
@@ -243,7 +243,7 @@ class TileWriter(ReducingTile):
 
     def _varies_along_columns(self, ref: Ref) -> bool:
         names = (name for stored_ref, name in self.region.stored(self.ir) if stored_ref == ref)
-        return any(set(self.region.table.all_axes(name)) & set(self.region.reduced) for name in names)
+        return any(set(self.region.table.all_axes(name)) & set(self.region.reduced_axes) for name in names)
 
     def levels(self) -> dict[str, int]:
         """The level of each reduction: 1 plus the number of loops that must precede its loop."""

@@ -61,7 +61,7 @@ class ReducingTile(TileBase):
         prim = self.ir.prims[name]
         axes = set(self.region.table.all_axes(name))
         if name in self.region.inputs:
-            return bool(axes & set(self.region.reduced))
+            return bool(axes & set(self.region.reduced_axes))
         if prim.op in (PrimOp.RESHAPE, PrimOp.PERMUTE):
             return self._zero_outside(prim.inputs[0])
         if prim.op is PrimOp.POINTWISE and prim.fn in ("cast", "square", "abs", "neg", "relu", "mul", "add", "sub"):

@@ -1,4 +1,4 @@
-"""ATen operations to primitives: one function per family, found by the ATen name without its overload."""
+"""Lowers ATen operations to primitives: one function per family, registered by the ATen name without its overload."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.ir.buffer_updates import counts
+from mtmc_lsp.ir.buffer_updates import call_counters
 from mtmc_lsp.ir.lower.rounding_division import with_exact_divisions
 from mtmc_lsp.ir.primitives import Builder, CannotLower, KernelIR, PrimOp
 
@@ -16,7 +16,7 @@ Lowering = Callable[["Call"], "str | tuple[str, ...]"]
 LOWERINGS: dict[str, Lowering] = {}
 
 
-def rule(*names: str) -> Callable[[Lowering], Lowering]:
+def lowering(*names: str) -> Callable[[Lowering], Lowering]:
     """Register a lowering for ATen operations, named without namespace and overload (``add``)."""
 
     def register(function: Lowering) -> Lowering:
@@ -28,7 +28,7 @@ def rule(*names: str) -> Callable[[Lowering], Lowering]:
 
 
 class Call:
-    """One ATen call as a lowering rule sees it: arguments by position or name, tensors as primitives."""
+    """One ATen call for a lowering: arguments by position or name, tensors as primitives."""
 
     def __init__(self, builder: Builder, node: Node) -> None:
         self.b = builder
@@ -44,14 +44,14 @@ class Call:
         return self.node.kwargs.get(name, default)
 
     def has(self, position: int, name: str = "") -> bool:
-        """Whether the argument is there and not None."""
+        """Whether the argument is present and not None."""
         return self.raw(position, name) is not None
 
     def tensor(self, position: int, name: str = "") -> str:
         """The primitive of a tensor argument.
 
         Raises:
-            CannotLower: it is no tensor.
+            CannotLower: the argument is not a tensor.
         """
         value = self.raw(position, name)
         if not isinstance(value, Ref):
@@ -63,7 +63,7 @@ class Call:
         return self.tensor(position, name) if self.has(position, name) else None
 
     def operand(self, position: int, name: str = "") -> str | bool | int | float:
-        """A tensor's primitive or a Python number; a constant size counts as a number, a named one is a primitive."""
+        """A tensor's primitive or a Python number; a constant size becomes a number, a symbolic one a primitive."""
         value = self.raw(position, name)
         if isinstance(value, Ref):
             return self.tensor(position, name)
@@ -93,40 +93,40 @@ class Call:
         return bool(self.raw(position, name, default))
 
     def dim(self, position: int, name: str, rank: int, default: int = 0) -> int:
-        """A dimension, made non-negative."""
+        """A non-negative dimension."""
         if not rank:
             raise self.fail("a dimension of a scalar")
         value = self.integer(position, name, default)
         return value + rank if value < 0 else value
 
     def dims(self, position: int, name: str, rank: int) -> tuple[int, ...]:
-        """Dimensions, made non-negative; all of them for None or an empty list, none of a scalar."""
+        """Non-negative dimensions, sorted; all of them for None or an empty list, none for a scalar."""
         if not rank:
             return ()
         value = self.raw(position, name)
         items = value if isinstance(value, tuple) else (() if value is None else (value,))
         numbers = [v.constant if isinstance(v, Size) else v for v in items]
-        result = tuple(int(n) % rank for n in numbers if isinstance(n, int))
-        return tuple(sorted(result)) if result else tuple(range(rank))
+        dims_of = tuple(int(n) % rank for n in numbers if isinstance(n, int))
+        return tuple(sorted(dims_of)) if dims_of else tuple(range(rank))
 
-    def refuse_other_results(self, what: str) -> None:
-        """Refuse a call of which more than the first result is wanted.
+    def reject_other_results(self, what: str) -> None:
+        """Reject a call if any result other than the first is used.
 
         Raises:
-            CannotLower: it is; ``what`` says what the others are.
+            CannotLower: another result is used; ``what`` describes these results.
         """
         graph = self.b.graph
         read = [ref for node in graph.readers(self.node.name) for ref in node.inputs()]
         if any(ref.name == self.node.name and ref.index for ref in (*read, *graph.escaping)):
-            raise self.fail(f"{what} are wanted")
+            raise self.fail(f"{what} are used")
 
-    def alone(self, value: str) -> str | tuple[str, ...]:
-        """The first result, where nobody wants the others."""
+    def with_unused(self, value: str) -> str | tuple[str, ...]:
+        """All results of a call of which only the first is used: the others are zeros, which are never computed."""
         unread = [self.b.expand(self.b.constant(0, kind.dtype), kind.shape) for kind in self.node.outputs[1:]]
         return (value, *unread) if unread else value
 
     def fail(self, why: str) -> CannotLower:
-        """An exception to raise."""
+        """The exception for a call that cannot be lowered."""
         return CannotLower(f"{self.node.op}: {why}")
 
 
@@ -135,16 +135,16 @@ def _lower(graph_box: GraphBox) -> KernelIR:
     graph = graph_box.graph
     builder = Builder(graph)
     opaque: set[str] = set()
-    counted = counts(graph)
+    counters = call_counters(graph)
     for item in graph.inputs:
         name = builder.add(PrimOp.INPUT, (), item.type.shape, item.type.dtype, input=item.name)
         builder.values[item.name, 0] = name
     for node in graph.nodes:
         builder.origin = node.name
         mark, streams = len(builder.prims), builder.streams
-        has_rule = _base(node.op) in LOWERINGS and node.name not in counted and _is_of_known_dtypes(graph, node)
+        has_lowering = _base(node.op) in LOWERINGS and node.name not in counters and _has_supported_dtypes(graph, node)
         try:
-            lowered = LOWERINGS[_base(node.op)](Call(builder, node)) if has_rule else None
+            lowered = LOWERINGS[_base(node.op)](Call(builder, node)) if has_lowering else None
         except CannotLower:
             lowered = None
             for extra in list(builder.prims)[mark:]:
@@ -161,14 +161,14 @@ def _lower(graph_box: GraphBox) -> KernelIR:
     return KernelIR(graph, with_exact_divisions(builder.prims), builder.values, frozenset(opaque))
 
 
-def _is_of_known_dtypes(graph: Graph, node: Node) -> bool:
-    """Whether kernels compute with what a node reads and gives: with complex numbers they do not."""
+def _has_supported_dtypes(graph: Graph, node: Node) -> bool:
+    """Whether kernels support the dtypes of a node's inputs and outputs; complex numbers are not supported."""
     kinds = (*node.outputs, *(graph.type_of(ref) for ref in node.inputs()))
     return all(kind.dtype in ITEMSIZE for kind in kinds)
 
 
 class GraphBox:
-    """Makes a graph hashable by identity, for the cache."""
+    """Makes a graph hashable by identity, as a cache key."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -186,8 +186,8 @@ def _base(op: str) -> str:
 
 
 def lower(graph: Graph) -> KernelIR:
-    """The primitive form of ``graph``; an operation without a rule becomes ``OPAQUE``."""
-    from mtmc_lsp.ir.lower import (  # noqa: F401 (they register)
+    """The kernel IR of ``graph``; an operation without a lowering becomes ``OPAQUE``."""
+    from mtmc_lsp.ir.lower import (  # noqa: F401 (registers the lowerings)
         convolution,
         losses,
         matmul,

@@ -1,9 +1,9 @@
-"""Losses: elementwise ones with their reduction, and cross entropy."""
+"""Lowers losses: elementwise losses with their reduction, and cross entropy."""
 
 from __future__ import annotations
 
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
-from mtmc_lsp.ir.lower import Call, rule
+from mtmc_lsp.ir.lower import Call, lowering
 from mtmc_lsp.ir.lower.reductions import count, finish, rank_of, rounded, scale_by_count, softmax_statistics
 from mtmc_lsp.ir.primitives import ONE, PrimOp
 
@@ -17,7 +17,7 @@ def reduce_loss(c: Call, loss: str, reduction: int) -> str:
     return finish(c, total if reduction == 2 else scale_by_count(c.b, total, count(c.b.shape(loss), dims), d))
 
 
-@rule(
+@lowering(
     "mse_loss",
     "l1_loss",
     "smooth_l1_loss",
@@ -43,12 +43,14 @@ def elementwise_loss(c: Call) -> str:
         log_target = bool(c.node.kwargs.get("log_target", False))
         loss = c.b.pointwise("kl_div_log" if log_target else "kl_div", x, target, dtype=d)
         return reduce_loss(c, loss, c.integer(2, "reduction", 1))
-    # As PyTorch writes it, so that infinite logits become what they become there: (1 - y) * x - log_sigmoid(x), the latter
-    # weighted by pos_weight for the positives.
+    # PyTorch's formula, so that infinite logits give the same result: (1 - y) * x - log_sigmoid(x), the latter weighted by
+    # pos_weight for the positives.
     log_sigmoid = c.b.pointwise("log_sigmoid", x, dtype=d)
     if c.has(3, "pos_weight"):
-        more = c.b.pointwise("mul", c.b.pointwise("sub", c.tensor(3, "pos_weight"), 1.0, dtype=d), target, dtype=d)
-        log_sigmoid = c.b.pointwise("mul", log_sigmoid, c.b.pointwise("add", more, 1.0, dtype=d), dtype=d)
+        extra_weight = c.b.pointwise(
+            "mul", c.b.pointwise("sub", c.tensor(3, "pos_weight"), 1.0, dtype=d), target, dtype=d
+        )
+        log_sigmoid = c.b.pointwise("mul", log_sigmoid, c.b.pointwise("add", extra_weight, 1.0, dtype=d), dtype=d)
     linear = c.b.pointwise("mul", c.b.pointwise("sub", 1.0, target, dtype=d), x, dtype=d)
     loss = c.b.pointwise("sub", linear, log_sigmoid, dtype=d)
     return reduce_loss(c, weighted(c, loss, c.optional(2, "weight")), c.integer(4, "reduction", 1))
@@ -59,61 +61,67 @@ def weighted(c: Call, loss: str, weight: str | None) -> str:
     return loss if weight is None else c.b.pointwise("mul", loss, weight, dtype=c.b.dtype(loss))
 
 
-@rule("binary_cross_entropy")
+@lowering("binary_cross_entropy")
 def binary_cross_entropy(c: Call) -> str:
     """``-(y * log(x) + (1 - y) * log(1 - x))``, each logarithm at least -100 as in PyTorch."""
     x, y = c.tensor(0), c.tensor(1)
     d = compute_dtype(c.out.dtype)
     x = c.b.cast(x, d)
-    no = c.b.pointwise("sub", 1.0, y, dtype=d)
+    complement = c.b.pointwise("sub", 1.0, y, dtype=d)
     log_yes, log_no = (
         c.b.pointwise("maximum", c.b.pointwise(fn, value, dtype=d), -100.0, dtype=d)
         for fn, value in (("log", x), ("log1p", c.b.pointwise("neg", x, dtype=d)))
     )
-    both = c.b.pointwise(
-        "add", c.b.pointwise("mul", y, log_yes, dtype=d), c.b.pointwise("mul", no, log_no, dtype=d), dtype=d
+    log_likelihood = c.b.pointwise(
+        "add", c.b.pointwise("mul", y, log_yes, dtype=d), c.b.pointwise("mul", complement, log_no, dtype=d), dtype=d
     )
-    loss = c.b.pointwise("neg", both, dtype=d)
+    loss = c.b.pointwise("neg", log_likelihood, dtype=d)
     return reduce_loss(c, weighted(c, loss, c.optional(2, "weight")), c.integer(3, "reduction", 1))
 
 
-@rule("cross_entropy_loss")
+@lowering("cross_entropy_loss")
 def cross_entropy(c: Call) -> str:
-    """The loss of each sample (the capture takes sums and means of them apart): classes lie along dimension 1 (or 0).
+    """The loss of each sample; the capture splits off sums and means of them. Classes are dimension 1 (or 0 without a batch).
 
     For class indices ``w[t] * (logsumexp(x) - x[t])``, smoothed; for probabilities ``-sum(w * p * log_softmax(x))``.
     """
     x, target, weight = c.tensor(0), c.tensor(1), c.optional(2, "weight")
     if c.integer(3, "reduction", 1) != 0:
-        raise c.fail("a reduction that the capture should have taken apart")
+        raise c.fail("a reduction that the capture should have split off")
     shape = c.b.shape(x)
     d, dim = compute_dtype(c.out.dtype), 1 if len(shape) > 1 else 0
     smoothing, classes = c.number(5, "label_smoothing", 0.0), shape[dim]
     wide = rounded(c.b, c.b.cast(x, d))
     top, total = softmax_statistics(c.b, wide, (dim,))
     log_total = c.b.pointwise("add", c.b.pointwise("log", total, dtype=d), top, dtype=d)
-    spread_weight = None
+    class_weight = None
     if weight is not None:
-        spread_weight = c.b.reshape(weight, [size if i == dim else ONE for i, size in enumerate(shape)])
+        class_weight = c.b.reshape(weight, [size if i == dim else ONE for i, size in enumerate(shape)])
     if is_float(c.b.dtype(target)):
-        share = c.b.cast(target, d)
+        probability = c.b.cast(target, d)
         if smoothing:
-            even = scale_by_count(c.b, c.b.constant(smoothing, d), classes, d)
-            share = c.b.pointwise("add", c.b.pointwise("mul", share, 1.0 - smoothing, dtype=d), even, dtype=d)
-        loss = c.b.pointwise("mul", share, c.b.pointwise("sub", log_total, wide, dtype=d), dtype=d)
-        return finish(c, c.b.reduce("sum", weighted(c, loss, spread_weight), (dim,), d))
-    spread = c.b.reshape(target, [ONE if i == dim else size for i, size in enumerate(shape)])
-    kept = c.b.pointwise("ne", spread, c.integer(4, "ignore_index", -100), dtype="bool", operand_dtype="int64")
-    safe = c.b.pointwise("where", kept, spread, 0, dtype="int64")
-    picked = c.b.add(PrimOp.GATHER, (wide, safe), c.b.shape(spread), d, dim=dim)
+            uniform = scale_by_count(c.b, c.b.constant(smoothing, d), classes, d)
+            probability = c.b.pointwise(
+                "add", c.b.pointwise("mul", probability, 1.0 - smoothing, dtype=d), uniform, dtype=d
+            )
+        loss = c.b.pointwise("mul", probability, c.b.pointwise("sub", log_total, wide, dtype=d), dtype=d)
+        return finish(c, c.b.reduce("sum", weighted(c, loss, class_weight), (dim,), d))
+    class_index = c.b.reshape(target, [ONE if i == dim else size for i, size in enumerate(shape)])
+    is_counted = c.b.pointwise(
+        "ne", class_index, c.integer(4, "ignore_index", -100), dtype="bool", operand_dtype="int64"
+    )
+    safe_index = c.b.pointwise("where", is_counted, class_index, 0, dtype="int64")
+    picked = c.b.add(PrimOp.GATHER, (wide, safe_index), c.b.shape(class_index), d, dim=dim)
     loss = c.b.pointwise("sub", log_total, picked, dtype=d)
-    if spread_weight is not None:
-        everywhere = c.b.expand(spread_weight, shape)
-        own = c.b.add(PrimOp.GATHER, (everywhere, safe), c.b.shape(spread), c.b.dtype(everywhere), dim=dim)
-        loss = weighted(c, loss, own)
+    if class_weight is not None:
+        expanded_weight = c.b.expand(class_weight, shape)
+        sample_weight = c.b.add(
+            PrimOp.GATHER, (expanded_weight, safe_index), c.b.shape(class_index), c.b.dtype(expanded_weight), dim=dim
+        )
+        loss = weighted(c, loss, sample_weight)
     if smoothing:
         smooth = c.b.pointwise("sub", log_total, wide, dtype=d)
-        smooth = scale_by_count(c.b, c.b.reduce("sum", weighted(c, smooth, spread_weight), (dim,), d), classes, d)
-        kept_part = c.b.pointwise("mul", loss, 1.0 - smoothing, dtype=d)
-        loss = c.b.pointwise("add", kept_part, c.b.pointwise("mul", smooth, smoothing, dtype=d), dtype=d)
-    return finish(c, c.b.pointwise("where", kept, loss, 0.0, dtype=d))
+        smooth = scale_by_count(c.b, c.b.reduce("sum", weighted(c, smooth, class_weight), (dim,), d), classes, d)
+        class_part = c.b.pointwise("mul", loss, 1.0 - smoothing, dtype=d)
+        loss = c.b.pointwise("add", class_part, c.b.pointwise("mul", smooth, smoothing, dtype=d), dtype=d)
+    return finish(c, c.b.pointwise("where", is_counted, loss, 0.0, dtype=d))

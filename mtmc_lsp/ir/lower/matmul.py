@@ -1,4 +1,4 @@
-"""Matrix products and attention."""
+"""Lowers matrix products and attention."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
 from mtmc_lsp.core.sizes import Size, product
-from mtmc_lsp.ir.lower import Call, rule
+from mtmc_lsp.ir.lower import Call, lowering
 from mtmc_lsp.ir.lower.reductions import rounded, softmax_statistics
 from mtmc_lsp.ir.primitives import ONE, Builder, CannotLower, PrimOp, broadcast
 
@@ -23,7 +23,7 @@ def matmul(b: Builder, left: str, right: str, dtype: str) -> str:
     if _ancestors(b, left) & _ancestors(b, right):
         right = b.add(PrimOp.ALIAS, (right,), c, b.dtype(right))
     if len(c) == 2:
-        # All leading dimensions of the left operand are rows of one product.
+        # All leading dimensions of the left operand become rows of one product.
         rows = b.reshape(left, [product(a[:-1]), a[-1]])
         flat = b.add(PrimOp.MATMUL, (rows, right), [product(a[:-1]), c[-1]], dtype)
         return b.reshape(flat, [*a[:-1], c[-1]])
@@ -33,18 +33,18 @@ def matmul(b: Builder, left: str, right: str, dtype: str) -> str:
 
 
 def _ancestors(b: Builder, name: str) -> set[str]:
-    """The primitive and all that it is computed from."""
-    found: set[str] = set()
+    """The primitive and all primitives that it is computed from."""
+    ancestors: set[str] = set()
     pending = [name]
     while pending:
         current = pending.pop()
-        if current not in found:
-            found.add(current)
+        if current not in ancestors:
+            ancestors.add(current)
             pending += b.prims[current].inputs
-    return found
+    return ancestors
 
 
-@rule("mm", "bmm", "matmul", "dot")
+@lowering("mm", "bmm", "matmul", "dot")
 def mm(c: Call) -> str:
     left, right = c.tensor(0), c.tensor(1)
     if len(c.b.shape(left)) == 1:
@@ -63,7 +63,7 @@ def mm(c: Call) -> str:
 
 
 def _matrix_vector(c: Call, left: str, column: str) -> str:
-    """A product with a vector moves as many bytes as it has operations: a sum of products, not a tensor-core product."""
+    """A product with a vector as a reduction: it is memory-bound, so tensor cores would not help."""
     row = c.b.reshape(column, [1] * (len(c.b.shape(left)) - 1) + [c.b.shape(column)[0]])
     d = "float32" if c.out.dtype in ("float16", "bfloat16") else c.out.dtype
     terms = c.b.pointwise("mul", left, row, dtype=d)
@@ -71,13 +71,13 @@ def _matrix_vector(c: Call, left: str, column: str) -> str:
     return c.b.cast(c.b.reshape(total, c.out.shape), c.out.dtype)
 
 
-@rule("mv")
+@lowering("mv")
 def mv(c: Call) -> str:
     vector = c.tensor(1)
     return _matrix_vector(c, c.tensor(0), c.b.reshape(vector, [c.b.shape(vector)[0], 1]))
 
 
-@rule("addmm", "baddbmm")
+@lowering("addmm", "baddbmm")
 def addmm(c: Call) -> str:
     value = matmul(c.b, c.tensor(1), c.tensor(2), c.out.dtype)
     alpha, beta = c.number(4, "alpha", 1), c.number(3, "beta", 1)
@@ -89,7 +89,7 @@ def addmm(c: Call) -> str:
     return c.b.pointwise("add", value, bias, dtype=c.out.dtype)
 
 
-@rule("linear")
+@lowering("linear")
 def linear(c: Call) -> str:
     weight = c.tensor(1)
     if len(c.b.shape(weight)) != 2:
@@ -106,7 +106,7 @@ def linear(c: Call) -> str:
     return value if bias is None else c.b.pointwise("add", value, bias, dtype=c.out.dtype)
 
 
-@rule("scaled_dot_product_attention")
+@lowering("scaled_dot_product_attention")
 def attention(c: Call) -> str:
     q, k, v = c.tensor(0), c.tensor(1), c.tensor(2)
     if c.number(4, "dropout_p", 0.0):
@@ -120,48 +120,48 @@ def attention(c: Call) -> str:
     scale_argument = c.node.kwargs.get("scale")
     scale = float(scale_argument) if isinstance(scale_argument, (int, float)) else 1.0 / math.sqrt(q_shape[-1].constant)
     batch = q_shape[:-2]
-    k, v = (_same_heads(c, x, batch) for x in (k, v))
+    k, v = (_with_query_heads(c, x, batch) for x in (k, v))
     d = compute_dtype(c.out.dtype)
     rank = len(q_shape)
-    swapped = c.b.permute(k, (*range(rank - 2), rank - 1, rank - 2))
-    scores = matmul(c.b, q, swapped, c.out.dtype)
+    transposed_keys = c.b.permute(k, (*range(rank - 2), rank - 1, rank - 2))
+    scores = matmul(c.b, q, transposed_keys, c.out.dtype)
     scores = c.b.pointwise("mul", scores, scale, dtype=d)
     scores = _masked_scores(c, scores, d)
     scores = rounded(c.b, scores)
-    top, total = softmax_statistics(c.b, scores, (rank - 1,))
-    weights = c.b.pointwise("exp", c.b.pointwise("sub", scores, top, dtype=d), dtype=d)
-    share = c.b.pointwise("div", weights, total, dtype=d, zero_for_none=c.has(3, "attn_mask"))
-    weights = c.b.cast(share, c.out.dtype)
+    maximum, total = softmax_statistics(c.b, scores, (rank - 1,))
+    weights = c.b.pointwise("exp", c.b.pointwise("sub", scores, maximum, dtype=d), dtype=d)
+    probabilities = c.b.pointwise("div", weights, total, dtype=d, zero_if_fully_masked=c.has(3, "attn_mask"))
+    weights = c.b.cast(probabilities, c.out.dtype)
     return matmul(c.b, weights, v, c.out.dtype)
 
 
 def _masked_scores(c: Call, scores: str, d: str) -> str:
-    """The scores with the mask added, or -inf where a boolean mask or causality forbids."""
+    """The scores plus the mask, or -inf at the keys that a boolean mask or causality excludes."""
     shape = c.b.shape(scores)
-    never = float("-inf")
+    masked = float("-inf")
     mask = c.optional(3, "attn_mask")
     if mask is not None:
         if c.b.dtype(mask) == "bool":
-            scores = c.b.pointwise("where", mask, scores, never, dtype=d)
+            scores = c.b.pointwise("where", mask, scores, masked, dtype=d)
         else:
             scores = c.b.pointwise("add", scores, mask, dtype=d)
     if c.flag(5, "is_causal"):
         rows = c.b.add(PrimOp.IOTA, (), [shape[-2], 1], "int64", dim=0, start=0, step=1)
         columns = c.b.add(PrimOp.IOTA, (), [1, shape[-1]], "int64", dim=1, start=0, step=1)
         allowed = c.b.pointwise("le", columns, rows, dtype="bool", operand_dtype="int64")
-        scores = c.b.pointwise("where", allowed, scores, never, dtype=d)
+        scores = c.b.pointwise("where", allowed, scores, masked, dtype=d)
     return scores
 
 
-def _same_heads(c: Call, name: str, batch: tuple[Size, ...]) -> str:
-    """Keys or values with as many heads as the queries: each group of query heads shares one (``enable_gqa``)."""
+def _with_query_heads(c: Call, name: str, batch: tuple[Size, ...]) -> str:
+    """Keys or values expanded to the heads of the queries: each group of query heads shares one head (``enable_gqa``)."""
     shape = c.b.shape(name)
     if shape[:-2] == batch:
         return name
-    own, wanted = shape[-3], batch[-1]
-    if shape[:-3] != batch[:-1] or not (own.is_constant and wanted.is_constant):
+    heads, query_heads = shape[-3], batch[-1]
+    if shape[:-3] != batch[:-1] or not (heads.is_constant and query_heads.is_constant):
         raise c.fail("batch dimensions that differ")
-    group = wanted.constant // own.constant
-    spread = c.b.reshape(name, [*shape[:-2], 1, *shape[-2:]])
-    spread = c.b.expand(spread, [*shape[:-2], group, *shape[-2:]])
-    return c.b.reshape(spread, [*batch, *shape[-2:]])
+    group = query_heads.constant // heads.constant
+    expanded = c.b.reshape(name, [*shape[:-2], 1, *shape[-2:]])
+    expanded = c.b.expand(expanded, [*shape[:-2], group, *shape[-2:]])
+    return c.b.reshape(expanded, [*batch, *shape[-2:]])

@@ -1,11 +1,11 @@
-"""Elementwise operations."""
+"""Lowers elementwise operations."""
 
 from __future__ import annotations
 
 from mtmc_lsp.core.dtypes import MAX_FINITE, compute_dtype, is_float, round_to_dtype
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.ir.lower import Call, rule
+from mtmc_lsp.ir.lower import Call, lowering
 from mtmc_lsp.ir.primitives import VIEW_OPS, PrimOp
 
 UNARY = (
@@ -17,7 +17,7 @@ BINARY = (
     "mul maximum minimum eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor fmod "
     "remainder hypot fmax fmin pow copysign atan2 __lshift__ __rshift__ __and__ __or__ __xor__"
 ).split()
-SPELT = {
+FUNCTION_NAMES = {
     "__lshift__": "shift_left",
     "__rshift__": "shift_right",
     "__and__": "bitwise_and",
@@ -25,42 +25,42 @@ SPELT = {
     "__xor__": "bitwise_xor",
     "sgn": "sign",
 }
-"""Operations by the names of the functions that they are: Python's operators, and the sign of a real number."""
+"""ATen names whose function has another name: Python's operators, and the sign of a real number."""
 ON_BOOLS = {"add": "logical_or", "maximum": "logical_or", "mul": "logical_and", "minimum": "logical_and"}
-"""What arithmetic on truth values is."""
+"""Functions that replace arithmetic on booleans."""
 COMPARISONS = frozenset("eq ne lt le gt ge".split())
 
 
-@rule(*UNARY)
+@lowering(*UNARY)
 def unary(c: Call) -> str:
     x = c.tensor(0)
     if is_float(c.out.dtype):
         x = c.b.cast(x, c.out.dtype) if not is_float(c.b.dtype(x)) else x
     if c.op == "round" and c.overload == "decimals":
         return _round_to(c, x, c.integer(1, "decimals"))
-    return c.b.pointwise(SPELT.get(c.op, c.op), x, dtype=c.out.dtype)
+    return c.b.pointwise(FUNCTION_NAMES.get(c.op, c.op), x, dtype=c.out.dtype)
 
 
 def _round_to(c: Call, x: str, decimals: int) -> str:
-    """``x`` scaled so that the last decimal is the last whole digit, rounded and scaled back."""
+    """``x`` rounded to ``decimals``: scaled by a power of ten, rounded and scaled back."""
     d, power = c.out.dtype, float(10 ** abs(decimals))
     if not is_float(d):
         raise c.fail("integers")
-    there, back = ("mul", "div") if decimals > 0 else ("div", "mul")
-    whole = c.b.pointwise("round", c.b.pointwise(there, x, power, dtype=d), dtype=d)
-    return c.b.pointwise(back, whole, power, dtype=d)
+    scale, unscale = ("mul", "div") if decimals > 0 else ("div", "mul")
+    rounded_value = c.b.pointwise("round", c.b.pointwise(scale, x, power, dtype=d), dtype=d)
+    return c.b.pointwise(unscale, rounded_value, power, dtype=d)
 
 
-@rule(*BINARY)
+@lowering(*BINARY)
 def binary(c: Call) -> str:
-    fn = SPELT.get(c.op, c.op)
+    fn = FUNCTION_NAMES.get(c.op, c.op)
     if c.out.dtype == "bool":
         fn = ON_BOOLS.get(fn, fn)
-    return c.b.pointwise(fn, *_compared(c), dtype=c.out.dtype, **_promoted(c))
+    return c.b.pointwise(fn, *_operands(c), dtype=c.out.dtype, **_promotion(c))
 
 
-def _compared(c: Call) -> list[str | bool | int | float]:
-    """Both operands; a number that is compared with half precision is rounded to it, as PyTorch does."""
+def _operands(c: Call) -> list[str | bool | int | float]:
+    """Both operands; a number compared with a 16-bit float is rounded to that dtype, as in PyTorch."""
     operands = [c.operand(i) for i in (0, 1)]
     floats = {d for x in operands if isinstance(x, str) and is_float(d := c.b.dtype(x))}
     if c.op not in COMPARISONS or len(floats) != 1:
@@ -69,8 +69,8 @@ def _compared(c: Call) -> list[str | bool | int | float]:
     return [x if isinstance(x, (str, bool)) else round_to_dtype(float(x), dtype) for x in operands]
 
 
-def _promoted(c: Call) -> dict[str, object]:
-    """For comparisons: the dtype in which the operands are compared (PyTorch's type promotion)."""
+def _promotion(c: Call) -> dict[str, object]:
+    """The dtype in which a comparison's operands are compared (PyTorch's type promotion); empty for other operations."""
     if c.op not in COMPARISONS:
         return {}
     tensors = [c.b.dtype(c.tensor(i)) for i in (0, 1) if isinstance(c.raw(i), Ref)]
@@ -82,7 +82,7 @@ def _promoted(c: Call) -> dict[str, object]:
     return {"operand_dtype": "int64" if "int64" in tensors else "int32"}
 
 
-@rule("add", "sub", "rsub")
+@lowering("add", "sub", "rsub")
 def add(c: Call) -> str:
     left, right = c.operand(0), c.operand(1)
     alpha = c.number(2, "alpha", 1)
@@ -98,26 +98,26 @@ def add(c: Call) -> str:
     return c.b.pointwise("add" if c.op == "add" else "sub", left, right, dtype=c.out.dtype)
 
 
-@rule("div", "true_divide", "floor_divide")
+@lowering("div", "true_divide", "floor_divide")
 def div(c: Call) -> str:
     mode = "floor" if c.op == "floor_divide" else c.raw(2, "rounding_mode")
     fn = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[mode if isinstance(mode, str) else None]
     return c.b.pointwise(fn, c.operand(0), c.operand(1), dtype=c.out.dtype)
 
 
-@rule("where")
+@lowering("where")
 def where(c: Call) -> str:
     if len(c.node.args) != 3:
         raise c.fail("where with one argument has a data-dependent shape")
     return c.b.pointwise("where", c.tensor(0), c.operand(1), c.operand(2), dtype=c.out.dtype)
 
 
-@rule("masked_fill")
+@lowering("masked_fill")
 def masked_fill(c: Call) -> str:
     return c.b.pointwise("where", c.tensor(1), c.operand(2), c.tensor(0), dtype=c.out.dtype)
 
 
-@rule("clamp", "clamp_min", "clamp_max", "hardtanh")
+@lowering("clamp", "clamp_min", "clamp_max", "hardtanh")
 def clamp(c: Call) -> str:
     x = c.tensor(0)
     if c.op == "hardtanh":
@@ -134,32 +134,32 @@ def clamp(c: Call) -> str:
     return x
 
 
-@rule("nan_to_num")
+@lowering("nan_to_num")
 def nan_to_num(c: Call) -> str:
     x, d = c.tensor(0), c.out.dtype
     if not is_float(d):
         return x
-    most = MAX_FINITE[d]
+    largest = MAX_FINITE[d]
     nan = c.number(1, "nan", 0.0) if c.has(1, "nan") else 0.0
-    high = c.number(2, "posinf", most) if c.has(2, "posinf") else most
-    low = c.number(3, "neginf", -most) if c.has(3, "neginf") else -most
+    high = c.number(2, "posinf", largest) if c.has(2, "posinf") else largest
+    low = c.number(3, "neginf", -largest) if c.has(3, "neginf") else -largest
     wide = c.b.cast(x, compute_dtype(d))
     inf = float("inf")
     for fn, bound, value in (("ne", wide, nan), ("eq", inf, high), ("eq", -inf, low)):
-        found = c.b.pointwise(fn, wide, bound, dtype="bool", operand_dtype=compute_dtype(d))
-        x = c.b.pointwise("where", found, float(value), x, dtype=d)
+        is_replaced = c.b.pointwise(fn, wide, bound, dtype="bool", operand_dtype=compute_dtype(d))
+        x = c.b.pointwise("where", is_replaced, float(value), x, dtype=d)
     return x
 
 
-@rule("gelu")
+@lowering("gelu")
 def gelu(c: Call) -> str:
     approximate = c.raw(1, "approximate", "none")
     return c.b.pointwise("gelu_tanh" if approximate == "tanh" else "gelu", c.tensor(0), dtype=c.out.dtype)
 
 
-@rule("leaky_relu", "elu", "celu", "selu", "softplus", "threshold", "hardshrink", "softshrink")
+@lowering("leaky_relu", "elu", "celu", "selu", "softplus", "threshold", "hardshrink", "softshrink")
 def activation(c: Call) -> str:
-    """Activations with parameters; each becomes one ``where``-like formula with its numbers built in."""
+    """Activations with parameters, which become attributes of one pointwise function."""
     x, d = c.tensor(0), c.out.dtype
     if c.op == "leaky_relu":
         return c.b.pointwise("leaky_relu", x, dtype=d, slope=c.number(1, "negative_slope", 0.01))
@@ -172,13 +172,13 @@ def activation(c: Call) -> str:
         beta, threshold = c.number(1, "beta", 1.0), c.number(2, "threshold", 20.0)
         return c.b.pointwise("softplus", x, dtype=d, beta=beta, threshold=threshold)
     if c.op == "threshold":
-        # NaN is not below it and stays.
+        # NaN is not below the threshold and stays.
         below = c.b.pointwise("le", x, c.number(1, "threshold", 0.0), dtype="bool", operand_dtype=compute_dtype(d))
         return c.b.pointwise("where", below, c.number(2, "value", 0.0), x, dtype=d)
     return c.b.pointwise(c.op, x, dtype=d, lambd=c.number(1, "lambd", 0.5))
 
 
-@rule(
+@lowering(
     "_to_copy",
     "to",
     "type_as",
@@ -192,26 +192,26 @@ def activation(c: Call) -> str:
     "lift_fresh_copy",
 )
 def cast(c: Call) -> str:
-    # A copy with another layout is still the same values; its strides are those of the node's output type.
+    # A copy with another layout has the same values; the node's output type has the strides.
     device = c.node.kwargs.get("device")
     if isinstance(device, str) and device == "cpu":
         raise c.fail("a copy between devices")
     if c.out.dtype in ("float8_e4m3fn", "float8_e5m2") and not _is_bounded(c, MAX_FINITE[c.out.dtype]):
-        raise c.fail("beyond the largest number a GPU's conversion and those of PyTorch's versions differ")
+        raise c.fail("GPUs and PyTorch versions convert numbers beyond the largest float8 differently")
     if str(c.node.kwargs.get("memory_format", "")).startswith("torch.channels_last"):
-        # A value of its own: what reads it is to find it in that order.
+        # A separate value: its readers expect it in that memory format.
         return c.b.pointwise("cast", c.tensor(0), dtype=c.out.dtype)
     return c.b.cast(c.tensor(0), c.out.dtype)
 
 
-def _is_bounded(c: Call, most: float) -> bool:
-    """Whether the argument has its own dtype already, or was clamped to numbers no larger than ``most``."""
+def _is_bounded(c: Call, limit: float) -> bool:
+    """Whether the argument already has the target dtype, or is clamped to at most ``limit`` in magnitude."""
     prim, below, above = c.b.prims[c.tensor(0)], False, False
     if prim.dtype == c.out.dtype:
         return True
     while prim.op in (*VIEW_OPS, PrimOp.POINTWISE) and not (below and above):
         values = [c.b.prims[name].attrs.get("value") for name in prim.inputs]
-        numbers = [value for value in values if isinstance(value, (int, float)) and abs(value) <= most]
+        numbers = [value for value in values if isinstance(value, (int, float)) and abs(value) <= limit]
         below, above = (
             below or (prim.fn == "minimum" and bool(numbers)),
             above or (prim.fn == "maximum" and bool(numbers)),
@@ -222,7 +222,7 @@ def _is_bounded(c: Call, most: float) -> bool:
     return below and above
 
 
-@rule(
+@lowering(
     "full",
     "zeros",
     "ones",
@@ -247,7 +247,7 @@ def full(c: Call) -> str:
     return c.b.expand(c.b.constant(typed, c.out.dtype), c.out.shape)
 
 
-@rule("arange")
+@lowering("arange")
 def arange(c: Call) -> str:
     numbers = [c.raw(i) for i in range(len(c.node.args))]
     start = numbers[0] if len(numbers) > 1 else 0
@@ -259,9 +259,9 @@ def arange(c: Call) -> str:
     return c.b.add(PrimOp.IOTA, (), c.out.shape, c.out.dtype, dim=0, start=start, step=step)
 
 
-@rule("fill", "empty_like", "new_empty")
+@lowering("fill", "empty_like", "new_empty")
 def fill(c: Call) -> str:
-    """A tensor that is filled; until then it may hold anything, so zero."""
+    """A filled tensor; an empty tensor may hold anything, so it becomes zeros."""
     value = c.operand(1, "value") if c.op == "fill" else 0
     if isinstance(value, str):
         return c.b.expand(c.b.cast(value, c.out.dtype), c.out.shape)
@@ -269,22 +269,22 @@ def fill(c: Call) -> str:
     return c.b.expand(c.b.constant(typed, c.out.dtype), c.out.shape)
 
 
-@rule("_prelu_kernel")
+@lowering("_prelu_kernel")
 def prelu(c: Call) -> str:
     x, d = c.tensor(0), c.out.dtype
     positive = c.b.pointwise("gt", x, 0.0, dtype="bool", operand_dtype=compute_dtype(d))
     return c.b.pointwise("where", positive, x, c.b.pointwise("mul", x, c.tensor(1), dtype=d), dtype=d)
 
 
-@rule("outer")
+@lowering("outer")
 def outer(c: Call) -> str:
     left, right = c.tensor(0), c.tensor(1)
     return c.b.pointwise("mul", c.b.reshape(left, [*c.b.shape(left), 1]), right, dtype=c.out.dtype)
 
 
-@rule("lerp")
+@lowering("lerp")
 def lerp(c: Call) -> str:
-    """From the nearer end, as PyTorch does it, so that both ends are exact."""
+    """Interpolates from the nearer end, as PyTorch does, so that both ends are exact."""
     start, end, d, weight = c.tensor(0), c.tensor(1), c.out.dtype, c.operand(2)
     difference = c.b.pointwise("sub", end, start, dtype=d)
     if isinstance(weight, str):
@@ -297,7 +297,7 @@ def lerp(c: Call) -> str:
     return c.b.pointwise("add", start, c.b.pointwise("mul", weight, difference, dtype=d), dtype=d)
 
 
-@rule("addcmul", "addcdiv")
+@lowering("addcmul", "addcdiv")
 def addcmul(c: Call) -> str:
     d = c.out.dtype
     term = c.b.pointwise("mul" if c.op == "addcmul" else "div", c.tensor(1), c.tensor(2), dtype=d)
@@ -307,9 +307,9 @@ def addcmul(c: Call) -> str:
     return c.b.pointwise("add", c.tensor(0), term, dtype=d)
 
 
-@rule("native_dropout", "dropout")
+@lowering("native_dropout", "dropout")
 def dropout(c: Call) -> str | tuple[str, ...]:
-    """``x * keep / (1 - p)`` with ``keep = rand >= p``; the random bits are Philox by flat element index."""
+    """``x * keep / (1 - p)`` with ``keep = rand >= p``; the random numbers are Philox of the flat element index."""
     x, d = c.tensor(0), c.out.dtype
     p = c.number(1, "p", 0.5)
     if not c.flag(2, "train", True):

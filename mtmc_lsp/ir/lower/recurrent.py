@@ -1,34 +1,34 @@
-"""Recurrent layers: one primitive for each of their results, since their steps are a kernel's business."""
+"""Lowers recurrent layers to one primitive per result; the kernel implements their steps."""
 
 from __future__ import annotations
 
 from mtmc_lsp.core.graph import RECURRENT_GATES, Ref
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.ir.lower import Call, rule
+from mtmc_lsp.ir.lower import Call, lowering
 from mtmc_lsp.ir.primitives import PrimOp
 from mtmc_lsp.ir.recurrence import Recurrence
 
 DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
-@rule(*RECURRENT_GATES)
+@lowering(*RECURRENT_GATES)
 def recurrent(call: Call) -> tuple[str, ...]:
-    """``(input, states, weights, has_biases, layers, dropout, train, bidirectional, batch_first)``, without random numbers."""
+    """``(input, states, weights, has_biases, layers, dropout, train, bidirectional, batch_first)``; dropout is rejected."""
     if call.overload != "input" or len(call.node.args) != 9:
-        raise call.fail("not of a plain tensor")
+        raise call.fail("a packed sequence")
     states, weights = call.raw(1), call.raw(2)
-    given = states if isinstance(states, tuple) else (states,)
+    state_tensors = states if isinstance(states, tuple) else (states,)
     if not isinstance(weights, tuple):
         raise call.fail("weights are missing")
-    tensors = [item for item in (call.raw(0), *given, *weights) if isinstance(item, Ref)]
-    if len(tensors) != 1 + len(given) + len(weights):
-        raise call.fail("an argument is no tensor")
+    tensors = [item for item in (call.raw(0), *state_tensors, *weights) if isinstance(item, Ref)]
+    if len(tensors) != 1 + len(state_tensors) + len(weights):
+        raise call.fail("an argument is not a tensor")
     if call.flag(6, "train") and call.number(5, "dropout", 0.0):
         raise call.fail("dropout between layers draws random numbers")
     inputs = [call.b.values[ref.name, ref.index] for ref in tensors]
     dtypes = {call.b.dtype(name) for name in inputs}
     if len(dtypes) > 1 or not dtypes < DTYPES:
-        raise call.fail("tensors of several dtypes, or of one that has no products")
+        raise call.fail("mixed dtypes, or a dtype without matrix products")
     if len(call.b.shape(inputs[0])) != 3:
         raise call.fail("a sequence without a batch")
     hidden = call.node.outputs[1].shape[-1]
@@ -40,12 +40,12 @@ def recurrent(call: Call) -> tuple[str, ...]:
         has_biases=call.flag(3, "has_biases"),
         batch_first=call.flag(8, "batch_first"),
     )
-    lines = form.layers * form.directions
-    shapes = [call.b.shape(name) for name in inputs[1 + len(given) :]]
+    layer_count = form.layers * form.directions
+    shapes = [call.b.shape(name) for name in inputs[1 + len(state_tensors) :]]
     rows = Size.of(form.gates * form.hidden)
-    each = 4 if form.has_biases else 2
-    if not form.hidden or len(shapes) != each * lines or any(shape[0] != rows for shape in shapes):
-        raise call.fail("weights of other sizes than the layers'")
+    per_layer = 4 if form.has_biases else 2
+    if not form.hidden or len(shapes) != per_layer * layer_count or any(shape[0] != rows for shape in shapes):
+        raise call.fail("weights whose sizes do not match the layers")
     return tuple(
         call.b.add(PrimOp.RECURRENT, inputs, kind.shape, kind.dtype, index=i, form=form)
         for i, kind in enumerate(call.node.outputs)

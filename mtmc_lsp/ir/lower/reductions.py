@@ -1,4 +1,4 @@
-"""Reductions, softmax and scans."""
+"""Lowers reductions, softmax and scans."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.sizes import Size, product
-from mtmc_lsp.ir.lower import Call, rule
+from mtmc_lsp.ir.lower import Call, lowering
 from mtmc_lsp.ir.primitives import CENTRED, ONE, Builder, PrimOp
 
 
@@ -17,7 +17,7 @@ def rank_of(c: Call, name: str) -> int:
 
 
 def count(shape: tuple[Size, ...], dims: tuple[int, ...]) -> Size:
-    """Number of elements reduced."""
+    """Number of reduced elements."""
     return product([shape[d] for d in dims])
 
 
@@ -37,16 +37,16 @@ def _factor(n: int) -> float:
 
 
 def finish(c: Call, name: str) -> str:
-    """The kept-dimension result in the shape and dtype that the node has."""
+    """A reduction's result, whose reduced dimensions have size 1, in the node's shape and dtype."""
     return c.b.cast(c.b.reshape(name, c.out.shape), c.out.dtype)
 
 
-@rule("sum", "prod", "amax", "amin", "any", "all", "mean")
+@lowering("sum", "prod", "amax", "amin", "any", "all", "mean")
 def reduce(c: Call) -> str:
     x = c.tensor(0)
-    whole = c.overload == "default" and c.op in ("sum", "prod", "any", "all", "mean")
-    dims = tuple(range(rank_of(c, x))) if whole else c.dims(1, "dim", rank_of(c, x))
-    fn = _on(c.b.dtype(x), {"amax": "max", "amin": "min", "mean": "sum"}.get(c.op, c.op))
+    over_all_dims = c.overload == "default" and c.op in ("sum", "prod", "any", "all", "mean")
+    dims = tuple(range(rank_of(c, x))) if over_all_dims else c.dims(1, "dim", rank_of(c, x))
+    fn = _function_for(c.b.dtype(x), {"amax": "max", "amin": "min", "mean": "sum"}.get(c.op, c.op))
     if fn in ("any", "all"):
         x = c.b.cast(x, "bool")
         return finish(c, c.b.reduce(fn, x, dims, "bool"))
@@ -55,27 +55,27 @@ def reduce(c: Call) -> str:
     return finish(c, scale_by_count(c.b, total, count(c.b.shape(x), dims), d) if c.op == "mean" else total)
 
 
-def _on(dtype: str, fn: str) -> str:
-    """A reduction by name: the extremes of truth values are whether any is true, and whether all are."""
+def _function_for(dtype: str, fn: str) -> str:
+    """The reduction function for a dtype: max and min of booleans are any and all."""
     return {"max": "any", "min": "all"}.get(fn, fn) if dtype == "bool" else fn
 
 
-@rule("max", "min")
+@lowering("max", "min")
 def extremum(c: Call) -> str | tuple[str, ...]:
     x = c.tensor(0)
     if c.overload == "other":
         return c.b.pointwise("maximum" if c.op == "max" else "minimum", x, c.tensor(1), dtype=c.out.dtype)
     rank, dtype = rank_of(c, x), c.b.dtype(x)
-    fn = _on(dtype, c.op)
+    fn = _function_for(dtype, c.op)
     if c.overload == "default":
         return finish(c, c.b.reduce(fn, x, tuple(range(rank)), dtype))
     dims = c.dims(1, "dim", rank)
     value = c.b.reduce(fn, x, dims, dtype)
-    where = c.b.reduce(f"arg{c.op}", c.b.cast(x, "int32") if dtype == "bool" else x, dims, "int64")
-    return c.b.reshape(value, c.node.outputs[0].shape), c.b.reshape(where, c.node.outputs[1].shape)
+    index = c.b.reduce(f"arg{c.op}", c.b.cast(x, "int32") if dtype == "bool" else x, dims, "int64")
+    return c.b.reshape(value, c.node.outputs[0].shape), c.b.reshape(index, c.node.outputs[1].shape)
 
 
-@rule("argmax", "argmin")
+@lowering("argmax", "argmin")
 def argmax(c: Call) -> str:
     x = c.tensor(0)
     if not c.has(1, "dim"):
@@ -84,7 +84,7 @@ def argmax(c: Call) -> str:
     return finish(c, c.b.reduce(c.op, x, dims, "int64"))
 
 
-@rule("var", "std", "var_mean", "std_mean")
+@lowering("var", "std", "var_mean", "std_mean")
 def variance(c: Call) -> str | tuple[str, ...]:
     x = c.tensor(0)
     rank = rank_of(c, x)
@@ -108,32 +108,34 @@ def variance(c: Call) -> str | tuple[str, ...]:
 
 
 def plain_mean(b: Builder, x: str, dims: tuple[int, ...]) -> str:
-    """The mean as a result: that of :func:`centred_moments` is off by a rounding of the first element, maybe far larger."""
+    """The mean as an output. The mean inside :func:`centred_moments` has the rounding error of the first element, which may be
+    much larger than the mean."""
     return scale_by_count(b, b.reduce("sum", x, dims, b.dtype(x)), count(b.shape(x), dims), b.dtype(x))
 
 
 def centred_moments(b: Builder, x: str, dims: tuple[int, ...]) -> tuple[str, str, Size]:
-    """Deviations from the mean, the sum of their squares, and the count: two passes, or one of running means, so nothing cancels.
+    """Deviations from the mean, the sum of their squares, and the count.
 
-    All is of differences from each row's first element: where the elements are equal, or nearly, they are exact, and so is what
-    comes of them, as it is by the library's running means. Otherwise the normalised rounding error would be all that is left.
+    Computed in two passes, or in one pass with running means, to avoid cancellation. Everything uses differences from each
+    row's first element: for equal or nearly equal elements they are exact, and so are the results, as with the library's
+    running means. Otherwise normalisation would amplify pure rounding errors.
     """
     d, n = b.dtype(x), count(b.shape(x), dims)
     x = rounded(b, x)
     first = x
     for dim in dims:
         first = b.slice(first, dim, 0, 1)
-    apart = b.pointwise("sub", x, first, dtype=d)
-    difference = b.reduce("sum", apart, dims, d)
-    deviation = b.pointwise("sub", apart, scale_by_count(b, difference, n, d), dtype=d)
+    difference_from_first = b.pointwise("sub", x, first, dtype=d)
+    difference = b.reduce("sum", difference_from_first, dims, d)
+    deviation = b.pointwise("sub", difference_from_first, scale_by_count(b, difference, n, d), dtype=d)
     squares = b.reduce("sum", b.pointwise("square", deviation, dtype=d), dims, d)
-    own = b.prims[squares]
-    if own.op is PrimOp.REDUCE and b.prims[difference].op is PrimOp.REDUCE:
-        b.prims[squares] = replace(own, attrs={**own.attrs, CENTRED: difference})
+    squares_prim = b.prims[squares]
+    if squares_prim.op is PrimOp.REDUCE and b.prims[difference].op is PrimOp.REDUCE:
+        b.prims[squares] = replace(squares_prim, attrs={**squares_prim.attrs, CENTRED: difference})
     return deviation, squares, n
 
 
-@rule("logsumexp")
+@lowering("logsumexp")
 def logsumexp(c: Call) -> str:
     x = c.tensor(0)
     d = compute_dtype(c.out.dtype)
@@ -156,18 +158,18 @@ def rounded(b: Builder, x: str) -> str:
 
 
 def softmax_statistics(b: Builder, x: str, dims: tuple[int, ...]) -> tuple[str, str]:
-    """Maximum and sum of exponentials below it; the pair can be found in one pass (online softmax, arXiv 1805.02867)."""
-    top = b.reduce("max", x, dims, b.dtype(x))
-    return top, b.reduce("sum_exp", x, dims, b.dtype(x), top)
+    """Maximum, and sum of ``exp(x - maximum)``; one pass can compute both (online softmax, arXiv 1805.02867)."""
+    maximum = b.reduce("max", x, dims, b.dtype(x))
+    return maximum, b.reduce("sum_exp", x, dims, b.dtype(x), maximum)
 
 
-@rule("softmax", "_softmax", "log_softmax", "_log_softmax", "special_log_softmax", "special_softmax")
+@lowering("softmax", "_softmax", "log_softmax", "_log_softmax", "special_log_softmax", "special_softmax")
 def softmax(c: Call) -> str:
     x = c.tensor(0)
     d = compute_dtype(c.out.dtype)
     x = rounded(c.b, c.b.cast(x, d))
-    top, total = softmax_statistics(c.b, x, c.dims(1, "dim", rank_of(c, x)))
-    shifted = c.b.pointwise("sub", x, top, dtype=d)
+    maximum, total = softmax_statistics(c.b, x, c.dims(1, "dim", rank_of(c, x)))
+    shifted = c.b.pointwise("sub", x, maximum, dtype=d)
     if "log" in c.op:
         value = c.b.pointwise("sub", shifted, c.b.pointwise("log", total, dtype=d), dtype=d)
     else:
@@ -175,7 +177,7 @@ def softmax(c: Call) -> str:
     return c.b.cast(value, c.out.dtype)
 
 
-@rule("linalg_vector_norm", "norm", "frobenius_norm")
+@lowering("linalg_vector_norm", "norm", "frobenius_norm")
 def vector_norm(c: Call) -> str:
     x = c.tensor(0)
     order = c.number(1, "ord", 2.0) if c.op != "frobenius_norm" else 2.0
@@ -186,19 +188,19 @@ def vector_norm(c: Call) -> str:
         return finish(
             c, c.b.pointwise("sqrt", c.b.reduce("sum", c.b.pointwise("square", x, dtype=d), dims, d), dtype=d)
         )
-    size = c.b.pointwise("abs", x, dtype=d)
+    magnitude = c.b.pointwise("abs", x, dtype=d)
     if order == 1:
-        return finish(c, c.b.reduce("sum", size, dims, d))
+        return finish(c, c.b.reduce("sum", magnitude, dims, d))
     if math.isinf(order):
-        return finish(c, c.b.reduce("max" if order > 0 else "min", size, dims, d))
+        return finish(c, c.b.reduce("max" if order > 0 else "min", magnitude, dims, d))
     if order == 0:
-        used = c.b.pointwise("ne", size, 0.0, dtype="bool", operand_dtype=d)
-        return finish(c, c.b.reduce("sum", c.b.cast(used, d), dims, d))
-    powers = c.b.reduce("sum", c.b.pointwise("pow", size, order, dtype=d), dims, d)
+        nonzero = c.b.pointwise("ne", magnitude, 0.0, dtype="bool", operand_dtype=d)
+        return finish(c, c.b.reduce("sum", c.b.cast(nonzero, d), dims, d))
+    powers = c.b.reduce("sum", c.b.pointwise("pow", magnitude, order, dtype=d), dims, d)
     return finish(c, c.b.pointwise("pow", powers, 1.0 / order, dtype=d))
 
 
-@rule("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
+@lowering("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 def scan(c: Call) -> str | tuple[str, ...]:
     x = c.tensor(0)
     if c.op in ("cummax", "cummin"):

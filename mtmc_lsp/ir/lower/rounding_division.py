@@ -1,8 +1,8 @@
-"""Divisions that decide a whole number, as ``round(x / scale)`` of a quantiser: they are rounded as PyTorch's own kernels round.
+"""Makes divisions that feed a rounding operation, such as ``round(x / scale)`` in a quantiser, match PyTorch bit for bit.
 
-Where operands are such that a quotient lies on an edge, as 7.5 for a range that is symmetric, the last bit decides, for all
-elements that share the scale. Triton's ``/`` is within 2 units in the last place; PyTorch divides exactly rounded, and by a
-Python number multiplies by its reciprocal (``aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu``).
+If quotients are exactly halfway between integers (7.5 for a symmetric range), the last bit decides the result for all elements
+that share the scale. Triton's ``/`` has an error of up to 2 ULP. PyTorch rounds divisions correctly, and replaces division by
+a Python number with multiplication by its reciprocal (``aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu``).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from mtmc_lsp.core.dtypes import compute_dtype, is_float, round_to_float32
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.primitives import Prim, PrimOp
 
-WHOLE = frozenset({"round", "floor", "ceil", "trunc"})
-"""Functions that give whole numbers."""
-PASSING = frozenset(
+ROUNDING_FUNCTIONS = frozenset({"round", "floor", "ceil", "trunc"})
+"""Functions that round to integers."""
+ELEMENTWISE = frozenset(
     {
         PrimOp.POINTWISE,
         PrimOp.RESHAPE,
@@ -28,24 +28,24 @@ PASSING = frozenset(
         PrimOp.CAT,
     }
 )
-"""Primitives of which each element follows from elements of their operands without a sum."""
+"""Primitives whose elements depend on single elements of their operands."""
 
 
 def with_exact_divisions(prims: Mapping[str, Prim]) -> dict[str, Prim]:
-    """Primitives in execution order, with ``div_rn`` and ``times_reciprocal`` in the place of ``div`` where it decides."""
-    deciding: set[str] = set()
+    """``prims`` in execution order, with ``div_rn`` or ``times_reciprocal`` for each ``div`` that feeds a rounding."""
+    rounded: set[str] = set()
     for name in reversed(list(prims)):
         prim = prims[name]
-        if _is_whole(prim, prims) or (name in deciding and prim.op in PASSING):
-            deciding.update(prim.inputs)
-    return {name: _exact(prim, prims) if name in deciding else prim for name, prim in prims.items()}
+        if _rounds(prim, prims) or (name in rounded and prim.op in ELEMENTWISE):
+            rounded.update(prim.inputs)
+    return {name: _exact(prim, prims) if name in rounded else prim for name, prim in prims.items()}
 
 
-def _is_whole(prim: Prim, prims: Mapping[str, Prim]) -> bool:
+def _rounds(prim: Prim, prims: Mapping[str, Prim]) -> bool:
     if prim.op is not PrimOp.POINTWISE or not is_float(prims[prim.inputs[0]].dtype):
         return False
     is_cast_to_integers = prim.fn == "cast" and not is_float(prim.dtype) and prim.dtype != "bool"
-    return prim.fn in WHOLE or is_cast_to_integers
+    return prim.fn in ROUNDING_FUNCTIONS or is_cast_to_integers
 
 
 def _exact(prim: Prim, prims: Mapping[str, Prim]) -> Prim:
@@ -56,9 +56,9 @@ def _exact(prim: Prim, prims: Mapping[str, Prim]) -> Prim:
     ):
         return prim
     operands = [prims[name] for name in prim.inputs]
-    numbers = [own.attrs["value"] if own.op is PrimOp.CONSTANT else None for own in operands]
-    # Sizes, and integers that the kernel makes floats of, are divided as before.
-    if not all(is_float(own.dtype) for own in operands) or any(isinstance(number, Size) for number in numbers):
+    numbers = [operand.attrs["value"] if operand.op is PrimOp.CONSTANT else None for operand in operands]
+    # Divisions by sizes, and of integers that the kernel converts to float, do not change.
+    if not all(is_float(operand.dtype) for operand in operands) or any(isinstance(number, Size) for number in numbers):
         return prim
     number = numbers[-1]
     if prim.fn == "div" and isinstance(number, (int, float)) and round_to_float32(number) != 0:

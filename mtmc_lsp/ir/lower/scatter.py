@@ -1,16 +1,16 @@
-"""Rows added to others at looked-up places: messages of a graph's edges to its nodes, tokens to their expert."""
+"""Lowers scatter-adds: ``index_add``, ``scatter_add`` and accumulating ``index_put``."""
 
 from __future__ import annotations
 
-from mtmc_lsp.ir.lower import Call, rule
-from mtmc_lsp.ir.lower.views import refs, wrapped
+from mtmc_lsp.ir.lower import Call, lowering
+from mtmc_lsp.ir.lower.views import index_tensors, wrapped_index
 from mtmc_lsp.ir.primitives import ONE, PrimOp
 
-ADDABLE = frozenset({"float32", "float64", "int32", "int64"})
-"""What GPUs add to memory as one step with the rounding that PyTorch has."""
+ATOMIC_ADD_DTYPES = frozenset({"float32", "float64", "int32", "int64"})
+"""Dtypes with atomic adds that round as PyTorch does."""
 
 
-@rule("index_add")
+@lowering("index_add")
 def index_add(c: Call) -> str:
     """``base[index[i]] += alpha * source[i]`` along one dimension."""
     base, index, source = c.tensor(0), c.tensor(2), c.tensor(3)
@@ -19,45 +19,45 @@ def index_add(c: Call) -> str:
     alpha = c.number(4, "alpha", 1.0)
     if alpha != 1:
         source = c.b.pointwise("mul", source, alpha, dtype=c.out.dtype)
-    return _added(c, base, dim, _along(c, index, dim, rank), source)
+    return _scatter_add(c, base, dim, _along(c, index, dim, rank), source)
 
 
-@rule("scatter_add", "scatter_reduce")
+@lowering("scatter_add", "scatter_reduce")
 def scatter_add(c: Call) -> str:
-    """As ``index_add``, with an index for each element; of a longer source the first elements count."""
+    """Like ``index_add`` with one index per element; the leading elements of a larger source are used."""
     if c.op == "scatter_reduce" and (c.raw(4, "reduce") != "sum" or c.raw(5, "include_self") is False):
-        raise c.fail("reduced otherwise than by a sum into what is there")
+        raise c.fail("a reduction other than a sum that includes the input")
     base, index, source = c.tensor(0), c.tensor(2), c.tensor(3)
     for i, size in enumerate(c.b.shape(index)):
         source = c.b.slice(source, i, 0, size)
-    return _added(c, base, c.dim(1, "dim", len(c.b.shape(base))), index, source)
+    return _scatter_add(c, base, c.dim(1, "dim", len(c.b.shape(base))), index, source)
 
 
-@rule("index_put")
+@lowering("index_put")
 def index_put(c: Call) -> str:
-    """``base.index_put((index,), source, accumulate=True)`` with one row of indices."""
+    """``base.index_put((index,), source, accumulate=True)`` with a one-dimensional index."""
     base, items = c.tensor(0), c.raw(1)
-    used = refs(items) if isinstance(items, tuple) else []
+    used = index_tensors(items) if isinstance(items, tuple) else []
     if c.raw(3, "accumulate") is not True or len(used) != 1:
-        raise c.fail("written at looked-up places, in no order")
+        raise c.fail("a write at indices, which may repeat, in any order")
     ((dim, ref),) = used
     shape = [*c.b.shape(base)]
-    index = wrapped(c, c.b.values[ref.name, ref.index], shape[dim])
+    index = wrapped_index(c, c.b.values[ref.name, ref.index], shape[dim])
     if len(c.b.shape(index)) != 1:
-        raise c.fail("several indices for each row")
+        raise c.fail("an index with several dimensions")
     shape[dim] = c.b.shape(index)[0]
-    return _added(c, base, dim, _along(c, index, dim, len(shape)), c.b.expand(c.tensor(2), shape))
+    return _scatter_add(c, base, dim, _along(c, index, dim, len(shape)), c.b.expand(c.tensor(2), shape))
 
 
 def _along(c: Call, index: str, dim: int, rank: int) -> str:
-    """One index for each row along ``dim``."""
+    """A vector of indices reshaped to broadcast along ``dim``."""
     shape = c.b.shape(index)
     return c.b.reshape(index, [shape[0] if shape and d == dim else ONE for d in range(rank)])
 
 
-def _added(c: Call, base: str, dim: int, index: str, source: str) -> str:
-    if c.out.dtype not in ADDABLE or c.b.dtype(source) != c.out.dtype or not c.b.shape(base):
-        raise c.fail(f"adding {c.out.dtype}")
+def _scatter_add(c: Call, base: str, dim: int, index: str, source: str) -> str:
+    if c.out.dtype not in ATOMIC_ADD_DTYPES or c.b.dtype(source) != c.out.dtype or not c.b.shape(base):
+        raise c.fail(f"atomic adds of {c.out.dtype}")
     if c.b.dtype(index) not in ("int64", "int32"):
-        raise c.fail("no indices")
-    return c.b.add(PrimOp.ADD_AT, (base, index, source), c.out.shape, c.out.dtype, dim=dim)
+        raise c.fail("an index that is not an integer tensor")
+    return c.b.add(PrimOp.SCATTER_ADD, (base, index, source), c.out.shape, c.out.dtype, dim=dim)

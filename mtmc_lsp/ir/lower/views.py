@@ -1,27 +1,27 @@
-"""Views, concatenation, padding and indexing."""
+"""Lowers views, concatenation, padding and indexing."""
 
 from __future__ import annotations
 
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.sizes import Size, SizeLike, greater_than, product
-from mtmc_lsp.ir.lower import Call, rule
-from mtmc_lsp.ir.lower.resampling import PAD_MODES, looked_up, padded_from_inside, positions
+from mtmc_lsp.ir.lower import Call, lowering
+from mtmc_lsp.ir.lower.resampling import PAD_MODES, gathered, padded_with_values, positions
 from mtmc_lsp.ir.primitives import ONE, PrimOp
 
 
-@rule("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as")
-@rule("atleast_1d", "atleast_2d", "atleast_3d")
+@lowering("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as")
+@lowering("atleast_1d", "atleast_2d", "atleast_3d")
 def reshape(c: Call) -> str | tuple[str, ...]:
-    several = c.raw(0)
+    argument = c.raw(0)
     if c.overload == "dtype":
         raise c.fail("another dtype for the same bits")
-    if isinstance(several, tuple):
-        names = [c.b.values[item.name, item.index] for item in several if isinstance(item, Ref)]
+    if isinstance(argument, tuple):
+        names = [c.b.values[item.name, item.index] for item in argument if isinstance(item, Ref)]
         return tuple(c.b.reshape(name, kind.shape) for name, kind in zip(names, c.node.outputs, strict=True))
     return c.b.reshape(c.tensor(0), c.out.shape)
 
 
-@rule("permute", "transpose", "t", "movedim", "swapaxes", "numpy_T", "mT")
+@lowering("permute", "transpose", "t", "movedim", "swapaxes", "numpy_T", "mT")
 def permute(c: Call) -> str:
     x = c.tensor(0)
     rank = len(c.b.shape(x))
@@ -52,22 +52,22 @@ def _ints(c: Call, position: int) -> list[int]:
     return result
 
 
-@rule("expand", "expand_as", "broadcast_to")
+@lowering("expand", "expand_as", "broadcast_to")
 def expand(c: Call) -> str:
     return c.b.expand(c.tensor(0), c.out.shape)
 
 
-@rule("repeat")
+@lowering("repeat")
 def repeat(c: Call) -> str:
     x = c.tensor(0)
     times = [Size.of(t) for t in _ints(c, 1)]
     shape = [ONE] * (len(times) - len(c.b.shape(x))) + list(c.b.shape(x))
-    apart = [part for size in shape for part in (ONE, size)]
-    wide = [part for time, size in zip(times, shape, strict=True) for part in (time, size)]
-    return c.b.reshape(c.b.expand(c.b.reshape(x, apart), wide), c.out.shape)
+    interleaved = [part for size in shape for part in (ONE, size)]
+    repeated = [part for time, size in zip(times, shape, strict=True) for part in (time, size)]
+    return c.b.reshape(c.b.expand(c.b.reshape(x, interleaved), repeated), c.out.shape)
 
 
-@rule("slice", "narrow")
+@lowering("slice", "narrow")
 def slice_(c: Call) -> str:
     x = c.tensor(0)
     dim = c.dim(1, "dim", len(c.b.shape(x)))
@@ -82,7 +82,7 @@ def slice_(c: Call) -> str:
     return c.b.slice(x, dim, begin, c.out.shape[dim], step)
 
 
-@rule("select")
+@lowering("select")
 def select(c: Call) -> str:
     x = c.tensor(0)
     dim = c.dim(1, "dim", len(c.b.shape(x)))
@@ -92,38 +92,38 @@ def select(c: Call) -> str:
     return c.b.reshape(c.b.slice(x, dim, index, 1), c.out.shape)
 
 
-@rule("split", "split_with_sizes", "chunk", "tensor_split", "unbind", "unsafe_split", "unsafe_split_with_sizes")
+@lowering("split", "split_with_sizes", "chunk", "tensor_split", "unbind", "unsafe_split", "unsafe_split_with_sizes")
 def split(c: Call) -> tuple[str, ...]:
     x = c.tensor(0)
     dim = c.dim(1 if c.op == "unbind" else 2, "dim", len(c.b.shape(x)))
-    pieces, start = [], Size.of(0)
+    parts, start = [], Size.of(0)
     for output in c.node.outputs:
         length = ONE if c.op == "unbind" else output.shape[dim]
-        pieces.append(c.b.reshape(c.b.slice(x, dim, start, length), output.shape))
+        parts.append(c.b.reshape(c.b.slice(x, dim, start, length), output.shape))
         start = start + length
-    return tuple(pieces)
+    return tuple(parts)
 
 
 MOST_PARTS = 16
-"""Tensors that one kernel puts side by side."""
+"""Most tensors that one kernel concatenates."""
 
 
-@rule("cat", "concat", "stack")
+@lowering("cat", "concat", "stack")
 def cat(c: Call) -> str:
     items = c.raw(0, "tensors")
     assert isinstance(items, tuple)
     if len(items) > MOST_PARTS:
-        raise c.fail(f"more than {MOST_PARTS} tensors: each element would be looked for in all of them")
+        raise c.fail(f"more than {MOST_PARTS} tensors: each element would select from all of them")
     names = [c.b.values[item.name, item.index] for item in items if isinstance(item, Ref)]
     dim = c.dim(1, "dim", len(c.out.shape))
     if c.op == "stack":
         names = [c.b.reshape(n, [*c.b.shape(n)[:dim], 1, *c.b.shape(n)[dim:]]) for n in names]
     names = [c.b.cast(name, c.out.dtype) for name in names]
-    return _shifted_scan(c, names, dim) or c.b.add(PrimOp.CAT, names, c.out.shape, c.out.dtype, dim=dim)
+    return _padded_scan(c, names, dim) or c.b.add(PrimOp.CAT, names, c.out.shape, c.out.dtype, dim=dim)
 
 
-def _shifted_scan(c: Call, names: list[str], dim: int) -> str | None:
-    """Zeros in front of running sums, or ones in front of running products: the scan of what begins with them."""
+def _padded_scan(c: Call, names: list[str], dim: int) -> str | None:
+    """Zeros before a cumulative sum, or ones before a cumulative product, as a scan of the padded input; else ``None``."""
     scan = c.b.prims[names[-1]]
     neutral = {"sum": 0, "prod": 1}.get(scan.fn) if scan.op is PrimOp.SCAN else None
     if len(names) != 2 or neutral is None or scan.attrs["dim"] != dim or scan.attrs.get("reverse"):
@@ -138,11 +138,11 @@ def _shifted_scan(c: Call, names: list[str], dim: int) -> str | None:
     return c.b.add(PrimOp.SCAN, (longer,), c.out.shape, scan.dtype, **scan.attrs)
 
 
-@rule("constant_pad_nd", "pad")
+@lowering("constant_pad_nd", "pad")
 def pad(c: Call) -> str:
     x, amounts, mode = c.tensor(0), _ints(c, 1), c.raw(2, "mode", "constant") if c.op == "pad" else "constant"
     if mode in PAD_MODES:
-        return padded_from_inside(c, x, amounts, str(mode))
+        return padded_with_values(c, x, amounts, str(mode))
     if mode != "constant":
         raise c.fail(f"padding by {mode}")
     rank = len(c.out.shape)
@@ -150,7 +150,7 @@ def pad(c: Call) -> str:
     for i in range(len(amounts) // 2):
         dim, (front, back) = rank - 1 - i, amounts[2 * i : 2 * i + 2]
         before[dim] = max(front, 0)
-        # Negative padding cuts.
+        # Negative padding crops.
         x = c.b.slice(x, dim, max(-front, 0), c.b.shape(x)[dim] + min(front, 0) + min(back, 0))
     if c.b.shape(x) == c.out.shape:
         return x
@@ -158,20 +158,20 @@ def pad(c: Call) -> str:
     return c.b.add(PrimOp.PAD, (x,), c.out.shape, c.out.dtype, before=tuple(before), value=value)
 
 
-@rule("flip")
+@lowering("flip")
 def flip(c: Call) -> str:
     x = c.tensor(0)
     dims = c.dims(1, "dims", len(c.b.shape(x)))
     scan = c.b.prims[x]
     source = c.b.prims[scan.inputs[0]] if scan.op is PrimOp.SCAN else None
     if source is not None and source.op is PrimOp.FLIP and dims == source.attrs["dims"] == (scan.attrs["dim"],):
-        # Turned round, scanned and turned back: a scan from the end.
+        # Flip, scan and flip again: a reverse scan.
         attrs = {**scan.attrs, "reverse": not scan.attrs.get("reverse")}
         return c.b.add(PrimOp.SCAN, source.inputs, scan.shape, scan.dtype, **attrs)
     return c.b.add(PrimOp.FLIP, (x,), c.b.shape(x), c.b.dtype(x), dims=dims)
 
 
-@rule("roll")
+@lowering("roll")
 def roll(c: Call) -> str:
     x, shifts = c.tensor(0), _ints(c, 1)
     if not c.has(2, "dims") or not c.raw(2, "dims"):
@@ -183,40 +183,40 @@ def roll(c: Call) -> str:
         dim %= len(c.b.shape(x))
         size = c.b.shape(x)[dim]
         if size.is_constant:
-            cut = Size.of((size - shift).constant % max(1, size.constant))
+            split_point = Size.of((size - shift).constant % max(1, size.constant))
         elif shift and greater_than(size, abs(shift)) not in c.b.graph.conditions:
-            raise c.fail("rolling along a symbolic size, which the shift may pass")
+            raise c.fail("rolling along a symbolic size that may be smaller than the shift")
         else:
-            cut = size - shift if shift > 0 else Size.of(-shift)
-        if cut.terms:
-            parts = [c.b.slice(x, dim, cut, size - cut), c.b.slice(x, dim, 0, cut)]
+            split_point = size - shift if shift > 0 else Size.of(-shift)
+        if split_point.terms:
+            parts = [c.b.slice(x, dim, split_point, size - split_point), c.b.slice(x, dim, 0, split_point)]
             x = c.b.add(PrimOp.CAT, parts, c.b.shape(x), c.b.dtype(x), dim=dim)
     return c.b.reshape(x, c.out.shape)
 
 
-@rule("embedding")
+@lowering("embedding")
 def embedding(c: Call) -> str:
-    """``weight[indices]``: a gather along dimension 0 with the index broadcast over the embedding dimension."""
+    """``weight[indices]``: a gather along dimension 0, with the index broadcast over the embedding dimension."""
     weight, index = c.tensor(0), c.tensor(1)
     return _take(c, weight, 0, index)
 
 
-@rule("index_select")
+@lowering("index_select")
 def index_select(c: Call) -> str:
     x = c.tensor(0)
     return _take(c, x, c.dim(1, "dim", len(c.b.shape(x))), c.tensor(2))
 
 
 def _take(c: Call, x: str, dim: int, index: str) -> str:
-    """``x`` with dimension ``dim`` replaced by the dimensions of ``index``, each entry looked up in ``x``."""
-    shape, looked_up = c.b.shape(x), c.b.shape(index)
-    result = [*shape[:dim], *looked_up, *shape[dim + 1 :]]
-    spread = c.b.reshape(index, [*[1] * dim, *looked_up, *[1] * (len(shape) - dim - 1)])
-    # The gathered primitive has x's rank only where the index has one dimension; more are put together after.
-    flat_index = c.b.reshape(spread, [*[1] * dim, _numel(looked_up), *[1] * (len(shape) - dim - 1)])
-    flat = [*shape[:dim], _numel(looked_up), *shape[dim + 1 :]]
-    taken = c.b.add(PrimOp.GATHER, (x, flat_index), flat, c.out.dtype, dim=dim)
-    return c.b.reshape(taken, result)
+    """``x`` gathered along ``dim``, which the dimensions of ``index`` replace."""
+    shape, index_shape = c.b.shape(x), c.b.shape(index)
+    result = [*shape[:dim], *index_shape, *shape[dim + 1 :]]
+    shaped_index = c.b.reshape(index, [*[1] * dim, *index_shape, *[1] * (len(shape) - dim - 1)])
+    # A gather keeps the rank of x, so several index dimensions are flattened first and restored afterwards.
+    flat_index = c.b.reshape(shaped_index, [*[1] * dim, _numel(index_shape), *[1] * (len(shape) - dim - 1)])
+    flat = [*shape[:dim], _numel(index_shape), *shape[dim + 1 :]]
+    gathered_rows = c.b.add(PrimOp.GATHER, (x, flat_index), flat, c.out.dtype, dim=dim)
+    return c.b.reshape(gathered_rows, result)
 
 
 def _numel(shape: tuple[Size, ...]) -> Size:
@@ -226,7 +226,7 @@ def _numel(shape: tuple[Size, ...]) -> Size:
     return total
 
 
-@rule("gather")
+@lowering("gather")
 def gather(c: Call) -> str:
     x, index = c.tensor(0), c.tensor(2)
     rank = len(c.b.shape(x))
@@ -237,49 +237,53 @@ def gather(c: Call) -> str:
     return c.b.add(PrimOp.GATHER, (x, index), c.out.shape, c.out.dtype, dim=dim)
 
 
-@rule("index", "_unsafe_index")
+@lowering("index", "_unsafe_index")
 def index(c: Call) -> str:
     """``x[i]``, ``x[:, i]`` or ``x[i, :, j]`` with integer index tensors.
 
-    Several of them look up one element each together: the dimensions that they stand in are walked as one.
+    Several index tensors select elements together: their dimensions are flattened into one.
     """
     x, items = c.tensor(0), c.raw(1)
     assert isinstance(items, tuple)
-    used = [dim for dim, item in enumerate(items) if isinstance(item, Ref)]
-    indices = [wrapped(c, c.b.values[ref.name, ref.index], c.b.shape(x)[dim]) for dim, ref in refs(items)]
-    if len(used) == 1:
-        return _take(c, x, used[0], indices[0])
+    indexed_dims = [dim for dim, item in enumerate(items) if isinstance(item, Ref)]
+    indices = [
+        wrapped_index(c, c.b.values[ref.name, ref.index], c.b.shape(x)[dim]) for dim, ref in index_tensors(items)
+    ]
+    if len(indexed_dims) == 1:
+        return _take(c, x, indexed_dims[0], indices[0])
     shape, rank = c.b.shape(x), len(c.b.shape(x))
-    side_by_side = used == list(range(used[0], used[-1] + 1))
-    # What is looked up in dimensions that lie apart comes first in the result.
-    first = used[0] if side_by_side else 0
-    others = [dim for dim in range(rank) if dim not in used]
-    x = c.b.permute(x, (*others[:first], *used, *others[first:]))
-    joined = [shape[dim] for dim in used]
-    x = c.b.reshape(x, [*(shape[d] for d in others[:first]), product(joined), *(shape[d] for d in others[first:])])
+    adjacent = indexed_dims == list(range(indexed_dims[0], indexed_dims[-1] + 1))
+    # If the indexed dimensions are not adjacent, the index dimensions come first in the result.
+    first_dim = indexed_dims[0] if adjacent else 0
+    others = [dim for dim in range(rank) if dim not in indexed_dims]
+    x = c.b.permute(x, (*others[:first_dim], *indexed_dims, *others[first_dim:]))
+    sizes = [shape[dim] for dim in indexed_dims]
+    x = c.b.reshape(
+        x, [*(shape[d] for d in others[:first_dim]), product(sizes), *(shape[d] for d in others[first_dim:])]
+    )
     flat = indices[0]
-    for size, following in zip(joined[1:], indices[1:], strict=True):
+    for size, next_index in zip(sizes[1:], indices[1:], strict=True):
         scaled = c.b.pointwise("mul", flat, c.b.size(size, "int64"), dtype="int64")
-        flat = c.b.pointwise("add", scaled, following, dtype="int64")
-    return _take(c, x, first, flat)
+        flat = c.b.pointwise("add", scaled, next_index, dtype="int64")
+    return _take(c, x, first_dim, flat)
 
 
-def refs(items: tuple[object, ...]) -> list[tuple[int, Ref]]:
-    """The index tensors among what a tensor is indexed by, each with the dimension that it stands in."""
+def index_tensors(items: tuple[object, ...]) -> list[tuple[int, Ref]]:
+    """The index tensors among the indices of a tensor, each with its dimension."""
     return [(dim, item) for dim, item in enumerate(items) if isinstance(item, Ref)]
 
 
-def wrapped(c: Call, name: str, size: Size) -> str:
-    """An index tensor with what is negative counted from the end."""
+def wrapped_index(c: Call, name: str, size: Size) -> str:
+    """An index tensor with negative indices counted from the end."""
     if c.b.dtype(name) not in ("int64", "int32"):
-        raise c.fail("a mask as index")
+        raise c.fail("a mask as an index")
     name = c.b.cast(name, "int64")
     negative = c.b.pointwise("lt", name, 0, dtype="bool", operand_dtype="int64")
-    wrapped = c.b.pointwise("add", name, c.b.size(size, "int64"), dtype="int64")
-    return c.b.pointwise("where", negative, wrapped, name, dtype="int64")
+    wrapped_index = c.b.pointwise("add", name, c.b.size(size, "int64"), dtype="int64")
+    return c.b.pointwise("where", negative, wrapped_index, name, dtype="int64")
 
 
-@rule("tril", "triu")
+@lowering("tril", "triu")
 def triangle(c: Call) -> str:
     x, diagonal = c.tensor(0), c.integer(1, "diagonal")
     shape = c.b.shape(x)
@@ -294,9 +298,9 @@ def triangle(c: Call) -> str:
     return c.b.pointwise("where", keep, x, zero, dtype=c.out.dtype)
 
 
-@rule("diagonal", "diag")
+@lowering("diagonal", "diag")
 def diagonal(c: Call) -> str:
-    """Element i of row i, ``offset`` columns further on; of a vector, ``diag`` makes a matrix instead."""
+    """A diagonal: element ``i + offset`` of row i. For a vector, ``diag`` creates a matrix instead."""
     x = c.tensor(0)
     rank, offset = len(c.b.shape(x)), c.integer(1, "diagonal" if c.op == "diag" else "offset")
     if rank == 1:
@@ -311,18 +315,18 @@ def diagonal(c: Call) -> str:
     return c.b.reshape(c.b.add(PrimOp.GATHER, (rows, columns), shape, c.b.dtype(x), dim=rank - 1), c.out.shape)
 
 
-@rule("diag_embed")
+@lowering("diag_embed")
 def diag_embed(c: Call) -> str:
-    """The last dimension along the diagonal of two, all else 0."""
+    """Matrices with the last dimension on a diagonal, and zeros elsewhere."""
     rank = len(c.out.shape)
     i, j = c.dim(2, "dim1", rank, -2), c.dim(3, "dim2", rank, -1)
-    made = _on_diagonal(c, c.tensor(0), c.integer(1, "offset"))
+    matrices = _on_diagonal(c, c.tensor(0), c.integer(1, "offset"))
     others = iter(range(rank - 2))
-    return c.b.permute(made, [rank - 2 if d == i else (rank - 1 if d == j else next(others)) for d in range(rank)])
+    return c.b.permute(matrices, [rank - 2 if d == i else (rank - 1 if d == j else next(others)) for d in range(rank)])
 
 
 def _on_diagonal(c: Call, x: str, offset: int) -> str:
-    """Matrices with the last dimension of ``x`` on a diagonal of theirs."""
+    """Matrices with the last dimension of ``x`` on the diagonal ``offset``."""
     shape = c.b.shape(x)
     size = shape[-1] + abs(offset)
     if offset < 0:
@@ -334,38 +338,38 @@ def _on_diagonal(c: Call, x: str, offset: int) -> str:
     rows = c.b.add(PrimOp.IOTA, (), [size, 1], "int64", dim=0, start=0, step=1)
     columns = c.b.add(PrimOp.IOTA, (), [1, size], "int64", dim=1, start=0, step=1)
     distance = c.b.pointwise("sub", columns, rows, dtype="int64")
-    there = c.b.pointwise("eq", distance, offset, dtype="bool", operand_dtype="int64")
+    on_diagonal = c.b.pointwise("eq", distance, offset, dtype="bool", operand_dtype="int64")
     zero: bool | float = False if c.out.dtype == "bool" else 0.0
-    return c.b.pointwise("where", there, c.b.reshape(x, [*shape[:-1], size, 1]), zero, dtype=c.out.dtype)
+    return c.b.pointwise("where", on_diagonal, c.b.reshape(x, [*shape[:-1], size, 1]), zero, dtype=c.out.dtype)
 
 
-@rule("linalg_cross", "cross")
+@lowering("linalg_cross", "cross")
 def cross(c: Call) -> str:
-    """Component i is ``x[i+1] * y[i+2] - x[i+2] * y[i+1]``, counted round the three."""
-    rank, three = len(c.out.shape), Size.of(3)
+    """Component i is ``x[i+1] * y[i+2] - x[i+2] * y[i+1]``, with indices modulo 3."""
+    rank, size_three = len(c.out.shape), Size.of(3)
     if c.has(2, "dim") or c.op == "linalg_cross":
         dim = c.dim(2, "dim", rank, -1)
     else:
-        dim = next(d for d, size in enumerate(c.out.shape) if size == three)
-    turned = []
+        dim = next(d for d, size in enumerate(c.out.shape) if size == size_three)
+    rotated = []
     for step in (1, 2):
-        index = c.b.pointwise("remainder", positions(c.b, three, step), 3, dtype="int64")
-        sides = (c.b.expand(c.tensor(i), c.out.shape) for i in (0, 1))
-        turned.append([looked_up(c.b, side, dim, index) for side in sides])
-    (x1, y1), (x2, y2) = turned
+        index = c.b.pointwise("remainder", positions(c.b, size_three, step), 3, dtype="int64")
+        operands = (c.b.expand(c.tensor(i), c.out.shape) for i in (0, 1))
+        rotated.append([gathered(c.b, operand, dim, index) for operand in operands])
+    (x1, y1), (x2, y2) = rotated
     products = [c.b.pointwise("mul", a, b, dtype=c.out.dtype) for a, b in ((x1, y2), (x2, y1))]
     return c.b.pointwise("sub", *products, dtype=c.out.dtype)
 
 
-@rule("select_scatter", "slice_scatter")
+@lowering("select_scatter", "slice_scatter")
 def scatter(c: Call) -> str:
-    """``x[:, 0] = y`` and ``x[:, 2:5] = y``: along the dimension, ``y`` there and ``x`` elsewhere."""
+    """``x[:, 0] = y`` and ``x[:, 2:5] = y``: ``y`` at the selected indices and ``x`` elsewhere."""
     x, y = c.tensor(0), c.tensor(1)
     shape = c.b.shape(x)
     dim = c.dim(2, "dim", len(shape))
     start = c.raw(3, "index" if c.op == "select_scatter" else "start", 0) or 0
     if not isinstance(start, (int, Size)):
-        raise c.fail("a place from a tensor")
+        raise c.fail("an index from a tensor")
     first = Size.of(start)
     if first.is_constant and first.constant < 0:
         first = shape[dim] + first
@@ -373,23 +377,23 @@ def scatter(c: Call) -> str:
     ones[dim] = shape[dim]
     position = c.b.add(PrimOp.IOTA, (), ones, "int64", dim=dim, start=0, step=1)
     if c.op == "select_scatter":
-        there = c.b.pointwise("eq", position, c.b.size(first, "int64"), dtype="bool", operand_dtype="int64")
-        spread = c.b.expand(c.b.reshape(y, [*shape[:dim], 1, *shape[dim + 1 :]]), shape)
-        return c.b.pointwise("where", there, c.b.cast(spread, c.out.dtype), x, dtype=c.out.dtype)
+        selected = c.b.pointwise("eq", position, c.b.size(first, "int64"), dtype="bool", operand_dtype="int64")
+        expanded = c.b.expand(c.b.reshape(y, [*shape[:dim], 1, *shape[dim + 1 :]]), shape)
+        return c.b.pointwise("where", selected, c.b.cast(expanded, c.out.dtype), x, dtype=c.out.dtype)
     length = c.b.shape(y)[dim]
     if length == shape[dim]:
         return c.b.cast(y, c.out.dtype)
     if c.integer(5, "step", 1) != 1 or not first.is_constant:
-        raise c.fail("steps, or a symbolic start")
-    begun = c.b.pointwise("ge", position, first.constant, dtype="bool", operand_dtype="int64")
-    ended = c.b.pointwise("lt", position, c.b.size(first + length, "int64"), dtype="bool", operand_dtype="int64")
-    there = c.b.pointwise("logical_and", begun, ended, dtype="bool")
+        raise c.fail("a step other than 1, or a symbolic start")
+    after_start = c.b.pointwise("ge", position, first.constant, dtype="bool", operand_dtype="int64")
+    before_end = c.b.pointwise("lt", position, c.b.size(first + length, "int64"), dtype="bool", operand_dtype="int64")
+    selected = c.b.pointwise("logical_and", after_start, before_end, dtype="bool")
     before = tuple(first.constant if i == dim else 0 for i in range(len(shape)))
     padded = c.b.add(PrimOp.PAD, (c.b.cast(y, c.out.dtype),), shape, c.out.dtype, before=before, value=0.0)
-    return c.b.pointwise("where", there, padded, x, dtype=c.out.dtype)
+    return c.b.pointwise("where", selected, padded, x, dtype=c.out.dtype)
 
 
-@rule("copy")
+@lowering("copy")
 def copy(c: Call) -> str:
-    """The second tensor in the first one's shape and dtype."""
+    """The second tensor expanded and cast to the first one's shape and dtype."""
     return c.b.expand(c.b.cast(c.tensor(1), c.out.dtype), c.out.shape)

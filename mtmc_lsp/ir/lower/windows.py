@@ -1,4 +1,4 @@
-"""Windows that slide over a tensor, and the arguments of the operations that have them."""
+"""Sliding windows over a tensor, and the arguments of operations that use them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from mtmc_lsp.ir.primitives import Builder, PrimOp
 
 
 def per_dim(c: Call, position: int, name: str, default: int, dims: int) -> tuple[int, ...]:
-    """An argument with one number per spatial dimension; a single number (or an empty list's default) is for all."""
+    """An argument with one number per spatial dimension; a single number, or the default, applies to all dimensions."""
     value = c.raw(position, name)
     items = value if isinstance(value, tuple) else (() if value is None else (value,))
     numbers = [item.constant if isinstance(item, Size) and item.is_constant else item for item in items]
     if not all(isinstance(item, int) for item in numbers):
         raise c.fail(f"{name} is not a number")
-    whole = [int(str(item)) for item in numbers] or [default]
-    return tuple(whole * dims if len(whole) == 1 else whole)
+    integers = [int(str(item)) for item in numbers] or [default]
+    return tuple(integers * dims if len(integers) == 1 else integers)
 
 
 def constant_sizes(c: Call, sizes: tuple[Size, ...], what: str) -> tuple[int, ...]:
-    """Sizes that a kernel must know.
+    """Sizes that must be compile-time constants.
 
     Raises:
         CannotLower: one is symbolic.
@@ -30,7 +30,7 @@ def constant_sizes(c: Call, sizes: tuple[Size, ...], what: str) -> tuple[int, ..
 
 
 def padded(b: Builder, x: str, dims: dict[int, tuple[int, Size]], value: float) -> str:
-    """``x`` with ``value`` around it: for each dimension how much comes before it and how long it is then."""
+    """``x`` padded with ``value``; ``dims`` maps a dimension to the padding in front and the padded size."""
     shape, before = list(b.shape(x)), [0] * len(b.shape(x))
     for dim, (amount, size) in dims.items():
         shape[dim], before[dim] = size, amount
@@ -39,19 +39,19 @@ def padded(b: Builder, x: str, dims: dict[int, tuple[int, Size]], value: float) 
     return b.add(PrimOp.PAD, (x,), shape, b.dtype(x), before=tuple(before), value=value)
 
 
-def windowed(b: Builder, x: str, dim: int, places: Size, kernel_size: int, step: int, dilation: int) -> str:
-    """``x`` with windows of ``kernel_size`` elements along ``dim``; the places in a window are a new last dimension."""
+def windowed(b: Builder, x: str, dim: int, outputs: Size, kernel_size: int, step: int, dilation: int) -> str:
+    """``x`` with windows of ``kernel_size`` elements along ``dim``; the window elements are a new last dimension."""
     shape = list(b.shape(x))
-    shape[dim] = places
+    shape[dim] = outputs
     if kernel_size == 1:
-        return b.reshape(b.slice(x, dim, 0, places, step), [*shape, 1])
+        return b.reshape(b.slice(x, dim, 0, outputs, step), [*shape, 1])
     return b.add(PrimOp.WINDOW, (x,), [*shape, kernel_size], b.dtype(x), dim=dim, step=step, dilation=dilation)
 
 
-def sliding(
+def sliding_windows(
     b: Builder,
     x: str,
-    places: tuple[Size, ...],
+    outputs: tuple[Size, ...],
     kernel_sizes: tuple[int, ...],
     *,
     steps: tuple[int, ...],
@@ -59,20 +59,20 @@ def sliding(
     before: tuple[int, ...],
     outside: float,
 ) -> str:
-    """Windows along the last dimensions of ``x``, padded as far as they reach; their places are new last dimensions."""
+    """Windows along the last dimensions of ``x``, padded as far as needed; the window elements are new last dimensions."""
     first = len(b.shape(x)) - len(kernel_sizes)
-    reach = {}
+    padding = {}
     for i, (count, kernel_size, step, dilation, amount) in enumerate(
-        zip(places, kernel_sizes, steps, dilations, before, strict=True), start=first
+        zip(outputs, kernel_sizes, steps, dilations, before, strict=True), start=first
     ):
         end = (count - 1) * step + (kernel_size - 1) * dilation + 1
-        # Padding behind counts only where a window reaches it; what no window reaches stays unread.
-        inner = b.shape(x)[i] + amount
-        beyond = end.is_constant and inner.is_constant and end.constant <= inner.constant
-        reach[i] = (amount, inner if beyond else end)
-    x = padded(b, x, reach, outside)
+        # Padding behind is needed only if a window reaches it; elements that no window reaches are not read.
+        padded_front = b.shape(x)[i] + amount
+        ends_inside = end.is_constant and padded_front.is_constant and end.constant <= padded_front.constant
+        padding[i] = (amount, padded_front if ends_inside else end)
+    x = padded(b, x, padding, outside)
     for i, (count, kernel_size, step, dilation) in enumerate(
-        zip(places, kernel_sizes, steps, dilations, strict=True), start=first
+        zip(outputs, kernel_sizes, steps, dilations, strict=True), start=first
     ):
         x = windowed(b, x, i, count, kernel_size, step, dilation)
     return x

@@ -1,4 +1,4 @@
-"""Measures the GPU: bandwidths, rates of matrix products, cost of a launch. Runs in a worker."""
+"""Measures the GPU: bandwidths, rates of matrix products and launch cost. Runs in a worker."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from mtmc_lsp.timing.worker.timing_commands import clock_of
 from mtmc_lsp.verify.worker.run_target import release_gpu_memory
 
 MEMORY_BYTES = 1 << 30
-"""Bytes of the tensors that give the memory's bandwidth."""
+"""Bytes of the tensors in the bandwidth measurements."""
 LATER, LATER_SECONDS = 3, 0.3
-"""How often the copy is repeated, and the pause before each: every timing is judged by its rate, and others may use the GPU."""
+"""Repetitions of the copy and the pause before each: all estimates depend on its rate, and others may use the GPU."""
 PRODUCT, FP64_PRODUCT = 4096, 2048
 """Sizes M = N = K of the products; consumer GPUs are slow in float64."""
 SAMPLES = 5
 LAUNCHES, LAUNCHES_AHEAD_US = 20, 500.0
-"""Kernels whose launches are timed, and for how long the GPU is busy before them, so that the host is ahead."""
+"""Number of timed kernels, and how long the GPU is kept busy before them so that the host runs ahead."""
 L2_PART, L2_REPEATS = 4, 200
-"""The part of the L2 that is read, and how often."""
+"""The fraction 1/4 of the L2 that is read, and the number of repetitions."""
 
 
 def read_environment(request: EnvironmentRequest) -> Environment:
@@ -88,7 +88,7 @@ def _read_rate() -> float:
 
 
 def _l2_rate(l2_bytes: int, sm_count: int) -> float:
-    """Bytes per second that all multiprocessors together read from the L2; 0 where Triton cannot compile."""
+    """Bytes per second that all multiprocessors together read from the L2; 0 if Triton cannot compile."""
     elements = l2_bytes // L2_PART // 4
     source = torch.zeros(elements, device="cuda")
     try:
@@ -96,12 +96,12 @@ def _l2_rate(l2_bytes: int, sm_count: int) -> float:
 
         read_bytes, run = launch_reads(source, sm_count, L2_REPEATS)
         return read_bytes / (_best_us(run) * 1e-6)
-    except Exception:  # no C compiler, or no Triton for this GPU: the data file's number stays
+    except Exception:  # no C compiler, or no Triton for this GPU: the data file's number is used
         return 0.0
 
 
 def _launch_gap_us() -> float:
-    """Device time of one more small kernel, while the host is ahead of the GPU."""
+    """Device time per additional small kernel, while the host runs ahead of the GPU."""
     value = torch.zeros(1, device="cuda")
 
     def several(count: int) -> None:
@@ -133,17 +133,17 @@ def _product_rate(dtype: torch.dtype, size: int = PRODUCT) -> float:
 
 
 def _fp8_rate() -> float:
-    """Likewise of 8-bit operands; 0 where the GPU or this version of torch has no such product."""
+    """Operations per second of the library's 8-bit product; 0 if the GPU or this torch version has none."""
     try:
         a, b = (torch.randn(PRODUCT, PRODUCT, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
         scale = torch.ones((), device="cuda")
         run = lambda: torch._scaled_mm(a, b.t(), scale, scale, out_dtype=torch.bfloat16)  # noqa: E731
         return 2.0 * float(PRODUCT) ** 3 / (_best_us(run) * 1e-6)
-    except Exception:  # no public function tells in advance whether there is one
+    except Exception:  # no public function reports whether the product is supported
         return 0.0
 
 
 def _best_us(run: Callable[[], Any]) -> float:
-    """The least of a few cold-L2 samples, microseconds: what the device can do."""
+    """The minimum of a few cold-L2 samples, in microseconds."""
     run()
     return min(clock_of().cold(run)[0] for _ in range(SAMPLES))

@@ -1,4 +1,4 @@
-"""The clocks of a GPU: one call with a cold L2, and many calls by two clocks that must agree. Runs in workers."""
+"""Clocks for GPU timings: single calls with a cold L2, and batches of calls by two clocks. Runs in workers."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from typing import Any, Protocol
 import torch
 
 FLUSH_BYTES = 256 << 20
-"""More than twice the L2 of any GPU of today; writing it also takes longer than launching most kernels."""
+"""More than twice the L2 of any current GPU; filling it also takes longer than launching most kernels."""
 FLUSH_US = FLUSH_BYTES / 8e6
-"""It takes this many microseconds at least: no memory of today takes more than 8 TB/s."""
+"""Minimum time of one flush in microseconds: no current memory exceeds 8 TB/s."""
 
 Run = Callable[[], Any]
 
 
 class Clock(Protocol):
-    """What times calls; rules about samples are tested with another one than the GPU's."""
+    """Interface of a clock; tests of sampling use a fake one."""
 
     method: str
-    """How it measures, in words."""
+    """Description of the method, for the user."""
 
     def cold(self, run: Run, ahead_us: float = 0.0) -> tuple[float, float]:
-        """Microseconds of one call: on the device with a cold L2, and on the host until it returned.
+        """Device microseconds of one call with a cold L2, and host microseconds until it returned.
 
-        The device is busy for at least ``ahead_us`` before, so that a host that is late by less is not timed.
+        The device is kept busy for at least ``ahead_us`` before the call, which hides a shorter host delay.
         """
 
     def batch(self, run: Run, count: int) -> tuple[float, float, float]:
-        """Microseconds of ``count`` calls back to back, with a warm L2.
+        """Microseconds of ``count`` calls back to back with a warm L2.
 
-        By the device's events, by the host's wall, and on the host until all were launched.
+        Returns the time by the device's events, the host's wall time, and the host's time to launch all calls.
         """
 
     def captured(self, run: Run) -> Run | None:
-        """The call as a replay of a CUDA graph; None where it cannot be captured."""
+        """The call as a replay of a CUDA graph; None if it cannot be captured."""
 
     def untouched(self) -> bool:
-        """Whether what it measures with is what it was before any candidate was loaded."""
+        """Whether the timing functions are unchanged since before any candidate was loaded."""
 
 
 class CudaClock:
-    """CUDA events on the stream that calls run on, and the host's clock.
+    """CUDA events on the current stream, and the host's clock.
 
-    It holds what it needs from before a candidate is loaded: replacing ``torch.cuda.Event`` or ``time.perf_counter``
-    afterwards changes nothing here, and is noticed.
+    It saves the functions that it needs before a candidate is loaded: replacing ``torch.cuda.Event`` or
+    ``time.perf_counter`` later has no effect here, and is detected.
     """
 
     method = "CUDA events, L2 flushed and its persisting lines reset before each call"
@@ -101,14 +101,14 @@ class CudaClock:
             with torch.cuda.graph(graph):
                 run()
         except RuntimeError:
-            # Code that synchronises or allocates on the host cannot be captured; it is then timed without a graph only.
+            # Code that synchronises or allocates on the host cannot be captured; it is timed only without a graph.
             self._synchronize()
             return None
         replay: Run = graph.replay
         return replay
 
     def untouched(self) -> bool:
-        # A function kept in a variable is compared by identity; one read from a class is made anew each time.
+        # Functions in variables are compared by identity; methods read from a class are new objects each time.
         return (
             torch.cuda.Event is self._event
             and torch.cuda.Event.elapsed_time == self._elapsed
@@ -120,10 +120,10 @@ class CudaClock:
 
 
 def _persisting_reset() -> Callable[[], Any] | None:
-    """What makes lines of the L2 that a kernel asked to keep normal again: a flush does not evict those."""
+    """The driver function that resets persisting L2 lines to normal, because a flush does not evict them; None if missing."""
     try:
         reset = ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache
     except (OSError, AttributeError):
         return None
-    # GPUs without persisting lines say that it is not supported; then there is nothing to reset.
+    # GPUs without persisting lines return an error; then there is nothing to reset.
     return reset if reset() == 0 else None

@@ -1,4 +1,4 @@
-"""One candidate against its baselines on one clock, with all that makes the times believable. Runs in workers."""
+"""Times one candidate against its baselines on one clock, with checks of plausibility. Runs in workers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from mtmc_lsp.timing.worker.sampling import Warm, clocks_agree, graph_medians, i
 from mtmc_lsp.timing.worker.timing_integrity import Retest
 
 SMALL_US = 20.0
-"""Calls shorter than this are also timed from a CUDA graph: otherwise launching them is what is timed."""
+"""Shorter calls are also timed from a CUDA graph, because launch overhead would dominate."""
 HOST_SHARE = 0.8
-"""So are those whose launches take the host this part of their time, or more."""
+"""So are calls whose launches on the host take at least this fraction of their time."""
 BASELINES = ("eager", "compile", "max-autotune", "reduce-overhead", "previous")
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The user's own code under ``torch.compile``: made by us, before anything is timed."""
+    """The user's code under ``torch.compile``, compiled before anything is timed."""
 
     run: Run | None
     note: str = ""
@@ -34,57 +34,57 @@ class Compiled:
 
 
 @dataclass(frozen=True)
-class Contest:
-    """Who is timed, on what."""
+class Contenders:
+    """The code to time, its inputs and the limits of a plausible result."""
 
     candidate: Run
     eager: Run
     inputs: Mapping[str, torch.Tensor]
-    """The tensors that all of them read."""
+    """The tensors that all contenders read."""
     compiled: Mapping[str, Compiled] = field(default_factory=dict)
     previous: Run | None = None
     moved: Callable[[], Sequence[tuple[str, torch.Tensor]]] = tuple
-    """Those of them that a call has moved to memory of its own: see :func:`~mtmc_lsp.verify.worker.inputs.moved`."""
+    """Inputs that a call moved to other memory: see :func:`~mtmc_lsp.verify.worker.inputs.moved`."""
     random: bool = False
     """Whether results are random."""
     tolerance: float = 0.0
-    """How far two right results may be apart through what they are rounded to on the way: see :func:`rounded_within`."""
+    """Allowed distance of two correct results due to rounding of intermediate values: see :func:`rounded_within`."""
     epsilon: float = EPSILON["float32"]
-    """How coarsely they are: see :func:`coarsest_epsilon`."""
+    """Machine epsilon of this rounding: see :func:`coarsest_epsilon`."""
     bound_us: float = 0.0
-    """The roofline's time."""
+    """The roofline's lower bound in microseconds."""
     least_us: float = 0.0
-    """A time below this cannot be true."""
+    """A shorter time, in microseconds, is a measurement error."""
 
 
-def hold(contest: Contest, clock: Clock, seconds: float) -> Timing:
+def run_paired_benchmark(setup: Contenders, clock: Clock, seconds: float) -> Timing:
     """Time all contenders.
 
     Raises:
-        MeasurementRejected: the timing cannot be true.
+        MeasurementRejected: the timing is not plausible.
     """
-    runs = {"candidate": contest.candidate, "eager": contest.eager}
+    runs = {"candidate": setup.candidate, "eager": setup.eager}
     # A second set of samples of the same candidate is the A/A control.
-    runs["control"] = contest.candidate
-    runs |= {name: made.run for name, made in contest.compiled.items() if made.run is not None}
-    if contest.previous is not None:
-        runs["previous"] = contest.previous
+    runs["control"] = setup.candidate
+    runs |= {name: baseline.run for name, baseline in setup.compiled.items() if baseline.run is not None}
+    if setup.previous is not None:
+        runs["previous"] = setup.previous
     threads = set(threading.enumerate())
     retest = Retest(
-        contest.candidate,
-        contest.eager,
-        contest.inputs,
-        moved=contest.moved,
-        random=contest.random,
-        tolerance=contest.tolerance,
-        epsilon=contest.epsilon,
+        setup.candidate,
+        setup.eager,
+        setup.inputs,
+        moved=setup.moved,
+        random=setup.random,
+        tolerance=setup.tolerance,
+        epsilon=setup.epsilon,
     )
     retest.before()
     samples = interleaved(clock, {**runs, "candidate": retest.kept}, seconds)
     retest.after()
     median = statistics.median(device for device, _ in samples["candidate"])
-    batch = warm(clock, contest.candidate, median)
-    must_be_possible(median, batch, contest.least_us)
+    batch = warm(clock, setup.candidate, median)
+    check_plausible(median, batch, setup.least_us)
     contenders = {name: run for name, run in runs.items() if name != "control"}
     host = statistics.median(host for _, host in samples["candidate"])
     is_launched = median < SMALL_US or host > HOST_SHARE * median
@@ -92,24 +92,26 @@ def hold(contest: Contest, clock: Clock, seconds: float) -> Timing:
     retest.restore()
     if not clock.untouched():
         raise MeasurementRejected("the clocks were replaced while the candidate was timed")
-    left = [thread.name for thread in threading.enumerate() if thread not in threads]
-    if left:
-        raise MeasurementRejected(f"threads that it started still run after the candidate returned: {', '.join(left)}")
-    timing = conclude(samples, graphs, contest)
+    running_threads = [thread.name for thread in threading.enumerate() if thread not in threads]
+    if running_threads:
+        raise MeasurementRejected(
+            f"threads that it started still run after the candidate returned: {', '.join(running_threads)}"
+        )
+    timing = summarise(samples, graphs, setup)
     method = f"{clock.method}, contenders interleaved in random order, medians"
     return replace(timing, warm_us=batch.event_us / batch.calls, method=method)
 
 
-def must_be_possible(median: float, batch: Warm, least_us: float) -> None:
-    """Refuse what cannot be true.
+def check_plausible(median: float, batch: Warm, least_us: float) -> None:
+    """Reject implausible measurements.
 
     Args:
-        median: of single calls, with a cold L2.
-        batch: calls back to back, by the device's events and by the host.
-        least_us: the least that a single call can take.
+        median: microseconds of single calls with a cold L2.
+        batch: calls back to back, timed by the device's events and by the host.
+        least_us: the minimum time of a single call.
 
     Raises:
-        MeasurementRejected: clocks disagree, or it is faster than the memory.
+        MeasurementRejected: the clocks disagree, or the time is below the minimum.
     """
     if not clocks_agree(batch.event_us, batch.wall_us):
         raise MeasurementRejected(
@@ -123,20 +125,22 @@ def must_be_possible(median: float, batch: Warm, least_us: float) -> None:
         )
 
 
-def conclude(samples: Mapping[str, list[tuple[float, float]]], graphs: Mapping[str, float], contest: Contest) -> Timing:
-    """What the samples say, against every baseline."""
+def summarise(
+    samples: Mapping[str, list[tuple[float, float]]], graphs: Mapping[str, float], setup: Contenders
+) -> Timing:
+    """The timing of the candidate against every baseline, from the samples."""
     device_us = {name: [device for device, _ in values] for name, values in samples.items()}
     noise = ratio_of(device_us["control"], device_us["candidate"])
     baselines = []
     for name in BASELINES:
-        made = contest.compiled.get(name)
+        compiled = setup.compiled.get(name)
         if name in device_us:
             ratio = ratio_of(device_us[name], device_us["candidate"])
             median = statistics.median(device_us[name])
-            seconds = round(made.seconds, 3) if made is not None else None
+            seconds = round(compiled.seconds, 3) if compiled is not None else None
             baselines.append(BaselineTime(name, median, ratio, "", graphs.get(name), seconds))
-        elif made is not None:
-            baselines.append(BaselineTime(name, 0.0, None, made.note))
+        elif compiled is not None:
+            baselines.append(BaselineTime(name, 0.0, None, compiled.note))
     best = min((b for b in baselines if b.name != "previous" and b.speedup), key=lambda b: b.median_us)
     assert best.speedup is not None
     median = statistics.median(device_us["candidate"])
@@ -148,8 +152,8 @@ def conclude(samples: Mapping[str, list[tuple[float, float]]], graphs: Mapping[s
         noise=noise,
         samples=len(device_us["candidate"]),
         method="",
-        # Small results may still lie in the L2 cache when the clock stops, so the plain bound can be beaten a little.
-        roofline=min(1.0, contest.bound_us / median) if median else 0.0,
+        # Small results may still be in the L2 cache when the clock stops, so a time can be slightly below the bound.
+        roofline=min(1.0, setup.bound_us / median) if median else 0.0,
         host_us=statistics.median(host for _, host in samples["candidate"]),
         graph_us=graphs.get("candidate"),
     )

@@ -1,4 +1,4 @@
-"""The profiling command, run in a worker: which operators and kernels a call of the target consists of."""
+"""The profiling command: the operators and kernels of a call of the target. Runs in a worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mtmc_lsp.verify.worker.run_target import module_of, target_source
 WARM_CALLS = 3
 MOST_CALLS = 50
 CALL = "mtmc: one call"
-"""The range around each call; what is outside is the profiler's own."""
+"""The range around each call; events outside belong to the profiler."""
 
 
 def profile(request: ProfileRequest) -> ProfileAnswer:
@@ -35,12 +35,12 @@ def profile(request: ProfileRequest) -> ProfileAnswer:
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=kinds) as found:
+    with torch.profiler.profile(activities=kinds) as profiler:
         for _ in range(calls):
             with torch.profiler.record_function(CALL):
                 run()
             wait()
-    events = list(found.events())
+    events = list(profiler.events())
     kernels = [event for event in events if _is_kernel(event)]
     spans = [(event.time_range.start, event.time_range.end) for event in kernels]
     return ProfileAnswer(
@@ -55,7 +55,7 @@ def profile(request: ProfileRequest) -> ProfileAnswer:
 
 
 def once(path: str) -> None:
-    """One call of the target between the profiler's marks, for a profiler outside of this process."""
+    """One call of the target between profiler start and stop, for an external profiler such as ncu."""
     run, _ = _run_of(from_json(ProfileRequest, json.loads(Path(path).read_text(encoding="utf-8"))))
     for _ in range(WARM_CALLS):
         run()
@@ -70,7 +70,7 @@ def _run_of(request: ProfileRequest) -> tuple[Callable[[], Any], str]:
     capture = request.capture
     device = "cuda" if torch.cuda.is_available() and capture.workload.device == "cuda" else "cpu"
     own = target_source(request.own, capture)
-    # What the file holds now, our own kernels in it included, in the module's own place; a candidate stands beside it.
+    # The user's file as it is now, including kernels that we inserted; a candidate is loaded separately.
     module = module_of(capture, own, request.source, False)
     sizes = {**capture.workload.sizes, **request.sizes}
     start = build_call(module, capture.workload, device, sizes, values=False, construct=reusing(capture))
@@ -85,7 +85,7 @@ def _run_of(request: ProfileRequest) -> tuple[Callable[[], Any], str]:
 
 
 def _nothing() -> None:
-    """The CPU is done when a call returns."""
+    """Wait for the CPU, which is done when a call returns."""
 
 
 def _walls(run: Callable[[], Any], wait: Callable[[], None], seconds: float) -> list[float]:
@@ -100,12 +100,12 @@ def _walls(run: Callable[[], Any], wait: Callable[[], None], seconds: float) -> 
 
 
 def _is_kernel(event: Any) -> bool:
-    """Whether it ran on the device, by itself: ranges of ours are shown there too."""
+    """Whether the event is a kernel on the device, not one of our ranges."""
     return event.device_type == torch.autograd.DeviceType.CUDA and event.name != CALL and not event.is_user_annotation
 
 
 def _operators(events: Iterable[Any], calls: int) -> tuple[OperatorRow, ...]:
-    """Operators that the target itself calls, by name, with all that these call."""
+    """Operators that the target calls directly, by name, including their children."""
     totals: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
     for event in events:
         if event.cpu_parent is not None and event.cpu_parent.name == CALL:
@@ -119,7 +119,7 @@ def _operators(events: Iterable[Any], calls: int) -> tuple[OperatorRow, ...]:
 
 
 def _launched(event: Any) -> float:
-    """The time of the kernels that it, or what it calls, launched."""
+    """The time of the kernels that an operator and its children launched."""
     own = sum(kernel.duration for kernel in event.kernels)
     return float(own + sum(_launched(child) for child in event.cpu_children))
 
@@ -133,7 +133,7 @@ def _kernels(kernels: Iterable[Any], calls: int) -> tuple[KernelRow, ...]:
 
 
 def covered(spans: Sequence[tuple[float, float]]) -> float:
-    """The time in which at least one of the spans goes on."""
+    """The total time covered by at least one span."""
     total, end = 0.0, float("-inf")
     for begin, stop in sorted(spans):
         total += max(0.0, stop - max(begin, end))
@@ -142,7 +142,7 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
 
 
 def gaps(spans: Sequence[tuple[float, float]], calls: int) -> float:
-    """The time between spans in which none goes on, but for the ``calls - 1`` longest pauses: those lie between calls."""
+    """The total time between spans, without the ``calls - 1`` longest pauses, which separate calls."""
     pauses: list[float] = []
     end: float | None = None
     for begin, stop in sorted(spans):

@@ -1,4 +1,4 @@
-"""Timing commands, run in a worker on a GPU: a candidate against its baselines."""
+"""Timing commands: a candidate against its baselines. Runs in a worker on a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.process.worker.tensor_ipc import import_
 from mtmc_lsp.timing.messages import BaselinesRequest, TimeAnswer, TimeRequest
 from mtmc_lsp.timing.worker.clock import Clock, CudaClock, Run
-from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contest, hold
+from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contenders, run_paired_benchmark
 from mtmc_lsp.timing.worker.timing_integrity import coarsest_epsilon, rounded_within
 from mtmc_lsp.verify.messages import SeparateCandidate
 from mtmc_lsp.verify.worker.callers import module_of_candidate, prepared_candidate
@@ -31,16 +31,16 @@ from mtmc_lsp.verify.worker.run_target import copies, module_of, release_gpu_mem
 MODES = {"compile": "default", "max-autotune": "max-autotune", "reduce-overhead": "reduce-overhead"}
 """Baselines under ``torch.compile`` and their mode."""
 
-MOST_SAID = 200
-"""Characters of an error of the compiler's that are told."""
+MAX_ERROR_CHARACTERS = 200
+"""Maximum length of a compiler error in a report."""
 
 _state: dict[str, Any] = {}
 make_clock: Callable[[], Clock] = CudaClock
-"""What makes the clock; tests have another."""
+"""Creates the clock; tests replace it."""
 
 
 def clock_of() -> Clock:
-    """The clock, made before any candidate is loaded."""
+    """The clock, created before any candidate is loaded."""
     if "clock" not in _state:
         _state["clock"] = make_clock()
     clock: Clock = _state["clock"]
@@ -52,13 +52,13 @@ def _device() -> str:
 
 
 def _inputs(capture: Capture, own: str, given: str = "") -> tuple[Any, dict[str, torch.Tensor]]:
-    """The user's module and the workload's inputs, made once, or taken from who made them already."""
+    """The user's module and the workload's inputs, created once or imported from the process that shares them."""
     clock_of()
     if "module" not in _state:
         module = module_of(capture, own, None, False)
         if given:
             with contextlib.suppress(HandoverFailed):
-                # Each in memory of its own: what is handed over together are parts of one, which a compiler handles otherwise.
+                # Copy each tensor: shared tensors are views of one allocation, which torch.compile treats differently.
                 _state["inputs"], _state["module"] = copies(import_(given, _device())), module
     if "module" not in _state:
         own_values = capture.workload.source is WorkloadSource.GET_INPUTS
@@ -77,7 +77,7 @@ def _eager(capture: Capture, own: str) -> tuple[Call, list[Any]]:
 
 
 def candidate_of(capture: Capture, own: str, source: str) -> Run:
-    """A version of the user's file, on the workload's inputs."""
+    """The call of a version of the user's file on the workload's inputs."""
     call, values = _version(capture, own, source)
     return call.bound(values)
 
@@ -98,14 +98,14 @@ def _separate(capture: Capture, own: str, source: str, candidate: SeparateCandid
 
 
 def _compiled(capture: Capture, own: str, name: str) -> Compiled:
-    """The user's own code under ``torch.compile``, compiled; made once."""
-    known: dict[str, Compiled] = _state.setdefault("compiled", {})
-    if name not in known:
+    """The user's code compiled by ``torch.compile``, cached."""
+    compiled: dict[str, Compiled] = _state.setdefault("compiled", {})
+    if name not in compiled:
         module, inputs = _inputs(capture, own)
         call, values = prepared_call(module, capture, inputs, _device())
         began = time.perf_counter()
-        # A pool of processes takes longer to start than it saves, its idle processes would compute while candidates are timed,
-        # and on an H200 networks failed to compile in one from inside a process that is locked in.
+        # A process pool takes longer to start than it saves, its idle processes would disturb timings, and on an H200 some
+        # networks failed to compile with it inside the sandbox.
         inductor.compile_threads = 1
         try:
             run = replace(call, function=torch.compile(call.function, mode=MODES[name])).bound(values)
@@ -113,19 +113,19 @@ def _compiled(capture: Capture, own: str, name: str) -> Compiled:
                 run()
             if _device() == "cuda":
                 torch.cuda.synchronize()
-            known[name] = Compiled(run, "", time.perf_counter() - began)
+            compiled[name] = Compiled(run, "", time.perf_counter() - began)
         except (
             Exception
-        ) as error:  # user code under a compiler raises anything; the baseline is then left out, and said
-            said = " ".join(str(error).split())[:MOST_SAID]
-            known[name] = Compiled(None, f"torch.compile failed: {type(error).__name__}: {said}")
-    return known[name]
+        ) as error:  # user code under a compiler may raise anything; the baseline is then omitted with a note
+            message = " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
+            compiled[name] = Compiled(None, f"torch.compile failed: {type(error).__name__}: {message}")
+    return compiled[name]
 
 
 def compile_baselines(request: BaselinesRequest) -> NoAnswer:
-    """Compile the user's code, so that the first timing does not wait for it.
+    """Compile the user's code in advance, so that the first timing does not wait for it.
 
-    Locks the GPU only while something computes on it: compiling takes a minute, in which others can verify and time.
+    Locks the GPU only during computation: compiling takes about a minute, during which others can verify and time.
     """
     capture = request.capture
     own = target_source(request.own, capture)
@@ -137,7 +137,7 @@ def compile_baselines(request: BaselinesRequest) -> NoAnswer:
         with lock():
             _inputs(capture, own, request.inputs)
         for name in request.baselines:
-            # The slowest mode tries its choices on the GPU all the time.
+            # max-autotune benchmarks on the GPU during the whole compilation.
             with lock() if name == "max-autotune" else running_within(lock):
                 _compiled(capture, own, name)
     release_gpu_memory()
@@ -146,7 +146,7 @@ def compile_baselines(request: BaselinesRequest) -> NoAnswer:
 
 @contextlib.contextmanager
 def _computing(gpu: str, locks: str) -> Iterator[None]:
-    """Hold the GPU, where there is one, until what is launched has ended."""
+    """Hold the GPU lock, if there is a GPU, until all launched work has finished."""
     if not gpu:
         yield
         return
@@ -157,9 +157,9 @@ def _computing(gpu: str, locks: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def running_within(lock: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """Hold a lock whenever a graph that ``torch.compile`` made is run, and not while it is made.
+    """Hold a lock while graphs from ``torch.compile`` run, but not while they are compiled.
 
-    What it leaves to eager code runs without. Where this version of torch runs its graphs otherwise, the lock is held throughout.
+    Eager parts run without the lock. If this torch version has no ``CompiledFxGraph``, the lock is held throughout.
     """
     try:
         from torch._inductor.output_code import CompiledFxGraph
@@ -167,17 +167,17 @@ def running_within(lock: Callable[[], contextlib.AbstractContextManager[None]]) 
         with lock():
             yield
         return
-    own = CompiledFxGraph.__call__
+    original_call = CompiledFxGraph.__call__
 
     def locked(graph: CompiledFxGraph, inputs: Sequence[Any]) -> Any:
         with lock():
-            return own(graph, inputs)
+            return original_call(graph, inputs)
 
     CompiledFxGraph.__call__ = locked
     try:
         yield
     finally:
-        CompiledFxGraph.__call__ = own
+        CompiledFxGraph.__call__ = original_call
 
 
 def time_candidate(request: TimeRequest) -> TimeAnswer:
@@ -186,12 +186,12 @@ def time_candidate(request: TimeRequest) -> TimeAnswer:
     own = target_source(request.own, capture)
     with torch.no_grad():
         inputs = _inputs(capture, own)[1]
-        # Before the candidate is loaded, so that it has no part in how its baselines are made.
+        # Before the candidate is loaded, so that it cannot affect its baselines.
         compiled = {name: _compiled(capture, own, name) for name in request.baselines}
         separate = request.separate
         mine = _separate(capture, own, request.source, separate) if separate else _version(capture, own, request.source)
         eager = _eager(capture, own)
-        contest = Contest(
+        contest = Contenders(
             candidate=mine[0].bound(mine[1]),
             eager=eager[0].bound(eager[1]),
             inputs=inputs,
@@ -205,6 +205,6 @@ def time_candidate(request: TimeRequest) -> TimeAnswer:
             least_us=request.least_us,
         )
         began = time.monotonic()
-        timing = hold(contest, clock_of(), request.seconds)
+        timing = run_paired_benchmark(contest, clock_of(), request.seconds)
     release_gpu_memory()
     return TimeAnswer(timing, (began, time.monotonic()))

@@ -1,7 +1,4 @@
-"""Looks at a candidate's results again around its timing: the same before and after, right for new contents too.
-
-Runs in workers.
-"""
+"""Verifies a candidate's results before and after its timing, also for new input values. Runs in workers."""
 
 from __future__ import annotations
 
@@ -20,29 +17,29 @@ from mtmc_lsp.verify.worker.comparison.compare import FACTORS
 from mtmc_lsp.verify.worker.comparison.distances import Distances, finite, pieces
 from mtmc_lsp.verify.worker.run_target import flatten
 
-CHANGE = 0.75
-"""New contents are the old ones times this: in range for whatever the target expects."""
+NEW_VALUES_FACTOR = 0.75
+"""Factor for new input values, which stay in the range that the target expects."""
 TF32_TOLERANCE = 1e-3
-"""Of products with operands of ten bits: cuDNN's own error on an H200 is 3e-4 to 4e-4."""
+"""Tolerance of products with TF32 operands: cuDNN's error on an H200 is 3e-4 to 4e-4."""
 TF32_EPSILON = 2.0**-10
-"""The spacing of TF32's numbers at 1."""
-MOST_APART = 0.5
-"""Relative L2 distance of results that rounding may excuse; zeros are at 1."""
-MOST_OTHER_INDICES = 1e-3
-"""The part of an integer result that may differ from eager's: indices of values that tie."""
+"""Machine epsilon of TF32."""
+MAX_ROUNDING_DISTANCE = 0.5
+"""Largest relative L2 distance that rounding may explain; all zeros have distance 1."""
+MAX_INDEX_MISMATCH = 1e-3
+"""Fraction of an integer result that may differ from eager mode, such as indices of equal values."""
 
 
 def rounded_within(graph: Graph) -> float:
-    """The tolerance of the coarsest float that a value of the graph is rounded to, of TF32 operands too.
+    """The largest tolerance of the float dtypes in the graph, including TF32 operands.
 
-    A float32 result of values that were rounded to bfloat16 before is no more exact than these.
+    A float32 result computed from bfloat16 values is only as accurate as these.
     """
     coarsest = max((TOLERANCE[dtype] for dtype in _dtypes(graph) if dtype in TOLERANCE), default=0.0)
     return max(coarsest, TF32_TOLERANCE if graph.runs_tf32 else 0.0)
 
 
 def coarsest_epsilon(graph: Graph) -> float:
-    """The spacing at 1 of the coarsest float that a value of the graph is rounded to, of TF32 operands too."""
+    """The largest machine epsilon of the float dtypes in the graph, including TF32 operands."""
     coarsest = max((EPSILON[dtype] for dtype in _dtypes(graph) if dtype in EPSILON), default=0.0)
     return max(coarsest, TF32_EPSILON if graph.runs_tf32 else 0.0)
 
@@ -53,7 +50,7 @@ def _dtypes(graph: Graph) -> set[str]:
 
 
 class Retest:
-    """The checks around one timing. What was verified before is taken as right; this sees that it stays so."""
+    """Checks around one timing. The candidate was verified before; they detect results that change during timing."""
 
     def __init__(
         self,
@@ -66,17 +63,17 @@ class Retest:
         tolerance: float = 0.0,
         epsilon: float = EPSILON["float32"],
     ) -> None:
-        """Remember the inputs.
+        """Save the inputs.
 
         Args:
-            candidate: as it is timed.
-            eager: the user's own code on the same inputs.
-            inputs: the tensors that both read, changed in place here and put back.
-            moved: gives those of them that a call has moved to memory of its own, which must follow.
-            random: whether results are random, and therefore only their form is compared.
-            tolerance: least relative L2 distance of two results that is no fault, beside that of their dtype.
-            epsilon: how coarsely values are rounded on the way, as a part of them. Where eager's own results move farther with
-                such a rounding of the inputs, as those of deep networks that normalise by batches do, it is no fault either.
+            candidate: the timed call.
+            eager: the user's code on the same inputs.
+            inputs: the tensors that both read; they are changed in place here and restored.
+            moved: returns the inputs that a call moved to other memory, which must be updated too.
+            random: whether results are random, so that only shapes and dtypes are compared.
+            tolerance: allowed relative L2 distance of two results, if larger than that of their dtype.
+            epsilon: relative rounding of intermediate values. If rounding the inputs by it changes the eager results more than
+                the tolerance, as in deep networks with batch norm, that change is allowed too.
         """
         self._candidate, self._eager, self._inputs = candidate, eager, inputs
         self._moved, self._random, self._tolerance, self._epsilon = moved, random, tolerance, epsilon
@@ -84,44 +81,44 @@ class Retest:
         self._first: list[Any] = []
         self._last: Any = None
         self._written: list[str] = []
-        """The inputs that a call writes into: what they hold then are results too."""
+        """The inputs that a call changes; their new values are results too."""
 
     def kept(self) -> Any:
-        """The candidate, whose result is looked at after the last timed call."""
+        """Call the candidate and keep its result for the check after the last timed call."""
         self._last = self._candidate()
         return self._last
 
     def before(self) -> None:
-        """See that the candidate gives what eager gives.
+        """Check that the candidate's results equal those of eager mode.
 
         Raises:
-            MeasurementRejected: it does not.
+            MeasurementRejected: the results differ.
         """
-        mine = self._fresh(self._candidate)
+        candidate_results = self._fresh(self._candidate)
         changed = {n: t.clone() for n, t in self._inputs.items() if not torch.equal(t, self._saved[n])}
-        own = self._fresh(self._eager)
+        eager_results = self._fresh(self._eager)
         self._written = [n for n, t in self._inputs.items() if n in changed or not torch.equal(t, self._saved[n])]
-        self._first = [*mine, *(changed.get(name, self._saved[name]) for name in self._written)]
-        own += [self._inputs[name].clone() for name in self._written]
-        self._compare(self._first, own, "before timing", self._saved)
+        self._first = [*candidate_results, *(changed.get(name, self._saved[name]) for name in self._written)]
+        eager_results += [self._inputs[name].clone() for name in self._written]
+        self._compare(self._first, eager_results, "before timing", self._saved)
 
     def after(self) -> None:
-        """See that the last timed call gave it too, and that new contents of the same tensors are not ignored.
+        """Check the last timed call, and a call on new values in the same tensors, which a cached result would fail.
 
         Raises:
-            MeasurementRejected: one of these does not hold.
+            MeasurementRejected: a result differs.
         """
         unchanged = all(torch.equal(tensor, self._saved[name]) for name, tensor in self._inputs.items())
         if unchanged and not self._written:
             self._compare(flatten(self._last), self._first, "while timed", self._saved)
         self._last = None
-        changed = {n: t * CHANGE if t.is_floating_point() else t for n, t in self._saved.items()}
-        mine = self._fresh(self._candidate, changed)
-        self._compare(mine, self._fresh(self._eager, changed), "on new contents of the same tensors", changed)
+        changed = {n: t * NEW_VALUES_FACTOR if t.is_floating_point() else t for n, t in self._saved.items()}
+        results = self._fresh(self._candidate, changed)
+        self._compare(results, self._fresh(self._eager, changed), "on new contents of the same tensors", changed)
         self.restore()
 
     def restore(self) -> None:
-        """Put the inputs back."""
+        """Restore the inputs."""
         self._fill(self._saved)
 
     def _fresh(self, run: Run, contents: Mapping[str, torch.Tensor] | None = None) -> list[Any]:
@@ -132,39 +129,41 @@ class Retest:
 
     def _fill(self, contents: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in (*self._inputs.items(), *self._moved()):
-            # Expanded tensors cannot be written as they are; nothing could have changed them either.
+            # Expanded tensors cannot be written, so nothing can have changed them.
             if 0 not in tensor.stride() and not torch.equal(tensor, contents[name]):
                 tensor.copy_(contents[name])
 
-    def _compare(self, mine: list[Any], own: list[Any], when: str, contents: Mapping[str, torch.Tensor]) -> None:
-        if len(mine) != len(own):
+    def _compare(
+        self, results: list[Any], reference: list[Any], when: str, contents: Mapping[str, torch.Tensor]
+    ) -> None:
+        if len(results) != len(reference):
             raise MeasurementRejected(f"another number of results {when}")
         rounded: list[Any] = []
-        for i, (a, b) in enumerate(zip(mine, own, strict=True)):
+        for i, (a, b) in enumerate(zip(results, reference, strict=True)):
             if not isinstance(b, torch.Tensor) or (isinstance(a, torch.Tensor) and self._agrees(a, b)):
                 continue
-            rounded = rounded or self._rounded(contents)
-            if not isinstance(a, torch.Tensor) or not self._agrees(a, b, self._moved_by(rounded[i], b)):
+            rounded = rounded or self._perturbed_results(contents)
+            if not isinstance(a, torch.Tensor) or not self._agrees(a, b, self._rounding_distance(rounded[i], b)):
                 raise MeasurementRejected(
                     f"result {i} differs {when}: the candidate does not do the same work each time"
                 )
 
-    def _moved_by(self, rounded: Any, own: torch.Tensor) -> float:
-        """How far apart results may be where rounding alone moves the user's own so far; never as far as zeros are from them."""
-        distance = _apart(rounded, own)
-        return min(FACTORS["budget"] * distance, MOST_APART) if math.isfinite(distance) else 0.0
+    def _rounding_distance(self, rounded: Any, reference: torch.Tensor) -> float:
+        """The distance that rounding of the inputs explains, from its effect on the eager result; less than that of zeros."""
+        distance = _relative_distance(rounded, reference)
+        return min(FACTORS["budget"] * distance, MAX_ROUNDING_DISTANCE) if math.isfinite(distance) else 0.0
 
-    def _rounded(self, contents: Mapping[str, torch.Tensor]) -> list[Any]:
-        """What eager gives on inputs whose elements are moved by up to half of epsilon, as a part of them."""
+    def _perturbed_results(self, contents: Mapping[str, torch.Tensor]) -> list[Any]:
+        """The eager results on inputs whose elements are perturbed by a relative error of up to epsilon / 2."""
 
-        def moved(tensor: torch.Tensor) -> torch.Tensor:
+        def perturbed(tensor: torch.Tensor) -> torch.Tensor:
             if not tensor.is_floating_point():
                 return tensor
             factor = 1.0 + self._epsilon * (torch.rand_like(tensor, dtype=torch.float32) - 0.5)
             value = computable(tensor)
             return (value * factor.to(value.dtype)).to(tensor.dtype)
 
-        return self._fresh(self._eager, {name: moved(tensor) for name, tensor in contents.items()})
+        return self._fresh(self._eager, {name: perturbed(tensor) for name, tensor in contents.items()})
 
     def _agrees(self, a: torch.Tensor, b: torch.Tensor, tolerance: float = 0.0) -> bool:
         if a.shape != b.shape or a.dtype != b.dtype:
@@ -172,18 +171,18 @@ class Retest:
         if self._random or not a.numel():
             return True
         if not a.is_floating_point():
-            return float((a != b).float().mean()) <= MOST_OTHER_INDICES
-        # Two results, each within the tolerance of the oracle.
+            return float((a != b).float().mean()) <= MAX_INDEX_MISMATCH
+        # Both results may differ from the oracle by the tolerance.
         allowed = 2 * max(TOLERANCE[str(b.dtype).removeprefix("torch.")], self._tolerance)
-        return _apart(a, b) <= max(allowed, tolerance)
+        return _relative_distance(a, b) <= max(allowed, tolerance)
 
 
-def _apart(result: torch.Tensor, own: torch.Tensor) -> float:
-    """The relative L2 distance of a result from another, infinite where it is not finite and that one is."""
-    distances, broken = Distances(own.device), torch.zeros((), dtype=torch.float64, device=own.device)
-    for mine, theirs in pieces(result, own):
-        told = finite(theirs)
-        broken += (told & ~finite(mine)).any()
-        distances.add(theirs, told, mine)
-    lost, distance = numbers([broken, distances.relative()[0]])
-    return float("inf") if lost else distance
+def _relative_distance(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """The relative L2 distance of a result from a reference; infinite if it is not finite where the reference is."""
+    distances, broken = Distances(reference.device), torch.zeros((), dtype=torch.float64, device=reference.device)
+    for result_piece, reference_piece in pieces(result, reference):
+        is_finite = finite(reference_piece)
+        broken += (is_finite & ~finite(result_piece)).any()
+        distances.add(reference_piece, is_finite, result_piece)
+    is_broken, distance = numbers([broken, distances.relative()[0]])
+    return float("inf") if is_broken else distance
