@@ -62,7 +62,7 @@ def test_directive_inputs_without_values_take_no_memory() -> None:
     assert 0.0 <= drawn.min() < drawn.max() <= 1.0
 
 
-@pytest.mark.parametrize("what", ["a value", "a tensor from outside"])
+@pytest.mark.parametrize("case", ["a value", "a tensor from outside"])
 def test_inputs_that_need_values_have_values(case: str) -> None:
     outside = torch.ones(3)
     get_inputs = {
