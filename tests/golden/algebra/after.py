@@ -19,7 +19,7 @@ def linear_sum_total_kernel(
 
         return F.linear(x, w, b).sum(dim=1)
 
-    Each row is read, reduced and written by one program.
+    One program instance reads, reduces and writes each row.
     """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     row_mask = rows < n_rows
@@ -48,7 +48,7 @@ def linear_sum_out_kernel(
 
         return F.linear(x, w, b).sum(dim=1)
 
-    Each row is read, reduced and written by one program; nothing between is written to memory.
+    One program instance reads, reduces and writes each row; intermediate values are not written to memory.
     """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     row_mask = rows < n_rows
@@ -62,7 +62,7 @@ def linear_sum_out_kernel(
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -113,23 +113,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def linear_sum_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(linear_sum, "3c00aa9f2f5dbdb7")
@@ -139,7 +139,7 @@ def linear_sum_up_to_date_code() -> bool:
 
 
 def linear_sum_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             linear_sum_up_to_date_code()
@@ -149,7 +149,7 @@ def linear_sum_up_to_date() -> bool:
 
 
 def linear_sum_fits(x, w, b) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         linear_sum_up_to_date()
     ):
@@ -180,7 +180,7 @@ def linear_sum_launch(
     linear_sum_total_kernel=linear_sum_total_kernel,
     linear_sum_out_kernel=linear_sum_out_kernel,
 ):
-    """``linear_sum`` by Triton kernels."""
+    """``linear_sum`` with Triton kernels."""
     K = x.shape[1]
     N = w.shape[0]
     M = x.shape[0]
@@ -204,7 +204,7 @@ def linear_sum_launch(
 
 @triton_op(f"{__name__.replace('.', '_')}::linear_sum_triton", mutates_args=())
 def linear_sum_triton(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``linear_sum_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``linear_sum_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return linear_sum_launch(x, w, b, wrap_triton(linear_sum_total_kernel), wrap_triton(linear_sum_out_kernel))
 # mtmc: end linear_sum
 

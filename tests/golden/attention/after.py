@@ -24,7 +24,7 @@ def attend_kernel(
 
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    Each program keeps a block of queries and walks the keys; the scores never go to memory.
+    Each program instance holds a block of queries and loops over the keys; scores stay on chip.
     """
     first_query = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     m = (first_query + tl.arange(0, BLOCK_M))[:, None]
@@ -36,9 +36,9 @@ def attend_kernel(
     row_max = tl.full([BLOCK_M], -3.4028234663852886e+38, tl.float32)
     row_total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, WIDTH], tl.float32)
-    # No query of this block sees a key behind these.
+    # The queries of this block see no key from end_key on.
     end_key = tl.minimum(first_query + BLOCK_M, n_queries)
-    # All of them see the keys before this one, whose scores need no mask.
+    # All queries of this block see the keys before edge_key, so these need no mask.
     edge_key = tl.minimum(first_query + 1, end_key) // BLOCK_N * BLOCK_N
     for at_edge in tl.static_range(2):
         for start in range(edge_key if at_edge else 0, end_key if at_edge else edge_key, BLOCK_N):
@@ -48,7 +48,7 @@ def attend_kernel(
             scores = tl.dot(q, k, input_precision="ieee")
             if at_edge:
                 scores = tl.where((n[None, :] <= m) & (n_mask[None, :]), scores, -float("inf"))
-            # In powers of two, which the hardware computes directly.
+            # exp2 is a hardware instruction.
             new_max = tl.maximum(row_max, tl.max(scores, axis=1))
             weights = tl.exp2((scores - new_max[:, None]) * 0.36067376022224085)
             shrink = tl.exp2((row_max - new_max) * 0.36067376022224085)
@@ -61,7 +61,7 @@ def attend_kernel(
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -112,23 +112,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def attend_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(attend, "36cc44d85d6c4ae2")
@@ -138,7 +138,7 @@ def attend_up_to_date_code() -> bool:
 
 
 def attend_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             attend_up_to_date_code()
@@ -148,7 +148,7 @@ def attend_up_to_date() -> bool:
 
 
 def attend_fits(q, k, v) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         attend_up_to_date()
     ):
@@ -173,7 +173,7 @@ def attend_fits(q, k, v) -> bool:
 
 
 def attend_launch(q, k, v, attend_kernel=attend_kernel):
-    """``attend`` by Triton kernels."""
+    """``attend`` with Triton kernels."""
     S = q.shape[2]
     H = q.shape[1]
     out = torch.empty_like(q)
@@ -190,7 +190,7 @@ def attend_launch(q, k, v, attend_kernel=attend_kernel):
 
 @triton_op(f"{__name__.replace('.', '_')}::attend_triton", mutates_args=())
 def attend_triton(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """``attend_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``attend_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return attend_launch(q, k, v, wrap_triton(attend_kernel))
 # mtmc: end attend
 

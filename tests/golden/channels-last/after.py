@@ -22,7 +22,7 @@ def two_convolutions_kernel(conv2d_ptr, y_ptr, n_cols, BLOCK: tl.constexpr):
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -73,23 +73,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def two_convolutions_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(two_convolutions, "9688ec2589e83b97")
@@ -99,7 +99,7 @@ def two_convolutions_up_to_date_code() -> bool:
 
 
 def two_convolutions_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             two_convolutions_up_to_date_code()
@@ -109,7 +109,7 @@ def two_convolutions_up_to_date() -> bool:
 
 
 def two_convolutions_fits(x, w, v) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         two_convolutions_up_to_date()
     ):
@@ -130,7 +130,7 @@ def two_convolutions_fits(x, w, v) -> bool:
 
 
 def two_convolutions_launch(x, w, v, two_convolutions_kernel=two_convolutions_kernel):
-    """``two_convolutions`` by Triton kernels."""
+    """``two_convolutions`` with Triton kernels."""
     B = x.shape[0]
     H = x.shape[2]
     W = x.shape[3]
@@ -150,7 +150,7 @@ def two_convolutions_launch(x, w, v, two_convolutions_kernel=two_convolutions_ke
 
 @triton_op(f"{__name__.replace('.', '_')}::two_convolutions_triton", mutates_args=())
 def two_convolutions_triton(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """``two_convolutions_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``two_convolutions_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return two_convolutions_launch(x, w, v, wrap_triton(two_convolutions_kernel))
 # mtmc: end two_convolutions
 

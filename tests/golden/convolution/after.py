@@ -27,10 +27,10 @@ def conv_relu_kernel(
 
         return F.relu(F.conv2d(x, w, b, padding=1))
 
-    Each program makes one tile of the product; what surrounds the product is done on the tile in registers;
-    nothing between is written to memory.
+    Each program instance computes one tile of the product and applies the fused operations in registers;
+    intermediate values are not written to memory.
     """
-    # Programs that share operands run near each other, so the operands stay in the L2 cache.
+    # Grouped order: programs that share operands run close together, so operands stay in the L2 cache.
     pid = tl.program_id(0)
     blocks_m = tl.cdiv(M, BLOCK_M)
     blocks_n = tl.cdiv(N, BLOCK_N)
@@ -42,7 +42,7 @@ def conv_relu_kernel(
     n = (n_start + tl.arange(0, BLOCK_N))[None, :]
     m_mask = m < M
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    # A block of K is a block of channels at one place of the window.
+    # A block of K is a block of channels at one kernel position.
     blocks_k = tl.cdiv(32, BLOCK_K)
     h_index = m // W % H
     w_index = m % W
@@ -64,7 +64,7 @@ def conv_relu_kernel(
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -115,23 +115,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def conv_relu_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(conv_relu, "516b275f05e803e6")
@@ -141,7 +141,7 @@ def conv_relu_up_to_date_code() -> bool:
 
 
 def conv_relu_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             conv_relu_up_to_date_code()
@@ -151,7 +151,7 @@ def conv_relu_up_to_date() -> bool:
 
 
 def conv_relu_fits(x, w, b) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         conv_relu_up_to_date()
     ):
@@ -174,7 +174,7 @@ def conv_relu_fits(x, w, b) -> bool:
 
 
 def conv_relu_launch(x, w, b, conv_relu_kernel=conv_relu_kernel):
-    """``conv_relu`` by Triton kernels."""
+    """``conv_relu`` with Triton kernels."""
     B = x.shape[0]
     H = x.shape[2]
     W = x.shape[3]
@@ -190,7 +190,7 @@ def conv_relu_launch(x, w, b, conv_relu_kernel=conv_relu_kernel):
 
 @triton_op(f"{__name__.replace('.', '_')}::conv_relu_triton", mutates_args=())
 def conv_relu_triton(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``conv_relu_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``conv_relu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return conv_relu_launch(x, w, b, wrap_triton(conv_relu_kernel))
 # mtmc: end conv_relu
 

@@ -19,7 +19,7 @@ def biased_softmax_kernel(
 
         return torch.softmax(x + bias, -1)
 
-    Each row is read, reduced and written by one program; nothing between is written to memory.
+    One program instance reads, reduces and writes each row; intermediate values are not written to memory.
     """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     row_mask = rows < n_rows
@@ -35,7 +35,7 @@ def biased_softmax_kernel(
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -86,23 +86,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def biased_softmax_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(biased_softmax, "5725380b3d32412c")
@@ -112,7 +112,7 @@ def biased_softmax_up_to_date_code() -> bool:
 
 
 def biased_softmax_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             biased_softmax_up_to_date_code()
@@ -122,7 +122,7 @@ def biased_softmax_up_to_date() -> bool:
 
 
 def biased_softmax_fits(x, bias) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         biased_softmax_up_to_date()
     ):
@@ -144,7 +144,7 @@ def biased_softmax_fits(x, bias) -> bool:
 
 
 def biased_softmax_launch(x, bias, biased_softmax_kernel=biased_softmax_kernel):
-    """``biased_softmax`` by Triton kernels."""
+    """``biased_softmax`` with Triton kernels."""
     N = x.shape[1]
     M = x.shape[0]
     out = torch.empty_like(x)
@@ -159,7 +159,7 @@ def biased_softmax_launch(x, bias, biased_softmax_kernel=biased_softmax_kernel):
 
 @triton_op(f"{__name__.replace('.', '_')}::biased_softmax_triton", mutates_args=())
 def biased_softmax_triton(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """``biased_softmax_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``biased_softmax_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return biased_softmax_launch(x, bias, wrap_triton(biased_softmax_kernel))
 
 
@@ -168,53 +168,53 @@ from threading import Lock
 _GRAPHS, _CAPTURING = {}, Lock()
 
 
-def _replayed(launch, given, held, changed=()):
-    """``launch(*given, *held)`` as one CUDA graph on copies of ``given``; its results are copies of the graph's own.
+def _run_cuda_graph(launch, arguments, fixed, updated=()):
+    """Run ``launch(*arguments, *fixed)`` as one CUDA graph on copies of ``arguments``; return copies of the graph's results.
 
-    A graph is captured for each layout of ``given``, addresses of ``held`` (parameters are read where they lie), GPU and stream.
-    While a call uses a graph no other call finds it, and one at a time is captured. ``changed`` are the places in ``held`` of
-    tensors that a launch writes into.
+    Graphs are cached by layout of ``arguments``, addresses of ``fixed`` (parameters are read in place) and stream. A call takes
+    its graph out of the cache while it runs, and captures run one at a time. ``updated`` lists the indices in ``fixed`` of
+    tensors that a launch writes to.
     """
     if torch.cuda.is_current_stream_capturing():
-        return launch(*given, *held)
+        return launch(*arguments, *fixed)
     stream = torch.cuda.current_stream()
-    layouts = [(t.shape, t.stride(), t.dtype) for t in given]
-    key = (launch, stream, *layouts, *[t.data_ptr() for t in held])
-    found = _GRAPHS.pop(key, None)
-    if found is None:
-        if any(held[i].is_inference() for i in changed):
-            return launch(*given, *held)  # these cannot be written into where a graph is captured
+    layouts = [(t.shape, t.stride(), t.dtype) for t in arguments]
+    key = (launch, stream, *layouts, *[t.data_ptr() for t in fixed])
+    cached = _GRAPHS.pop(key, None)
+    if cached is None:
+        if any(fixed[i].is_inference() for i in updated):
+            return launch(*arguments, *fixed)  # inference tensors cannot be written during capture
         for oldest in list(_GRAPHS)[: max(0, len(_GRAPHS) - 3)]:
             _GRAPHS.pop(oldest, None)
         with _CAPTURING, torch.inference_mode(False), torch.no_grad():
-            inputs = [t.clone() for t in given]
-            # A first run compiles the kernels and lets the libraries make ready; neither can be captured. It changes copies.
+            inputs = [t.clone() for t in arguments]
+            # Warm-up on copies: kernel compilation and library initialisation cannot be captured.
             side = torch.cuda.Stream()
             side.wait_stream(stream)
             with torch.cuda.stream(side):
-                launch(*inputs, *[t.clone() if i in changed else t for i, t in enumerate(held)])
+                launch(*inputs, *[t.clone() if i in updated else t for i, t in enumerate(fixed)])
             stream.wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                results = launch(*inputs, *held)
-        found = graph, inputs, results
-    graph, inputs, results = found
-    for own, theirs in zip(inputs, given):
-        own.copy_(theirs)
+                results = launch(*inputs, *fixed)
+        cached = graph, inputs, results
+    graph, inputs, results = cached
+    for static, argument in zip(inputs, arguments):
+        static.copy_(argument)
     graph.replay()
     copies = results.clone() if isinstance(results, torch.Tensor) else tuple(t.clone() for t in results)
-    _GRAPHS[key] = found
+    _GRAPHS[key] = cached
     return copies
 
 
-def biased_softmax_replay(x, bias):
-    """``biased_softmax_launch``, replayed as one CUDA graph."""
-    return _replayed(biased_softmax_launch, (x, bias), ())
+def biased_softmax_cuda_graph(x, bias):
+    """``biased_softmax_launch`` as one CUDA graph."""
+    return _run_cuda_graph(biased_softmax_launch, (x, bias), ())
 # mtmc: end biased_softmax
 
 
 # mtmc: x=f32[M,N] bias=f32[N] M=6 N=24
 def biased_softmax(x, bias):
     if biased_softmax_fits(x, bias):  # mtmc: dispatch
-        return (biased_softmax_triton if torch.compiler.is_compiling() else biased_softmax_replay)(x, bias)
+        return (biased_softmax_triton if torch.compiler.is_compiling() else biased_softmax_cuda_graph)(x, bias)
     return torch.softmax(x + bias, -1)

@@ -8,7 +8,7 @@ from torch.library import triton_op, wrap_triton  # mtmc: import
 # mtmc: begin conv_tanh
 @triton.jit
 def _tanh(x):
-    """tanh to a few ulp: an odd polynomial near zero, where the exponential form cancels."""
+    """tanh to a few ulp: an odd polynomial near zero, where the exponential form loses precision by cancellation."""
     e = tl.exp(-2.0 * tl.abs(x))
     large = (1.0 - e) / (1.0 + e)
     s = x * x
@@ -35,7 +35,7 @@ def conv_tanh_input_low_kernel(
 
         return torch.tanh(F.conv2d(x, w, padding=1))
 
-    Each row is read, reduced and written by one program; nothing between is written to memory.
+    One program instance reads, reduces and writes each row; intermediate values are not written to memory.
     """
     row = tl.program_id(0).to(tl.int64)
     cols = (tl.arange(0, BLOCK)).to(tl.int64)
@@ -66,7 +66,7 @@ def conv_tanh_reshape_kernel(
 
         return torch.tanh(F.conv2d(x, w, padding=1))
 
-    Each row is read, reduced and written by one program; nothing between is written to memory.
+    One program instance reads, reduces and writes each row; intermediate values are not written to memory.
     """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     row_mask = rows < n_rows
@@ -109,10 +109,10 @@ def conv_tanh_out_kernel(
 
         return torch.tanh(F.conv2d(x, w, padding=1))
 
-    Each program makes one tile of the product; what surrounds the product is done on the tile in registers;
-    nothing between is written to memory.
+    Each program instance computes one tile of the product and applies the fused operations in registers;
+    intermediate values are not written to memory.
     """
-    # Programs that share operands run near each other, so the operands stay in the L2 cache.
+    # Grouped order: programs that share operands run close together, so operands stay in the L2 cache.
     pid = tl.program_id(0)
     blocks_m = tl.cdiv(M, BLOCK_M)
     blocks_n = tl.cdiv(N, BLOCK_N)
@@ -125,7 +125,7 @@ def conv_tanh_out_kernel(
     m_mask = m < M
     n_mask = n < N
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    # A block of K is a block of channels at one place of the window.
+    # A block of K is a block of channels at one kernel position.
     blocks_k = tl.cdiv(18, BLOCK_K)
     h_index = m // W % H
     w_index = m % W
@@ -147,7 +147,7 @@ def conv_tanh_out_kernel(
         part = tl.dot(input_low, weight_high)
         part = tl.dot(input_high, weight_low, part)
         part = tl.dot(input_high, weight_high, part)
-        # fp32 units round to nearest; tensor cores round towards zero, which would add up over a long sum.
+        # FP32 units round to nearest; tensor cores round towards zero, and that error accumulates.
         acc += part
     b_index_3 = m // H_W
     where = tl.load(where_ptr + b_index_3, mask=m_mask, other=0.0)
@@ -157,7 +157,7 @@ def conv_tanh_out_kernel(
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -208,23 +208,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def conv_tanh_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(conv_tanh, "9517217fa6a38778")
@@ -234,7 +234,7 @@ def conv_tanh_up_to_date_code() -> bool:
 
 
 def conv_tanh_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             conv_tanh_up_to_date_code()
@@ -244,7 +244,7 @@ def conv_tanh_up_to_date() -> bool:
 
 
 def conv_tanh_fits(x, w) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         conv_tanh_up_to_date()
     ):
@@ -274,7 +274,7 @@ def conv_tanh_launch(
     conv_tanh_reshape_kernel=conv_tanh_reshape_kernel,
     conv_tanh_out_kernel=conv_tanh_out_kernel,
 ):
-    """``conv_tanh`` by Triton kernels."""
+    """``conv_tanh`` with Triton kernels."""
     B = x.shape[0]
     H = x.shape[2]
     W = x.shape[3]
@@ -308,7 +308,7 @@ def conv_tanh_launch(
 
 @triton_op(f"{__name__.replace('.', '_')}::conv_tanh_triton", mutates_args=())
 def conv_tanh_triton(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """``conv_tanh_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``conv_tanh_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return conv_tanh_launch(
         x, w, wrap_triton(conv_tanh_input_low_kernel), wrap_triton(conv_tanh_reshape_kernel),
         wrap_triton(conv_tanh_out_kernel),

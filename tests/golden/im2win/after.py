@@ -19,7 +19,7 @@ def conv_relu_input_windows_kernel(
 
         return F.relu(F.conv2d(x, w, stride=(3, 2), padding=(2, 1)))
 
-    One pass over memory; nothing between is written to memory.
+    One pass over memory; intermediate values are not written to memory.
     """
     piece = tl.program_id(0).to(tl.int64)
     rows = piece % tl.cdiv(n_rows, ROWS) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -49,7 +49,7 @@ def conv_relu_weight_windows_kernel(
 
         return F.relu(F.conv2d(x, w, stride=(3, 2), padding=(2, 1)))
 
-    One pass over memory; nothing between is written to memory.
+    One pass over memory; intermediate values are not written to memory.
     """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     row_mask = rows < n_rows
@@ -79,10 +79,10 @@ def conv_relu_out_kernel(
 
         return F.relu(F.conv2d(x, w, stride=(3, 2), padding=(2, 1)))
 
-    Each program makes one tile of the product; what surrounds the product is done on the tile in registers;
-    nothing between is written to memory.
+    Each program instance computes one tile of the product and applies the fused operations in registers;
+    intermediate values are not written to memory.
     """
-    # Programs that share operands run near each other, so the operands stay in the L2 cache.
+    # Grouped order: programs that share operands run close together, so operands stay in the L2 cache.
     pid = tl.program_id(0)
     blocks_m = tl.cdiv(M, BLOCK_M)
     blocks_n = tl.cdiv(N, BLOCK_N)
@@ -108,7 +108,7 @@ def conv_relu_out_kernel(
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -159,23 +159,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def conv_relu_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(conv_relu, "74d14b5ee2714587")
@@ -185,7 +185,7 @@ def conv_relu_up_to_date_code() -> bool:
 
 
 def conv_relu_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             conv_relu_up_to_date_code()
@@ -195,7 +195,7 @@ def conv_relu_up_to_date() -> bool:
 
 
 def conv_relu_fits(x, w) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         conv_relu_up_to_date()
     ):
@@ -225,7 +225,7 @@ def conv_relu_launch(
     conv_relu_weight_windows_kernel=conv_relu_weight_windows_kernel,
     conv_relu_out_kernel=conv_relu_out_kernel,
 ):
-    """``conv_relu`` by Triton kernels."""
+    """``conv_relu`` with Triton kernels."""
     B = x.shape[0]
     input_windows = torch.empty_strided((B, 24, 5, 17), (2040, 1, 408, 24), dtype=torch.float16, device=x.device)
     n_cols = 24
@@ -254,7 +254,7 @@ def conv_relu_launch(
 
 @triton_op(f"{__name__.replace('.', '_')}::conv_relu_triton", mutates_args=())
 def conv_relu_triton(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """``conv_relu_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``conv_relu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return conv_relu_launch(
         x, w, wrap_triton(conv_relu_input_windows_kernel), wrap_triton(conv_relu_weight_windows_kernel),
         wrap_triton(conv_relu_out_kernel),

@@ -12,7 +12,7 @@ def linear_silu_kernel(linear_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
 
         return F.silu(F.linear(x, w)) * 2.0
 
-    One pass over memory; nothing between is written to memory.
+    One pass over memory; intermediate values are not written to memory.
     """
     cols = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     col_mask = cols < n_cols
@@ -21,7 +21,7 @@ def linear_silu_kernel(linear_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -72,23 +72,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def linear_silu_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(linear_silu, "38c1f9388d88bbba")
@@ -98,7 +98,7 @@ def linear_silu_up_to_date_code() -> bool:
 
 
 def linear_silu_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             linear_silu_up_to_date_code()
@@ -108,7 +108,7 @@ def linear_silu_up_to_date() -> bool:
 
 
 def linear_silu_fits(x, w) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         linear_silu_up_to_date()
     ):
@@ -129,7 +129,7 @@ def linear_silu_fits(x, w) -> bool:
 
 
 def linear_silu_launch(x, w, linear_silu_kernel=linear_silu_kernel):
-    """``linear_silu`` by Triton kernels."""
+    """``linear_silu`` with Triton kernels."""
     M = x.shape[0]
     N = w.shape[0]
     linear = torch.nn.functional.linear(x, w)
@@ -144,7 +144,7 @@ def linear_silu_launch(x, w, linear_silu_kernel=linear_silu_kernel):
 
 @triton_op(f"{__name__.replace('.', '_')}::linear_silu_triton", mutates_args=())
 def linear_silu_triton(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """``linear_silu_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``linear_silu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return linear_silu_launch(x, w, wrap_triton(linear_silu_kernel))
 # mtmc: end linear_silu
 

@@ -12,7 +12,7 @@ def swiglu_kernel(gate_ptr, up_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
 
         return F.silu(gate) * up
 
-    One pass over memory; nothing between is written to memory.
+    One pass over memory; intermediate values are not written to memory.
     """
     cols = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     col_mask = cols < n_cols
@@ -22,7 +22,7 @@ def swiglu_kernel(gate_ptr, up_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -73,23 +73,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def swiglu_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(swiglu, "d167c8584fd0692a")
@@ -99,7 +99,7 @@ def swiglu_up_to_date_code() -> bool:
 
 
 def swiglu_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             swiglu_up_to_date_code()
@@ -109,7 +109,7 @@ def swiglu_up_to_date() -> bool:
 
 
 def swiglu_fits(gate, up) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         swiglu_up_to_date()
     ):
@@ -128,7 +128,7 @@ def swiglu_fits(gate, up) -> bool:
 
 
 def swiglu_launch(gate, up, swiglu_kernel=swiglu_kernel):
-    """``swiglu`` by Triton kernels."""
+    """``swiglu`` with Triton kernels."""
     M = gate.shape[0]
     N = gate.shape[1]
     out = torch.empty_like(gate)
@@ -139,7 +139,7 @@ def swiglu_launch(gate, up, swiglu_kernel=swiglu_kernel):
 
 @triton_op(f"{__name__.replace('.', '_')}::swiglu_triton", mutates_args=())
 def swiglu_triton(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """``swiglu_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``swiglu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return swiglu_launch(gate, up, wrap_triton(swiglu_kernel))
 # mtmc: end swiglu
 

@@ -24,10 +24,10 @@ def linear_gelu_kernel(
 
         return F.gelu(F.linear(x, w, bias))
 
-    Each program makes one tile of the product; what surrounds the product is done on the tile in registers;
-    nothing between is written to memory.
+    Each program instance computes one tile of the product and applies the fused operations in registers;
+    intermediate values are not written to memory.
     """
-    # Programs that share operands run near each other, so the operands stay in the L2 cache.
+    # Grouped order: programs that share operands run close together, so operands stay in the L2 cache.
     pid = tl.program_id(0)
     blocks_m = tl.cdiv(M, BLOCK_M)
     blocks_n = tl.cdiv(N, BLOCK_N)
@@ -51,7 +51,7 @@ def linear_gelu_kernel(
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -102,23 +102,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def linear_gelu_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(linear_gelu, "15f3f9a64228e607")
@@ -128,7 +128,7 @@ def linear_gelu_up_to_date_code() -> bool:
 
 
 def linear_gelu_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             linear_gelu_up_to_date_code()
@@ -138,7 +138,7 @@ def linear_gelu_up_to_date() -> bool:
 
 
 def linear_gelu_fits(x, w, bias) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         linear_gelu_up_to_date()
     ):
@@ -165,7 +165,7 @@ def linear_gelu_fits(x, w, bias) -> bool:
 
 
 def linear_gelu_launch(x, w, bias, linear_gelu_kernel=linear_gelu_kernel):
-    """``linear_gelu`` by Triton kernels."""
+    """``linear_gelu`` with Triton kernels."""
     M = x.shape[0]
     N = w.shape[0]
     K = x.shape[1]
@@ -181,7 +181,7 @@ def linear_gelu_launch(x, w, bias, linear_gelu_kernel=linear_gelu_kernel):
 
 @triton_op(f"{__name__.replace('.', '_')}::linear_gelu_triton", mutates_args=())
 def linear_gelu_triton(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """``linear_gelu_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``linear_gelu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return linear_gelu_launch(x, w, bias, wrap_triton(linear_gelu_kernel))
 # mtmc: end linear_gelu
 

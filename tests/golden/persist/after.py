@@ -19,8 +19,8 @@ def rms_norm_kernel(
 
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
 
-    Each row is read, reduced and written by one program, one piece of work after another; nothing between is
-    written to memory.
+    One program instance reads, reduces and writes each row; each program instance loops over several work
+    items; intermediate values are not written to memory.
     """
     cols = tl.arange(0, BLOCK)[None, :]
     col_mask = cols < n_cols
@@ -34,7 +34,7 @@ def rms_norm_kernel(
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -85,23 +85,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def rms_norm_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(rms_norm, "300e3aeee432012a")
@@ -111,7 +111,7 @@ def rms_norm_up_to_date_code() -> bool:
 
 
 def rms_norm_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             rms_norm_up_to_date_code()
@@ -121,7 +121,7 @@ def rms_norm_up_to_date() -> bool:
 
 
 def rms_norm_fits(x, weight) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         rms_norm_up_to_date()
     ):
@@ -143,7 +143,7 @@ def rms_norm_fits(x, weight) -> bool:
 
 
 def rms_norm_launch(x, weight, rms_norm_kernel=rms_norm_kernel):
-    """``rms_norm`` by Triton kernels."""
+    """``rms_norm`` with Triton kernels."""
     N = x.shape[1]
     M = x.shape[0]
     out = torch.empty_like(x)
@@ -158,7 +158,7 @@ def rms_norm_launch(x, weight, rms_norm_kernel=rms_norm_kernel):
 
 @triton_op(f"{__name__.replace('.', '_')}::rms_norm_triton", mutates_args=())
 def rms_norm_triton(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``rms_norm_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``rms_norm_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return rms_norm_launch(x, weight, wrap_triton(rms_norm_kernel))
 # mtmc: end rms_norm
 

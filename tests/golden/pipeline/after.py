@@ -16,7 +16,7 @@ def log_sum_kernel(x_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
 
         return torch.logsumexp(x * 0.5, -1)
 
-    Each row is read, reduced and written by one program; nothing between is written to memory.
+    One program instance reads, reduces and writes each row; intermediate values are not written to memory.
     """
     row = tl.program_id(0).to(tl.int64)
     lane_max = tl.full([BLOCK], -3.4028234663852886e+38, tl.float32)
@@ -37,7 +37,7 @@ def log_sum_kernel(x_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -88,23 +88,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def log_sum_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(log_sum, "a64ecbf7083af22a")
@@ -114,7 +114,7 @@ def log_sum_up_to_date_code() -> bool:
 
 
 def log_sum_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             log_sum_up_to_date_code()
@@ -124,7 +124,7 @@ def log_sum_up_to_date() -> bool:
 
 
 def log_sum_fits(x) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         log_sum_up_to_date()
     ):
@@ -142,7 +142,7 @@ def log_sum_fits(x) -> bool:
 
 
 def log_sum_launch(x, log_sum_kernel=log_sum_kernel):
-    """``log_sum`` by Triton kernels."""
+    """``log_sum`` with Triton kernels."""
     M = x.shape[0]
     N = x.shape[1]
     out = torch.empty((M,), dtype=torch.float32, device=x.device)
@@ -154,7 +154,7 @@ def log_sum_launch(x, log_sum_kernel=log_sum_kernel):
 
 @triton_op(f"{__name__.replace('.', '_')}::log_sum_triton", mutates_args=())
 def log_sum_triton(x: torch.Tensor) -> torch.Tensor:
-    """``log_sum_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``log_sum_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return log_sum_launch(x, wrap_triton(log_sum_kernel))
 # mtmc: end log_sum
 

@@ -7,7 +7,7 @@ from torch.library import triton_op, wrap_triton  # mtmc: import
 # mtmc: begin row_and_column_sums
 @triton.jit
 def _tanh(x):
-    """tanh to a few ulp: an odd polynomial near zero, where the exponential form cancels."""
+    """tanh to a few ulp: an odd polynomial near zero, where the exponential form loses precision by cancellation."""
     e = tl.exp(-2.0 * tl.abs(x))
     large = (1.0 - e) / (1.0 + e)
     s = x * x
@@ -29,7 +29,7 @@ def row_and_column_sums_out_0_kernel(
         y = torch.tanh(x) * 0.5
         return y.sum(0), y.sum(1)
 
-    Each row is read, reduced and written by one program.
+    One program instance reads, reduces and writes each row.
     """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     row_mask = rows < n_rows
@@ -58,7 +58,7 @@ def row_and_column_sums_out_1_kernel(
         y = torch.tanh(x) * 0.5
         return y.sum(0), y.sum(1)
 
-    Each row is read, reduced and written by one program.
+    One program instance reads, reduces and writes each row.
     """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     row_mask = rows < n_rows
@@ -71,7 +71,7 @@ def row_and_column_sums_out_1_kernel(
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -122,23 +122,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def row_and_column_sums_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(row_and_column_sums, "4927024c6889b1c0")
@@ -148,7 +148,7 @@ def row_and_column_sums_up_to_date_code() -> bool:
 
 
 def row_and_column_sums_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             row_and_column_sums_up_to_date_code()
@@ -158,7 +158,7 @@ def row_and_column_sums_up_to_date() -> bool:
 
 
 def row_and_column_sums_fits(x) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         row_and_column_sums_up_to_date()
     ):
@@ -181,7 +181,7 @@ def row_and_column_sums_launch(
     row_and_column_sums_out_0_kernel=row_and_column_sums_out_0_kernel,
     row_and_column_sums_out_1_kernel=row_and_column_sums_out_1_kernel,
 ):
-    """``row_and_column_sums`` by Triton kernels."""
+    """``row_and_column_sums`` with Triton kernels."""
     N = x.shape[1]
     M = x.shape[0]
     out_0 = torch.empty((N,), dtype=torch.float32, device=x.device)
@@ -203,7 +203,7 @@ def row_and_column_sums_launch(
 
 @triton_op(f"{__name__.replace('.', '_')}::row_and_column_sums_triton", mutates_args=())
 def row_and_column_sums_triton(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``row_and_column_sums_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``row_and_column_sums_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return row_and_column_sums_launch(
         x, wrap_triton(row_and_column_sums_out_0_kernel), wrap_triton(row_and_column_sums_out_1_kernel),
     )

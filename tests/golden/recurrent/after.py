@@ -7,7 +7,7 @@ from torch.library import triton_op, wrap_triton  # mtmc: import
 # mtmc: begin Net
 @triton.jit
 def _tanh(x):
-    """tanh to a few ulp: an odd polynomial near zero, where the exponential form cancels."""
+    """tanh to a few ulp: an odd polynomial near zero, where the exponential form loses precision by cancellation."""
     e = tl.exp(-2.0 * tl.abs(x))
     large = (1.0 - e) / (1.0 + e)
     s = x * x
@@ -40,14 +40,14 @@ def net_kernel(
 
         return self.layer(x)[0]
 
-    Steps of layers (or directions) that do not wait for one another are one launch, and these follow one
-    another; each program makes all gates of a block of units.
+    Each launch runs the independent steps of all layers (or directions); launches run in sequence. Each
+    program instance computes all gates of a block of units.
     """
     line = tl.program_id(1)
     step = diagonal - line
     if (step < 0) | (step >= n_steps):
         return
-    # The gates of a unit are side by side in a tile.
+    # The gates of a unit are neighbouring columns of the tile.
     gate = tl.arange(0, 4 * BLOCK_H) % 4
     unit = tl.program_id(0) * BLOCK_H + tl.arange(0, 4 * BLOCK_H) // 4
     row = gate * HIDDEN + unit
@@ -55,9 +55,9 @@ def net_kernel(
     batch = tl.program_id(2) * BLOCK_B + tl.arange(0, BLOCK_B)
     batch_mask = (batch < n_batch)[:, None]
     mask = batch_mask
-    # One line's state, and this program's part of it.
+    # Elements per state, and the offsets of this program's block in it.
     state = n_batch * HIDDEN
-    own = batch[:, None] * HIDDEN + units[None, :]
+    offsets = batch[:, None] * HIDDEN + units[None, :]
 
     acc = tl.zeros((BLOCK_B, 4 * BLOCK_H), tl.float32)
     previous_ptr = hidden_ptr + (step % 2 * LINES + line) * state
@@ -84,19 +84,19 @@ def net_kernel(
     even, odd = tl.split(tl.reshape(acc, (BLOCK_B, BLOCK_H, 2, 2)))
     acc_in, acc_cell = tl.split(even)
     acc_forget, acc_out = tl.split(odd)
-    memory = tl.load(memory_ptr + (step % 2 * LINES + line) * state + own, mask=mask, other=0.0)
+    memory = tl.load(memory_ptr + (step % 2 * LINES + line) * state + offsets, mask=mask, other=0.0)
     memory = tl.sigmoid(acc_forget) * memory + tl.sigmoid(acc_in) * _tanh(acc_cell)
     hidden = tl.sigmoid(acc_out) * _tanh(memory)
 
     next_state = ((step + 1) % 2 * LINES + line) * state
-    tl.store(memory_ptr + next_state + own, memory, mask=mask)
-    tl.store(hidden_ptr + next_state + own, hidden, mask=mask)
+    tl.store(memory_ptr + next_state + offsets, memory, mask=mask)
+    tl.store(hidden_ptr + next_state + offsets, hidden, mask=mask)
     if line == LINES - 1:
-        tl.store(steps_ptr + step.to(tl.int64) * state + own, hidden, mask=mask)
+        tl.store(steps_ptr + step.to(tl.int64) * state + offsets, hidden, mask=mask)
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -109,8 +109,8 @@ def _is_plain_call(tensors) -> bool:
     )
 
 
-def _is_unchanged(module, kind, length=None) -> bool:
-    """Whether calling the module runs its class's own forward alone: no other class, hook or patched method."""
+def _is_unchanged_module(module, kind, length=None) -> bool:
+    """Whether a call of the module runs only the forward method of its class: same class, no hooks, no patched forward."""
     return (
         (type(module) is kind or f"{type(module).__module__}.{type(module).__qualname__}" == kind)
         and not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
@@ -156,23 +156,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def net_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(Net.forward, "13444cf6663b56ee")
@@ -182,7 +182,7 @@ def net_up_to_date_code() -> bool:
 
 
 def net_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             net_up_to_date_code()
@@ -192,11 +192,11 @@ def net_up_to_date() -> bool:
 
 
 def net_fits(self, x) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         net_up_to_date()
         and type(self) is Net
-        and _is_unchanged((layer := self.layer), torch.nn.LSTM)
+        and _is_unchanged_module((layer := self.layer), torch.nn.LSTM)
         and layer.bidirectional is False
         and type(layer.proj_size) is int and layer.proj_size == 0
         and type(layer.hidden_size) is int and layer.hidden_size == 16
@@ -244,7 +244,7 @@ def net_launch(
     layer_bias_hh_l1,
     net_kernel=net_kernel,
 ):
-    """``Net`` by Triton kernels."""
+    """``Net`` with Triton kernels."""
     s1 = x.shape[1]
     s0 = x.shape[0]
     zeros = torch.ops.aten.zeros.default([2, s1, 16], dtype=torch.float32, device=x.device)
@@ -280,7 +280,7 @@ def net_triton(
     layer_bias_ih_l1: torch.Tensor,
     layer_bias_hh_l1: torch.Tensor,
 ) -> torch.Tensor:
-    """``net_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``net_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return net_launch(
         x, layer_weight_ih_l0, layer_weight_hh_l0, layer_bias_ih_l0, layer_bias_hh_l0,
         layer_weight_ih_l1, layer_weight_hh_l1, layer_bias_ih_l1, layer_bias_hh_l1,

@@ -21,7 +21,7 @@ def layer_norm_kernel(
 
         return F.layer_norm(x, (x.shape[-1],), weight, bias)
 
-    Each row is read, reduced and written by one program.
+    One program instance reads, reduces and writes each row.
     """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     row_mask = rows < n_rows
@@ -39,7 +39,7 @@ def layer_norm_kernel(
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -90,23 +90,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def layer_norm_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(layer_norm, "8c3a19f5e909a378")
@@ -116,7 +116,7 @@ def layer_norm_up_to_date_code() -> bool:
 
 
 def layer_norm_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             layer_norm_up_to_date_code()
@@ -126,7 +126,7 @@ def layer_norm_up_to_date() -> bool:
 
 
 def layer_norm_fits(x, weight, bias) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         layer_norm_up_to_date()
     ):
@@ -149,7 +149,7 @@ def layer_norm_fits(x, weight, bias) -> bool:
 
 
 def layer_norm_launch(x, weight, bias, layer_norm_kernel=layer_norm_kernel):
-    """``layer_norm`` by Triton kernels."""
+    """``layer_norm`` with Triton kernels."""
     N = x.shape[1]
     M = x.shape[0]
     out = torch.empty_like(x)
@@ -164,7 +164,7 @@ def layer_norm_launch(x, weight, bias, layer_norm_kernel=layer_norm_kernel):
 
 @triton_op(f"{__name__.replace('.', '_')}::layer_norm_triton", mutates_args=())
 def layer_norm_triton(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """``layer_norm_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``layer_norm_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return layer_norm_launch(x, weight, bias, wrap_triton(layer_norm_kernel))
 # mtmc: end layer_norm
 

@@ -19,7 +19,7 @@ def add_transposed_kernel(
 
         return x + 2.0 * column.t()
 
-    One pass over memory; nothing between is written to memory.
+    One pass over memory; intermediate values are not written to memory.
     """
     rows = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     row_mask = rows < n_rows
@@ -31,7 +31,7 @@ def add_transposed_kernel(
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -82,23 +82,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def add_transposed_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(add_transposed, "b90fdfcc5e243019")
@@ -108,7 +108,7 @@ def add_transposed_up_to_date_code() -> bool:
 
 
 def add_transposed_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             add_transposed_up_to_date_code()
@@ -118,7 +118,7 @@ def add_transposed_up_to_date() -> bool:
 
 
 def add_transposed_fits(x, column) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         add_transposed_up_to_date()
     ):
@@ -142,7 +142,7 @@ def add_transposed_fits(x, column) -> bool:
 
 
 def add_transposed_launch(x, column, add_transposed_kernel=add_transposed_kernel):
-    """``add_transposed`` by Triton kernels."""
+    """``add_transposed`` with Triton kernels."""
     N = x.shape[1]
     M = x.shape[0]
     out = torch.empty_like(x)
@@ -157,7 +157,7 @@ def add_transposed_launch(x, column, add_transposed_kernel=add_transposed_kernel
 
 @triton_op(f"{__name__.replace('.', '_')}::add_transposed_triton", mutates_args=())
 def add_transposed_triton(x: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-    """``add_transposed_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``add_transposed_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return add_transposed_launch(x, column, wrap_triton(add_transposed_kernel))
 # mtmc: end add_transposed
 

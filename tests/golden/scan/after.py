@@ -12,7 +12,8 @@ def running_mean_kernel(x_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
         count = torch.arange(1, x.shape[1] + 1)
         return torch.cumsum(x, 1) / count
 
-    Each row is scanned by one program, a block of columns at a time; nothing between is written to memory.
+    One program instance scans each row, one block of columns at a time; intermediate values are not written
+    to memory.
     """
     row = tl.program_id(0).to(tl.int64)
     carry = tl.full([1], 0.0, tl.float32)
@@ -28,7 +29,7 @@ def running_mean_kernel(x_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -79,23 +80,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def running_mean_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(running_mean, "6149ed0e0e26c42e")
@@ -105,7 +106,7 @@ def running_mean_up_to_date_code() -> bool:
 
 
 def running_mean_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             running_mean_up_to_date_code()
@@ -115,7 +116,7 @@ def running_mean_up_to_date() -> bool:
 
 
 def running_mean_fits(x) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         running_mean_up_to_date()
     ):
@@ -133,7 +134,7 @@ def running_mean_fits(x) -> bool:
 
 
 def running_mean_launch(x, running_mean_kernel=running_mean_kernel):
-    """``running_mean`` by Triton kernels."""
+    """``running_mean`` with Triton kernels."""
     N = x.shape[1]
     M = x.shape[0]
     out = torch.empty_like(x)
@@ -145,7 +146,7 @@ def running_mean_launch(x, running_mean_kernel=running_mean_kernel):
 
 @triton_op(f"{__name__.replace('.', '_')}::running_mean_triton", mutates_args=())
 def running_mean_triton(x: torch.Tensor) -> torch.Tensor:
-    """``running_mean_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``running_mean_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return running_mean_launch(x, wrap_triton(running_mean_kernel))
 # mtmc: end running_mean
 

@@ -19,7 +19,7 @@ def scores_out_0_kernel(
 
         return torch.softmax(query * 2.0, -1), torch.tanh(key) + 1.0
 
-    Each row is read, reduced and written by one program; nothing between is written to memory.
+    One program instance reads, reduces and writes each row; intermediate values are not written to memory.
     """
     rows = program_0.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     row_mask = rows < n_rows
@@ -39,7 +39,7 @@ def scores_out_1_kernel(program_0, key_ptr, out_1_ptr, n_cols, BLOCK: tl.constex
 
         return torch.softmax(query * 2.0, -1), torch.tanh(key) + 1.0
 
-    One pass over memory; nothing between is written to memory.
+    One pass over memory; intermediate values are not written to memory.
     """
     cols = program_0.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     col_mask = cols < n_cols
@@ -61,7 +61,7 @@ def scores_out_0_and_out_1_kernel(
     BLOCK_2: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out_0 and out_1, side by side in one launch."""
+    """out_0 and out_1, in one launch."""
     pid = tl.program_id(0)
     if pid < end_1:
         scores_out_0_kernel(pid, query_ptr, out_0_ptr, n_rows, n_cols, ROWS, BLOCK)
@@ -70,7 +70,7 @@ def scores_out_0_and_out_1_kernel(
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -121,23 +121,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def scores_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(scores, "fba189951bbe087d")
@@ -147,7 +147,7 @@ def scores_up_to_date_code() -> bool:
 
 
 def scores_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             scores_up_to_date_code()
@@ -157,7 +157,7 @@ def scores_up_to_date() -> bool:
 
 
 def scores_fits(query, key) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         scores_up_to_date()
     ):
@@ -178,7 +178,7 @@ def scores_fits(query, key) -> bool:
 
 
 def scores_launch(query, key, scores_out_0_and_out_1_kernel=scores_out_0_and_out_1_kernel):
-    """``scores`` by Triton kernels."""
+    """``scores`` with Triton kernels."""
     D = query.shape[1]
     M = query.shape[0]
     E = key.shape[1]
@@ -198,7 +198,7 @@ def scores_launch(query, key, scores_out_0_and_out_1_kernel=scores_out_0_and_out
 
 @triton_op(f"{__name__.replace('.', '_')}::scores_triton", mutates_args=())
 def scores_triton(query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``scores_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``scores_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return scores_launch(query, key, wrap_triton(scores_out_0_and_out_1_kernel))
 # mtmc: end scores
 

@@ -19,8 +19,8 @@ def product_relu_kernel_parts(
     GROUP_M: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Each part of each tile of the product; K is too long for one program per tile."""
-    # Programs that share operands run near each other, so the operands stay in the L2 cache.
+    """Partial sums along K for each tile of the product."""
+    # Grouped order: programs that share operands run close together, so operands stay in the L2 cache.
     pid = tl.program_id(0)
     blocks_m = tl.cdiv(M, BLOCK_M)
     blocks_n = tl.cdiv(N, BLOCK_N)
@@ -57,10 +57,10 @@ def product_relu_kernel(
 
         return torch.relu(a @ b)
 
-    The sums of all parts of K are added; what surrounds the product is done on the tile in registers;
-    nothing between is written to memory.
+    Adds the partial sums over K and applies the fused operations to the tile in registers; intermediate
+    values are not written to memory.
     """
-    # Programs that share operands run near each other, so the operands stay in the L2 cache.
+    # Grouped order: programs that share operands run close together, so operands stay in the L2 cache.
     pid = tl.program_id(0)
     blocks_m = tl.cdiv(M, BLOCK_M)
     blocks_n = tl.cdiv(N, BLOCK_N)
@@ -79,7 +79,7 @@ def product_relu_kernel(
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -130,23 +130,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def product_relu_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(product_relu, "ccc604e5c234deeb")
@@ -156,7 +156,7 @@ def product_relu_up_to_date_code() -> bool:
 
 
 def product_relu_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             product_relu_up_to_date_code()
@@ -166,7 +166,7 @@ def product_relu_up_to_date() -> bool:
 
 
 def product_relu_fits(a, b) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         product_relu_up_to_date()
     ):
@@ -196,7 +196,7 @@ def product_relu_launch(
     product_relu_kernel_parts=product_relu_kernel_parts,
     product_relu_kernel=product_relu_kernel,
 ):
-    """``product_relu`` by Triton kernels."""
+    """``product_relu`` with Triton kernels."""
     M = a.shape[0]
     N = b.shape[1]
     K = a.shape[1]
@@ -217,7 +217,7 @@ def product_relu_launch(
 
 @triton_op(f"{__name__.replace('.', '_')}::product_relu_triton", mutates_args=())
 def product_relu_triton(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``product_relu_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``product_relu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return product_relu_launch(a, b, wrap_triton(product_relu_kernel_parts), wrap_triton(product_relu_kernel))
 # mtmc: end product_relu
 

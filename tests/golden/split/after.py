@@ -19,7 +19,7 @@ def log_sum_kernel_parts(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """The max and sum of exponentials of each part of each row: a row has too many columns for one program."""
+    """The max and sum of exponentials of each part of each row; rows are too long for one program instance."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     lane_max = tl.full([BLOCK], -3.4028234663852886e+38, tl.float32)
@@ -46,8 +46,8 @@ def log_sum_kernel(max_parts_ptr, sum_exp_parts_ptr, out_ptr, PARTS: tl.constexp
 
         return torch.logsumexp(x * 0.5, -1)
 
-    Many programs share each row, and combine what the kernels before found for each part of it; nothing
-    between is written to memory.
+    Several program instances share each row and combine the partial results of the preceding kernels;
+    intermediate values are not written to memory.
     """
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, PARTS)
@@ -59,7 +59,7 @@ def log_sum_kernel(max_parts_ptr, sum_exp_parts_ptr, out_ptr, PARTS: tl.constexp
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -110,23 +110,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def log_sum_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(log_sum, "a64ecbf7083af22a")
@@ -136,7 +136,7 @@ def log_sum_up_to_date_code() -> bool:
 
 
 def log_sum_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             log_sum_up_to_date_code()
@@ -146,7 +146,7 @@ def log_sum_up_to_date() -> bool:
 
 
 def log_sum_fits(x) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         log_sum_up_to_date()
     ):
@@ -164,7 +164,7 @@ def log_sum_fits(x) -> bool:
 
 
 def log_sum_launch(x, log_sum_kernel_parts=log_sum_kernel_parts, log_sum_kernel=log_sum_kernel):
-    """``log_sum`` by Triton kernels."""
+    """``log_sum`` with Triton kernels."""
     M = x.shape[0]
     N = x.shape[1]
     max_parts_p4 = torch.empty((M, 4), dtype=torch.float32, device=x.device)
@@ -182,7 +182,7 @@ def log_sum_launch(x, log_sum_kernel_parts=log_sum_kernel_parts, log_sum_kernel=
 
 @triton_op(f"{__name__.replace('.', '_')}::log_sum_triton", mutates_args=())
 def log_sum_triton(x: torch.Tensor) -> torch.Tensor:
-    """``log_sum_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``log_sum_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return log_sum_launch(x, wrap_triton(log_sum_kernel_parts), wrap_triton(log_sum_kernel))
 # mtmc: end log_sum
 

@@ -20,12 +20,12 @@ def product_relu_kernel_runs(
     GROUP_M: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    """The tiles of whole waves; of each tile that is left, the parts that programs with equal shares of K have."""
+    """The tiles of full waves, and partial sums of the remaining tiles, whose blocks of K are shared evenly."""
     program = tl.program_id(0)
     blocks_m = tl.cdiv(M, BLOCK_M)
     blocks_n = tl.cdiv(N, BLOCK_N)
     tiles = blocks_m * blocks_n
-    # Each program has a tile of every wave but the last, which may not be full, and of its tiles a run of blocks of K.
+    # Each program has one tile of every wave but the last, and a run of blocks of K from the tiles of the last wave.
     whole = (tiles - 1) // PROGRAMS * PROGRAMS
     steps = tl.cdiv(K, BLOCK_K)
     run = tl.cdiv((tiles - whole) * steps, PROGRAMS)
@@ -38,7 +38,7 @@ def product_relu_kernel_runs(
         shared = tile - whole
         begin = tl.where(is_whole, 0, max(first - shared * steps, 0))
         end = tl.where(is_whole, steps, min(last - shared * steps, steps))
-        # Programs that share operands run near each other, so the operands stay in the L2 cache.
+        # Grouped order: programs that share operands run close together, so operands stay in the L2 cache.
         pid = tile
         first_m = pid // (GROUP_M * blocks_n) * GROUP_M
         group_m = min(blocks_m - first_m, GROUP_M)
@@ -57,8 +57,8 @@ def product_relu_kernel_runs(
         if is_whole:
             tl.store(out_ptr + m * N + n, tl.where(acc < 0, 0.0, acc), mask=m_mask & n_mask)
         else:
-            place = product_parts_ptr + (program + shared) * (BLOCK_M * BLOCK_N)
-            tl.store(place + tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :], acc)
+            address = product_parts_ptr + (program + shared) * (BLOCK_M * BLOCK_N)
+            tl.store(address + tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :], acc)
 
 
 @triton.jit
@@ -80,14 +80,14 @@ def product_relu_kernel(
 
         return torch.relu(a @ b)
 
-    The parts of the tiles that programs share are added; what surrounds the product is done on the tile in
-    registers; nothing between is written to memory.
+    Adds the partial sums of shared tiles and applies the fused operations to each tile in registers;
+    intermediate values are not written to memory.
     """
     shared = tl.program_id(0)
     blocks_m = tl.cdiv(M, TILE_M)
     blocks_n = tl.cdiv(N, TILE_N)
     tiles = blocks_m * blocks_n
-    # Each program has a tile of every wave but the last, which may not be full, and of its tiles a run of blocks of K.
+    # Each program has one tile of every wave but the last, and a run of blocks of K from the tiles of the last wave.
     whole = (tiles - 1) // PROGRAMS * PROGRAMS
     steps = tl.cdiv(K, BLOCK_K)
     run = tl.cdiv((tiles - whole) * steps, PROGRAMS)
@@ -104,15 +104,15 @@ def product_relu_kernel(
     m_mask = m < M
     n_mask = n < N
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    # Programs took the blocks of K in order, so the parts lie side by side.
-    place = product_parts_ptr + shared * (TILE_M * TILE_N) + rows[:, None] * TILE_N + cols[None, :]
+    # Programs process the blocks of K in order, so the partial sums of a tile are consecutive.
+    address = product_parts_ptr + shared * (TILE_M * TILE_N) + rows[:, None] * TILE_N + cols[None, :]
     for program in range(shared * steps // run, tl.cdiv((shared + 1) * steps, run)):
-        acc += tl.load(place + program * (TILE_M * TILE_N))
+        acc += tl.load(address + program * (TILE_M * TILE_N))
     tl.store(out_ptr + m * N + n, tl.where(acc < 0, 0.0, acc), mask=m_mask & n_mask)
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -163,23 +163,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def product_relu_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(product_relu, "ccc604e5c234deeb")
@@ -189,7 +189,7 @@ def product_relu_up_to_date_code() -> bool:
 
 
 def product_relu_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             product_relu_up_to_date_code()
@@ -199,7 +199,7 @@ def product_relu_up_to_date() -> bool:
 
 
 def product_relu_fits(a, b) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         product_relu_up_to_date()
     ):
@@ -228,7 +228,7 @@ def product_relu_launch(
     product_relu_kernel_runs=product_relu_kernel_runs,
     product_relu_kernel=product_relu_kernel,
 ):
-    """``product_relu`` by Triton kernels."""
+    """``product_relu`` with Triton kernels."""
     M = a.shape[0]
     N = b.shape[1]
     K = a.shape[1]
@@ -250,7 +250,7 @@ def product_relu_launch(
 
 @triton_op(f"{__name__.replace('.', '_')}::product_relu_triton", mutates_args=())
 def product_relu_triton(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``product_relu_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``product_relu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return product_relu_launch(a, b, wrap_triton(product_relu_kernel_runs), wrap_triton(product_relu_kernel))
 # mtmc: end product_relu
 

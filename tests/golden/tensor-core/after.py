@@ -8,7 +8,7 @@ from torch.library import triton_op, wrap_triton  # mtmc: import
 # mtmc: begin linear_relu
 @triton.jit
 def _unit_scale(largest):
-    """The power of two that brings ``largest`` into [64, 128), and its inverse: exact, also for 0 and subnormals."""
+    """The power of two that scales ``largest`` to [64, 128), and its inverse. Exact, also for 0 and subnormals."""
     exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
     up = tl.minimum(260 - exponent, 252)
     return (up << 23).to(tl.float32, bitcast=True), ((254 - up) << 23).to(tl.float32, bitcast=True)
@@ -26,7 +26,7 @@ def linear_relu_kernel_split_x(
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Each row of x, scaled, as the sum of two float16 numbers: low and high half side by side.
+    """Split each row of x into scaled float16 halves: low and high half side by side.
 
     high holds the leading 11 bits of each significand, low the next 11.
     """
@@ -46,10 +46,10 @@ def linear_relu_kernel_split_x(
         scaled = x * factor
         high = scaled.to(tl.float16)
         low = (scaled - high.to(tl.float32)).to(tl.float16)
-        place = x_halves_ptr + m * (2 * K_PAD) + k
+        address = x_halves_ptr + m * (2 * K_PAD) + k
         stored = (m < M) & (k < K_PAD)
-        tl.store(place, low, mask=stored)
-        tl.store(place + K_PAD, high, mask=stored)
+        tl.store(address, low, mask=stored)
+        tl.store(address + K_PAD, high, mask=stored)
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def linear_relu_kernel_split_w(
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Each row of w, scaled, as the sum of two float16 numbers: high and low half side by side.
+    """Split each row of w into scaled float16 halves: high and low half side by side.
 
     high holds the leading 11 bits of each significand, low the next 11.
     """
@@ -84,10 +84,10 @@ def linear_relu_kernel_split_w(
         scaled = w * factor
         high = scaled.to(tl.float16)
         low = (scaled - high.to(tl.float32)).to(tl.float16)
-        place = w_halves_ptr + n * (2 * K_PAD) + k
+        address = w_halves_ptr + n * (2 * K_PAD) + k
         stored = (n < N) & (k < K_PAD)
-        tl.store(place, high, mask=stored)
-        tl.store(place + K_PAD, low, mask=stored)
+        tl.store(address, high, mask=stored)
+        tl.store(address + K_PAD, low, mask=stored)
 
 
 @triton.jit(do_not_specialize=["end_1"])
@@ -106,7 +106,7 @@ def linear_relu_kernel_split(
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Each row of x and of w, scaled, as the sum of two float16 numbers."""
+    """Split each row of x and w into scaled float16 halves."""
     pid = tl.program_id(0)
     if pid < end_1:
         linear_relu_kernel_split_x(pid, x_ptr, x_halves_ptr, x_scale_ptr, M, K, K_PAD, ROWS, DEPTH)
@@ -135,10 +135,10 @@ def linear_relu_kernel(
 
         return F.relu(F.linear(x, w))
 
-    Each program makes one tile of the product; what surrounds the product is done on the tile in registers;
-    nothing between is written to memory.
+    Each program instance computes one tile of the product and applies the fused operations in registers;
+    intermediate values are not written to memory.
     """
-    # Programs that share operands run near each other, so the operands stay in the L2 cache.
+    # Grouped order: programs that share operands run close together, so operands stay in the L2 cache.
     pid = tl.program_id(0)
     blocks_m = tl.cdiv(M, BLOCK_M)
     blocks_n = tl.cdiv(N, BLOCK_N)
@@ -152,16 +152,16 @@ def linear_relu_kernel(
     n_mask = n < N
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     k = tl.arange(0, BLOCK_K)
-    # Rows beyond the last wrap around; what they give is not stored.
+    # Rows beyond the last wrap around; their results are not stored.
     x_row = x_halves_ptr + (m % M) * (2 * K_PAD) + k[None, :]
     w_row = w_halves_ptr + (n % N) * (2 * K_PAD) + k[:, None]
-    # low*high and high*low in one walk.
+    # low*high and high*low in one loop.
     for start in range(0, 2 * K_PAD, BLOCK_K):
         x_part = tl.load(x_row + start)
         w_part = tl.load(w_row + start)
         acc = tl.dot(x_part, w_part, acc)
-    # Then high*high, PIECE blocks of K at a time: fp32 units, which add these up, round to nearest; tensor cores round
-    # towards zero, which would add up over a long sum.
+    # Then high*high in pieces of PIECE blocks of K. FP32 units add the pieces with rounding to nearest; tensor cores round
+    # towards zero, and that error accumulates over a long sum.
     if ONE_PIECE:
         for start in range(0, K_PAD, BLOCK_K):
             x_part = tl.load(x_row + K_PAD + start)
@@ -183,7 +183,7 @@ def linear_relu_kernel(
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -234,23 +234,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def linear_relu_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(linear_relu, "66ef3805e4114e21")
@@ -260,7 +260,7 @@ def linear_relu_up_to_date_code() -> bool:
 
 
 def linear_relu_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             linear_relu_up_to_date_code()
@@ -270,7 +270,7 @@ def linear_relu_up_to_date() -> bool:
 
 
 def linear_relu_fits(x, w) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         linear_relu_up_to_date()
     ):
@@ -302,7 +302,7 @@ def linear_relu_launch(
     linear_relu_kernel_split=linear_relu_kernel_split,
     linear_relu_kernel=linear_relu_kernel,
 ):
-    """``linear_relu`` by Triton kernels."""
+    """``linear_relu`` with Triton kernels."""
     M = x.shape[0]
     K = x.shape[1]
     N = w.shape[0]
@@ -331,7 +331,7 @@ def linear_relu_launch(
 
 @triton_op(f"{__name__.replace('.', '_')}::linear_relu_triton", mutates_args=())
 def linear_relu_triton(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """``linear_relu_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``linear_relu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return linear_relu_launch(x, w, wrap_triton(linear_relu_kernel_split), wrap_triton(linear_relu_kernel))
 # mtmc: end linear_relu
 

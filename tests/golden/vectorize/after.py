@@ -11,7 +11,7 @@ def scaled_softmax_kernel(x_ptr, out_ptr, n_rows, n_cols, ROWS: tl.constexpr, BL
 
         return torch.softmax(x * 0.125, -1)
 
-    Each row is read, reduced and written by one program; nothing between is written to memory.
+    One program instance reads, reduces and writes each row; intermediate values are not written to memory.
     """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     row_mask = rows < n_rows
@@ -26,7 +26,7 @@ def scaled_softmax_kernel(x_ptr, out_ptr, n_rows, n_cols, ROWS: tl.constexpr, BL
 
 
 def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -77,23 +77,23 @@ _SOURCES = {}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    known = _SOURCES.get(id(code))
-    if known is None:
+    entry = _SOURCES.get(id(code))
+    if entry is None:
         import inspect
 
         try:
             text = inspect.getsource(code)
-            known = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
         except (OSError, SyntaxError):
-            return False  # there is no source to compare
-    return known[1] == digest
+            return False  # no source to compare
+    return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
 def scaled_softmax_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    """Whether helper functions, closures and the environment match those of the verification."""
     try:
         return (
             _has_source(scaled_softmax, "9272c6e52f5ea22a")
@@ -103,7 +103,7 @@ def scaled_softmax_up_to_date_code() -> bool:
 
 
 def scaled_softmax_up_to_date() -> bool:
-    """Whether the original code would still read what the kernels were verified with."""
+    """Whether globals, helper functions and the environment match those of the verification."""
     try:
         return (
             scaled_softmax_up_to_date_code()
@@ -113,7 +113,7 @@ def scaled_softmax_up_to_date() -> bool:
 
 
 def scaled_softmax_fits(x) -> bool:
-    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
         scaled_softmax_up_to_date()
     ):
@@ -132,7 +132,7 @@ def scaled_softmax_fits(x) -> bool:
 
 
 def scaled_softmax_launch(x, scaled_softmax_kernel=scaled_softmax_kernel):
-    """``scaled_softmax`` by Triton kernels."""
+    """``scaled_softmax`` with Triton kernels."""
     N = x.shape[1]
     M = x.shape[0]
     out = torch.empty_like(x)
@@ -147,7 +147,7 @@ def scaled_softmax_launch(x, scaled_softmax_kernel=scaled_softmax_kernel):
 
 @triton_op(f"{__name__.replace('.', '_')}::scaled_softmax_triton", mutates_args=())
 def scaled_softmax_triton(x: torch.Tensor) -> torch.Tensor:
-    """``scaled_softmax_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    """``scaled_softmax_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return scaled_softmax_launch(x, wrap_triton(scaled_softmax_kernel))
 # mtmc: end scaled_softmax
 
