@@ -48,11 +48,11 @@ from mtmc_lsp.app.bench.suite import find_problems
 from mtmc_lsp.app.pipeline import Pipeline, RunOptions
 from mtmc_lsp.app.target_file import open_target, parse_request
 from mtmc_lsp.codegen.coder import BuiltinCoder
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import (
     BaselineTime,
     CompileReport,
-    Device,
     KernelReport,
     Ratio,
     Speed,
@@ -61,6 +61,7 @@ from mtmc_lsp.core.results import (
     VerdictStatus,
 )
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.planners.roofline import RooflinePlanner
 
 # Everything of the package that this script depends on: to be adapted here when it is renamed or moved.
@@ -68,7 +69,14 @@ from mtmc_lsp.process.fork_server import ForkServer, likely_variables
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch
 
-MOVED: dict[str, str | None] = {}
+CLASSES = {"KeptTensor": "StateTensor"}
+"""Classes as stored to present ones, where a class was renamed and another was added."""
+MOVED: dict[str, str | None] = {
+    "Graph.kept": "state_attributes",
+    "Graph.same": "aliases",
+    "Graph.unread": "unread_inputs",
+    "Graph.convolutions_seen": "observed_convolution_modes",
+}
 """``Class.field`` as stored to the present field, or None where the field is gone; both names of today's classes or then's."""
 VALUES: dict[str, dict[str, str]] = {}
 """``Class.field`` as stored to the values of it that were renamed: then to now."""
@@ -83,10 +91,10 @@ OPERATIONS = 160
 NO_LIMIT_SECONDS = 1e9
 EAGER_US = 1000.0
 FLOPS = {"bf16": 772e12, "fp16": 751e12, "fp32": 51.3e12, "tf32": 398e12, "fp16x3": 250e12}
-# By position, as fields may be renamed: name, arch, multiprocessors, shared memory, L2, bandwidth, rates, launch, measured.
+H200 = planning_model(("sm_90",))
 DEVICES = {
-    "h200": Device("NVIDIA H200", "sm_90", 132, 232448, 60 << 20, 4.25e12, FLOPS, 4.0, True),
-    "interpreter": Device("NVIDIA H200 (data sheet)", "sm_90", 132, 65536, 60 << 20, 4.28e12, FLOPS, 4.0, False),
+    "h200": dataclasses.replace(H200, bandwidth=4.25e12, flops=FLOPS),
+    "interpreter": dataclasses.replace(H200, shared_bytes=65536, bandwidth=4.28e12, flops=FLOPS),
 }
 POLICIES = tuple((device, rule) for device in DEVICES for rule in ("all", "alternate"))
 
@@ -161,7 +169,10 @@ def load(path: Path) -> tuple[Capture, str]:
     stored = json.loads(path.read_text(encoding="utf-8"))
     now = classes()
     renamed = {}
-    for then_class, now_class in _matched("the classes", list(stored["classes"]), list(now)).items():
+    then = [CLASSES.get(name, name) for name in stored["classes"]]
+    present = _matched("the classes", then, list(now))
+    for then_class in stored["classes"]:
+        now_class = present[CLASSES.get(then_class, then_class)]
         fields = stored["classes"][then_class]
         explicit = {name: MOVED[f"{then_class}.{name}"] for name in fields if f"{then_class}.{name}" in MOVED}
         left = [name for name in fields if name not in explicit]
@@ -201,14 +212,14 @@ def _matched(what: str, then: Sequence[str], now: Sequence[str]) -> dict[str, st
 class FakeMeasurer:
     """Judges every candidate by its number alone: nothing is compiled, run or timed."""
 
-    def __init__(self, device: Device, rule: str, *, measured: bool) -> None:
+    def __init__(self, device: DeviceModel, rule: str, *, measured: bool) -> None:
         self._device = device
         self._measured = measured
         self._alternates = rule == "alternate"
         self._number = 0
         self._accepted = 0
 
-    def device(self) -> Device:
+    def device(self) -> DeviceModel:
         return self._device
 
     def compile(self, candidate: Any) -> CompileReport:

@@ -100,7 +100,9 @@ def least_size_that_runs(capture: Capture) -> int:
 def version_cases(capture: Capture, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
     """The cases for a version in the user's file: sizes and values, calls outside its guard, unusual values and layouts."""
     cases = verification_cases(capture, interpreted=interpreted, seed=seed)
-    return (*cases, *_unusual_cases(capture, cases, interpreted, seed + len(cases)))
+    unusual = _unusual_cases(capture, cases, interpreted, seed + len(cases))
+    # On a GPU, Triton's square root and division may flush denormal operands to zero, where eager kernels do not.
+    return (*cases, *(case for case in unusual if interpreted or case.distribution != "denormal"))
 
 
 def foreign_cases(
