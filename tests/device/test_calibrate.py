@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from mtmc_lsp.app import calibrate as calibrate_app
-from mtmc_lsp.app.pipeline import Request, open_target, plan
+from mtmc_lsp.app.pipeline import Pipeline
+from mtmc_lsp.app.target_file import OpenTarget, Request, open_target
 from mtmc_lsp.commands.calibrate import calibrate
-from mtmc_lsp.core.device_model import Origin
+from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.device_model import DeviceModel, Origin
 from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.core.settings import Settings
-from mtmc_lsp.core.workload import Environment
+from mtmc_lsp.core.workload import Capture, Environment
 from mtmc_lsp.device.calibration import FILL_AND_DRAIN, Calibration
 from mtmc_lsp.device.calibration_cache import cached_device
 from mtmc_lsp.process.messages import StartAnswer, StartRequest
@@ -62,6 +64,24 @@ class FakeWorker:
             CalibrationRequest: MEASURED,
         }
         return answers[type(request)]
+
+
+class CapturedPipeline(Pipeline):
+    """A pipeline whose capture is given."""
+
+    given: Capture
+
+    def _start_fork_server(self) -> None:
+        return None
+
+    def _run_capture(self) -> Capture:
+        return self.given
+
+
+def planned(target: OpenTarget, capture: Capture) -> tuple[list[MacroAction], DeviceModel]:
+    with CapturedPipeline(target) as pipeline:
+        pipeline.given = capture
+        return pipeline.plan()
 
 
 @pytest.fixture(autouse=True)
@@ -126,10 +146,10 @@ def test_without_a_gpu_there_is_one_clear_message(monkeypatch: pytest.MonkeyPatc
 def test_the_next_plan_uses_a_stored_calibration(captured, tmp_path: Path) -> None:
     capture = captured(TEXT, "f")
     opened = open_target(Request(tmp_path / "model.py", "f", Settings(archs=("sm_86",)), sys.executable))
-    without_gpu, _ = plan(opened, capture)
+    without_gpu, _ = planned(opened, capture)
     calibrate_app.calibrate(sys.executable)
     on_gpu = replace(capture, environment=GPU, workload=replace(capture.workload, device="cuda"))
-    actions, device = plan(opened, on_gpu)
+    actions, device = planned(opened, on_gpu)
     assert device == cached_device(GPU)
     assert device.bandwidth == MEASURED.bandwidth
     saved, before = (
