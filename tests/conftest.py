@@ -26,6 +26,29 @@ def pytest_configure(config: pytest.Config) -> None:
         compileall.compile_dir(ROOT / "mtmc_lsp", quiet=2)
 
 
+SLOW_MODULES = frozenset(
+    f"tests/{name}.py"
+    for name in """
+    cli/test_crashes cli/test_dependencies cli/test_hostile_project cli/test_interpreters cli/test_record
+    codegen/test_attention_masks codegen/test_families codegen/test_large_tensors codegen/test_random_chains
+    codegen/test_recurrent_kernels codegen/test_running_products codegen/test_special_values_of_functions
+    codegen/test_special_values_of_losses codegen/test_stream_k examples/test_optimised llm/test_editor llm/test_run
+    planning/test_convolutions planning/test_costs planning/test_im2win planning/test_long_graphs planning/test_networks
+    planning/test_pooling planning/test_precisions planning/test_recurrence planning/test_sequences planning/test_split
+    server/test_fuzz server/test_hostile_folders server/test_kill verify/test_faults verify/test_pair_cheats verify/test_pairs
+    """.split()
+)
+"""Modules that take more than 15 s of processor time each. They get the mark ``slow``."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow modules before pytest selects by mark."""
+    for item in items:
+        if item.path.relative_to(ROOT).as_posix() in SLOW_MODULES:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def user_file(tmp_path: Path) -> Callable[[str], Path]:
     """Writes a user's file into a project of its own."""

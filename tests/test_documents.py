@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import SLOW_MODULES
+
 ROOT = Path(__file__).resolve().parent.parent
 PATH = re.compile(r"`([\w.-]+(?:/[\w.-]+)+/?|[\w-]+/)`")
 PLACEHOLDERS = re.compile(r"[A-Z]{3,}|^\.mtmc|^e2e/|^src/|^\.ci/")
@@ -32,3 +34,7 @@ def test_the_glossary_has_at_most_60_terms_and_each_once() -> None:
 
 def test_the_readme_fits_what_a_newcomer_reads() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_every_module_that_is_marked_slow_exists() -> None:
+    assert [name for name in sorted(SLOW_MODULES) if not (ROOT / name).is_file()] == []
