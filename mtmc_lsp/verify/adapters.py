@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mtmc_lsp.codegen.module.cuda_graph import without_cuda_graph
 from mtmc_lsp.core.results import Check
 from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.process.sandbox import Isolation
@@ -33,6 +34,10 @@ class Adapter(Protocol):
     @property
     def needs_kernel(self) -> bool:
         """Whether the first case must launch a Triton kernel."""
+
+    @property
+    def replays_launches(self) -> bool:
+        """Whether it replays its launches as a CUDA graph, by generated code that computes from each call's arguments."""
 
     @property
     def draws_same_numbers(self) -> bool:
@@ -79,6 +84,11 @@ class VersionInFile:
     takes_constructor_arguments = False
     repeat_seconds = VERSION_REPEAT_SECONDS
 
+    @property
+    def replays_launches(self) -> bool:
+        """Whether the text has the function that replays launches, exactly as it is generated."""
+        return without_cuda_graph(self.text) != self.text
+
     def text_checks(self) -> tuple[Check, ...]:
         """The checks on the text that is not the user's."""
         return scan(self.text, self.capture.workload.target.path, self.own)
@@ -122,6 +132,7 @@ class ForeignCandidate:
     takes_empty: bool = True
     """Whether it must accept inputs without elements if the reference does."""
 
+    replays_launches = False
     draws_same_numbers = False
     takes_constructor_arguments = True
     repeat_seconds = FOREIGN_REPEAT_SECONDS

@@ -82,7 +82,9 @@ class CaseRunner:
                 # A failed kernel makes every later GPU call of the process fail.
                 self._process.next()
             return failed_run(case, VerdictStatus(answer.status), answer.reason, answer.failure)
-        if prepared.data.is_first and self._candidate.needs_kernel and not answer.launches:
+        # The replay of a CUDA graph launches nothing that can be counted; its first call did.
+        launches = answer.all_launches if self._candidate.replays_launches else answer.launches
+        if prepared.data.is_first and self._candidate.needs_kernel and not launches:
             reason = LAUNCHED_BEFORE if answer.all_launches else NOT_LAUNCHED
             return CaseOutcome(case, VerdictStatus.RUNTIME_ERROR, reason=reason, lacks_kernel=True)
         if self.trial.capture.uses_random and case.expects_kernel and not answer.launches:
