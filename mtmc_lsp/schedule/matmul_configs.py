@@ -186,7 +186,7 @@ def with_tma(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceM
     m, n, k, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.k, sized.batch))
     native = config.precision is PrecisionMode.NATIVE
     loadable = config.precision in PRE_SPLIT_MODES or (
-        native and all(is_tma_loadable(ir, prim, side) for side in (0, 1))
+        native and all(is_tma_loadable(ir, region, prim, side) for side in (0, 1))
     )
     if not loadable or k < MIN_TMA_DEPTH:
         return config

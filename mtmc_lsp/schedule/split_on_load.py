@@ -26,6 +26,7 @@ from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.axes import AxisTable
 from mtmc_lsp.ir.primitives import BIJECTIVE_VIEWS, KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
+from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import MatmulConfig, PrecisionMode, SplitOnLoad
 from mtmc_lsp.schedule.device_limits import min_programs, min_tiles
@@ -193,11 +194,12 @@ def is_dense_along_sum(ir: KernelIR, prim: Prim, side: int) -> bool:
     return any(axes[-1] in along for dim in inner if (axes := table.axes(stored, dim)))
 
 
-def is_tma_loadable(ir: KernelIR, prim: Prim, side: int) -> bool:
-    """Whether TMA can load an operand: a tensor in memory, contiguous along one axis, with all other strides multiples of 16
-    bytes."""
-    stored = _stored(ir, prim.inputs[side])[-1]
-    if ProductDims.of(prim).kernel_positions or stored not in ir.value_of:
+def is_tma_loadable(ir: KernelIR, region: Region, prim: Prim, side: int) -> bool:
+    """Whether TMA can load an operand: a tensor in memory that the region does not compute, contiguous along one axis, with all
+    other strides multiples of 16 bytes."""
+    chain = _stored(ir, prim.inputs[side])
+    stored = chain[-1]
+    if ProductDims.of(prim).kernel_positions or stored not in ir.value_of or not set(chain) & set(region.inputs):
         return False
     kind = ir.graph.type_of(ir.value_of[stored])
     sizes = ir.graph.sizes

@@ -145,7 +145,9 @@ def test_the_plan_uses_descriptors_only_for_supported_operands(text: str, moved:
     search = FusionSearch(
         ir_of(capture.graph, Schedule()), Schedule(), H200, precision=lambda node: PrecisionMode.NATIVE
     )
-    fusion = next(each for each in [search.least_doubted()] if each is not None)
+    # The library's kernel of a plain product may be as fast, so no fusion may pay.
+    fusion = next(each for each in [*search.best(), search.least_doubted()] if each is not None)
+    assert isinstance(fusion.config, MatmulConfig)
     assert fusion.config.tma is moved
 
 
@@ -165,7 +167,7 @@ def test_a_language_model_may_edit_a_launcher_with_an_allocator(captured) -> Non
     text = product("x @ y", x="40,72", y="72,56")
     sheet = split_code(fused(captured(text, "f"), text, TILE).code)
     check_policy(sheet, sheet.text, moved_calls=0)
-    with pytest.raises(InvalidAnswer, match="_other_memory is defined nowhere"):
+    with pytest.raises(InvalidAnswer, match="the name _other_memory is not defined"):
         check_policy(sheet, sheet.text.replace(ALLOCATOR, "_other_memory"), moved_calls=0)
 
 
