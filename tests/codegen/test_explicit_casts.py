@@ -64,7 +64,8 @@ def test_float8_results_are_compared(captured, kind: str) -> None:
     capture = captured(text, "f")
     candidate = fully_fused(capture, start(capture, text))
     assert verified(capture, candidate).reason == ""
-    wrong = replace(candidate, source=candidate.source.replace("* 3.0", "* 2.0"))
+    # Only the kernel changes: the guard would reject a change of the function.
+    wrong = replace(candidate, source=candidate.source.replace("_tanh(x) * 3.0", "_tanh(x) * 2.0"))
     assert wrong.source != candidate.source
     assert "result 0 values" in verified(capture, wrong).reason
 

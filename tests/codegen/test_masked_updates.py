@@ -67,7 +67,7 @@ def test_an_argument_is_updated_in_place(captured) -> None:
 )
 def test_updates_that_need_the_selected_elements_compacted_are_refused(update: str, returned: str, captured) -> None:
     text = text_of(update, returned)
-    with pytest.raises(TargetUnsupported, match="whose size follows from the values of a tensor") as caught:
+    with pytest.raises(TargetUnsupported, match="whose size depends on the values of a tensor") as caught:
         captured(text, "f")
     assert caught.value.where is not None
     assert caught.value.where.line == 6 - (update != "pass")

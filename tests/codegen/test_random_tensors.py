@@ -52,7 +52,7 @@ def test_unused_random_numbers_are_drawn_or_the_difference_is_detected(checker: 
 
 def test_random_numbers_exclude_cuda_graphs(checker: Checker) -> None:
     capture = checker.capture(HEAD + TWO)
-    with pytest.raises(CannotCode, match="other random numbers"):
+    with pytest.raises(CannotCode, match="draws new random numbers"):
         act(capture, planned(capture), ActionKind.CUDA_GRAPH)
 
 

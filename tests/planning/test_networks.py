@@ -181,7 +181,7 @@ def test_tensors_that_a_network_changes_are_a_separate_list(captured):
     capture = captured(text, "Net")
     relu = next(node.name for node in capture.graph.nodes if "relu" in node.op)
     candidate = act(capture, start(capture, text), ActionKind.FUSE, relu)
-    assert "changed: list[torch.Tensor], tensors: list[torch.Tensor]" in candidate.source
+    assert "updated: list[torch.Tensor], tensors: list[torch.Tensor]" in candidate.source
     assert not compile_errors(capture, candidate, ["sm_90"])
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason

@@ -37,7 +37,7 @@ def get_init_inputs():
 """
 REFUSED = {
     "changes its arguments": ("x.add_(1.0)\n    return x * 2.0", "the call changes"),
-    "random": ("return torch.nn.functional.dropout(x, 0.5) * 2.0", "other random numbers"),
+    "random": ("return torch.nn.functional.dropout(x, 0.5) * 2.0", "draws new random numbers"),
     "a view": ("return (x * 2.0).sum(), x.t()", "view of an argument"),
 }
 
