@@ -16,13 +16,15 @@ def ranks(x):
 KERNEL = '''\
 @triton.jit
 def ranks_kernel(x_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
-    """Each row is sorted, its negatives are cut, and doubled running sums are written."""
+    """Each row is sorted, its negatives are cut, and doubled running sums are written. NaN comes last."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < n_cols
     x = tl.load(x_ptr + row * n_cols + cols, mask=mask, other=float("inf"))
-    s = tl.sort(x)
-    s = tl.where(mask, tl.maximum(s, 0.0), 0.0)
+    n_nan = tl.sum((x != x).to(tl.int32), 0)
+    s = tl.sort(tl.where(x != x, float("inf"), x))
+    s = tl.where(cols < n_cols - n_nan, tl.maximum(s, 0.0), float("nan"))
+    s = tl.where(mask, s, 0.0)
     tl.store(out_ptr + row * n_cols + cols, tl.cumsum(s, 0) * 2, mask=mask)
 '''
 LAUNCH = """\

@@ -60,14 +60,17 @@ def top(x):
     '''\
 @triton.jit
 def top_kernel(x_ptr, out_ptr, n_cols, K: tl.constexpr, BLOCK: tl.constexpr):
-    """The K largest of each row, doubled: the largest is written and taken out, K times."""
+    """The K largest of each row, doubled: the largest is written and taken out, K times. NaN is larger than infinity."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
-    left = tl.load(x_ptr + row * n_cols + cols, mask=cols < n_cols, other=float("-inf"))
+    x = tl.load(x_ptr + row * n_cols + cols, mask=cols < n_cols, other=float("-inf"))
+    n_nan = tl.sum((x != x).to(tl.int32), 0)
+    left = tl.where(x != x, float("inf"), x)
     taken = cols >= n_cols
     for k in range(K):
-        place = tl.argmax(tl.where(taken, float("-inf"), left), 0)
-        best = tl.sum(tl.where(cols == place, left, 0.0), 0)
+        rest = tl.where(taken, float("-inf"), left)
+        place = tl.argmax(rest, 0)
+        best = tl.where(k < n_nan, float("nan"), tl.max(rest, 0))
         tl.store(out_ptr + row * K + k, best * 2)
         taken = taken | (cols == place)
 ''',
@@ -92,12 +95,14 @@ def middle(x):
     '''\
 @triton.jit
 def middle_kernel(x_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
-    """The lower median of each row, not below zero: the row is sorted in registers."""
+    """The lower median of each row, not below zero: the row is sorted in registers. NaN if the row contains NaN."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * n_cols + cols, mask=cols < n_cols, other=float("inf"))
-    median = tl.sum(tl.where(cols == (n_cols - 1) // 2, tl.sort(x), 0.0), 0)
-    tl.store(out_ptr + row, tl.maximum(median, 0.0))
+    n_nan = tl.sum((x != x).to(tl.int32), 0)
+    ordered = tl.sort(tl.where(x != x, float("inf"), x))
+    median = tl.sum(tl.where(cols == (n_cols - 1) // 2, ordered, 0.0), 0)
+    tl.store(out_ptr + row, tl.where(n_nan > 0, float("nan"), tl.maximum(median, 0.0)))
 ''',
     """\
     n_rows, n_cols = x.shape

@@ -66,7 +66,7 @@ async def test_nothing_is_sent_before_consent_and_the_user_is_asked_once(folder:
             await run(ide, TOP)
             (question,) = ide.questions
             assert environ["OPENAI_BASE_URL"].split("/")[2] in question.message
-            assert "the function that is optimised" in question.message
+            assert "Sent are the optimised function" in question.message
             assert [action.title for action in question.actions] == ["Allow", "Not now"]
             await ide.command("optimize", ide.uri(), TOP.name)
             await ide.command("cancel")

@@ -138,8 +138,8 @@ REPAIRED = [
         "There is no line 'return nothing'",
         lambda request: good(request).replace(body(editable_text(request)), "    return nothing\n"),
     ),
-    ("bitonic_merge_sort", instead("tl.sort(x)", "tl.bitonic_merge_sort(x)")),
-    ("values", instead("tl.where(mask, tl.maximum(s, 0.0), 0.0)", "tl.maximum(s, 1.0)")),
+    ("bitonic_merge_sort", instead("tl.sort(tl.where", "tl.bitonic_merge_sort(tl.where")),
+    ("values", instead("tl.maximum(s, 0.0)", "tl.maximum(s, 1.0)")),
     ("values", instead(STORED, "(tl.cumsum(s, 0) * 2).to(tl.float16), mask")),
     ("values", instead("mask = cols < n_cols", "mask = cols < 40")),
     ("values", instead("tl.store(out_ptr + row * n_cols + cols", "tl.store(out_ptr + cols")),
@@ -180,7 +180,7 @@ def test_consent_comes_from_the_command_line_but_not_from_settings(folder: Path,
         assert limit_to_consent(opened, backends, explicit=True, may_ask=True) == backends
     asked = mtmc(folder, "consent", **host)
     assert "nothing of" in asked.out
-    assert "at model.example:8000 be asked" in asked.out
+    assert "to the language model m at model.example:8000?" in asked.out
     assert mtmc(folder, "consent", "--give", "--json", **host).document["hosts"] == ["model.example:8000"]
     assert limit_to_consent(opened, Backends(coder="auto"), explicit=False, may_ask=False) == Backends(coder="auto")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://elsewhere.example/v1")

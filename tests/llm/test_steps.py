@@ -163,7 +163,7 @@ def test_after_a_cut_answer_the_model_is_asked_to_be_brief(run) -> None:
     assert run(endpoint, answer_tokens=400).steps[0].status is StepStatus.ACCEPTED
     endpoint = Endpoint(lambda request: hunk("", more), good)
     assert run(endpoint, answer_tokens=400).steps[0].status is StepStatus.ACCEPTED
-    assert "be brief" in str(endpoint.requests[1]["messages"][-1]["content"])
+    assert "Be brief" in str(endpoint.requests[1]["messages"][-1]["content"])
 
 
 def test_a_failed_request_fails_only_its_step(run) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.verify.cases import AUTOGRAD, VALUES, Case
 from mtmc_lsp.verify.worker import expectations as expecting
 from mtmc_lsp.verify.worker.oracle import NarrowProducts
 
@@ -60,11 +61,11 @@ def test_only_what_may_run_in_tf32_is_rounded() -> None:
     assert product.isnan()[1].all() and not product.isfinite()[0, 0]
 
 
-def expected(capture: Capture, rows: int, *, is_first: bool, own: object, kind: str = "values") -> float:
-    case = {"kind": kind, "seed": 3, "first": is_first, "sizes": {}}
+def expected(capture: Capture, rows: int, *, is_first: bool, own: object, kind: str = VALUES) -> float:
+    case = Case(sizes={}, distribution="normal", seed=3, kind=kind)
     torch.manual_seed(rows)
     inputs = {"a": torch.randn(rows, 64), "b": torch.randn(64, 24)}
-    return expecting.expected_of(own, capture, inputs, "cpu", case)["near"][0]
+    return float(expecting.expected_of(own, capture, inputs, "cpu", case, is_first=is_first)["near"][0])
 
 
 def in_tf32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -98,5 +99,5 @@ def test_gradients_choose_for_themselves(captured, monkeypatch: pytest.MonkeyPat
     })  # fmt: skip
     for mode, is_coarse in (("tf32", True), ("ieee", False)):
         there = replace(capture, graph=replace(capture.graph, fp32_matmul=mode))
-        near = expected(there, 5, is_first=False, own=None, kind="autograd")
+        near = expected(there, 5, is_first=False, own=None, kind=AUTOGRAD)
         assert (near > 0.1 * TF32) is is_coarse
