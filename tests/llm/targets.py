@@ -180,7 +180,7 @@ PLACES = Target(
 import torch
 
 
-# mtmc: edges=f32[32] x=f32[500]
+# mtmc: edges=i32[32]@-99..99 x=i32[500]@-99..99
 def places(edges, x):
     return torch.searchsorted(torch.sort(edges).values, x)
 """,
@@ -190,8 +190,8 @@ def places_kernel(edges_ptr, x_ptr, out_ptr, n_edges, n, EDGES: tl.constexpr, BL
     """How many edges are below each value, which is its place among them; they need not be sorted for that."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     which = tl.arange(0, EDGES)
-    edges = tl.load(edges_ptr + which, mask=which < n_edges, other=float("inf"))
-    x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+    edges = tl.load(edges_ptr + which, mask=which < n_edges, other=0)
+    x = tl.load(x_ptr + at, mask=at < n, other=0)
     below = (edges[None, :] < x[:, None]) & (which < n_edges)[None, :]
     tl.store(out_ptr + at, tl.sum(below.to(tl.int64), 1), mask=at < n)
 ''',
