@@ -39,7 +39,7 @@ export async function run(scenario) {
       await page.keyboard.type("4,96");
       await page.keyboard.press("Enter");
       await until("the directive is above it", async () => readFileSync(join(one, "unknown.py"), "utf8").includes("\n# mtmc: y=f32[4,96]\ndef unknown(y)"));
-      await w.thread("Step 1 of 1 · fuse sigmoid").waitFor({ timeout: LONG });
+      await w.thread("Step 1 of 1 · write sigmoid").waitFor({ timeout: LONG });
     });
     await scenario(w, "a run is cancelled from the status bar, and the file is unchanged", async () => {
       await w.file(join(one, "endless.py"));
