@@ -63,20 +63,13 @@ from mtmc_lsp.core.results import (
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.planners.roofline import RooflinePlanner
-
-# Everything of the package that this script depends on: to be adapted here when it is renamed or moved.
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch
 
-CLASSES = {"KeptTensor": "StateTensor"}
-"""Classes as stored to present ones, where a class was renamed and another was added."""
-MOVED: dict[str, str | None] = {
-    "Graph.kept": "state_attributes",
-    "Graph.same": "aliases",
-    "Graph.unread": "unread_inputs",
-    "Graph.convolutions_seen": "observed_convolution_modes",
-}
+CLASSES: dict[str, str] = {}
+"""Stored class names to present ones. Needed if a class was renamed while another was added."""
+MOVED: dict[str, str | None] = {}
 """``Class.field`` as stored to the present field, or None where the field is gone; both names of today's classes or then's."""
 VALUES: dict[str, dict[str, str]] = {}
 """``Class.field`` as stored to the values of it that were renamed: then to now."""
