@@ -1,16 +1,16 @@
 """Measure what each action and rewrite rule contributes: run problems again with one of them switched off.
 
-Usage: python scripts/ablation.py DIR ... --out FILE [--filter PATTERN] [--also NAMES] [--jobs 5] [--per-action 3]
-       python scripts/ablation.py --summary FILE
+Usage: mtmc bench DIR --out RESULTS --time-limit 90 --budget 30
+       python scripts/ablation.py DIR=RESULTS ... --out FILE [--jobs 5] [--per-action 3] [--time-limit 90] [--budget 30]
+       python scripts/ablation.py DIR=RESULTS ... --summary FILE
 
-First every problem runs with all actions. Then each action (and each rewrite rule) that was accepted runs again without it,
-on the problems where its steps gained most. Start it again to resume. Needs a GPU.
+The results of ``mtmc bench`` are with all actions. Each action (and each rewrite rule) that was accepted there runs again
+switched off, on the problems where its steps gained most. Use the same limits. Start it again to resume. Needs a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import json
 import math
 import os
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.app.bench.runner import append_result, visible_devices
-from mtmc_lsp.app.bench.suite import find_problems
 
 
 @dataclass(frozen=True)
@@ -41,31 +40,22 @@ class Trial:
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="*", type=Path)
+    parser.add_argument("suites", nargs="+", metavar="DIR=RESULTS", help="a suite and its results with all actions")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--summary", type=Path)
-    parser.add_argument("--filter", action="append", default=[], help="only problems with these names; may repeat")
-    parser.add_argument("--also", action="append", default=[], help="names to switch off together on every problem")
     parser.add_argument("--jobs", type=int, default=5)
     parser.add_argument("--per-action", type=int, default=3)
     parser.add_argument("--time-limit", type=float, default=90)
     parser.add_argument("--budget", type=float, default=30)
     options = parser.parse_args()
-    if options.summary:
-        show(read(options.summary))
-        return 0
-    patterns = options.filter or ["*"]
-    problems = [
-        Trial(suite, problem.name)
-        for suite in options.suites
-        for problem in find_problems(suite)
-        if any(fnmatch.fnmatch(problem.name, pattern) for pattern in patterns)
-    ]
-    run_all(problems, options)
-    for names in options.also:
-        run_all([Trial(trial.suite, trial.problem, names) for trial in problems], options)
-    run_all(ablations(problems, read(options.out), options.per_action), options)
-    show(read(options.out))
+    complete: dict[str, tuple[Path, dict[str, Any]]] = {}
+    for pair in options.suites:
+        folder, _, results = pair.partition("=")
+        for record in read(Path(results)):
+            complete[record["problem"]] = (Path(folder), line_of(record, ""))
+    if options.out:
+        run_all(trials(complete, options.per_action), options)
+    show([line for _, line in complete.values()], read(options.summary or options.out))
     return 0
 
 
@@ -118,17 +108,19 @@ def run_one(trial: Trial, device: str, limit: float, budget: float) -> dict[str,
         records = [record for record in read(out) if record["problem"] == trial.problem]
     if not records:
         raise SystemExit(f"{trial.problem} has no result: {done.stderr.strip()[-300:]}")
-    record = records[-1]
+    return line_of(records[-1], trial.without)
+
+
+def line_of(record: Mapping[str, Any], without: str) -> dict[str, Any]:
+    """What is compared of a result of ``mtmc bench``."""
     speedup = (record.get("final") or {}).get("speedup") or {}
-    verified = (speedup.get("eager") or {}).get("ratio")
-    is_delivered = record["status"] == "improved"
+    verified = (speedup.get("vs_eager") or {}).get("ratio")
     return {
         **{name: record[name] for name in ("version", "commit", "problem", "level", "status", "wall_seconds")},
-        "key": f"{record['key']}",
         "gpu": (record.get("environment") or {}).get("gpu", ""),
-        "without": trial.without,
+        "without": without,
         "verified": verified,
-        "delivered": verified if is_delivered and verified else 1.0,
+        "delivered": verified if record["status"] == "improved" and verified else 1.0,
         "seconds": record.get("seconds"),
         "steps": [[name_of(step), step["status"], gain_of(step)] for step in record.get("steps") or ()],
     }
@@ -148,55 +140,44 @@ def gain_of(step: Mapping[str, Any]) -> float | None:
     return ratios[0] if ratios else None
 
 
-def ablations(problems: Sequence[Trial], lines: Iterable[Mapping[str, Any]], most: int) -> list[Trial]:
+def trials(complete: Mapping[str, tuple[Path, Mapping[str, Any]]], most: int) -> list[Trial]:
     """For each name that was accepted, trials without it on the problems where it gained most."""
-    suites = {trial.problem: trial.suite for trial in problems}
     gains: dict[str, list[tuple[float, str]]] = defaultdict(list)
-    for line in lines:
-        if line["without"] or line["problem"] not in suites:
-            continue
+    for problem, (_, line) in complete.items():
         for name, status, gain in line["steps"]:
             if status == "accepted":
-                gains[name].append((gain or line["verified"] or 0.0, line["problem"]))
-    trials = []
+                gains[name].append((gain or line["verified"] or 0.0, problem))
+    chosen = []
     for name in sorted(gains):
-        chosen = list(dict.fromkeys(problem for _, problem in sorted(gains[name], reverse=True)))[:most]
-        trials += [Trial(suites[problem], problem, name) for problem in chosen]
-    return trials
+        problems = list(dict.fromkeys(problem for _, problem in sorted(gains[name], reverse=True)))[:most]
+        chosen += [Trial(complete[problem][0], problem, name) for problem in problems]
+    return chosen
 
 
-def show(lines: Sequence[Mapping[str, Any]]) -> None:
+def show(complete: Sequence[Mapping[str, Any]], ablated: Sequence[Mapping[str, Any]]) -> None:
     """For each name: how often it was tried and accepted, and the results with and without it, as a Markdown table."""
-    complete = {line["problem"]: line for line in lines if not line["without"]}
     counts: dict[str, list[int]] = {}
-    for line in complete.values():
+    for line in complete:
         for name, status, _ in line["steps"]:
             count = counts.setdefault(name, [0, 0])
             count[0] += 1
             count[1] += status == "accepted"
+    whole = {line["problem"]: line for line in complete}
     without: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for line in lines:
-        if line["without"] and line["problem"] in complete:
-            without[line["without"]].append(line)
+    for line in ablated:
+        without[line["without"]].append(line)
     print(
         "| switched off | tried | accepted | problems | with it | without it | ratio | seconds with | seconds without |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
-    for name in sorted({*counts, *without}, key=lambda name: (-counts.get(name, [0, 0])[1], name)):
-        tried, accepted = counts.get(name, [0, 0])
-        pairs = [(complete[line["problem"]], line) for line in without[name]]
-        cells = [name.replace(",", ", "), str(tried or ""), str(accepted if tried else "")]
+    for name in sorted(counts, key=lambda name: (-counts[name][1], name)):
+        pairs = [(whole[line["problem"]], line) for line in without[name]]
+        cells = [name, *map(str, counts[name])]
         if pairs:
-            first = geomean(a["verified"] or 1.0 for a, _ in pairs)
-            second = geomean(b["verified"] or 1.0 for _, b in pairs)
+            first, second = (geomean(line["verified"] or 1.0 for line in side) for side in zip(*pairs, strict=True))
             seconds = [sum(line["seconds"] or 0 for line in side) / len(pairs) for side in zip(*pairs, strict=True)]
-            cells += [
-                str(len(pairs)),
-                f"{first:.2f}x",
-                f"{second:.2f}x",
-                f"{first / second:.2f}",
-                *map("{:.1f}".format, seconds),
-            ]
+            cells += [str(len(pairs)), f"{first:.2f}x", f"{second:.2f}x", f"{first / second:.2f}"]
+            cells += [f"{number:.1f}" for number in seconds]
         else:
             cells += [""] * 6
         print("| " + " | ".join(cells) + " |")
