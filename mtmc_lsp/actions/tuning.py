@@ -31,7 +31,7 @@ from mtmc_lsp.tuning.cost import kernel_cost, programs_of
 Changes = Mapping[str, object]
 """Choices of a configuration to their new values, as JSON data."""
 TILE_FIELDS = ("rows", "block", "loop", "block_m", "block_n", "block_k")
-FIELDS = (*TILE_FIELDS, "warps", "stages", "group_m", "order", "persist")
+FIELDS = (*TILE_FIELDS, "warps", "stages", "group_m", "order", "persist", "flatten")
 """Choices that autotuning changes."""
 ROUNDS = 2
 """Times that a kernel is tuned: its tile, then small changes."""
@@ -94,7 +94,7 @@ class Autotune:
 
 
 def refinements(situation: Situation, plan: KernelPlan, region: Region) -> list[KernelConfig]:
-    """Configurations that differ from a kernel's in one choice that is not its tile."""
+    """Configurations that differ from a kernel's in warps, stages, program order or the number of programs."""
     config, device = plan.config, situation.device
     changes: list[Changes] = [
         {"warps": number} for number in (config.warps // 2, config.warps * 2) if 1 <= number <= 16
@@ -114,8 +114,10 @@ def refinements(situation: Situation, plan: KernelPlan, region: Region) -> list[
     is_alone = not situation.schedule.shares_launch(plan)
     programs = programs_of(situation.ir, region, config)
     if is_alone and not _is_persistent(config) and programs >= PERSISTENT_WAVES * device.sm_count:
-        per_sm = (1, 2) if region.kind is RegionKind.MATMUL else (2, 4, 8)
-        changes += [{"persist": device.sm_count * number} for number in per_sm]
+        is_product = isinstance(config, MatmulConfig)
+        loops: list[Changes] = [{"flatten": False}, {"flatten": True}] if is_product else [{}]
+        per_sm = (1, 2) if is_product else (2, 4, 8)
+        changes += [{"persist": device.sm_count * number, **loop} for number in per_sm for loop in loops]
     configs = [_reconfigured(situation.ir, region, plan, change) for change in changes]
     return [item for item in configs if item is not None and item != config]
 

@@ -193,7 +193,7 @@ class ProductWriter:
         self._program_order()
         self._product()
         if self.config.persist:
-            self.lines = loop_over_tiles(self.lines)
+            self.lines = loop_over_tiles(self.lines, flatten=self.config.flatten)
 
     def _product(self) -> None:
         """Write the computation of the tile at ``m`` and ``n``."""
