@@ -168,10 +168,7 @@ def new_plan(
     """A new kernel with an explicit configuration.
 
     Args:
-        ir: the primitives.
-        nodes: what the kernel computes.
         config: the configuration as JSON data; None for the default one, which is chosen for an H200.
-        recomputed: nodes that the kernel recomputes.
 
     Raises:
         IllegalAction: the nodes cannot be one kernel, or the configuration is not legal for it.
@@ -242,9 +239,6 @@ def changed_plan(
     """A kernel with the changes of an action.
 
     Args:
-        ir: the primitives.
-        plan: the kernel.
-        action: with the changes.
         allowed: the choices that this kind of action may change.
         also: consequences of the changes; the action's changes take precedence.
 

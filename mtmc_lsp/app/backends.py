@@ -76,7 +76,6 @@ class Backends:
         """Make the planner and the coder.
 
         Args:
-            settings: of the project.
             model: the language model to ask; None if none may be asked.
             capture: of the run that ``steps`` belong to.
             steps: of an earlier run; the model is not asked again for their edits.

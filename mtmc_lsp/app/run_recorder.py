@@ -54,9 +54,6 @@ class RunRecorder:
         """Start to record.
 
         Args:
-            store: where the run is stored.
-            run_id: the run in ``store``.
-            config: how the run was started.
             model: the language model that the planner or the coder asks; None if neither asks one.
             first_step: the number of the next step.
         """
@@ -73,7 +70,6 @@ class RunRecorder:
         """``events``, with each step stored before it is reported.
 
         Args:
-            events: the callbacks that report the run.
             store_replayed: whether replayed steps are stored too; they are new to this run if they come from another one.
         """
 

@@ -126,7 +126,6 @@ def analyse(ir: KernelIR, nodes: Iterable[str], recomputed: Iterable[str] = ()) 
     """Analyse ``nodes`` as one kernel.
 
     Args:
-        ir: the kernel IR of the graph.
         nodes: nodes that the kernel computes; it stores the values that other nodes read.
         recomputed: nodes that the kernel computes for internal use only; other kernels recompute them too.
 

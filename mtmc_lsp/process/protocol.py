@@ -64,7 +64,6 @@ def decode_answer(line: bytes, token: str, command: str) -> Any:
 
     Args:
         line: what the worker wrote. Code of a candidate runs in workers, so it may be anything.
-        token: the token of the request.
         command: the command of the request, for messages.
 
     Raises:

@@ -31,9 +31,6 @@ class ModelConsent:
         """Whether a run of ``path`` may use a model. Asks the user if the settings select a model and there is no answer yet.
 
         Args:
-            server: the server that shows the question.
-            root: the project folder.
-            path: the file.
             client: run settings from the client.
         """
         try:

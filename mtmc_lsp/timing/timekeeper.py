@@ -86,9 +86,7 @@ class Timekeeper:
         """Prepare for timings.
 
         Args:
-            ask: sends a request to the worker.
             gpu: the GPU's UUID.
-            cache: timings of earlier runs.
             find_gpu: opens the interface to the GPU's state.
             pause: sleeps while the GPU cools down.
             before: preparation of a request that does not need the exclusive GPU lock.

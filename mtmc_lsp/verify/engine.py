@@ -88,7 +88,6 @@ class VerificationEngine:
         """Run every case up to the first failure.
 
         Args:
-            candidate: what to verify.
             reproduction: where to write the smallest failing case as a file; without it, the first failure is reported.
             on_case: called with each case before it runs.
             far: whether a correct candidate also runs where element offsets exceed 2^31.

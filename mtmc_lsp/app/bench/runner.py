@@ -166,9 +166,6 @@ class Bench:
         """Prepare.
 
         Args:
-            plan: how each problem is solved.
-            out: the file of results.
-            jobs: the number of problems that run in parallel.
             devices: the GPUs that problems run on; empty without a GPU.
             command: solves one problem: it reads the request from standard input and writes the answer to the file that is
                 its last argument.

@@ -25,7 +25,6 @@ def convolution_modes(run: Callable[[], object], graph: Graph) -> dict[str, str]
 
     Args:
         run: calls the target on the workload's inputs.
-        graph: the target's graph.
 
     Returns:
         Empty if TF32 is not allowed, if there are no such convolutions, or if the calls do not match the nodes.

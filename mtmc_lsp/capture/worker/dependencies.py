@@ -124,7 +124,6 @@ def dependencies(
     """All dependencies of the recorded functions, including the target's code.
 
     Args:
-        file: the module of the target.
         called: functions that ran in the target's call. The guard checks their dependencies.
         constructed: functions that ran in constructors. Only the editor checks these; the guard checks the constructed modules.
         instance: the target's module, ``None`` for a function.

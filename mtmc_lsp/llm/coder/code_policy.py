@@ -54,8 +54,6 @@ def check_policy(
     """Check new editable code before any of it runs.
 
     Args:
-        editable: the code that the model edited.
-        text: the new editable text.
         moved_calls: number of torch calls that the step moves from the launcher into a kernel; they must be removed.
         unrelated_kernels: kernels that the step must not change.
 

@@ -49,7 +49,6 @@ class LlmCoder:
         """Create a coder.
 
         Args:
-            model: the model to ask.
             context_tokens: maximum tokens of a prompt; notes and old attempts are omitted from longer prompts.
             repairs: maximum number of repair requests per step.
             samples: number of versions requested at once for each step.
