@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mtmc_lsp.app.backends import Backends, LedgerModel
-from mtmc_lsp.core.chat import Exchange
 from mtmc_lsp.core.run import RunResult, Step
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.search.components import Events
@@ -63,7 +62,7 @@ class RunRecorder:
         self._step = first_step
         store.add_config(run_id, config)
         if model is not None:
-            model.listen(self._add_exchange)
+            model.listen(lambda exchange: store.add_exchange(run_id, self._step, exchange))
             model.resume(store.exchanges(run_id))
 
     def events(self, events: Events, *, store_replayed: bool = False) -> Events:
@@ -87,9 +86,6 @@ class RunRecorder:
             on_replayed=recorded(events.on_replayed) if store_replayed else events.on_replayed,
             on_withdrawn=recorded(events.on_withdrawn),
         )
-
-    def _add_exchange(self, exchange: Exchange) -> None:
-        self._store.add_exchange(self._run_id, self._step, exchange)
 
     def finish(self, result: RunResult) -> RunResult:
         """Store the result, with the tokens and the cost of the model."""

@@ -13,7 +13,7 @@ from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, tru
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import State
-from mtmc_lsp.core.run import Candidate, Step
+from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.profile_text import profile_text
 from mtmc_lsp.llm.prompting import Part, fit_prompt
@@ -150,6 +150,7 @@ def planning_messages(state: State, actions: Sequence[MacroAction], max_tokens: 
         f"{' Changes rounding.' if action.changes_rounding else ''}"
         for i, action in enumerate(actions, 1)
     )
+    history = [f"{step.index}. {step.action.text}: {step.status.value}, {step.reason}" for step in state.history]
     block = state.candidate.code.block if state.candidate.code is not None else "none yet"
     if min_choice(state) == 0:
         listed += "\n0. nothing: no remaining action is worth trying; the run ends"
@@ -157,7 +158,7 @@ def planning_messages(state: State, actions: Sequence[MacroAction], max_tokens: 
         Part("The user's code", target_text(state.capture, state.candidate)),
         Part("Graph operations", graph_text(state.capture.graph), spare=2),
         Part("Device", device_text(state.device)),
-        Part("History", "\n".join(step_text(step) for step in state.history) or "this is the first step", spare=1),
+        Part("History", "\n".join(history) or "this is the first step", spare=1),
         Part("Current kernels", block, spare=3),
         Part("Profile of the current version", profile_text(state)),
         Part("Legal actions", listed),
@@ -202,8 +203,3 @@ def device_text(device: DeviceModel) -> str:
         + f"; launch overhead about {device.launch_us:g} us per kernel"
         + ("" if device.is_calibrated else "; data sheet values, not measured")
     )
-
-
-def step_text(step: Step) -> str:
-    """One step of the history as text."""
-    return f"{step.index}. {step.action.text}: {step.status.value}, {step.reason}"

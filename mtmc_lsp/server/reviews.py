@@ -15,7 +15,7 @@ from typing import Any
 
 from mtmc_lsp.core.dependencies import Dependency
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.core.json_codec import from_json, to_json
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.search.store import RunRecord, Store
@@ -232,11 +232,6 @@ def make_review(
     environment = result.environment if result is not None else environment
     measured_text = target_source(source, qualname) if source is not None else None
     return Review(run, path, qualname, status, environment, started, tuple(steps), result, measured_text)
-
-
-def steps_from_json(data: Iterable[dict[str, Any]]) -> list[Step]:
-    """Parse the steps of a host."""
-    return [from_json(Step, item) for item in data]
 
 
 def stored_reviews(path: str, folder: Path) -> list[Review]:
