@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mtmc_lsp.app.backends import Backends, LedgerModel
+from mtmc_lsp.app.backends import Backends
 from mtmc_lsp.core.run import RunResult, Step
 from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.llm.endpoint.recording_model import RecordingModel
 from mtmc_lsp.search.components import Events
 from mtmc_lsp.search.store import Store
 
@@ -48,7 +49,7 @@ class RunRecorder:
     """Stores each step, and what a model was asked for it, before the step is reported."""
 
     def __init__(
-        self, store: Store, run_id: str, config: RunConfig, model: LedgerModel | None, *, first_step: int = 1
+        self, store: Store, run_id: str, config: RunConfig, model: RecordingModel | None, *, first_step: int = 1
     ) -> None:
         """Start to record.
 

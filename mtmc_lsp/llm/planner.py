@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, truncate_answer, truncation_notice
@@ -17,6 +16,7 @@ from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.profile_text import profile_text
 from mtmc_lsp.llm.prompting import Part, fit_prompt
+from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.targets import find_definition
 
@@ -33,17 +33,10 @@ implemented correctly. Learn from the history. If 0 is in the list, choose 0 whe
 Answer with JSON only: {"action": NUMBER, "reason": "why this action, in one sentence"}"""
 
 
-class Ranking(Protocol):
-    """Ranks the legal actions."""
-
-    def ranked(self, state: State) -> list[MacroAction]:
-        """All legal actions that were not tried yet, best first."""
-
-
 class LlmPlanner:
     """Asks a model to choose one of the legal actions. Falls back to the first action if the answer is unusable."""
 
-    def __init__(self, model: ChatModel, ranking: Ranking, *, context_tokens: int) -> None:
+    def __init__(self, model: ChatModel, ranking: RooflinePlanner, *, context_tokens: int) -> None:
         """Ask ``model`` to choose among the actions of ``ranking``, with prompts of at most ``context_tokens`` tokens."""
         self._model = model
         self._ranking = ranking

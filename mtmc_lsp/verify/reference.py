@@ -119,11 +119,6 @@ class Reference:
         """The folder of the expected results, which candidates must not read."""
         return str(self._secret)
 
-    @property
-    def inputs_folder(self) -> str:
-        """The folder of the inputs."""
-        return str(self._inputs)
-
     def constructor(self) -> str:
         """The constructor's arguments, as in :class:`~mtmc_lsp.verify.messages.ConstructorAnswer`; starts the process."""
         with self._lock:
