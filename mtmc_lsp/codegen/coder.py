@@ -44,7 +44,6 @@ from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.regions import Region, RegionKind, analyse
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
-from mtmc_lsp.rewrites.specialised_sizes import guard_conditions, in_captured_sizes
 from mtmc_lsp.schedule.configs import AttentionConfig, KernelConfig, MatmulConfig, RecurrentConfig, TileConfig
 from mtmc_lsp.schedule.launch_units import Unit, launches
 from mtmc_lsp.schedule.matmul_configs import by_pointers
@@ -145,9 +144,7 @@ def render(
             launcher.launch(kernel, [unit.region])
             # A shared kernel may appear several times here, each time with its own limits.
             kernels.append(kernel)
-    limit_set = dict.fromkeys(limit for kernel in kernels for limit in kernel.limits)
-    size_limits = (in_captured_sizes(limit, schedule.rewrites) for limit in limit_set)
-    limits = (*guard_conditions(schedule.rewrites), *size_limits)
+    limits = tuple(dict.fromkeys(limit for kernel in kernels for limit in kernel.limits))
     for limit in limits:
         # Safe to evaluate: limits are generated arithmetic over named sizes.
         if not eval(limit, {"__builtins__": {}}, dict(capture.graph.sizes)):

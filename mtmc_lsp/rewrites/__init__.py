@@ -1,4 +1,4 @@
-"""Graph rewrites that preserve the result: exact algebra, memory layouts of intermediate values, sizes as constants.
+"""Graph rewrites that preserve the result: exact algebra, and memory layouts of images.
 
 A rewrite is data (:class:`~mtmc_lsp.schedule.schedule.Rewrite`) in the schedule, so the captured graph never changes and a run
 is reproducible. The kernels of a schedule refer to nodes of the rewritten graph.
@@ -11,12 +11,11 @@ from functools import lru_cache
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.ir.lower import GraphBox, lower
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.rewrites import affine, attention, constants, identities, im2win, layouts, pooling
+from mtmc_lsp.rewrites import affine, attention, constants, identities, im2win, pooling
 from mtmc_lsp.rewrites import convolution_layout as convolutions
 from mtmc_lsp.rewrites import layout_propagation as propagation
 from mtmc_lsp.rewrites import reduction_hoisting as hoisting
 from mtmc_lsp.rewrites import spatial_reductions as places
-from mtmc_lsp.rewrites import specialised_sizes as sizes
 from mtmc_lsp.rewrites import split_full_reduction as totals
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite, Edit, apply_edit
 from mtmc_lsp.schedule.schedule import Rewrite, Schedule
@@ -60,10 +59,6 @@ def apply_rewrite(graph: Graph, rewrite: Rewrite) -> Graph:
     """
     if rewrite.rule == propagation.RULE:
         return propagation.in_channels_last(graph)
-    if rewrite.rule == layouts.RULE:
-        return layouts.with_layout(graph, rewrite)
-    if rewrite.rule in sizes.REWRITES:
-        return sizes.with_size(graph, rewrite)
     return apply_edit(graph, algebra_edit(graph, rewrite))
 
 
