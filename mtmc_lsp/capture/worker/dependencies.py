@@ -6,17 +6,17 @@ The bytecode of these functions names the globals that they read. Functions amon
 
 from __future__ import annotations
 
+import dis
 import inspect
 import linecache
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from mtmc_lsp.capture.worker.dependency_recorder import DependencyRecorder, is_user_file
-from mtmc_lsp.capture.worker.global_reads import global_reads, imported_reads
 from mtmc_lsp.capture.worker.side_effects import PLAIN
 from mtmc_lsp.core.dependencies import Dependency, DependencyKind
 from mtmc_lsp.core.source_digest import source_digest
@@ -87,10 +87,10 @@ class _Collector:
             for values in closures:
                 for name, value in values.items():
                     self._closure(code, owner, name, value, has_one=len(closures) == 1)
-            for name, steps in global_reads(code):
+            for name, steps in _global_reads(code):
                 if name in namespace:
                     self._global(namespace, name, steps)
-            for module, steps in imported_reads(code, namespace):
+            for module, steps in _imported_reads(code, namespace):
                 self._chain(module, steps)
 
     def class_attributes(self, instance: torch.nn.Module | None) -> None:
@@ -325,3 +325,50 @@ def _file_of(kind: type) -> str:
 def _file_in(namespace: Mapping[str, Any], default: str) -> str:
     path = str(namespace.get("__file__") or default)
     return path if is_user_file(path) else ""
+
+
+# Bytecode ------------------------------------------------------------------------------------------------------------
+
+
+def _global_reads(code: CodeType) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The global names that a function reads, with the attributes read from them: ``cfg.a.b`` gives ``(a, b)``."""
+    instructions = list(dis.get_instructions(code))
+    for i, item in enumerate(instructions):
+        if item.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield str(item.argval), _attributes_read(instructions, i + 1)
+
+
+def _attributes_read(instructions: list[dis.Instruction], start: int) -> tuple[str, ...]:
+    steps = []
+    for item in instructions[start:]:
+        if item.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            steps.append(str(item.argval))
+        elif item.opname not in ("CACHE", "PUSH_NULL"):
+            break
+    return tuple(steps)
+
+
+def _imported_reads(code: CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[ModuleType, tuple[str, ...]]]:
+    """The attributes that a function reads from modules that it imports itself."""
+    instructions = list(dis.get_instructions(code))
+    module: ModuleType | None = None
+    aliases: dict[str, ModuleType] = {}
+    for i, item in enumerate(instructions):
+        if item.opname == "IMPORT_NAME":
+            module = _imported_module(str(item.argval), namespace)
+            if module is not None and instructions[i + 1].opname == "STORE_FAST":
+                # `import a.b` binds `a`.
+                top = _imported_module(str(item.argval).split(".")[0], namespace)
+                aliases[str(instructions[i + 1].argval)] = top or module
+        elif item.opname == "IMPORT_FROM" and module is not None:
+            yield module, (str(item.argval),)
+        elif item.opname.startswith("LOAD_FAST"):
+            name = item.argval[-1] if isinstance(item.argval, tuple) else item.argval
+            if name in aliases:
+                yield aliases[name], _attributes_read(instructions, i + 1)
+
+
+def _imported_module(name: str, namespace: Mapping[str, Any]) -> ModuleType | None:
+    package = namespace.get("__package__") or ""
+    module = sys.modules.get(name) or sys.modules.get(f"{package}.{name}")
+    return module if isinstance(module, ModuleType) else None
