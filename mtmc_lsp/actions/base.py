@@ -17,7 +17,7 @@ from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.ir.regions import CannotFuse, Region, analyse, lines_of
+from mtmc_lsp.ir.regions import CannotFuse, Region, analyse
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.configs import IllegalConfig
@@ -168,10 +168,7 @@ def new_plan(
     """A new kernel with an explicit configuration.
 
     Args:
-        ir: the primitives.
-        nodes: what the kernel computes.
         config: the configuration as JSON data; None for the default one, which is chosen for an H200.
-        recomputed: nodes that the kernel recomputes.
 
     Raises:
         IllegalAction: the nodes cannot be one kernel, or the configuration is not legal for it.
@@ -242,9 +239,6 @@ def changed_plan(
     """A kernel with the changes of an action.
 
     Args:
-        ir: the primitives.
-        plan: the kernel.
-        action: with the changes.
         allowed: the choices that this kind of action may change.
         also: consequences of the changes; the action's changes take precedence.
 
@@ -301,5 +295,7 @@ def operation_names(ir: KernelIR, nodes: Iterable[str]) -> str:
 
 def where(ir: KernelIR, nodes: Iterable[str]) -> tuple[tuple[int, int], str]:
     """The source lines of a region, as numbers and as text."""
-    lines = lines_of(ir, nodes)
+    names = set(nodes)
+    known = [node.line for node in ir.graph.nodes if node.name in names and node.line]
+    lines = (min(known), max(known)) if known else (0, 0)
     return lines, lines_text(lines)

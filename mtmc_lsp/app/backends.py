@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from mtmc_lsp.codegen.coder import BuiltinCoder
-from mtmc_lsp.core.chat import ChatModel, Exchange, Message, ModelUse
+from mtmc_lsp.core.chat import ChatModel, Message
 from mtmc_lsp.core.protocols import CannotCode, Coder, Planner, State
 from mtmc_lsp.core.run import Author, Step
 from mtmc_lsp.core.settings import Settings
@@ -24,19 +23,6 @@ from mtmc_lsp.planners.roofline import RooflinePlanner
 
 RANKERS = {"builtin": RooflinePlanner, "auto": BuiltinFirstPlanner, "llm": OpenRegionPlanner}
 """The planner that lists the legal actions, by coder: a model can write more actions than the built-in coder."""
-
-
-class LedgerModel(ChatModel, Protocol):
-    """A model that records its exchanges."""
-
-    def listen(self, listener: Callable[[Exchange], None]) -> None:
-        """Call ``listener`` with every exchange from now on, including those that fail."""
-
-    def use(self) -> ModelUse:
-        """Requests, tokens and cost of all exchanges."""
-
-    def resume(self, exchanges: Sequence[Exchange]) -> None:
-        """Count the exchanges of the run before it was interrupted."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +62,6 @@ class Backends:
         """Make the planner and the coder.
 
         Args:
-            settings: of the project.
             model: the language model to ask; None if none may be asked.
             capture: of the run that ``steps`` belong to.
             steps: of an earlier run; the model is not asked again for their edits.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from mtmc_lsp.app.interpreter import LEAST, find_python, install_command, is_recent, versions
+from mtmc_lsp.app.interpreter import LEAST, find_python, install_command, is_recent, query_gpus, versions
 from mtmc_lsp.app.messages import WORKS, CompilerProbe, InterpreterProbe, SandboxProbe
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.chat import ModelFailed, ModelNotUsable
@@ -118,7 +118,7 @@ def _triton(interpreter: str) -> Iterator[Finding]:
         detail = level if works == WORKS else f"candidates run without a sandbox, because CUDA fails in it: {works}"
         remedy = "Allow reading and writing of /dev/nvidia* and of /dev/shm."
         yield Finding("isolation with CUDA", works == WORKS, detail, remedy, required=False)
-    driver = _driver()
+    driver = next(iter(query_gpus("driver_version")), "")
     if driver or gpu:
         remedy = "Update the driver, or install a torch built for it."
         yield Finding("NVIDIA driver", bool(driver and gpu), driver or "unknown", remedy, required=False)
@@ -148,15 +148,6 @@ def _isolation(interpreter: str) -> Finding:
     level = done.stdout.strip() or "none"
     remedy = "Use Linux 5.13 or newer with Landlock and seccomp."
     return Finding("isolation of candidates", level.startswith("full"), level, remedy, required=False)
-
-
-def _driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else ""
 
 
 def _store(here: Path) -> Finding:

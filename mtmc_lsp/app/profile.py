@@ -48,7 +48,6 @@ def profile_calls(target: OpenTarget, capture: Capture, device: DeviceModel, *, 
 
     Args:
         target: the file and the target; it runs as the file is, with generated code if there is any.
-        capture: the target's graph and inputs.
         device: the limits that the times are compared with.
         ncu: path of Nsight Compute, which then counts each kernel's bytes too; empty for torch's profiler alone.
 

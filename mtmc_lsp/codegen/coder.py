@@ -76,7 +76,7 @@ class BuiltinCoder:
     def start(self, capture: Capture, source: str) -> Candidate:
         """The starting point: the user's file without any generated code."""
         plain = strip_generated(source.encode(), capture.workload.target.qualname).decode()
-        return Candidate(_content_id(plain), None, None, plain, None, to_json(Schedule()))
+        return Candidate(content_id(plain), None, None, plain, None, to_json(Schedule()))
 
     def write(self, capture: Capture, candidate: Candidate, action: MacroAction) -> Candidate:
         """Apply ``action`` to ``candidate`` and return the new candidate.
@@ -98,10 +98,11 @@ class BuiltinCoder:
             why = "the chain of dependent operations in one kernel is too long for the code generator"
             raise CannotCode(f"{why}; fuse fewer operations") from None
         text = compose(plain, target, code).decode()
-        return Candidate(_content_id(text), candidate.id, action, text, code, to_json(changed), launches)
+        return Candidate(content_id(text), candidate.id, action, text, code, to_json(changed), launches)
 
 
-def _content_id(text: str) -> str:
+def content_id(text: str) -> str:
+    """The id of a candidate with this text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

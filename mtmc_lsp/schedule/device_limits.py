@@ -13,7 +13,7 @@ MAX_THREADS_PER_BLOCK = 1024
 AMD_MAX_STAGES = 2
 """Triton's AMD backend pipelines loops by one block of lookahead (``num_stages=2``)."""
 ROWS_PER_WARP = 16
-"""Rows of one ``mma`` or MFMA instruction (``TensorCores.least_tile``); a WGMMA covers 64 rows with four warps."""
+"""Rows of one ``mma`` or MFMA instruction; a WGMMA covers 64 rows with four warps."""
 
 
 def min_tiles(device: DeviceModel) -> int:

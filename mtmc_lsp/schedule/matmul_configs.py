@@ -54,9 +54,6 @@ def product_config(
     """A first configuration of a matrix product.
 
     Args:
-        ir: the primitives.
-        region: one with a product.
-        device: the GPU to plan for.
         precision: the mode for float32 operands; None for the mode of the user's code.
     """
     config = _product_config(ir, region, device, precision)
@@ -172,12 +169,6 @@ def with_tma(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceM
 
     Each program creates descriptors, which takes as long as a few blocks of K. So where there are many tiles of split operands, a
     persistent program computes several. On an H200: 704 us against 741 for 4096 cubed, 2548 us against 3289 with 64 terms.
-
-    Args:
-        ir: the primitives.
-        region: one with a product.
-        config: as chosen for the sizes.
-        device: the GPU to plan for.
     """
     if not device.has_tma or config.block_m < MIN_TMA_ROWS:
         return config
@@ -222,8 +213,6 @@ def fitted(config: MatmulConfig, shared_bytes: int, loaded: int = 2) -> MatmulCo
     """A product's configuration, reduced until it fits into the device's shared memory.
 
     Args:
-        config: as chosen for the sizes.
-        shared_bytes: shared memory of one program.
         loaded: bytes of an operand's element as it is loaded.
     """
     if config.precision not in (PrecisionMode.NATIVE, *SPLIT_PRECISION_MODES):
@@ -259,8 +248,6 @@ def product_variants(config: MatmulConfig, device: DeviceModel, *, of_windows: b
     Tiles that are too large for the device's registers or shared memory are dropped.
 
     Args:
-        config: the present one.
-        device: the GPU to plan for.
         of_windows: whether the left operand is a convolution's windows.
         short: whether tensor cores may sum all terms at the workload's sizes (:func:`is_one_piece`).
     """

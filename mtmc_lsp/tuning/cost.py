@@ -225,10 +225,6 @@ def kernel_cost(
     """The cost of a region as one kernel (or as several, where it is split).
 
     Args:
-        ir: the primitives.
-        region: the operations of the kernel.
-        config: the kernel's configuration.
-        device: the GPU.
         waves: whether idle time in a product's last wave of tiles counts, to compare configurations of one product.
     """
     if isinstance(config, RecurrentConfig):

@@ -49,8 +49,6 @@ def scan(source: str, path: str, own: str = "") -> tuple[Check, ...]:
     """One check for each rule; none if the text is no valid Python, which an import reports better.
 
     Args:
-        source: the candidate's file.
-        path: its path, for messages.
         own: the user's file, if the candidate is a version of it. What the user's text does itself is no violation.
     """
     try:

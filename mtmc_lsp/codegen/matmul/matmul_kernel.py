@@ -64,7 +64,7 @@ def write_product_kernels(
     """Write the kernels of a matmul region: first those that split the operands, if the precision mode requires it.
 
     Args:
-        finished: writes the product from the prepared operands: :func:`write_whole_product`, or a version that splits K.
+        write_product: writes the product from the prepared operands: :func:`write_whole_product`, or a version that splits K.
 
     Raises:
         CannotCode: the region or the configuration is not supported.

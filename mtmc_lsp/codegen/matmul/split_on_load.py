@@ -29,14 +29,6 @@ def write_product_split_on_load(
 ) -> list[Kernel]:
     """Write the kernel that splits the small operand, and the matmul kernel.
 
-    Args:
-        ir: the IR that contains the region.
-        region: a region with one product.
-        buffers: types of the primitives in memory.
-        config: a configuration that splits one side on load.
-        name: name of the matmul kernel.
-        docstring: docstring of the matmul kernel.
-
     Raises:
         CannotCode: the region is not supported.
     """

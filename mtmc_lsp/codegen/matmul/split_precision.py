@@ -41,12 +41,7 @@ def loops_over_halves(
     """Statements of the matmul loops: small terms first, so that they lose little to rounding.
 
     Args:
-        axes: axes of the product.
-        parameters: parameters of its kernel.
-        operands: left and right operand.
         values: pointers to their halves.
-        config: configuration of the product.
-        block_loop: the loop over blocks of K.
     """
     for size_name, half in zip("MN", operands, strict=True):
         name_sizes(parameters, size_name, half)
@@ -203,7 +198,6 @@ def split_on_load_sum(names: Names, a: str, b: str) -> list[str]:
     Each row of the left block and each column of the right block has its own scale.
 
     Args:
-        names: variable names of the kernel.
         a: the left block; must be zero beyond the end of K, so that the row maximum is correct.
         b: the right block, likewise.
     """

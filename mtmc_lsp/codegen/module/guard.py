@@ -37,7 +37,6 @@ def bindings(graph: Graph, names: dict[str, str]) -> dict[str, Binding]:
     """Find an expression for every named size from the inputs' shapes and strides.
 
     Args:
-        graph: the graph.
         names: Python for each graph input.
     """
     result: dict[str, Binding] = {}
@@ -69,9 +68,6 @@ def write_guard(
     """Source of the guard function.
 
     Args:
-        name: name of the function.
-        parameters: parameters of the function.
-        graph: the graph that the Triton version computes.
         names: Python for each graph input, in terms of ``parameters``.
         limits: further conditions over named sizes.
         aligned: graph inputs whose addresses must be multiples of 16 bytes.

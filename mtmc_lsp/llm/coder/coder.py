@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mtmc_lsp.actions.catalogue import IllegalAction, apply_action
-from mtmc_lsp.codegen.coder import BuiltinCoder, render
+from mtmc_lsp.codegen.coder import BuiltinCoder, content_id, render
 from mtmc_lsp.core.action import REMARK, MacroAction
 from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, truncate_answer, truncation_notice
 from mtmc_lsp.core.json_codec import from_json, to_json
@@ -49,7 +48,6 @@ class LlmCoder:
         """Create a coder.
 
         Args:
-            model: the model to ask.
             context_tokens: maximum tokens of a prompt; notes and old attempts are omitted from longer prompts.
             repairs: maximum number of repair requests per step.
             samples: number of versions requested at once for each step.
@@ -170,7 +168,7 @@ class LlmCoder:
         code = assemble_code(editable, text, unrelated_kernels)
         source = compose(original, target, code).decode()
         version = Candidate(
-            _content_hash(source), candidate.id, action, source, code, to_json(new_schedule), author=Author.MODEL
+            content_id(source), candidate.id, action, source, code, to_json(new_schedule), author=Author.MODEL
         )
         if version.source == candidate.source:
             raise InvalidAnswer("The edit changes nothing.")
@@ -243,7 +241,3 @@ def _syntax(candidate: Candidate) -> str:
     """The syntax tree as text: equal for versions that differ only in comments or formatting."""
     assert candidate.code is not None, "only the root has no code"
     return ast.dump(ast.parse(candidate.code.block))
-
-
-def _content_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -64,9 +64,8 @@ def expected_of(
         # Outside the guard the user's own code runs, with torch's own random numbers.
         if kind != VALUES or not capture.uses_random:
             return contextlib.nullcontext()
-        mode: contextlib.AbstractContextManager[Any] = SharedRandomMode(
-            draw_seeds(seed, _random_count(capture), device)
-        )
+        dropouts = sum("dropout" in node.op for node in capture.graph.nodes)
+        mode: contextlib.AbstractContextManager[Any] = SharedRandomMode(draw_seeds(seed, dropouts, device))
         return mode
 
     own = run_case(module, capture, copies(inputs), device, random_mode(), seed, kind, before=inputs)
@@ -221,10 +220,6 @@ def _float64_default() -> Any:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-def _random_count(capture: Capture) -> int:
-    return sum("dropout" in node.op for node in capture.graph.nodes)
 
 
 def in_float64(tensor: torch.Tensor) -> torch.Tensor:

@@ -260,7 +260,6 @@ def moved(instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor]) -
 
     Args:
         instance: the module that was called; ``None`` for a function.
-        capture: of the target.
         inputs: what was placed in it.
     """
     found = []
