@@ -11,6 +11,7 @@ from typing import Protocol
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.results import Timing
 from mtmc_lsp.core.run import Step, StepStatus
@@ -168,7 +169,8 @@ def new_plan(
     """A new kernel with an explicit configuration.
 
     Args:
-        config: the configuration as JSON data; None for the default one, which is chosen for an H200.
+        config: the configuration as JSON data. None, in actions that name none, for the first one on the representative device:
+            the planner names the configurations that differ on its device (:func:`named_configs`).
 
     Raises:
         IllegalAction: the nodes cannot be one kernel, or the configuration is not legal for it.
@@ -179,6 +181,12 @@ def new_plan(
     except IllegalConfig as reason:
         raise IllegalAction(str(reason)) from None
     return KernelPlan(region.nodes, chosen, recomputed)
+
+
+def named_configs(ir: KernelIR, plans: Iterable[KernelPlan], device: DeviceModel) -> list[dict[str, object]]:
+    """The parameters of an action for new kernels with another first configuration on ``device`` than they have now."""
+    firsts = ((plan, default_config(ir, region_of(ir, plan), device)) for plan in plans)
+    return [{"nodes": list(plan.nodes), "config": to_json(first)} for plan, first in firsts if first != plan.config]
 
 
 def ir_for(graph: Graph, schedule: Schedule) -> KernelIR:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.chat import ChatModel, Message
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.protocols import CannotCode, Coder, Planner, State
 from mtmc_lsp.core.run import Author, Step
 from mtmc_lsp.core.settings import Settings
@@ -57,7 +58,12 @@ class Backends:
         return replace(self, coder="auto") if by_model and self.coder == "builtin" else self
 
     def open(
-        self, settings: Settings, model: ChatModel | None, capture: Capture | None = None, steps: Sequence[Step] = ()
+        self,
+        settings: Settings,
+        model: ChatModel | None,
+        capture: Capture | None = None,
+        steps: Sequence[Step] = (),
+        device: DeviceModel | None = None,
     ) -> tuple[Planner, Coder]:
         """Make the planner and the coder.
 
@@ -65,12 +71,13 @@ class Backends:
             model: the language model to ask; None if none may be asked.
             capture: of the run that ``steps`` belong to.
             steps: of an earlier run; the model is not asked again for their edits.
+            device: the GPU that the built-in coder writes for; None for the representative one.
         """
         planner: Planner = self.ranking(settings)
         if model is not None and self.planner == "llm":
             planner = LlmPlanner(model, self.ranking(settings), context_tokens=settings.llm.context_tokens)
         if self.coder == "builtin":
-            return planner, BuiltinCoder()
+            return planner, BuiltinCoder(device)
         known = {}
         if capture is not None and steps:
             source = next((step.candidate.source for step in steps if step.candidate is not None), "")
@@ -83,7 +90,7 @@ class Backends:
             archs=settings.archs,
             known_edits=known,
         )
-        return planner, AutoCoder(coder) if self.coder == "auto" else coder
+        return planner, AutoCoder(coder, device) if self.coder == "auto" else coder
 
     def ranking(self, settings: Settings) -> RooflinePlanner:
         """The planner that lists the legal actions for this coder."""

@@ -262,7 +262,7 @@ class Pipeline:
 
     def _open_backends(self, model: RecordingModel | None, steps: Sequence[Step]) -> tuple[Planner, Coder]:
         backends = self._options.backends.after(steps)
-        return backends.open(self.target.settings, model, self.capture(), steps)
+        return backends.open(self.target.settings, model, self.capture(), steps, self.device())
 
     # Parts of stages ---------------------------------------------------------------------------------------------
 

@@ -58,6 +58,8 @@ class DeviceModel:
     max_warps_per_sm: int
     registers_per_sm: int
     """32-bit registers."""
+    registers_per_thread: int
+    """32-bit registers that one thread can use."""
     shared_bytes_per_sm: int
     shared_bytes: int
     """Shared memory that one block can use."""
@@ -65,6 +67,8 @@ class DeviceModel:
     """Last-level cache: L2, or AMD's Infinity Cache."""
     sector_bytes: int
     """Smallest transfer from memory."""
+    l1_bytes_per_clock: int
+    """Bytes per clock that a multiprocessor reads from its L1 cache."""
     clock_hz: float
     """Clock of the multiprocessors under load."""
     bandwidth: float

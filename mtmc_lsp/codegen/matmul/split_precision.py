@@ -62,7 +62,7 @@ def loops_over_halves(
         return [*lines, "# Then high*high.", *single_piece]
     pieces = (
         _separate_leading_bits(block_loop, pad, loop_head, step(high, "acc"))
-        if holds_sums_apart(config)
+        if holds_sums_apart(config, operands[0].device)
         else _two_accumulators(block_loop, loop_head, step(high, "part"))
     )
     lines += [
@@ -109,7 +109,7 @@ def launch_constexprs(axes: ProductAxes, operand: SplitOperand, config: MatmulCo
         return {}
     captured_k, piece_terms = operand.k_pad.value(axes.ir.graph.sizes), PIECES[config.precision]
     constexprs = {"ONE_PIECE": f"k_pad <= {piece_terms}"} if captured_k <= piece_terms else {}
-    if _uses_long_pieces(config):
+    if _uses_long_pieces(operand, config):
         usual, long = (blocks_of_piece(config, terms) for terms in (piece_terms, LONG_PIECE))
         constexprs["PIECE"] = f"{long} if k_pad >= {LONG_SUMS} else {usual}"
     return constexprs
@@ -120,7 +120,7 @@ def piece_blocks(operand: SplitOperand, config: MatmulConfig) -> dict[str, int]:
     if _is_one_piece(operand, config):
         return {}
     terms = PIECES[config.precision]
-    if _uses_long_pieces(config) and not config.is_split:
+    if _uses_long_pieces(operand, config) and not config.is_split:
         if not operand.k_pad.is_constant:
             return {}
         terms = LONG_PIECE if operand.k_pad.constant >= LONG_SUMS else terms
@@ -132,9 +132,9 @@ def blocks_of_piece(config: MatmulConfig, terms: int) -> int:
     return max(2, terms // config.block_k)
 
 
-def _uses_long_pieces(config: MatmulConfig) -> bool:
+def _uses_long_pieces(operand: SplitOperand, config: MatmulConfig) -> bool:
     """Whether long sums use longer pieces: if the precision mode tolerates the error, and each piece has a cost."""
-    return config.precision is PrecisionMode.FP16X3 and holds_sums_apart(config)
+    return config.precision is PrecisionMode.FP16X3 and holds_sums_apart(config, operand.device)
 
 
 LONG_PIECE, LONG_SUMS = 512, 2048

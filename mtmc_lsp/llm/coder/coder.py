@@ -15,6 +15,7 @@ from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Author, Candidate
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.ir.regions import VIEWS
 from mtmc_lsp.llm.coder.code_policy import ALLOCATION, check_policy
 from mtmc_lsp.llm.coder.editable_text import EditableCode, assemble_code, functions_of, launched_kernels, split_code
@@ -187,7 +188,8 @@ def editable_code_of(capture: Capture, candidate: Candidate) -> EditableCode:
     code = candidate.code
     if code is None:
         ir = ir_of(capture.graph, Schedule())
-        code, _ = render(capture, ir, Schedule(), candidate.source)
+        # Torch calls alone are the same for every device.
+        code, _ = render(capture, ir, Schedule(), candidate.source, default_model())
     return split_code(code)
 
 
