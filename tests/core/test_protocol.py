@@ -75,7 +75,7 @@ def test_every_request_and_answer_survives_json(kind: type, data: st.DataObject)
     assert from_json(kind, json.loads(json.dumps(to_json(value)))) == value
 
 
-@pytest.mark.parametrize(("command", "kind"), zip(main.COMMANDS, MESSAGES, strict=True), ids=main.COMMANDS)
+@pytest.mark.parametrize(("command", "kind"), list(zip(main.COMMANDS, MESSAGES, strict=True)), ids=main.COMMANDS)
 def test_each_command_has_a_handler_that_takes_its_request_and_returns_its_answer(command: str, kind: type) -> None:
     module, function = main.COMMANDS[command][1].split(":")
     worker = importlib.import_module(f"mtmc_lsp.{command.partition('.')[0]}.worker.{module}")
