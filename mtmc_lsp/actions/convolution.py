@@ -88,7 +88,7 @@ class ChannelsLast(Algebra):
             if not kernels and not situation.schedule.kernels:
                 # No Triton kernel would run yet; after a first fusion the new layout can be proposed again.
                 return None
-            lines, place = where(situation.ir, convolved)
+            lines, location = where(situation.ir, convolved)
             action = MacroAction(
                 kind=self.kind,
                 region=tuple(convolved),
@@ -98,7 +98,7 @@ class ChannelsLast(Algebra):
                     "The library computes convolutions with channels last. For other memory formats it converts "
                     f"the operands and the result of each; {self.same}."
                 ),
-                text=f"run {len(convolved)} convolutions and the operations between them with channels last in {place}",
+                text=f"run {len(convolved)} convolutions and the operations between them with channels last in {location}",
             )
             action = with_saving(situation, action, self.apply(situation.graph, situation.schedule, action))
         except IllegalAction:

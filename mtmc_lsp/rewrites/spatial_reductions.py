@@ -118,7 +118,7 @@ class _NodeBuilder:
         return self.types.get(ref.name) or self.graph.type_of(ref)
 
     def add(self, op: str, args: tuple[Argument, ...], kind: TensorType, **kwargs: Argument) -> Ref:
-        node = new_node(self.like, f"places{len(self.nodes)}", f"aten.{op}", args, kind)
+        node = new_node(self.like, f"spatial{len(self.nodes)}", f"aten.{op}", args, kind)
         self.nodes.append(Node(node.name, node.op, args, kwargs, (kind,), node.line))
         self.types[node.name] = kind
         return Ref(node.name)
@@ -273,7 +273,7 @@ def _with_factor_and_bias(
 
 REWRITES = (
     AlgebraRule(
-        "sum-before-places",
+        "hoist-spatial-reduction",
         over_positions,
         "sum_p sum_ct w_ct x_c[p s + t d] = sum_ct w_ct (sum_p x_c[p s + t d]): finite sums are exchanged, and each kernel "
         "position meets a range of the input; the padding outside it is 0.",
