@@ -242,7 +242,7 @@ class Reference:
             differing: numbers of the results that differ between the candidate's calls.
 
         Raises:
-            HandoverFailed: the results cannot be read.
+            TensorSharingFailed: the results cannot be read.
         """
         request = JudgeRequest(
             prepared.data,

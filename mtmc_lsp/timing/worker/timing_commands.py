@@ -13,7 +13,7 @@ import torch
 from torch._inductor import config as inductor
 
 from mtmc_lsp.capture.worker.calls import Call, build_call
-from mtmc_lsp.core.errors import HandoverFailed
+from mtmc_lsp.core.errors import TensorSharingFailed
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.process.gpu_lock import shared
 from mtmc_lsp.process.protocol import NoAnswer
@@ -24,7 +24,7 @@ from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contenders, run_pa
 from mtmc_lsp.timing.worker.timing_integrity import coarsest_epsilon, rounded_within
 from mtmc_lsp.verify.messages import SeparateCandidate
 from mtmc_lsp.verify.worker.callers import module_of_candidate, prepared_candidate
-from mtmc_lsp.verify.worker.inputs import make_inputs, moved, prepared_call, reusing
+from mtmc_lsp.verify.worker.inputs import make_inputs, prepared_call, relocated, reusing
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 from mtmc_lsp.verify.worker.run_target import copies, module_of, release_gpu_memory, target_source
 
@@ -57,7 +57,7 @@ def _inputs(capture: Capture, own: str, given: str = "") -> tuple[Any, dict[str,
     if "module" not in _state:
         module = module_of(capture, own, None, False)
         if given:
-            with contextlib.suppress(HandoverFailed):
+            with contextlib.suppress(TensorSharingFailed):
                 # Copy each tensor: shared tensors are views of one allocation, which torch.compile treats differently.
                 _state["inputs"], _state["module"] = copies(import_(given, _device())), module
     if "module" not in _state:
@@ -195,7 +195,7 @@ def time_candidate(request: TimeRequest) -> TimeAnswer:
             candidate=mine[0].bound(mine[1]),
             eager=eager[0].bound(eager[1]),
             inputs=inputs,
-            moved=lambda: [own for call, _ in (mine, eager) for own in moved(call.instance, capture, inputs)],
+            relocated=lambda: [own for call, _ in (mine, eager) for own in relocated(call.instance, capture, inputs)],
             compiled=compiled,
             previous=candidate_of(capture, own, request.previous) if request.previous else None,
             random=capture.uses_random,

@@ -16,7 +16,7 @@ from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture, Target, TargetKind
 from mtmc_lsp.verify.messages import CandidateSource, CaseRequest
-from mtmc_lsp.verify.worker.inputs import dotted, place, prepared_call, reusing, slots_of
+from mtmc_lsp.verify.worker.inputs import dotted, prepared_call, replace_tensor, reusing, slots_of
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
 from mtmc_lsp.verify.worker.run_target import is_interpreted, module_of, target_source
@@ -114,7 +114,7 @@ def _place_parameters(
                 remedy="Give the candidate the reference's parameters, best under the same names.",
             )
         free.remove(name)
-        place(slots[id(held[name])], value)
+        replace_tensor(slots[id(held[name])], value)
 
 
 def _bound(function: Any, instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], target: Target) -> Call:

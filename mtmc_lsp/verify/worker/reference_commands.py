@@ -11,7 +11,7 @@ from mtmc_lsp.capture.worker.calls import build_call, init_arguments, user_error
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.protocol import NoAnswer
-from mtmc_lsp.process.worker.tensor_ipc import export_, is_large, withdraw
+from mtmc_lsp.process.worker.tensor_ipc import export_, is_large, release
 from mtmc_lsp.verify.cases import FLOAT64
 from mtmc_lsp.verify.messages import (
     CaseRequest,
@@ -24,7 +24,7 @@ from mtmc_lsp.verify.messages import (
 )
 from mtmc_lsp.verify.worker.expectations import expected_of, in_float64
 from mtmc_lsp.verify.worker.inputs import make_inputs, other_layout, reusing
-from mtmc_lsp.verify.worker.reference_cache import in_memory, keep, kept, own_device
+from mtmc_lsp.verify.worker.reference_cache import comparison_device, in_memory, load, store
 from mtmc_lsp.verify.worker.run_target import device_for, module_of, release_gpu_memory, target_source, use_one_thread
 
 
@@ -57,9 +57,9 @@ def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
     large = data.shares_memory and is_large(inputs)
     if not large:
         export_(inputs, data.inputs, in_memory=False)
-    keep(data.inputs, inputs, or_file=False)
-    keep(request.expected, expected, or_file=not large)
-    has_oracle = not expected["coarse"]
+    store(data.inputs, inputs, or_file=False)
+    store(request.expected, expected, or_file=not large)
+    has_oracle = expected["has_oracle"]
     del inputs, expected
     release_gpu_memory()
     return ReferenceAnswer(has_oracle, large)
@@ -68,14 +68,14 @@ def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
 def share_inputs(request: ShareInputsRequest) -> NoAnswer:
     """Share the inputs of a case through GPU memory."""
     path = request.data.inputs
-    inputs = kept(path, own_device()) if in_memory(path) else inputs_of(request.data)[1]
+    inputs = load(path, comparison_device()) if in_memory(path) else inputs_of(request.data)[1]
     export_(inputs, request.path, in_memory=True)
     return NoAnswer()
 
 
 def unshare_inputs(request: UnshareInputsRequest) -> NoAnswer:
     """Free shared inputs."""
-    withdraw(request.path)
+    release(request.path)
     return NoAnswer()
 
 

@@ -16,7 +16,7 @@ from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, Case
-from mtmc_lsp.verify.worker.comparison.batched_reads import unlike
+from mtmc_lsp.verify.worker.comparison.batched_reads import unequal
 from mtmc_lsp.verify.worker.inputs import laid_out, prepared_call
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
 
@@ -104,7 +104,7 @@ def run_case(
     facts = [_facts(result, inputs) for result in results]
     if leaves:
         results = [r.detach() if isinstance(r, torch.Tensor) else r for r in results] + _gradients(results, leaves)
-    changed = unlike({name: (inputs[name].detach(), held) for name, held in before.items()})
+    changed = unequal({name: (inputs[name].detach(), held) for name, held in before.items()})
     after = {name: inputs[name].detach() for name in before if name in changed}
     return {"results": results, "after": after, "facts": facts}
 
