@@ -81,9 +81,11 @@ class ChannelsLast(Algebra):
             copies = propagation.copied_images(graph, ir.graph)
             search = situation.search_in(ir, after)
             # Copies of images are fused with operations around them; torch copies weights, as the library would.
-            found = [fusion for fusion in search.best(set(copies)) if fusion.nodes & set(copies)]
+            fusions = [fusion for fusion in search.best(set(copies)) if fusion.nodes & set(copies)]
             kernels = [
-                {"nodes": list(f.region.nodes), "config": to_json(f.config)} for f in found if not is_product(f.region)
+                {"nodes": list(f.region.nodes), "config": to_json(f.config)}
+                for f in fusions
+                if not is_product(f.region)
             ]
             if not kernels and not situation.schedule.kernels:
                 # No Triton kernel would run yet; after a first fusion the new layout can be proposed again.

@@ -80,10 +80,10 @@ class Fuse:
         actions: list[MacroAction] = []
         for rank in range(situation.precisions.ranks):
             search = situation.search(rank)
-            taken = {name for action in actions for name in action.region}
+            used = {name for action in actions for name in action.region}
             # A first kernel is the way to everything else; one more must bring something.
             least = least_gain_us(situation.device) if situation.schedule.kernels else 0.0
-            remaining = [f for f in search.best() if not f.nodes & taken and f.saved_us > least]
+            remaining = [f for f in search.best() if not f.nodes & used and f.saved_us > least]
             tried_together = {tuple(sites(step.action)) for step in situation.history if SITES in step.action.params}
             for group in _together(remaining, situation, ir):
                 # What failed at all sites together may still succeed at some of them.

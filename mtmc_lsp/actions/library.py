@@ -31,7 +31,7 @@ class Library:
     kind = ActionKind.LIBRARY
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-        """The products of ``params["nodes"]`` as torch calls, and ``params["kernels"]`` beside them."""
+        """The products of ``params["nodes"]`` as torch calls, and the kernels of ``params["kernels"]``."""
         names = nodes_of(action)
         if not set(names) & set(_products(ir_for(graph, Schedule()))):
             raise IllegalAction(f"library: no product is called {', '.join(names)}")

@@ -55,8 +55,8 @@ class SideBySide:
             region = region_of(ir, plans[key])
             if reason := _reason_against(ir, region, plans[key].config):
                 raise IllegalAction(f"side-by-side: {reason}")
-        others = tuple(group for group in schedule.beside if not set(group) & set(named))
-        changed = replace(schedule, beside=(*others, *groups))
+        others = tuple(group for group in schedule.side_by_side if not set(group) & set(named))
+        changed = replace(schedule, side_by_side=(*others, *groups))
         try:
             launches(ir, changed)
         except CannotCode:

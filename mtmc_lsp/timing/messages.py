@@ -34,7 +34,7 @@ class TimeRequest(Request[TimeAnswer]):
     answer: ClassVar[type] = TimeAnswer
 
     capture: Repeated[Capture]
-    own: str | None
+    user_source: str | None
     """The user's file at the start of the run; ``None`` reads the file."""
     source: str
     """The file with the candidate."""
@@ -60,7 +60,7 @@ class BaselinesRequest(Request[NoAnswer]):
     answer: ClassVar[type] = NoAnswer
 
     capture: Repeated[Capture]
-    own: str | None
+    user_source: str | None
     """As in :class:`TimeRequest`."""
     baselines: tuple[str, ...]
     """As in :class:`TimeRequest`."""
@@ -88,7 +88,7 @@ class RankRequest(Request[RankAnswer]):
     answer: ClassVar[type] = RankAnswer
 
     capture: Repeated[Capture]
-    own: str | None
+    user_source: str | None
     """As in :class:`TimeRequest`."""
     sources: tuple[str, ...]
     """The file with each variant."""
@@ -159,7 +159,7 @@ class ProfileRequest(Request[ProfileAnswer]):
     answer: ClassVar[type] = ProfileAnswer
 
     capture: Repeated[Capture]
-    own: str | None
+    user_source: str | None
     """As in :class:`TimeRequest`."""
     sizes: Mapping[str, int]
     """Values of the graph's size symbols."""

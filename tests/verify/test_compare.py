@@ -1,4 +1,4 @@
-"""When two results agree."""
+"""Comparison of a result with the reference and the oracle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another index is right only where the value that it points at is as good."""
+"""A different index is correct only if the values at both indices tie."""
 
 from __future__ import annotations
 

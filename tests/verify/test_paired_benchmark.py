@@ -1,4 +1,4 @@
-"""One timing from start to end on a pretended clock, and what makes it refuse."""
+"""A complete timing with a fake clock, and the conditions under which it is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reference's process keeps of its cases, and what it says where float64 does not fit."""
+"""The cache of the reference process, and its answer if float64 does not fit into memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SOURCE = "# mtmc: x=f32[N,D] N=64 D=32\ndef f(x):\n    return x.exp().sum(-1)\n"
 
 
 def case_request(capture: Capture, folder: Path, sizes: dict[str, int]) -> CaseRequest:
-    return CaseRequest(capture, own=None, case=Case(sizes, "normal", 1), inputs=str(folder / "inputs"))
+    return CaseRequest(capture, user_source=None, case=Case(sizes, "normal", 1), inputs=str(folder / "inputs"))
 
 
 def test_where_float64_does_not_fit_the_users_results_are_compared_with(

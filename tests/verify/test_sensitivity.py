@@ -1,4 +1,4 @@
-"""How far inputs are moved to see what a problem makes of rounding."""
+"""How far inputs are perturbed to measure the sensitivity to rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing passes because the user's own error is large, or fails because it happened to be small."""
+"""No wrong result passes because the reference's error is large; no correct one fails because it is small by chance."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ CAPTURE = Capture(
     bytes=1.0,
     module_name="m",
 )
-REQUEST = TimeRequest(CAPTURE, own="a", source="b", baselines=("compile",), bound_us=1.0, least_us=1.0)
+REQUEST = TimeRequest(CAPTURE, user_source="a", source="b", baselines=("compile",), bound_us=1.0, least_us=1.0)
 
 
 class FakeGpu:

@@ -80,7 +80,7 @@ def run_paired_benchmark(setup: Contenders, clock: Clock, seconds: float) -> Tim
         epsilon=setup.epsilon,
     )
     retest.before()
-    samples = interleaved(clock, {**runs, "candidate": retest.kept}, seconds)
+    samples = interleaved(clock, {**runs, "candidate": retest.call}, seconds)
     retest.after()
     median = statistics.median(device for device, _ in samples["candidate"])
     batch = warm(clock, setup.candidate, median)

@@ -83,7 +83,7 @@ class Retest:
         self._written: list[str] = []
         """The inputs that a call changes; their new values are results too."""
 
-    def kept(self) -> Any:
+    def call(self) -> Any:
         """Call the candidate and keep its result for the check after the last timed call."""
         self._last = self._candidate()
         return self._last

@@ -49,7 +49,7 @@ def judge(request: JudgeRequest) -> JudgeAnswer:
 
 
 def _expected(request: JudgeRequest) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The inputs of a case and what is expected of them; computed again if this process does not hold them."""
+    """The inputs and expected results of a case; computed again if they are not cached."""
     data = request.data
     release(data.inputs)
     if not is_cached(request.expected):
@@ -65,7 +65,7 @@ def _unexplained(request: JudgeRequest, inputs: dict[str, torch.Tensor], expecte
     if not request.differing:
         return []
     data = request.data
-    module = module_of(data.capture, target_source(data.own, data.capture), None, data.widened)
+    module = module_of(data.capture, target_source(data.user_source, data.capture), None, data.widened)
     return not_explained(request.differing, module, data.capture, inputs, expected, data.case)
 
 
@@ -78,9 +78,9 @@ def _without_stride(check: Check) -> Check:
 def trivial_answers(
     inputs: Mapping[str, torch.Tensor], expected: Mapping[str, Any], precision: str, other: Sequence[Any] = ()
 ) -> list[str]:
-    """The answers without any computation that pass: zeros, the mean, copies of the inputs, and the answer of another case.
+    """The trivial answers that would pass: zeros, the mean, copies of the inputs, and the answer of another case.
 
-    Empty results and means of single numbers count for nothing.
+    Empty results do not count, and neither do means of single numbers.
     """
     if expected["after"]:
         # If the reference changes its inputs, no constant answer is complete.

@@ -1,4 +1,4 @@
-"""Commands of the reference process: it creates inputs and computes what is expected of them. Runs in workers."""
+"""Commands of the reference process: create inputs and compute the expected results. Runs in workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mtmc_lsp.verify.worker.run_target import device_for, module_of, release_gpu
 def constructor(request: ConstructorRequest) -> ConstructorAnswer:
     """The constructor arguments that ``get_init_inputs`` returns."""
     capture = request.capture
-    module = module_of(capture, target_source(request.own, capture), None, request.widened)
+    module = module_of(capture, target_source(request.user_source, capture), None, request.widened)
     text = repr(list(init_arguments(module) or ([], {})))
     try:
         ast.literal_eval(text)
@@ -83,7 +83,7 @@ def inputs_of(data: CaseRequest) -> tuple[Any, dict[str, torch.Tensor]]:
     """The user's module and the inputs of a case."""
     capture, case = data.capture, data.case
     device = device_for(capture, case.kind)
-    module = module_of(capture, target_source(data.own, capture), None, data.widened)
+    module = module_of(capture, target_source(data.user_source, capture), None, data.widened)
     if data.init:
         _set_constructor_arguments(module, data.init)
     start = build_call(
@@ -101,7 +101,7 @@ def argument_names(capture: Capture, inputs: dict[str, torch.Tensor]) -> list[st
 
 
 def expected_results(data: CaseRequest, module: Any, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """What is expected of a candidate on these inputs."""
+    """The expected results on these inputs."""
     capture, case = data.capture, data.case
     try:
         return expected_of(module, capture, inputs, device_for(capture, case.kind), case, is_first=data.is_first)

@@ -41,11 +41,11 @@ def target_source(text: str | None, capture: Capture) -> str:
     return text if text is not None else Path(capture.workload.target.path).read_bytes().decode("utf-8")
 
 
-def module_of(capture: Capture, own: str, candidate: str | None, widened: bool) -> Any:
+def module_of(capture: Capture, user_source: str, candidate: str | None, widened: bool) -> Any:
     """The user's module, or a version that stands in for it. For the interpreter, GPU names are replaced by CPU names."""
-    text = own if candidate is None else candidate
+    text = user_source if candidate is None else candidate
     if candidate is not None and is_interpreted():
-        text = on_cpu(text, own)
+        text = on_cpu(text, user_source)
     if widened:
         text = without_bfloat16(text)
     path = capture.workload.target.path
