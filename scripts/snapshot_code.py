@@ -293,7 +293,7 @@ def render(captured: Capture, source: str, folder: Path, device: str, rule: str,
         source,
         SearchComponents(
             RooflinePlanner(),
-            BuiltinCoder(),
+            BuiltinCoder(DEVICES[device]),
             FakeMeasurer(DEVICES[device], rule, measured=measured),
             measured,
             Limits(NO_LIMIT_SECONDS, steps),

@@ -22,6 +22,7 @@ from mtmc_lsp.actions.base import (
     with_saving,
 )
 from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import StepStatus
@@ -65,7 +66,9 @@ class Algebra:
         """The schedule on the rewritten graph."""
         changed = schedule
         for node in nodes_of(action):
-            changed = _rewritten(graph, changed, Rewrite(str(action.params.get("rule", "")), node))
+            rewrite = Rewrite(str(action.params.get("rule", "")), node)
+            # The action names kernels that have another configuration on the planner's device.
+            changed = _rewritten(graph, changed, rewrite, default_model())
         return with_kernels(ir_for(graph, changed), changed, action)
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
@@ -114,7 +117,7 @@ class Algebra:
         graph = situation.ir.graph
         try:
             near = _around(graph, [edit.node])
-            base = _rewritten(situation.graph, situation.schedule, rewrite)
+            base = _rewritten(situation.graph, situation.schedule, rewrite, situation.device)
             ir = ir_for(situation.graph, base)
             added = {node.name for node in edit.added}
             after = situation.search_in(ir, base).best(near | added)
@@ -134,7 +137,7 @@ class Algebra:
                 rewrite = Rewrite(rule, edit.node)
                 # One edit may have removed the node of the next.
                 if edit.node in now.named and (again := _match(now, rewrite)) is not None:
-                    base = _rewritten(situation.graph, base, rewrite)
+                    base = _rewritten(situation.graph, base, rewrite, situation.device)
                     applied.append(again)
             after_all = ir_for(situation.graph, base)
             search = situation.search_in(after_all, base)
@@ -159,9 +162,22 @@ class Algebra:
                 changes_rounding=rounded or any(precision_of(f.config) in SPLIT_PRECISION_MODES for f in fusions),
             )
             after = self.apply(situation.graph, situation.schedule, action)
+            if changed := _other_configs(base, after):
+                action = replace(action, params={**params, "kernels": [*changed, *kernels]})
+                after = self.apply(situation.graph, situation.schedule, action)
             return with_saving(situation, action, after) if after.kernels else None
         except IllegalAction:
             return None
+
+
+def _other_configs(planned: Schedule, applied: Schedule) -> list[dict[str, object]]:
+    """The parameters of an action for kernels that were planned with another configuration than they were applied with."""
+    before = {plan.nodes: plan.config for plan in applied.kernels}
+    return [
+        {"nodes": list(plan.nodes), "config": to_json(plan.config)}
+        for plan in planned.kernels
+        if before.get(plan.nodes, plan.config) != plan.config and not plan.recomputed
+    ]
 
 
 def with_kernels(ir: KernelIR, schedule: Schedule, action: MacroAction) -> Schedule:
@@ -219,8 +235,11 @@ def _around(graph: Graph, names: Iterable[str], steps: int = NEAR) -> set[str]:
     return nearby
 
 
-def _rewritten(graph: Graph, schedule: Schedule, rewrite: Rewrite) -> Schedule:
-    """The schedule with one more rewrite; kernels lose removed nodes and include their replacements."""
+def _rewritten(graph: Graph, schedule: Schedule, rewrite: Rewrite, device: DeviceModel) -> Schedule:
+    """The schedule with one more rewrite; kernels lose removed nodes and include their replacements.
+
+    ``device`` is the GPU for whose sizes kernels of another kind than before are configured.
+    """
     before = ir_for(graph, schedule)
     try:
         edit = algebra_edit(before.graph, rewrite)
@@ -229,12 +248,12 @@ def _rewritten(graph: Graph, schedule: Schedule, rewrite: Rewrite) -> Schedule:
     rewrites = (*schedule.rewrites, rewrite)
     after = ir_for(graph, Schedule(rewrites=rewrites))
     alive = {node.name: node for node in after.graph.nodes}
-    kernels = [_rewritten_kernel(before, after, plan, edit, alive) for plan in schedule.kernels]
+    kernels = [_rewritten_kernel(before, after, plan, edit, alive, device) for plan in schedule.kernels]
     return replace(schedule, kernels=tuple(plan for plan in kernels if plan is not None), rewrites=rewrites)
 
 
 def _rewritten_kernel(
-    before: KernelIR, after: KernelIR, plan: KernelPlan, edit: Edit, alive: Mapping[str, Node]
+    before: KernelIR, after: KernelIR, plan: KernelPlan, edit: Edit, alive: Mapping[str, Node], device: DeviceModel
 ) -> KernelPlan | None:
     """A kernel on the rewritten graph; None if none of its nodes remain."""
     if edit.node not in plan.nodes and set(plan.nodes) | set(plan.recomputed) <= set(alive):
@@ -257,6 +276,6 @@ def _rewritten_kernel(
         except IllegalAction:
             continue
         # Another kind of kernel has other choices, so it starts from its first configuration.
-        config = plan.config if region.kind is kind else default_config(after, region, default_model())
+        config = plan.config if region.kind is kind else default_config(after, region, device)
         return KernelPlan(region.nodes, config, again)
     raise IllegalAction("the rewrite would change a kernel into operations that cannot be one kernel")

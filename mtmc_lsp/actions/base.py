@@ -11,13 +11,14 @@ from typing import Protocol
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.results import Timing
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.ir.regions import CannotFuse, Region, analyse, lines_of
+from mtmc_lsp.ir.regions import CannotFuse, Region, analyse
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.configs import IllegalConfig
@@ -168,10 +169,8 @@ def new_plan(
     """A new kernel with an explicit configuration.
 
     Args:
-        ir: the primitives.
-        nodes: what the kernel computes.
-        config: the configuration as JSON data; None for the default one, which is chosen for an H200.
-        recomputed: nodes that the kernel recomputes.
+        config: the configuration as JSON data. None, in actions that name none, for the first one on the representative device:
+            the planner names the configurations that differ on its device (:func:`named_configs`).
 
     Raises:
         IllegalAction: the nodes cannot be one kernel, or the configuration is not legal for it.
@@ -182,6 +181,12 @@ def new_plan(
     except IllegalConfig as reason:
         raise IllegalAction(str(reason)) from None
     return KernelPlan(region.nodes, chosen, recomputed)
+
+
+def named_configs(ir: KernelIR, plans: Iterable[KernelPlan], device: DeviceModel) -> list[dict[str, object]]:
+    """The parameters of an action for new kernels with another first configuration on ``device`` than they have now."""
+    firsts = ((plan, default_config(ir, region_of(ir, plan), device)) for plan in plans)
+    return [{"nodes": list(plan.nodes), "config": to_json(first)} for plan, first in firsts if first != plan.config]
 
 
 def ir_for(graph: Graph, schedule: Schedule) -> KernelIR:
@@ -242,9 +247,6 @@ def changed_plan(
     """A kernel with the changes of an action.
 
     Args:
-        ir: the primitives.
-        plan: the kernel.
-        action: with the changes.
         allowed: the choices that this kind of action may change.
         also: consequences of the changes; the action's changes take precedence.
 
@@ -301,5 +303,7 @@ def operation_names(ir: KernelIR, nodes: Iterable[str]) -> str:
 
 def where(ir: KernelIR, nodes: Iterable[str]) -> tuple[tuple[int, int], str]:
     """The source lines of a region, as numbers and as text."""
-    lines = lines_of(ir, nodes)
+    names = set(nodes)
+    known = [node.line for node in ir.graph.nodes if node.name in names and node.line]
+    lines = (min(known), max(known)) if known else (0, 0)
     return lines, lines_text(lines)

@@ -6,12 +6,9 @@ from mtmc_lsp.actions import (
     algebra,
     cuda_graph,
     fuse,
-    layout,
     library,
-    persist,
     recompute,
     side_by_side,
-    specialize,
     split,
     tuning,
 )
@@ -33,14 +30,7 @@ HANDLERS: tuple[ActionHandler, ...] = (
     library.Library(),
     recompute.Recompute(),
     split.Split(),
-    persist.Persist(),
     side_by_side.SideBySide(),
-    tuning.Tile(),
-    tuning.Vectorize(),
-    tuning.Pipeline(),
-    tuning.Reorder(),
-    layout.Layout(),
-    specialize.Specialize(),
     cuda_graph.CudaGraph(),
     tuning.Autotune(),
 )
@@ -50,13 +40,8 @@ WHEN_IT_PAYS: dict[ActionKind, str] = {
     ActionKind.FUSE: "Operations that are limited by memory bandwidth, one after another: each intermediate tensor that stays in "
     "registers saves one write and one read, and fewer kernels mean fewer launches.",
     ActionKind.TENSOR_CORE: "Large float32 products on a GPU whose tensor cores are several times as fast as its fp32 units.",
-    ActionKind.REORDER: "Kernels with operands that several programs read and that do not fit in the L2 cache together.",
-    ActionKind.PIPELINE: "Loops over memory that wait for their loads, as long as shared memory holds one more block.",
-    ActionKind.VECTORIZE: "Kernels that are limited by memory bandwidth and have too few bytes in flight, or too many registers "
-    "per thread.",
     ActionKind.SPLIT: "Few rows (or few tiles of a product) with a long sum: one program for each leaves most of the GPU idle. "
     "Stream-K pays where the last wave of tiles is mostly empty.",
-    ActionKind.PERSIST: "Many short programs that all read the same values, such as the weights of a normalisation.",
     ActionKind.SIDE_BY_SIDE: "Short kernels that do not depend on one another: launching them takes as long as their work.",
     ActionKind.ALGEBRA: "Formulas with a cheaper equivalent, for example the sum of a matrix product: summing the weights first "
     "turns the product of two matrices into a product of a matrix and a vector.",

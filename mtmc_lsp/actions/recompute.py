@@ -14,6 +14,7 @@ from mtmc_lsp.actions.base import (
     Situation,
     ir_for,
     least_gain_us,
+    named_configs,
     new_plan,
     operation_names,
     region_of,
@@ -58,7 +59,7 @@ class Recompute:
             if changed != plan and region_of(ir, changed).kind is not region_of(ir, plan).kind:
                 raise IllegalAction("recompute: a reader would become another kind of kernel")
             kernels.append(changed)
-        kernels += _new_kernels(ir, schedule, readers_of, chain)
+        kernels += _new_kernels(ir, schedule, readers_of, chain, action.params.get("kernels"))
         return replace(schedule, kernels=tuple(kernels))
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
@@ -82,6 +83,10 @@ class Recompute:
             )
             try:
                 after = self.apply(situation.graph, situation.schedule, action)
+                new = [plan for plan in after.kernels if situation.schedule.kernel_of(plan.key) is None]
+                if named := named_configs(ir, new, situation.device):
+                    action = replace(action, params={**action.params, "kernels": named})
+                    after = self.apply(situation.graph, situation.schedule, action)
                 action = with_saving(situation, action, after)
             except IllegalAction:
                 continue
@@ -107,12 +112,17 @@ def _candidates(ir: KernelIR, schedule: Schedule) -> list[Node]:
     return sorted(written, key=lambda node: -tensor_bytes(node.type, graph.sizes))[:most]
 
 
-def _new_kernels(ir: KernelIR, schedule: Schedule, names: Iterable[str], chain: tuple[str, ...]) -> list[KernelPlan]:
-    """Readers that are torch calls so far, each as a kernel that recomputes the value."""
+def _new_kernels(
+    ir: KernelIR, schedule: Schedule, names: Iterable[str], chain: tuple[str, ...], named: object
+) -> list[KernelPlan]:
+    """Readers that are torch calls so far, each as a kernel that recomputes the value; ``named`` are configurations of them."""
+    configs = {
+        name: item["config"] for item in (named if isinstance(named, (list, tuple)) else ()) for name in item["nodes"]
+    }
     order = [node.name for node in ir.graph.nodes]
     uncovered = [name for name in order if name in set(names) and schedule.kernel_of(name) is None]
     again = {name for plan in schedule.kernels for name in plan.recomputed}
-    return [new_plan(ir, (name,), recomputed=chain) for name in uncovered if name not in again]
+    return [new_plan(ir, (name,), configs.get(name), chain) for name in uncovered if name not in again]
 
 
 def _chain(ir: KernelIR, schedule: Schedule, node: str) -> tuple[str, ...]:

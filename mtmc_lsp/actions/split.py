@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from mtmc_lsp.actions.base import Situation, changed_plan, changes_of, expected, ir_for, lone_kernel_of, where
-from mtmc_lsp.actions.tuning import measured_choice
+from mtmc_lsp.actions.tuning import measured_choice, times_tried
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
@@ -97,7 +97,7 @@ class Split:
             after = kernel_cost(ir, region, replace(config, stream_k=number, persist=0), device, waves=True)
             gains[number] = 1.0 - after.us / before.us
         numbers = [number for number, gain in gains.items() if gain > LEAST_GAIN]
-        if not numbers:
+        if not numbers or times_tried(situation, self.kind, region.nodes):
             return
         _, location = where(ir, region.nodes)
         tiles = Waves.of(ir, region, config).tiles

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from mtmc_lsp.codegen.coder import BuiltinCoder
-from mtmc_lsp.core.chat import ChatModel, Exchange, Message, ModelUse
+from mtmc_lsp.core.chat import ChatModel, Message
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.protocols import CannotCode, Coder, Planner, State
 from mtmc_lsp.core.run import Author, Step
 from mtmc_lsp.core.settings import Settings
@@ -24,19 +24,6 @@ from mtmc_lsp.planners.roofline import RooflinePlanner
 
 RANKERS = {"builtin": RooflinePlanner, "auto": BuiltinFirstPlanner, "llm": OpenRegionPlanner}
 """The planner that lists the legal actions, by coder: a model can write more actions than the built-in coder."""
-
-
-class LedgerModel(ChatModel, Protocol):
-    """A model that records its exchanges."""
-
-    def listen(self, listener: Callable[[Exchange], None]) -> None:
-        """Call ``listener`` with every exchange from now on, including those that fail."""
-
-    def use(self) -> ModelUse:
-        """Requests, tokens and cost of all exchanges."""
-
-    def resume(self, exchanges: Sequence[Exchange]) -> None:
-        """Count the exchanges of the run before it was interrupted."""
 
 
 @dataclass(frozen=True)
@@ -71,21 +58,26 @@ class Backends:
         return replace(self, coder="auto") if by_model and self.coder == "builtin" else self
 
     def open(
-        self, settings: Settings, model: ChatModel | None, capture: Capture | None = None, steps: Sequence[Step] = ()
+        self,
+        settings: Settings,
+        model: ChatModel | None,
+        capture: Capture | None = None,
+        steps: Sequence[Step] = (),
+        device: DeviceModel | None = None,
     ) -> tuple[Planner, Coder]:
         """Make the planner and the coder.
 
         Args:
-            settings: of the project.
             model: the language model to ask; None if none may be asked.
             capture: of the run that ``steps`` belong to.
             steps: of an earlier run; the model is not asked again for their edits.
+            device: the GPU that the built-in coder writes for; None for the representative one.
         """
         planner: Planner = self.ranking(settings)
         if model is not None and self.planner == "llm":
             planner = LlmPlanner(model, self.ranking(settings), context_tokens=settings.llm.context_tokens)
         if self.coder == "builtin":
-            return planner, BuiltinCoder()
+            return planner, BuiltinCoder(device)
         known = {}
         if capture is not None and steps:
             source = next((step.candidate.source for step in steps if step.candidate is not None), "")
@@ -98,7 +90,7 @@ class Backends:
             archs=settings.archs,
             known_edits=known,
         )
-        return planner, AutoCoder(coder) if self.coder == "auto" else coder
+        return planner, AutoCoder(coder, device) if self.coder == "auto" else coder
 
     def ranking(self, settings: Settings) -> RooflinePlanner:
         """The planner that lists the legal actions for this coder."""

@@ -136,3 +136,13 @@ def checked_python(python: str) -> str:
                 f"the interpreter {located} {state}", remedy=f"Run: {install_command(located, name)}"
             )
     return str(Path(located).absolute())
+
+
+def query_gpus(fields: str) -> list[str]:
+    """Fields of each GPU by ``nvidia-smi``, such as ``name,driver_version``; empty without a GPU or driver."""
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from mtmc_lsp.app.backends import BUILTIN, Backends, LedgerModel, Question
+from mtmc_lsp.app.backends import BUILTIN, Backends, Question
 from mtmc_lsp.app.profile import profile_calls
 from mtmc_lsp.app.review import revise
 from mtmc_lsp.app.run_recorder import Revision, RunConfig, RunRecorder
@@ -36,6 +36,7 @@ from mtmc_lsp.core.results import Timing, Verdict
 from mtmc_lsp.core.run import Candidate, RunResult, Step
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.endpoint.client import OpenAIModel
+from mtmc_lsp.llm.endpoint.recording_model import RecordingModel
 from mtmc_lsp.measure.foreign_candidate import ForeignVerdict
 from mtmc_lsp.measure.local_measurer import LocalMeasurer, MeasureOptions
 from mtmc_lsp.planners.roofline import RooflinePlanner
@@ -59,7 +60,7 @@ class RunOptions:
 
     backends: Backends = BUILTIN
     """The planner and the coder. Choosing one that asks a model is the user's consent to send it the target's code."""
-    model: LedgerModel | None = None
+    model: RecordingModel | None = None
     """Asked instead of the model that the settings and the environment name."""
     resumed: RunRecord | None = None
     """An unfinished run to continue."""
@@ -259,9 +260,9 @@ class Pipeline:
         )
         return LocalMeasurer(capture, self.target.python, options, source=self._source, fork_server=self._fork_server)
 
-    def _open_backends(self, model: LedgerModel | None, steps: Sequence[Step]) -> tuple[Planner, Coder]:
+    def _open_backends(self, model: RecordingModel | None, steps: Sequence[Step]) -> tuple[Planner, Coder]:
         backends = self._options.backends.after(steps)
-        return backends.open(self.target.settings, model, self.capture(), steps)
+        return backends.open(self.target.settings, model, self.capture(), steps, self.device())
 
     # Parts of stages ---------------------------------------------------------------------------------------------
 
@@ -277,13 +278,13 @@ class Pipeline:
     def _file_as_candidate(self) -> Candidate:
         return Candidate("current", None, None, self.target.text.decode(), None, None)
 
-    def _open_model(self) -> LedgerModel | None:
+    def _open_model(self) -> RecordingModel | None:
         """The model to ask; None if neither the planner nor the coder asks one. Nothing is sent yet."""
         if self._options.model is not None or not self._options.backends.ask_a_model:
             return self._options.model
         return OpenAIModel(self.target.settings.llm, self.target.project)
 
-    def _open_components(self, model: LedgerModel | None, steps: Sequence[Step]) -> SearchComponents:
+    def _open_components(self, model: RecordingModel | None, steps: Sequence[Step]) -> SearchComponents:
         """The parts of a search; the edits of ``steps`` by a model are known to the coder."""
         settings, measurer = self.target.settings, self.measurer()
         planner, coder = self._open_backends(model, steps)

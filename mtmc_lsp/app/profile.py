@@ -49,7 +49,6 @@ def profile_calls(target: OpenTarget, capture: Capture, device: DeviceModel, *, 
 
     Args:
         target: the file and the target; the file runs as it is, with generated code if there is any.
-        capture: the target's graph and inputs.
         device: the limits that the times are compared with.
         ncu: path of Nsight Compute, to measure each kernel's memory traffic too; empty for torch's profiler alone.
 

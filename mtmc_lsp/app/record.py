@@ -42,7 +42,6 @@ def record(command: Sequence[str], folder: Path, specs: Sequence[str] = (), *, q
     """Run a command to its end, and record how the project's functions are called with tensors.
 
     Args:
-        command: program and arguments.
         folder: where it runs; the functions of this folder's project are recorded.
         specs: ``FILE::NAME`` of the targets to record; by default all.
         quiet: whether the command's standard output is redirected to standard error.

@@ -38,8 +38,6 @@ def revise(steps: Sequence[Step], revision: Revision, components: SearchComponen
     """The search for a run that repeats an earlier run with one step undone or replaced.
 
     Args:
-        steps: those of the earlier run.
-        revision: the user's decision.
         components: the parts of a search that continues the earlier run.
 
     Raises:

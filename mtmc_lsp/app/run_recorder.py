@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mtmc_lsp.app.backends import Backends, LedgerModel
-from mtmc_lsp.core.chat import Exchange
+from mtmc_lsp.app.backends import Backends
 from mtmc_lsp.core.run import RunResult, Step
 from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.llm.endpoint.recording_model import RecordingModel
 from mtmc_lsp.search.components import Events
 from mtmc_lsp.search.store import Store
 
@@ -49,14 +49,11 @@ class RunRecorder:
     """Stores each step, and what a model was asked for it, before the step is reported."""
 
     def __init__(
-        self, store: Store, run_id: str, config: RunConfig, model: LedgerModel | None, *, first_step: int = 1
+        self, store: Store, run_id: str, config: RunConfig, model: RecordingModel | None, *, first_step: int = 1
     ) -> None:
         """Start to record.
 
         Args:
-            store: where the run is stored.
-            run_id: the run in ``store``.
-            config: how the run was started.
             model: the language model that the planner or the coder asks; None if neither asks one.
             first_step: the number of the next step.
         """
@@ -66,14 +63,13 @@ class RunRecorder:
         self._step = first_step
         store.add_config(run_id, config)
         if model is not None:
-            model.listen(self._add_exchange)
+            model.listen(lambda exchange: store.add_exchange(run_id, self._step, exchange))
             model.resume(store.exchanges(run_id))
 
     def events(self, events: Events, *, store_replayed: bool = False) -> Events:
         """``events``, with each step stored before it is reported.
 
         Args:
-            events: the callbacks that report the run.
             store_replayed: whether replayed steps are stored too; they are new to this run if they come from another one.
         """
 
@@ -91,9 +87,6 @@ class RunRecorder:
             on_replayed=recorded(events.on_replayed) if store_replayed else events.on_replayed,
             on_withdrawn=recorded(events.on_withdrawn),
         )
-
-    def _add_exchange(self, exchange: Exchange) -> None:
-        self._store.add_exchange(self._run_id, self._step, exchange)
 
     def finish(self, result: RunResult) -> RunResult:
         """Store the result, with the tokens and the cost of the model."""

@@ -33,7 +33,6 @@ def find_unfinished(store: Store, *, run: str = "", target: OpenTarget | None = 
     """The run to resume.
 
     Args:
-        store: the project's store.
         run: the run's id; by default the newest unfinished run.
         target: only runs of this target are considered.
 
@@ -99,8 +98,6 @@ def open_replay(store: Store, run: str, python: str = "") -> Replay:
     """A stored run to repeat with the model's stored answers; nothing is sent to a model.
 
     Args:
-        store: the project's store.
-        run: the run's id.
         python: the interpreter that runs the user's code; by default the project's.
 
     Raises:

@@ -122,7 +122,6 @@ def check_inside_project(target: OpenTarget, folder: Path) -> None:
     """Refuse to write a file that a stored run names and the user does not: the store of a cloned project can name any.
 
     Args:
-        target: the file of the run.
         folder: where the command runs.
 
     Raises:

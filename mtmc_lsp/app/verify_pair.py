@@ -95,8 +95,6 @@ def verify_pair(
     """Compare a candidate with its reference; the smallest failing case is written as a file that runs.
 
     Args:
-        prepared: the pair.
-        capture: of the reference.
         fork_server: starts the workers; the caller closes it.
         needs_sandbox: whether to refuse if the candidate's process cannot run in a sandbox.
         fresh: whether cached timings are measured again.

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mtmc_lsp.core.workload import Capture, Workload
 from mtmc_lsp.process.protocol import Request
 
 
 @dataclass(frozen=True)
-class CaptureRequest(Request[Capture]):
+class CaptureRequest(Request[Capture], command="capture.capture"):
     """Run a target on its workload and export its graph."""
-
-    command: ClassVar[str] = "capture.capture"
-    answer: ClassVar[type] = Capture
 
     workload: Workload
     variables: Mapping[int, str]

@@ -113,7 +113,6 @@ def structure_of(
     """The structure of a return value, as described in this module's docstring.
 
     Args:
-        value: the return value.
         class_name: Python expression for a class.
         leaf_text: Python expression for a leaf that is not a tensor.
     """

@@ -33,6 +33,7 @@ from mtmc_lsp.codegen.recurrent.recurrent_launcher import RecurrentSteps
 from mtmc_lsp.codegen.tile.split_kernel import write_split_kernels
 from mtmc_lsp.codegen.tile.tile_kernel import write_tile_kernel
 from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
@@ -44,7 +45,6 @@ from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.regions import Region, RegionKind, analyse
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
-from mtmc_lsp.rewrites.specialised_sizes import guard_conditions, in_captured_sizes
 from mtmc_lsp.schedule.configs import AttentionConfig, KernelConfig, MatmulConfig, RecurrentConfig, TileConfig
 from mtmc_lsp.schedule.launch_units import Unit, launches
 from mtmc_lsp.schedule.matmul_configs import by_pointers
@@ -72,12 +72,20 @@ IMPORTS = (
 
 
 class BuiltinCoder:
-    """Generates Triton without a network. The same capture, candidate and action always give byte-identical output."""
+    """Generates Triton without a network. The same device, capture, candidate and action always give byte-identical output."""
+
+    def __init__(self, device: DeviceModel | None = None) -> None:
+        """Create a coder.
+
+        Args:
+            device: the GPU that the code is for; None for the one that represents the default architecture.
+        """
+        self._device = device or default_model()
 
     def start(self, capture: Capture, source: str) -> Candidate:
         """The starting point: the user's file without any generated code."""
         plain = strip_generated(source.encode(), capture.workload.target.qualname).decode()
-        return Candidate(_content_id(plain), None, None, plain, None, to_json(Schedule()))
+        return Candidate(content_id(plain), None, None, plain, None, to_json(Schedule()))
 
     def write(self, capture: Capture, candidate: Candidate, action: MacroAction) -> Candidate:
         """Apply ``action`` to ``candidate`` and return the new candidate.
@@ -94,24 +102,25 @@ class BuiltinCoder:
         target = capture.workload.target
         plain = strip_generated(candidate.source.encode(), target.qualname)
         try:
-            code, launches = render(capture, ir, changed, plain.decode())
+            code, launches = render(capture, ir, changed, plain.decode(), self._device)
         except RecursionError:
             why = "the chain of dependent operations in one kernel is too long for the code generator"
             raise CannotCode(f"{why}; fuse fewer operations") from None
         text = compose(plain, target, code).decode()
-        return Candidate(_content_id(text), candidate.id, action, text, code, to_json(changed), launches)
+        return Candidate(content_id(text), candidate.id, action, text, code, to_json(changed), launches)
 
 
-def _content_id(text: str) -> str:
+def content_id(text: str) -> str:
+    """The id of a candidate with this text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def render(
-    capture: Capture, ir: KernelIR, schedule: Schedule, source: str
+    capture: Capture, ir: KernelIR, schedule: Schedule, source: str, device: DeviceModel
 ) -> tuple[GeneratedCode, tuple[KernelLaunch, ...]]:
-    """Generate the code for a schedule, and the launch parameters of its kernels."""
+    """Generate the code for a schedule on a device, and the launch parameters of its kernels."""
     graph = ir.graph
-    schedule = _with_random_kernels(ir, schedule)
+    schedule = _with_random_kernels(ir, schedule, device)
     base = _base_name(capture.workload.target.qualname, source)
     recomputed = frozenset(name for kernel in schedule.kernels for name in kernel.recomputed)
     launcher = Launcher(ir, recomputed=recomputed)
@@ -128,7 +137,7 @@ def render(
             launcher.torch_call(graph.node(unit.nodes[0]))
             continue
         if grouped:
-            kernel = shared.shared(_write_side_by_side(ir, [unit, *grouped], launcher, base, kernels, lines))
+            kernel = shared.shared(_write_side_by_side(ir, [unit, *grouped], launcher, base, kernels, lines, device))
             launcher.launch(kernel, [each.region for each in (unit, *grouped) if each.region is not None])
             kernels.append(kernel)
             continue
@@ -140,14 +149,12 @@ def render(
             steps.launch(launcher, kernel)
             kernels.append(kernel)
             continue
-        for draft in _write_kernels(ir, unit.region, unit.plan, launcher, name, lines):
+        for draft in _write_kernels(ir, unit.region, unit.plan, launcher, name, lines, device):
             kernel = shared.shared(draft)
             launcher.launch(kernel, [unit.region])
             # A shared kernel may appear several times here, each time with its own limits.
             kernels.append(kernel)
-    limit_set = dict.fromkeys(limit for kernel in kernels for limit in kernel.limits)
-    size_limits = (in_captured_sizes(limit, schedule.rewrites) for limit in limit_set)
-    limits = (*guard_conditions(schedule.rewrites), *size_limits)
+    limits = tuple(dict.fromkeys(limit for kernel in kernels for limit in kernel.limits))
     for limit in limits:
         # Safe to evaluate: limits are generated arithmetic over named sizes.
         if not eval(limit, {"__builtins__": {}}, dict(capture.graph.sizes)):
@@ -160,11 +167,11 @@ def render(
     return GeneratedCode(IMPORTS, block, dispatch), compiled
 
 
-def _with_random_kernels(ir: KernelIR, schedule: Schedule) -> Schedule:
+def _with_random_kernels(ir: KernelIR, schedule: Schedule, device: DeviceModel) -> Schedule:
     """Put every random operation into a kernel, so that all of them use the launcher's single seed."""
     for prim in ir.prims.values():
         if prim.op is PrimOp.RANDOM and schedule.kernels and schedule.kernel_of(prim.origin) is None:
-            config = default_config(ir, analyse(ir, (prim.origin,)), default_model())
+            config = default_config(ir, analyse(ir, (prim.origin,)), device)
             schedule = replace(schedule, kernels=(*schedule.kernels, KernelPlan((prim.origin,), config)))
     return schedule
 
@@ -176,6 +183,7 @@ def _write_kernels(
     launcher: Launcher,
     name: str,
     lines: list[str],
+    device: DeviceModel,
 ) -> list[Kernel]:
     missing = [prim for prim in region.inputs if prim not in launcher.buffers]
     if missing:
@@ -184,16 +192,17 @@ def _write_kernels(
     docstring = _docstring(ir, region, plan, lines)
     if isinstance(config, MatmulConfig):
         if config.splits_one_operand_on_load:
-            return write_product_split_on_load(ir, region, launcher.buffers, config, name, docstring)
+            return write_product_split_on_load(ir, region, launcher.buffers, config, name, docstring, device)
         write_product = write_whole_product
         if config.split_k > 1:
             write_product = write_split_product
         elif config.stream_k:
             write_product = write_stream_product
-        kernels = write_product_kernels(ir, region, launcher.buffers, config, name, docstring, write_product)
+        kernels = write_product_kernels(ir, region, launcher.buffers, config, name, docstring, write_product, device)
         if all(launcher.supports_descriptors(kernel) for kernel in kernels):
             return kernels
-        return write_product_kernels(ir, region, launcher.buffers, by_pointers(config), name, docstring, write_product)
+        config = by_pointers(config, device)
+        return write_product_kernels(ir, region, launcher.buffers, config, name, docstring, write_product, device)
     if isinstance(config, AttentionConfig):
         return [write_attention_kernel(ir, region, launcher.buffers, config, name, docstring)]
     assert isinstance(config, TileConfig)
@@ -209,13 +218,14 @@ def _write_side_by_side(
     base: str,
     kernels: Sequence[Kernel],
     lines: list[str],
+    device: DeviceModel,
 ) -> Kernel:
     """Write the kernels of several units as one launch."""
     members: list[Kernel] = []
     for unit in units:
         assert unit.plan is not None and unit.region is not None
         name = _unused_name(_kernel_name(ir, unit, base, is_one_of_several=True), [*kernels, *members])
-        written = _write_kernels(ir, unit.region, unit.plan, launcher, name, lines)
+        written = _write_kernels(ir, unit.region, unit.plan, launcher, name, lines, device)
         if len(written) > 1:
             raise CannotCode(f"{name} needs {len(written)} launches; only kernels with one launch can share a launch")
         members += written

@@ -55,7 +55,7 @@ def bench(
     without: Annotated[
         str,
         typer.Option(
-            "--without", metavar="NAMES", help="Actions and rewrite rules that are not proposed: vectorize,layout."
+            "--without", metavar="NAMES", help="Actions and rewrite rules that are not proposed: autotune,library."
         ),
     ] = "",
     arch: Arch = None,

@@ -59,7 +59,6 @@ def limit_to_consent(target: OpenTarget, backends: Backends, *, explicit: bool, 
     """``backends`` if the user agreed to them, else the built-in ones: settings alone are not consent.
 
     Args:
-        target: what is optimized.
         backends: the planner and the coder that the settings and the command line name.
         explicit: whether the command line names a model as planner or coder.
         may_ask: whether the user can be asked now.

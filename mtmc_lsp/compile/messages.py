@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mtmc_lsp.core.results import CompileReport
 from mtmc_lsp.core.run import KernelLaunch
@@ -31,15 +30,12 @@ class LauncherCalls:
 
 
 @dataclass(frozen=True)
-class CompileRequest(Request[CompileReport]):
+class CompileRequest(Request[CompileReport], command="compile.launches"):
     """Compile every launch for every architecture; no GPU is needed.
 
     The answer has one report for each launch and architecture, in this order, or a single report with an empty kernel name if
     the module cannot be imported.
     """
-
-    command: ClassVar[str] = "compile.launches"
-    answer: ClassVar[type] = CompileReport
 
     path: str
     """The file that the module replaces."""

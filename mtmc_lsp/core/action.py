@@ -14,23 +14,16 @@ class ActionKind(Enum):
     """All kinds of macro actions."""
 
     FUSE = "fuse"
-    TILE = "tile"
-    REORDER = "reorder"
-    PIPELINE = "pipeline"
-    VECTORIZE = "vectorize"
     TENSOR_CORE = "tensor-core"
     SPLIT = "split"
-    PERSIST = "persist"
     SIDE_BY_SIDE = "side-by-side"
     ALGEBRA = "algebra"
-    LAYOUT = "layout"
     CHANNELS_LAST = "channels-last"
     FP16_OPERANDS = "fp16-operands"
     IM2WIN = "im2win"
     LIBRARY = "library"
     RECOMPUTE = "recompute"
     CUDA_GRAPH = "cuda-graph"
-    SPECIALIZE = "specialize"
     AUTOTUNE = "autotune"
 
 

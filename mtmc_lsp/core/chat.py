@@ -85,7 +85,6 @@ class ChatModel(Protocol):
 
         Args:
             purpose: ``plan``, ``code`` or ``repair``.
-            messages: the conversation up to now.
             schema: request JSON that follows this schema, as far as the endpoint can enforce it.
             samples: number of answers to sample in parallel; a budget may reduce it.
 

@@ -37,19 +37,6 @@ class TensorCores(Enum):
     MFMA = "mfma"
     """AMD CDNA."""
 
-    @property
-    def least_tile(self) -> tuple[int, int, int]:
-        """M, N and K of the smallest 16-bit instruction: smaller tiles leave part of it unused."""
-        return _LEAST_TILE[self]
-
-
-_LEAST_TILE = {
-    TensorCores.MMA: (16, 8, 16),
-    TensorCores.WGMMA: (64, 8, 16),
-    TensorCores.TCGEN05: (64, 8, 16),
-    TensorCores.MFMA: (16, 16, 16),
-}
-
 
 @dataclass(frozen=True)
 class DeviceModel:
@@ -71,6 +58,8 @@ class DeviceModel:
     max_warps_per_sm: int
     registers_per_sm: int
     """32-bit registers."""
+    registers_per_thread: int
+    """32-bit registers that one thread can use."""
     shared_bytes_per_sm: int
     shared_bytes: int
     """Shared memory that one block can use."""
@@ -78,6 +67,8 @@ class DeviceModel:
     """Last-level cache: L2, or AMD's Infinity Cache."""
     sector_bytes: int
     """Smallest transfer from memory."""
+    l1_bytes_per_clock: int
+    """Bytes per clock that a multiprocessor reads from its L1 cache."""
     clock_hz: float
     """Clock of the multiprocessors under load."""
     bandwidth: float
@@ -102,11 +93,6 @@ class DeviceModel:
     """What the user should know about the choice of this model; empty where it is the device asked for."""
     provenance: Mapping[str, Provenance] = field(default_factory=dict)
     """Of each number by its field: ``sm_count``, ``flops.tf32``."""
-
-    @property
-    def max_threads_per_sm(self) -> int:
-        """Resident threads of one multiprocessor."""
-        return self.max_warps_per_sm * self.warp_size
 
     @property
     def title(self) -> str:

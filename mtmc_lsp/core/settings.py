@@ -85,7 +85,7 @@ class Settings:
     coder: str = "builtin"
     """What writes the step: ``builtin``, ``llm``, or ``auto`` (built-in first, then the model for what it cannot write)."""
     exclude_actions: tuple[str, ...] = ()
-    """Action kinds and rewrite rules that the planner never proposes, such as ``vectorize``."""
+    """Action kinds and rewrite rules that the planner never proposes, such as ``autotune``."""
     max_autotune: bool = False
     """Whether to time ``torch.compile`` in ``max-autotune`` mode as another baseline. This takes minutes."""
     llm: LlmSettings = LlmSettings()
@@ -120,7 +120,7 @@ def _one_of(allowed: tuple[str, ...]) -> typing.Callable[[Any], str]:
 
 def _exclude_problem(names: tuple[str, ...]) -> str:
     invalid = [name for name in names if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)]
-    return f"{invalid[0]!r} is not the name of an action or rewrite rule; use names like vectorize" if invalid else ""
+    return f"{invalid[0]!r} is not the name of an action or rewrite rule; use names like autotune" if invalid else ""
 
 
 CHECKS: dict[str, typing.Callable[[Any], str]] = {

@@ -153,9 +153,7 @@ class Neighbourhood:
         region, for example after a step of an unrolled loop rather than within one.
 
         Args:
-            nodes: a region.
             most: units to add; a kernel of the schedule is one unit.
-            refused: nodes to skip.
         """
         front = _Frontier(self, nodes)
         added: list[str] = []

@@ -261,7 +261,6 @@ class FusionSearch:
         whole.
 
         Args:
-            nodes: a region.
             most: how many nodes to add first.
             others: nodes that must not be added.
         """

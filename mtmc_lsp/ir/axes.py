@@ -52,7 +52,6 @@ class AxisTable:
         """Unify the dimensions of the primitives ``names`` and of their inputs.
 
         Args:
-            prims: all primitives of the kernel IR.
             names: the primitives of the kernel, in execution order.
             extents: value of each symbolic size in the workload, only used to compare two sizes.
         """

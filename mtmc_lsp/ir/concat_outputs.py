@@ -33,13 +33,7 @@ FREE = frozenset({PrimOp.CONSTANT, PrimOp.IOTA})
 
 
 def output_parts_of(ir: KernelIR, outputs: Collection[Ref], chosen: Collection[str]) -> Parts:
-    """The parts of each output that is stored part by part.
-
-    Args:
-        ir: the kernel IR of the graph.
-        outputs: outputs of a region.
-        chosen: nodes of the region.
-    """
+    """The parts of each output that is stored part by part."""
     primitives = ((ref, ir.of(ref)) for ref in outputs)
     parts_by_output = {ref: _parts(ir, ref, prim, chosen) for ref, prim in primitives if prim.origin in chosen}
     return {ref: parts for ref, parts in parts_by_output.items() if parts}

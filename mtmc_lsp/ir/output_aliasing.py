@@ -23,9 +23,6 @@ def may_overwrite(ir: KernelIR, region: Region, mutation: Mutation, recomputed: 
     - both have the same memory layout.
 
     Args:
-        ir: the kernel IR.
-        region: the kernel.
-        mutation: the input and its new value.
         recomputed: nodes that other kernels also recompute, so these kernels read the inputs of the nodes too.
     """
     graph = ir.graph

@@ -16,14 +16,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, Node
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region
 
-LIBRARY_STEP_US = 10.0
-"""Microseconds of cuDNN for one step of one layer and direction: 10 to 16 with 256 units and batch 10 on an H200."""
+LAUNCHES_PER_STEP = 2.5
+"""Time of one step of one layer and direction in the library, in kernel launches. Measured with cuDNN on an H200, where a launch
+takes 4 us: 10 to 16 us with 256 units and batch 10."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,14 @@ def steps_and_batch(ir: KernelIR, prim: Prim) -> tuple[Size, Size]:
     return (second, first) if recurrence_of(prim).batch_first else (first, second)
 
 
-def library_us(node: Node, graph: Graph) -> float:
-    """Estimated microseconds of a layer in PyTorch, whose library runs the steps one after another."""
+def library_us(node: Node, graph: Graph, device: DeviceModel) -> float:
+    """Estimated microseconds of a layer in PyTorch, whose library runs the steps one after another.
+
+    Launches take longer than reading the weights, which a cache holds from step to step.
+    """
     steps = node.type.shape[1 if node.args[-1] is True else 0].value(graph.sizes)
     state_count = node.outputs[1].shape[0].value(graph.sizes)
-    return steps * state_count * LIBRARY_STEP_US
+    return steps * state_count * (LAUNCHES_PER_STEP * device.launch_us)
 
 
 def weight_bytes(ir: KernelIR, prim: Prim) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -11,7 +11,8 @@ from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.attention_pattern import attention_form
 from mtmc_lsp.ir.axes import Axis, AxisTable
 from mtmc_lsp.ir.concat_outputs import Parts, output_parts_of, scatter_indices, stored_primitives
-from mtmc_lsp.ir.primitives import ONE, VIEW_OPS, KernelIR, Prim, PrimOp, ProductDims, is_zero_padding
+from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp, ProductDims
+from mtmc_lsp.ir.region_values import is_in_memory, needed_primitives, used_outside
 
 VIEWS = frozenset(
     "view reshape permute transpose t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk alias detach "
@@ -91,18 +92,6 @@ def product_in(ir: KernelIR, region: Region) -> Prim:
     return next(prim for name in region.prims if (prim := ir.prims[name]).op is PrimOp.MATMUL)
 
 
-def used_outside(ir: KernelIR, nodes: Iterable[str]) -> tuple[Ref, ...]:
-    """Values of ``nodes`` that other nodes read or the target returns, in execution order."""
-    graph = ir.graph
-    inside = {name for name in nodes if name in graph.named}
-    used: list[Ref] = []
-    for name in sorted(inside, key=graph.positions.__getitem__):
-        read = {ref for node in graph.readers(name) if node.name not in inside for ref in node.inputs()}
-        outputs = [Ref(name, i) for i in range(len(graph.node(name).outputs))]
-        used += [ref for ref in outputs if ref in read or ref in graph.escaping]
-    return tuple(used)
-
-
 def _is_expanded(kind: TensorType) -> bool:
     return any(not step.terms and size != Size.of(1) for size, step in zip(kind.shape, kind.stride, strict=True))
 
@@ -126,7 +115,6 @@ def analyse(ir: KernelIR, nodes: Iterable[str], recomputed: Iterable[str] = ()) 
     """Analyse ``nodes`` as one kernel.
 
     Args:
-        ir: the kernel IR of the graph.
         nodes: nodes that the kernel computes; it stores the values that other nodes read.
         recomputed: nodes that the kernel computes for internal use only; other kernels recompute them too.
 
@@ -158,7 +146,7 @@ def _region_of(
 ) -> Region:
     written = list(stored_primitives(ir, outputs, parts))
     results = [name for _, name in written]
-    prims, inputs = _needed_primitives(ir, chosen, [*results, *scatter_indices(parts)])
+    prims, inputs = needed_primitives(ir, chosen, [*results, *scatter_indices(parts)])
     if any(ir.prims[name].op is PrimOp.SCATTER_ADD for name in prims):
         raise CannotFuse("the result of a scatter-add is read before all rows are added")
     if any(ir.of(ref).name in prims for ref in parts):
@@ -189,7 +177,6 @@ def _region_of(
     _check_distinct(members, table)
     reduced = _reduced_axes(members, table)
     parallel = _parallel_axes(ir, written, table, reduced, members)
-    _check_members(members, table, parallel, reduced)
     _check_reduced_values(members)
     _check_recomputation(ir, members, results, table, parallel)
     for name in results:
@@ -275,25 +262,6 @@ def _check_convex(ir: KernelIR, members: set[str], chosen: set[str]) -> None:
             outside.add(node.name)
 
 
-def _needed_primitives(ir: KernelIR, chosen: set[str], roots: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Primitives of the region that ``roots`` need, and the primitives that they load from outside."""
-    needed: set[str] = set()
-    outside: set[str] = set()
-    pending = list(roots)
-    while pending:
-        name = pending.pop()
-        if name in needed or name in outside:
-            continue
-        prim = ir.prims[name]
-        if prim.op is PrimOp.INPUT or prim.origin not in chosen:
-            outside.add(name)
-            continue
-        needed.add(name)
-        pending.extend(prim.inputs)
-    position = ir.positions
-    return tuple(sorted(needed, key=position.__getitem__)), tuple(sorted(outside, key=position.__getitem__))
-
-
 def _kind(members: list[Prim]) -> RegionKind:
     ops = [prim.op for prim in members]
     if attention_form(members) is not None:
@@ -373,28 +341,14 @@ def _parallel_axes(
             for position, axis in enumerate(reversed(table.axes(name, dim))):
                 if axis not in known and axis not in reduced:
                     known.add(axis)
-                    order.append((_axis_order(stride.value(sizes), position), axis))
+                    # By the dimension's memory stride, then by the axis's position inside the dimension.
+                    order.append((stride.value(sizes) * 1024 + position, axis))
     for prim in members:
         if prim.op in (PrimOp.REDUCE, PrimOp.SCAN):
             for axis in table.all_axes(prim.inputs[0]):
                 if axis not in known and axis not in reduced:
                     raise CannotFuse("a reduction has axes that its result lacks")
     return tuple(axis for _, axis in sorted(order, key=lambda item: -item[0]))
-
-
-def _axis_order(stride: int, position: int) -> int:
-    """Sort key: the memory stride of the dimension, then the axis's position inside it."""
-    return stride * 1024 + position
-
-
-def _check_members(
-    members: list[Prim], table: AxisTable, parallel: tuple[Axis, ...], reduced: tuple[Axis, ...]
-) -> None:
-    """Reject reductions over axes that the kernel does not loop over."""
-    loop_axes = set(parallel) | set(reduced)
-    for prim in members:
-        if prim.op is PrimOp.REDUCE and not set(table.all_axes(prim.inputs[0])) <= loop_axes:
-            raise CannotFuse("a reduction over axes that the kernel does not loop over")
 
 
 def _product_region(
@@ -425,25 +379,8 @@ def _product_region(
             if prim.op is PrimOp.CROP or cropped & set(prim.inputs):
                 cropped.add(name)
     dims = ProductDims.of(matmul)
-    if dims.kernel_positions and not all(_is_in_memory(ir.prims, name, inputs) for name in matmul.inputs):
+    if dims.kernel_positions and not all(is_in_memory(ir.prims, name, inputs) for name in matmul.inputs):
         raise CannotFuse("the input of the windows would be recomputed at each kernel position")
     left, first = matmul.inputs[0], dims.batch + dims.rows
     reduced = tuple(axis for dim in range(first, first + dims.summed) for axis in table.axes(left, dim))
     return Region(nodes, prims, inputs, outputs, kind, table, parallel, reduced)
-
-
-def _is_in_memory(prims: Mapping[str, Prim], name: str, inputs: Collection[str]) -> bool:
-    """Whether a value is in memory, possibly padded with zeros or viewed."""
-    while name not in inputs:
-        prim = prims[name]
-        if prim.op not in VIEW_OPS and not is_zero_padding(prim):
-            return False
-        name = prim.inputs[0]
-    return True
-
-
-def lines_of(ir: KernelIR, nodes: Iterable[str]) -> tuple[int, int]:
-    """First and last source line of ``nodes``; (0, 0) if unknown."""
-    names = set(nodes)
-    lines = [node.line for node in ir.graph.nodes if node.name in names and node.line]
-    return (min(lines), max(lines)) if lines else (0, 0)

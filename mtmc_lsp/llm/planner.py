@@ -6,17 +6,17 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, truncate_answer, truncation_notice
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import State
-from mtmc_lsp.core.run import Candidate, Step
+from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.profile_text import profile_text
 from mtmc_lsp.llm.prompting import Part, fit_prompt
+from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.targets import find_definition
 
@@ -33,17 +33,10 @@ implemented correctly. Learn from the history. If 0 is in the list, choose 0 whe
 Answer with JSON only: {"action": NUMBER, "reason": "why this action, in one sentence"}"""
 
 
-class Ranking(Protocol):
-    """Ranks the legal actions."""
-
-    def ranked(self, state: State) -> list[MacroAction]:
-        """All legal actions that were not tried yet, best first."""
-
-
 class LlmPlanner:
     """Asks a model to choose one of the legal actions. Falls back to the first action if the answer is unusable."""
 
-    def __init__(self, model: ChatModel, ranking: Ranking, *, context_tokens: int) -> None:
+    def __init__(self, model: ChatModel, ranking: RooflinePlanner, *, context_tokens: int) -> None:
         """Ask ``model`` to choose among the actions of ``ranking``, with prompts of at most ``context_tokens`` tokens."""
         self._model = model
         self._ranking = ranking
@@ -150,6 +143,7 @@ def planning_messages(state: State, actions: Sequence[MacroAction], max_tokens: 
         f"{' Changes rounding.' if action.changes_rounding else ''}"
         for i, action in enumerate(actions, 1)
     )
+    history = [f"{step.index}. {step.action.text}: {step.status.value}, {step.reason}" for step in state.history]
     block = state.candidate.code.block if state.candidate.code is not None else "none yet"
     if min_choice(state) == 0:
         listed += "\n0. nothing: no remaining action is worth trying; the run ends"
@@ -157,7 +151,7 @@ def planning_messages(state: State, actions: Sequence[MacroAction], max_tokens: 
         Part("The user's code", target_text(state.capture, state.candidate)),
         Part("Graph operations", graph_text(state.capture.graph), spare=2),
         Part("Device", device_text(state.device)),
-        Part("History", "\n".join(step_text(step) for step in state.history) or "this is the first step", spare=1),
+        Part("History", "\n".join(history) or "this is the first step", spare=1),
         Part("Current kernels", block, spare=3),
         Part("Profile of the current version", profile_text(state)),
         Part("Legal actions", listed),
@@ -202,8 +196,3 @@ def device_text(device: DeviceModel) -> str:
         + f"; launch overhead about {device.launch_us:g} us per kernel"
         + ("" if device.is_calibrated else "; data sheet values, not measured")
     )
-
-
-def step_text(step: Step) -> str:
-    """One step of the history as text."""
-    return f"{step.index}. {step.action.text}: {step.status.value}, {step.reason}"

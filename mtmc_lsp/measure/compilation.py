@@ -36,12 +36,9 @@ class KernelCompiler:
         """Prepare without compiling.
 
         Args:
-            capture: of the target.
-            pool: runs the calls.
             worker: compiles what the caller waits for.
             background_worker: compiles ahead, with low priority.
             background: runs the calls to ``background_worker``.
-            archs: the architectures, such as ``sm_90``.
             seconds: time limit for one candidate.
         """
         self._capture, self._pool, self._worker, self._background_worker = capture, pool, worker, background_worker

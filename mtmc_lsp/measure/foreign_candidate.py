@@ -53,7 +53,6 @@ def verify_foreign(
     """Verify a candidate without timing it; returns also how it was loaded.
 
     Args:
-        candidate: what to verify.
         reference: of the candidate's capture; several candidates may use it.
         needs_sandbox: whether to refuse candidates without a complete sandbox.
         process: the candidate's process, if it needs other limits; the caller closes it.
@@ -90,9 +89,6 @@ def with_timing(
     """The verdict with a timing, if there is a GPU and the candidate is correct.
 
     Args:
-        result: the verdict.
-        candidate: how to load the candidate.
-        reference: what it was verified against.
         baselines: what to time besides the reference in eager mode.
         fresh: whether to ignore cached timings.
     """

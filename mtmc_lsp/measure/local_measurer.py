@@ -77,9 +77,6 @@ class LocalMeasurer:
         """Prepare the processes. On a GPU they start in the background, else with the first call.
 
         Args:
-            capture: of the target.
-            python: the user's interpreter.
-            options: how to measure.
             source: the user's file at the start of the run; by default it is read.
             fork_server: starts the processes by forks if its environment variables fit; the caller closes it.
         """

@@ -44,9 +44,7 @@ class Timer:
         """Prepare without timing.
 
         Args:
-            capture: of the target.
             user_source: the user's file; ``None`` reads the file.
-            pool: runs the calls.
             process: times; no verification runs in it.
             baselines: modes of ``torch.compile`` to time besides eager mode: ``compile``, ``max-autotune``.
             fresh: whether to ignore cached timings.
@@ -103,7 +101,6 @@ class Timer:
         """Time a candidate against eager mode, the baselines and the previous version, or return the cached timing.
 
         Args:
-            candidate: how to load it.
             previous: the file with the previous version.
             more_baselines: further baselines for this candidate.
 

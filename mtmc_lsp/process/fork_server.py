@@ -118,7 +118,6 @@ class ForkServer:
         """Describe the fork server without starting it.
 
         Args:
-            python: the user's interpreter.
             env: variables that its imports depend on, such as ``TRITON_INTERPRET``.
             preload: whether it also imports what capture needs and, while it is idle, the compilers.
         """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mtmc_lsp.process.protocol import Request
 from mtmc_lsp.process.sandbox import Isolation
@@ -24,11 +23,8 @@ class StartAnswer:
 
 
 @dataclass(frozen=True)
-class StartRequest(Request[StartAnswer]):
+class StartRequest(Request[StartAnswer], command="process.start"):
     """Import torch and create the GPU context, so that the first real request does not wait for them."""
-
-    command: ClassVar[str] = "process.start"
-    answer: ClassVar[type] = StartAnswer
 
     gpu: bool
     """Whether to create a GPU context."""

@@ -32,7 +32,6 @@ def cores_for_job(job: int, jobs: int, cores: Sequence[int]) -> list[int]:
 
     Args:
         job: index of the job, from 0.
-        jobs: number of jobs.
         cores: all usable cores.
     """
     count = len(cores)

@@ -7,10 +7,7 @@ Each room defines its requests and answers in ``<room>/messages.py``, which impo
         kernels: tuple[KernelReport, ...]
 
     @dataclass(frozen=True)
-    class CompileRequest(Request[CompileAnswer]):
-        command: ClassVar[str] = "compile.launches"
-        answer: ClassVar[type] = CompileAnswer
-
+    class CompileRequest(Request[CompileAnswer], command="compile.launches"):
         source: str
 
 The handler, ``def compile_launches(request: CompileRequest) -> CompileAnswer``, runs in the worker;
@@ -22,7 +19,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from mtmc_lsp.core.errors import FailureKind, MtmcError, WorkerFailed, error_from_json
 from mtmc_lsp.core.json_codec import from_json, to_json
@@ -31,12 +28,16 @@ Answer = TypeVar("Answer")
 
 
 class Request(Generic[Answer]):
-    """Base of all requests. Subclasses are frozen dataclasses and set both class variables."""
+    """Base of all requests. Subclasses are frozen dataclasses."""
 
     command: ClassVar[str]
     """``room.verb``: the key of the handler in the worker's table, and the name in messages and timings."""
     answer: ClassVar[type]
-    """The type of the answer."""
+    """The type of the answer, the argument of the base class."""
+
+    def __init_subclass__(cls, *, command: str) -> None:
+        cls.command = command
+        cls.answer = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,6 @@ def decode_answer(line: bytes, token: str, command: str) -> Any:
 
     Args:
         line: what the worker wrote. Code of a candidate runs in workers, so it may be anything.
-        token: the token of the request.
         command: the command of the request, for messages.
 
     Raises:

@@ -100,9 +100,7 @@ def enter(writable: Sequence[str], hidden: str = "", *, gpu: bool = False, progr
     """Restrict this thread and all threads and processes that it starts later.
 
     Args:
-        writable: folders with write access.
         hidden: a folder without read access.
-        gpu: whether to allow GPU devices.
         programs: whether to allow starting programs, as compilers of kernels do.
     """
     if sys.platform != "linux":

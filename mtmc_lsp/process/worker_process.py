@@ -81,8 +81,6 @@ class Worker:
         """Describe the child without starting it.
 
         Args:
-            python: the user's interpreter.
-            cwd: the project folder.
             env: environment variables to add to those of this process.
             memory_bytes: limit for the child's data segment (RLIMIT_DATA); ``None`` for no limit.
             sandbox: the sandbox to enter, as far as this machine supports it; ``None`` for no sandbox.
@@ -116,7 +114,6 @@ class Worker:
         """Run one command in the child.
 
         Args:
-            request: the command with its arguments.
             seconds: time limit, after which the child is killed.
 
         Raises:

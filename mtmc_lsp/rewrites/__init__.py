@@ -1,4 +1,4 @@
-"""Graph rewrites that preserve the result: exact algebra, memory layouts of intermediate values, sizes as constants.
+"""Graph rewrites that preserve the result: exact algebra, and memory layouts of images.
 
 A rewrite is data (:class:`~mtmc_lsp.schedule.schedule.Rewrite`) in the schedule, so the captured graph never changes and a run
 is reproducible. The kernels of a schedule refer to nodes of the rewritten graph.
@@ -19,11 +19,9 @@ from mtmc_lsp.rewrites import (
     identities,
     im2win,
     layout_propagation,
-    layouts,
     pooling,
     reduction_hoisting,
     spatial_reductions,
-    specialised_sizes,
     split_full_reduction,
 )
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite, Edit, apply_edit
@@ -69,10 +67,6 @@ def apply_rewrite(graph: Graph, rewrite: Rewrite) -> Graph:
     """
     if rewrite.rule == layout_propagation.RULE:
         return layout_propagation.in_channels_last(graph)
-    if rewrite.rule == layouts.RULE:
-        return layouts.with_layout(graph, rewrite)
-    if rewrite.rule in specialised_sizes.REWRITES:
-        return specialised_sizes.with_size(graph, rewrite)
     return apply_edit(graph, algebra_edit(graph, rewrite))
 
 

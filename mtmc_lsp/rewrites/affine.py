@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
+from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.rewrites.graph_editing import (
+    CONVOLUTIONS,
     AlgebraRule,
+    Chain,
     Edit,
     base_name,
     contiguous_type,
     is_only_reader,
-    new_node,
+    numbers,
     producer,
     uses_other_outputs,
 )
 
-CONVOLUTIONS = frozenset(f"{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2, 3))
 
+class _Chain(Chain):
+    """New nodes, each a small elementwise operation on weights, biases or statistics."""
 
-@dataclass
-class _Chain:
-    """Builds new nodes, each a small elementwise operation on weights, biases or statistics."""
-
-    like: Node
-    graph: Graph
-    nodes: list[Node] = field(default_factory=list)
-
-    def add(self, op: str, *args: Argument, shape_of: Ref) -> Ref:
+    def elementwise(self, op: str, *args: Argument, shape_of: Ref) -> Ref:
         """Append an operation whose result has the shape of ``shape_of``."""
-        new_types = {node.name: node.type for node in self.nodes}
-        kind = new_types.get(shape_of.name) or self.graph.type_of(shape_of)
-        node = new_node(
-            self.like, f"fold{len(self.nodes)}", f"aten.{op}", args, contiguous_type(kind.shape, kind.dtype)
-        )
-        self.nodes.append(node)
-        return Ref(node.name)
+        kind = self.type_of(shape_of)
+        return self.add(op, args, contiguous_type(kind.shape, kind.dtype))
 
 
 def _convolution(graph: Graph, node: Node) -> Node | None:
@@ -61,10 +50,10 @@ def scale(graph: Graph, node: Node) -> Edit | None:
     weight, bias = inner.args[1], inner.args[2] if len(inner.args) > 2 else None
     if isinstance(number, bool) or number == 0 or not isinstance(weight, Ref):
         return None
-    chain = _Chain(node, graph)
+    chain = _Chain(node, graph, "fold")
     op = f"{base_name(node)}.Tensor"
-    new_weight = chain.add(op, weight, number, shape_of=weight)
-    new_bias = chain.add(op, bias, number, shape_of=bias) if isinstance(bias, Ref) else None
+    new_weight = chain.elementwise(op, weight, number, shape_of=weight)
+    new_bias = chain.elementwise(op, bias, number, shape_of=bias) if isinstance(bias, Ref) else None
     why = f"the factor {number!r} becomes part of the weights, which saves a pass over the result"
     return _edit(node, inner, chain, new_weight, new_bias, why, f"fold the {base_name(node)} into the convolution")
 
@@ -82,31 +71,25 @@ def normalise(graph: Graph, node: Node) -> Edit | None:
     transposed = "transpose" in base_name(inner)
     if transposed and not _is_ungrouped(inner):
         return None
-    chain = _Chain(node, graph)
-    factor = chain.add("rsqrt.default", chain.add("add.Tensor", var, eps, shape_of=var), shape_of=var)
+    chain = _Chain(node, graph, "fold")
+    factor = chain.elementwise("rsqrt.default", chain.elementwise("add.Tensor", var, eps, shape_of=var), shape_of=var)
     if isinstance(gamma, Ref):
-        factor = chain.add("mul.Tensor", factor, gamma, shape_of=var)
+        factor = chain.elementwise("mul.Tensor", factor, gamma, shape_of=var)
     rank = len(graph.type_of(weight).shape)
     channels = graph.type_of(var).shape[0]
     channel_dim = 1 if transposed else 0
-    weight_shape = tuple(channels if d == channel_dim else 1 for d in range(rank))
-    text_shape = tuple(
-        item.constant if not isinstance(item, int) and item.is_constant else item for item in weight_shape
-    )
-    shaped = chain.add("reshape.default", factor, text_shape, shape_of=var)
-    kind = contiguous_type(
-        tuple(channels if d == channel_dim else type(channels).of(1) for d in range(rank)), node.type.dtype
-    )
-    chain.nodes[-1] = replace(chain.nodes[-1], outputs=(kind,))
-    new_weight = chain.add("mul.Tensor", weight, shaped, shape_of=weight)
+    weight_shape = tuple(channels if d == channel_dim else Size.of(1) for d in range(rank))
+    weight_type = contiguous_type(weight_shape, node.type.dtype)
+    shaped = chain.add("reshape.default", (factor, numbers(weight_shape)), weight_type)
+    new_weight = chain.elementwise("mul.Tensor", weight, shaped, shape_of=weight)
     centred = (
-        chain.add("sub.Tensor", bias, mean, shape_of=var)
+        chain.elementwise("sub.Tensor", bias, mean, shape_of=var)
         if isinstance(bias, Ref)
-        else chain.add("neg.default", mean, shape_of=var)
+        else chain.elementwise("neg.default", mean, shape_of=var)
     )
-    new_bias = chain.add("mul.Tensor", centred, factor, shape_of=var)
+    new_bias = chain.elementwise("mul.Tensor", centred, factor, shape_of=var)
     if isinstance(beta, Ref):
-        new_bias = chain.add("add.Tensor", new_bias, beta, shape_of=var)
+        new_bias = chain.elementwise("add.Tensor", new_bias, beta, shape_of=var)
     why = "in evaluation mode, batch norm is a fixed scale and shift per channel, which the weights and the bias can absorb"
     return _edit(node, inner, chain, new_weight, new_bias, why, "fold the batch norm into the convolution")
 

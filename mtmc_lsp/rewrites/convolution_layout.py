@@ -17,12 +17,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.lower.convolution import LOW_PART, SPLIT
-from mtmc_lsp.rewrites.graph_editing import AlgebraRule, Edit, base_name, contiguous_type, new_node, uses_other_outputs
+from mtmc_lsp.rewrites.graph_editing import (
+    CONVOLUTIONS,
+    AlgebraRule,
+    Chain,
+    Edit,
+    base_name,
+    contiguous_type,
+    numbers,
+    uses_other_outputs,
+)
 
 FORMATS = {4: "torch.channels_last", 5: "torch.channels_last_3d"}
 """Rank to PyTorch's memory format; there is none for 1D convolutions."""
@@ -41,22 +50,6 @@ FP16_REASON = (
     "your code runs it in TF32, which has as many significand bits as float16: scaled float16 operands take half the memory and "
     "run at twice the rate"
 )
-
-
-@dataclass
-class Chain:
-    """Builds the nodes that replace one node."""
-
-    like: Node
-    graph: Graph
-    nodes: list[Node] = field(default_factory=list)
-
-    def add(self, op: str, args: tuple[Argument, ...], kind: TensorType, **kwargs: Argument) -> Ref:
-        """Append an operation with a result of type ``kind``."""
-        qualified = op if op.startswith("mtmc.") else f"aten.{op}"
-        node = new_node(self.like, f"packed{len(self.nodes)}", qualified, args, kind)
-        self.nodes.append(replace(node, kwargs=kwargs))
-        return Ref(node.name)
 
 
 def channels_last(shape: tuple[Size, ...], dtype: str) -> TensorType:
@@ -162,7 +155,7 @@ def _with_height(value: Argument, neutral: int | None) -> Argument:
 def convolution(graph: Graph, node: Node) -> Convolution | None:
     """A node as a convolution with dense input and result; ``None`` for depthwise ones, which do not use tensor cores."""
     name = base_name(node)
-    if name not in {f"{kind}{n}d" for kind in ("conv", "conv_transpose") for n in (1, 2, 3)} or node.kwargs:
+    if name not in CONVOLUTIONS or node.kwargs:
         return None
     x, weight = node.args[:2]
     if not isinstance(x, Ref) or not isinstance(weight, Ref) or uses_other_outputs(graph, node):
@@ -172,7 +165,7 @@ def convolution(graph: Graph, node: Node) -> Convolution | None:
     if len(weight_type.shape) not in (RANK_1D, *FORMATS) or len(kind.shape) != len(weight_type.shape) or is_depthwise:
         return None
     are_dense = all(item == _dense_as(item, packed=item.is_channels_last) for item in (kind, node.type))
-    return Convolution(Chain(node, graph), node, x, weight, (kind, weight_type)) if are_dense else None
+    return Convolution(Chain(node, graph, "packed"), node, x, weight, (kind, weight_type)) if are_dense else None
 
 
 def _with_channels(graph: Graph, node: Node) -> Convolution | None:
@@ -298,11 +291,6 @@ def _unscaled(conv: Convolution, value: Ref, factors: Sequence[Ref]) -> Ref:
         )
         value = chain.add("add.Tensor", (value, shaped_bias), kind)
     return value
-
-
-def numbers(shape: tuple[Size, ...]) -> tuple[Argument, ...]:
-    """A shape as an argument of a node."""
-    return tuple(size.constant if size.is_constant else size for size in shape)
 
 
 def _factor(chain: Chain, ref: Ref, kind: TensorType, exponent: int, dim: int) -> Ref:

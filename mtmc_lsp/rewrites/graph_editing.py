@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.sizes import Size
@@ -12,6 +12,7 @@ VIEWS = frozenset(
     "view reshape permute transpose t unsqueeze squeeze expand slice select alias detach _unsafe_view".split(),
 )
 """ATen operations that may return a view of their first argument."""
+CONVOLUTIONS = frozenset(f"{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2, 3))
 
 
 class CannotRewrite(Exception):
@@ -97,6 +98,33 @@ def new_node(
 ) -> Node:
     """A new node with the source line of ``like``; its name is that of ``like`` with a suffix."""
     return Node(f"{like.name}_{suffix}", op, args, {}, (kind,), like.line, variable)
+
+
+@dataclass
+class Chain:
+    """Builds the nodes that replace one node."""
+
+    like: Node
+    graph: Graph
+    suffix: str
+    """Part of the new nodes' names, between the name of ``like`` and a number."""
+    nodes: list[Node] = field(default_factory=list)
+
+    def type_of(self, ref: Ref) -> TensorType:
+        """The type of a value of the graph or of a new node."""
+        return next((node.type for node in self.nodes if node.name == ref.name), None) or self.graph.type_of(ref)
+
+    def add(self, op: str, args: tuple[Argument, ...], kind: TensorType, **kwargs: Argument) -> Ref:
+        """Append an operation with a result of type ``kind``."""
+        qualified = op if op.startswith("mtmc.") else f"aten.{op}"
+        node = new_node(self.like, f"{self.suffix}{len(self.nodes)}", qualified, args, kind)
+        self.nodes.append(replace(node, kwargs=kwargs))
+        return Ref(node.name)
+
+
+def numbers(shape: Iterable[Size]) -> tuple[Argument, ...]:
+    """A shape as an argument of a node."""
+    return tuple(size.constant if size.is_constant else size for size in shape)
 
 
 def apply_edit(graph: Graph, edit: Edit) -> Graph:

@@ -11,6 +11,7 @@ from mtmc_lsp.rewrites.graph_editing import (
     base_name,
     escapes,
     new_node,
+    numbers,
     producer,
     uses_other_outputs,
 )
@@ -115,16 +116,15 @@ def single_element_reduction(graph: Graph, node: Node) -> Edit | None:
         return None
     kind = graph.type_of(source)
     dims = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
-    numbers = [_number(item) for item in dims]
-    if not numbers or any(n is None or kind.shape[int(n)] != Size.of(1) for n in numbers) or not is_float(kind.dtype):
+    reduced = [_number(item) for item in dims]
+    if not reduced or any(d is None or kind.shape[int(d)] != Size.of(1) for d in reduced) or not is_float(kind.dtype):
         return None
     why, text = "the sum, mean and extremum of one element are the element", f"drop the {name} of a single element"
     if kind.shape == node.type.shape:
         return _drop(graph, node, source, why, text)
     if uses_other_outputs(graph, node) or escapes(graph, node.name) or kind.dtype != node.type.dtype:
         return None
-    shape = tuple(size.constant if size.is_constant else size for size in node.type.shape)
-    new = new_node(node, "element", "aten.reshape.default", (source, shape), node.type)
+    new = new_node(node, "element", "aten.reshape.default", (source, numbers(node.type.shape)), node.type)
     return Edit(node.name, Ref(new.name), (new,), why, text)
 
 

@@ -35,10 +35,9 @@ from mtmc_lsp.rewrites.convolution_layout import (
     Convolution,
     channels_last,
     convolution,
-    numbers,
     on_fp16_operands,
 )
-from mtmc_lsp.rewrites.graph_editing import AlgebraRule, Edit, base_name, constants_of, contiguous_type
+from mtmc_lsp.rewrites.graph_editing import AlgebraRule, Edit, base_name, constants_of, contiguous_type, numbers
 
 ROW_MULTIPLES = ((8, 6), (4, 1))
 """Pairs of a multiple to which rows are padded, and the minimum number of rows per padding row.

@@ -16,6 +16,7 @@ from mtmc_lsp.rewrites.graph_editing import (
     contiguous_type,
     is_only_reader,
     new_node,
+    numbers,
     producer,
 )
 
@@ -218,16 +219,8 @@ def _reshape_nodes(node: Node, value: Ref, shape: tuple[Size, ...]) -> list[Node
     """The reshape to the shape of ``node``, if needed."""
     if shape == node.type.shape:
         return []
-    shape_argument = tuple(size.constant if size.is_constant else size for size in node.type.shape)
-    return [
-        new_node(
-            node,
-            "shaped",
-            "aten.reshape.default",
-            (value, shape_argument),
-            contiguous_type(node.type.shape, node.type.dtype),
-        )
-    ]
+    kind = contiguous_type(node.type.shape, node.type.dtype)
+    return [new_node(node, "shaped", "aten.reshape.default", (value, numbers(node.type.shape)), kind)]
 
 
 def _edit_from(node: Node, nodes: list[Node], why: str, text: str) -> Edit:

@@ -14,7 +14,16 @@ from math import prod
 
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.rewrites.graph_editing import AlgebraRule, Edit, base_name, constants_of, contiguous_type, new_node
+from mtmc_lsp.rewrites.graph_editing import (
+    CONVOLUTIONS,
+    AlgebraRule,
+    Chain,
+    Edit,
+    base_name,
+    constants_of,
+    contiguous_type,
+    numbers,
+)
 from mtmc_lsp.rewrites.reduction_hoisting import through_factors
 
 ONE = Size.of(1)
@@ -40,7 +49,7 @@ class _Convolution:
 def _convolution(node: Node) -> _Convolution | None:
     """A node as a convolution with constant arguments; ``None`` for others."""
     name = base_name(node)
-    if name not in {f"{kind}{n}d" for kind in ("conv", "conv_transpose") for n in (1, 2, 3)} or node.kwargs:
+    if name not in CONVOLUTIONS or node.kwargs:
         return None
     if node.op.endswith(".padding") or node.type.dtype not in ("float32", "float64"):
         return None
@@ -107,27 +116,13 @@ def _ranges(
     return ranges
 
 
-class _NodeBuilder:
+class _NodeBuilder(Chain):
     """Builds the nodes that replace one node."""
-
-    def __init__(self, graph: Graph, like: Node) -> None:
-        self.types: dict[str, TensorType] = {}
-        self.graph, self.like, self.nodes = graph, like, list[Node]()
-
-    def type_of(self, ref: Ref) -> TensorType:
-        return self.types.get(ref.name) or self.graph.type_of(ref)
-
-    def add(self, op: str, args: tuple[Argument, ...], kind: TensorType, **kwargs: Argument) -> Ref:
-        node = new_node(self.like, f"spatial{len(self.nodes)}", f"aten.{op}", args, kind)
-        self.nodes.append(Node(node.name, node.op, args, kwargs, (kind,), node.line))
-        self.types[node.name] = kind
-        return Ref(node.name)
 
     def reshaped(self, x: Ref, shape: Sequence[Size]) -> Ref:
         """Reshape a dense tensor."""
         kind = contiguous_type(tuple(shape), self.type_of(x).dtype)
-        numbers = tuple(size.constant if size.is_constant else size for size in shape)
-        return self.add("reshape.default", (x, numbers), kind)
+        return self.add("reshape.default", (x, numbers(shape)), kind)
 
     def permuted(self, x: Ref, order: tuple[int, ...]) -> Ref:
         """A dense tensor with its dimensions in that order."""
@@ -184,7 +179,7 @@ def over_positions(graph: Graph, node: Node) -> Edit | None:
     kept_dims = tuple(d for d in range(2, rank) if d not in dims)
     if convolution.groups != 1 and (convolution.transposed or not kept_dims):
         return None
-    nodes, sums = _NodeBuilder(graph, node), convolution.x
+    nodes, sums = _NodeBuilder(node, graph, "spatial"), convolution.x
     for dim in dims:
         ranges = _ranges(convolution, dim - 2, *(shape[dim].constant for shape in shapes))
         if ranges is None:

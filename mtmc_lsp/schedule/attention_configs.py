@@ -35,13 +35,7 @@ MAX_MASKED_QUERIES = 128
 
 
 def attention_config(ir: KernelIR, region: Region, device: DeviceModel) -> AttentionConfig:
-    """A first configuration of an attention: the best tile whose queries, keys and values fit into shared memory.
-
-    Args:
-        ir: the primitives.
-        region: of an attention.
-        device: the GPU to plan for.
-    """
+    """A first configuration of an attention: the best tile whose queries, keys and values fit into shared memory."""
     rows = max(64, _products(ir, region)[0].shape[-2].value(ir.graph.sizes))
     if limited_attention_band(ir, region) is not None:
         rows = min(rows, MAX_MASKED_QUERIES)

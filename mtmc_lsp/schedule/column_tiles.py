@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.schedule.configs import TileConfig
-
-TRANSACTION_COLUMNS = 16
-"""Fixed cost of a tile, in columns: narrower tiles spend more on memory transactions than on data."""
+from mtmc_lsp.schedule.device_limits import default_elements, transaction_columns
 
 
-def column_block(columns: int) -> int:
+def column_block(columns: int, device: DeviceModel) -> int:
     """The tile width with the least traffic: few columns beyond the end, and not much narrower than a memory transaction."""
-    choices = [1 << power for power in range(min(10, next_power_of_two(columns).bit_length() - 1) + 1)]
-    return min(choices, key=lambda block: (-(-columns // block) * (block + TRANSACTION_COLUMNS), -block))
+    widest = min(default_elements(device), next_power_of_two(columns))
+    choices = [1 << power for power in range(widest.bit_length())]
+    fixed = transaction_columns(device)
+    return min(choices, key=lambda block: (-(-columns // block) * (block + fixed), -block))
 
 
 def single_columns(columns: int, warps: int, device: DeviceModel) -> TileConfig:
     """A tile with one element per thread."""
     threads = device.warp_size * warps
-    block = min(threads, column_block(columns))
+    block = min(threads, column_block(columns, device))
     return TileConfig(threads // block, block, warps=warps)
 
 

@@ -204,6 +204,9 @@ class MatmulConfig(_Blocks, _Config):
     stream_k: Annotated[int, Range(0, MOST_STREAM_PROGRAMS)] = 0
     """Programs that share the K blocks of the last wave of tiles (stream-K); 0 without stream-K."""
     persist: Programs = 0
+    flatten: bool = False
+    """Whether a persistent program's loops over tiles and K are compiled as one, which loads the next tile while this one is
+    stored. No effect where ``persist`` is 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

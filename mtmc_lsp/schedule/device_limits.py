@@ -7,13 +7,14 @@ resource. Other devices scale with that resource; nothing was measured on them.
 from __future__ import annotations
 
 from mtmc_lsp.core.device_model import DeviceModel, TensorCores
+from mtmc_lsp.core.dtypes import ITEMSIZE
 
 MAX_THREADS_PER_BLOCK = 1024
 """Limit of CUDA and of HIP."""
 AMD_MAX_STAGES = 2
 """Triton's AMD backend pipelines loops by one block of lookahead (``num_stages=2``)."""
 ROWS_PER_WARP = 16
-"""Rows of one ``mma`` or MFMA instruction (``TensorCores.least_tile``); a WGMMA covers 64 rows with four warps."""
+"""Rows of one ``mma`` or MFMA instruction; a WGMMA covers 64 rows with four warps."""
 
 
 def min_tiles(device: DeviceModel) -> int:
@@ -46,6 +47,50 @@ def max_row_elements(device: DeviceModel) -> int:
     return device.registers_per_sm // 4
 
 
+def max_looped_elements(device: DeviceModel) -> int:
+    """Columns of a tile that loops over its row, so that two or more programs are resident on a multiprocessor (H200: 8192).
+
+    Two tensors take half of it each.
+    """
+    return max_row_elements(device) // 2
+
+
+def max_shared_row_elements(device: DeviceModel) -> int:
+    """Columns of a tile where programs share a row, so that writes overlap with the reads of other programs (H200: 4096).
+
+    Measured on an H200, second kernel of a layer norm over 16 rows of 2^22: 153 us, and 168 us with twice the width.
+    """
+    return max_row_elements(device) // 4
+
+
+def max_strided_columns(device: DeviceModel) -> int:
+    """Strided columns that a tile of 64 rows holds in registers (H200: 256)."""
+    return max_row_elements(device) // 64
+
+
+def min_split_elements(device: DeviceModel) -> int:
+    """Elements of a float32 reduction from which on splitting rows pays for the second kernel (H200: 2^18).
+
+    They take as long to read at the bandwidth of 8 multiprocessors as the second kernel takes to launch.
+    """
+    read_per_launch = device.launch_us * 1e-6 * device.bandwidth / device.sm_count
+    return round(8.0848 * read_per_launch / ITEMSIZE["float32"])
+
+
+def max_accumulators(device: DeviceModel) -> int:
+    """Accumulators per thread up to which a second accumulator of the same size fits beside it (NVIDIA: 64, CDNA: 128).
+
+    Both take half of the thread's registers; operands and addresses take the others.
+    """
+    return -(-device.registers_per_thread // 4)
+
+
+def max_promoted_elements(device: DeviceModel) -> int:
+    """Elements of the largest product tile with two accumulators, which take half of a multiprocessor's registers (H200: 128 x
+    128 in eight warps)."""
+    return device.registers_per_sm // 4
+
+
 def max_warps(device: DeviceModel) -> int:
     """Warps of the largest block (NVIDIA: 32, CDNA: 16)."""
     return MAX_THREADS_PER_BLOCK // device.warp_size
@@ -54,6 +99,17 @@ def max_warps(device: DeviceModel) -> int:
 def default_elements(device: DeviceModel) -> int:
     """Elements of a small tile: eight per thread in four warps (NVIDIA: 1024, CDNA: 2048)."""
     return 8 * 4 * device.warp_size
+
+
+def short_row(device: DeviceModel) -> int:
+    """Columns below which a small tile has more than 16 rows: with fewer elements its threads would have little to do."""
+    return default_elements(device) // 16
+
+
+def transaction_columns(device: DeviceModel) -> int:
+    """Fixed cost of a tile, in columns: a row of four-byte elements begins and ends within a sector, so two sectors are read
+    in vain at most (NVIDIA: 16, CDNA: 32)."""
+    return 2 * device.sector_bytes // ITEMSIZE["float32"]
 
 
 def max_stages(device: DeviceModel) -> int:

@@ -62,9 +62,6 @@ def reconfigured(ir: KernelIR, region: Region, plan: KernelPlan, changes: Mappin
     """A kernel with some choices changed. All actions that change a configuration call this function.
 
     Args:
-        ir: the primitives of the graph.
-        region: what the kernel computes.
-        plan: the kernel.
         changes: field to value, as JSON data.
 
     Raises:

@@ -20,7 +20,13 @@ from mtmc_lsp.schedule.configs import (
     PrecisionMode,
     SplitOnLoad,
 )
-from mtmc_lsp.schedule.device_limits import max_stages, min_programs, product_tiles
+from mtmc_lsp.schedule.device_limits import (
+    max_accumulators,
+    max_promoted_elements,
+    max_stages,
+    min_programs,
+    product_tiles,
+)
 from mtmc_lsp.schedule.split_on_load import (
     LEAST_CHANNELS,
     LEAST_SPLIT_ROWS,
@@ -34,13 +40,8 @@ from mtmc_lsp.schedule.split_on_load import (
 
 PIECES = {PrecisionMode.FP16X3: 256, PrecisionMode.FP16X3_SHORT: 128}
 """Terms of K that tensor cores sum before fp32 units take over, by precision mode."""
-PROMOTED_ELEMENTS = 128 * 128
-"""Largest tile with two fp32 accumulators (the sum, and the sum of one piece) in the registers of eight NVIDIA warps."""
-MAX_ACCUMULATORS = 64
-"""Accumulators per thread up to which a second accumulator fits into its 255 registers (NVIDIA). Larger tiles keep only the
-leading bits of the sum separately."""
 MIN_TMA_ROWS, MIN_TMA_DEPTH = 64, 128
-"""Rows of a tile, and terms of a sum, from which on TMA descriptors pay. Measured on an H200."""
+"""Rows of a tile, and terms of a sum, from which on TMA descriptors pay, on devices that have TMA. Measured on an H200."""
 
 
 def user_mode(graph: Graph, prim: Prim) -> PrecisionMode:
@@ -54,9 +55,6 @@ def product_config(
     """A first configuration of a matrix product.
 
     Args:
-        ir: the primitives.
-        region: one with a product.
-        device: the GPU to plan for.
         precision: the mode for float32 operands; None for the mode of the user's code.
     """
     config = _product_config(ir, region, device, precision)
@@ -97,7 +95,7 @@ def _product_config(ir: KernelIR, region: Region, device: DeviceModel, precision
             is_one_piece(ir, prim, mode) and terms >= MIN_TMA_DEPTH
         )
         tall, wide = product_tiles(device)[0]
-        most = tall * wide if has_one_accumulator else PROMOTED_ELEMENTS
+        most = tall * wide if has_one_accumulator else max_promoted_elements(device)
         gathered = has_split_operands(prim) and kernel_positions and not loops_over_positions
         # Addresses that mix kernel positions and channels take many registers, for both halves.
         block_m, block_n, block_k, warps = _tensor_core_tile(m, n, batch, most // 2 if gathered else most, device)
@@ -140,9 +138,12 @@ def is_one_piece(ir: KernelIR, prim: Prim, precision: PrecisionMode) -> bool:
     return terms <= PIECES.get(precision, 0)
 
 
-def holds_sums_apart(config: MatmulConfig) -> bool:
-    """Whether a product's tile is too large for a second accumulator, which would hold the sum of one piece."""
-    return config.elements > MAX_ACCUMULATORS * 32 * config.warps
+def holds_sums_apart(config: MatmulConfig, device: DeviceModel) -> bool:
+    """Whether a product's tile is too large for a second accumulator, which would hold the sum of one piece.
+
+    Such tiles keep only the leading bits of the sum separately.
+    """
+    return config.elements > max_accumulators(device) * device.warp_size * config.warps
 
 
 def can_split(ir: KernelIR, prim: Prim, device: DeviceModel) -> bool:
@@ -172,12 +173,6 @@ def with_tma(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceM
 
     Each program creates descriptors, which takes as long as a few blocks of K. So where there are many tiles of split operands, a
     persistent program computes several. On an H200: 704 us against 741 for 4096 cubed, 2548 us against 3289 with 64 terms.
-
-    Args:
-        ir: the primitives.
-        region: one with a product.
-        config: as chosen for the sizes.
-        device: the GPU to plan for.
     """
     if not device.has_tma or config.block_m < MIN_TMA_ROWS:
         return config
@@ -205,16 +200,17 @@ def _with_large_tile(config: MatmulConfig, m: int, n: int, k: int, batch: int, d
     """
     tall, wide = product_tiles(device)[0]
     mode = PrecisionMode.FP16X3
-    if config.precision is not mode or config.elements != PROMOTED_ELEMENTS or config.split_k > 1 or k <= PIECES[mode]:
+    promoted = max_promoted_elements(device)
+    if config.precision is not mode or config.elements != promoted or config.split_k > 1 or k <= PIECES[mode]:
         return config
     larger = replace(config, block_m=tall, block_n=wide, stages=4)
     fits = stage_bytes(larger) * 4 <= device.shared_bytes
     return larger if fits and -(-m // tall) * -(-n // wide) * batch >= min_programs(device) else config
 
 
-def by_pointers(config: MatmulConfig) -> MatmulConfig:
+def by_pointers(config: MatmulConfig, device: DeviceModel) -> MatmulConfig:
     """A product's configuration without TMA: addresses take registers, so the largest tile is halved."""
-    large = config.precision is PrecisionMode.FP16X3 and holds_sums_apart(config)
+    large = config.precision is PrecisionMode.FP16X3 and holds_sums_apart(config, device)
     return replace(config, block_n=config.block_n // 2 if large else config.block_n, tma=False)
 
 
@@ -222,8 +218,6 @@ def fitted(config: MatmulConfig, shared_bytes: int, loaded: int = 2) -> MatmulCo
     """A product's configuration, reduced until it fits into the device's shared memory.
 
     Args:
-        config: as chosen for the sizes.
-        shared_bytes: shared memory of one program.
         loaded: bytes of an operand's element as it is loaded.
     """
     if config.precision not in (PrecisionMode.NATIVE, *SPLIT_PRECISION_MODES):
@@ -259,8 +253,6 @@ def product_variants(config: MatmulConfig, device: DeviceModel, *, of_windows: b
     Tiles that are too large for the device's registers or shared memory are dropped.
 
     Args:
-        config: the present one.
-        device: the GPU to plan for.
         of_windows: whether the left operand is a convolution's windows.
         short: whether tensor cores may sum all terms at the workload's sizes (:func:`is_one_piece`).
     """
@@ -278,7 +270,7 @@ def product_variants(config: MatmulConfig, device: DeviceModel, *, of_windows: b
         shapes = [
             (tall, wide, deep, warps, 1)
             for tall, deep, warps in [(256, 32, 4), (256, 32, 8), (128, 64, 8), (128, 64, 4), (128, 32, 8), (64, 32, 4)]
-            if tall * wide <= PROMOTED_ELEMENTS * warps // 8
+            if tall * wide <= max_promoted_elements(device) * warps // 8
         ]
     elif config.split_on_load is SplitOnLoad.BOTH:
         shapes = [(128, 128, 64, 8, 3), (128, 128, 32, 8, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 3), (64, 64, 64, 4, 4),

@@ -36,9 +36,6 @@ def recurrent_config(
     """A first configuration: programs of few units, so that many multiprocessors read a launch's weights.
 
     Args:
-        ir: the primitives.
-        prim: the recurrent layers.
-        device: the GPU to plan for.
         precision: of the products; None for the fastest one.
     """
     recurrence = recurrence_of(prim)

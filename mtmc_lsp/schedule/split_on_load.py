@@ -29,14 +29,15 @@ from mtmc_lsp.ir.primitives import BIJECTIVE_VIEWS, KernelIR, Prim, ProductDims,
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import MatmulConfig, PrecisionMode, SplitOnLoad
-from mtmc_lsp.schedule.device_limits import min_programs, min_tiles
+from mtmc_lsp.schedule.device_limits import default_elements, max_row_elements, min_programs, min_tiles
 
 LEAST_CHANNELS = 16
-"""Channels from which on a convolution loops over the positions of its kernel, with a block of channels each."""
+"""Channels from which on a convolution loops over the positions of its kernel, with a block of channels each: the depth of a
+tensor-core instruction (``TensorCores.least_tile``)."""
 LEAST_SPLIT_ROWS = 32
-"""Rows of a product from which on its operands are split. Measured on an H200."""
+"""Rows of a product from which on its operands are split: half a WGMMA. Measured on an H200."""
 FEW_ROWS = 256
-"""Rows up to which the other operand is split on load. Measured on an H200."""
+"""Rows up to which the other operand is split on load: two tiles of 128 rows, so each element is split twice at most."""
 LEAST_RATIO = 4
 """How many times as many rows the other operand must have. Measured on an H200."""
 UNIT_BYTES = 16
@@ -44,19 +45,10 @@ UNIT_BYTES = 16
 LEAST_PARTS = 4
 """Parts of K from which on splitting K pays for the kernel that adds them. Measured on an H200."""
 FEW_TERMS = 32
-"""Terms of a sum up to which splitting both operands on load takes less time than writing the results. Measured on an H200."""
+"""Terms of a sum up to which splitting both operands on load takes less time than writing the results. Measured on an H200. With
+more, the operands' blocks of both stages would not fit into the shared memory of every device."""
 LEAST_RESULTS = 4
 """Results per operand element that this needs. Measured on an H200."""
-MIN_SPLIT_PROGRAMS = 128
-"""Programs of the kernel that splits an operand below which each takes fewer rows: about one wave of an H200."""
-MAX_DEPTH_IN_REGISTERS = 16384
-"""K up to which the splitting kernel holds a row in registers. Measured on an H200."""
-SPLIT_ELEMENTS, MIN_SPLIT_ELEMENTS = 8192, 2048
-"""Elements of a program that splits rows with contiguous K (64 per thread of four warps), and the fewest where there are few
-programs. Measured on an H200, 2048 x 2048 together with the other operand: 24 us; 27 us with single rows; 31 us with eight
-warps."""
-MAX_STRIDED_ROWS = 16
-"""Most rows of a program that splits an operand whose K is strided, or too long for registers."""
 
 
 def side_to_split_on_load(ir: KernelIR, prim: Prim, device: DeviceModel) -> int | None:
@@ -85,16 +77,26 @@ def split_k_parts(tiles: int, depth: int, block_k: int, device: DeviceModel) -> 
     return 1 << (parts.bit_length() - 1) if parts >= LEAST_PARTS else 1
 
 
-def split_programs(rows: int, k: Size, sizes: Mapping[str, int]) -> int:
+def split_programs(rows: int, k: Size, sizes: Mapping[str, int], device: DeviceModel) -> int:
     """About how many programs the kernel has that splits an operand of so many rows before its product."""
     depth = k.value(sizes)
-    return -(-rows // (rows_held(rows, depth) if depth <= MAX_DEPTH_IN_REGISTERS else strided_rows(rows)))
+    at_once = rows_held(rows, depth, device) if depth <= max_row_elements(device) else strided_rows(rows, device)
+    return -(-rows // at_once)
 
 
-def rows_held(rows: int, depth: int) -> int:
-    """Rows with contiguous K that a program splits in registers: fewer where there would be few programs."""
-    most = max(1, SPLIT_ELEMENTS // depth)
-    fits = (n for n in _halved(most) if rows // n >= 2 * MIN_SPLIT_PROGRAMS or n * depth <= MIN_SPLIT_ELEMENTS)
+def split_elements(device: DeviceModel) -> int:
+    """Elements of a program that splits rows with contiguous K: 64 per thread of four warps (NVIDIA: 8192).
+
+    Measured on an H200, 2048 x 2048 together with the other operand: 24 us; 27 us with single rows; 31 us with eight warps.
+    """
+    return 8 * default_elements(device)
+
+
+def rows_held(rows: int, depth: int, device: DeviceModel) -> int:
+    """Rows with contiguous K that a program splits in registers: fewer where there would be less than two programs per
+    multiprocessor, down to 16 elements per thread."""
+    most, fewest = max(1, split_elements(device) // depth), 2 * default_elements(device)
+    fits = (n for n in _halved(most) if rows // n >= 2 * min_tiles(device) or n * depth <= fewest)
     return next(fits, 1)
 
 
@@ -104,9 +106,13 @@ def _halved(number: int) -> Iterator[int]:
         number //= 2
 
 
-def strided_rows(rows: int) -> int:
-    """Rows that a program splits at a time where K is strided: fewer where there would be few programs."""
-    return next((count for count in (MAX_STRIDED_ROWS, 8) if rows // count >= MIN_SPLIT_PROGRAMS), 4)
+def strided_rows(rows: int, device: DeviceModel) -> int:
+    """Rows that a program splits at a time where K is strided, or too long for registers.
+
+    They cover two sectors of memory; one or half a sector where there would be less than one program per multiprocessor.
+    """
+    sector = device.sector_bytes // ITEMSIZE["float32"]
+    return next((count for count in (2 * sector, sector) if rows // count >= min_tiles(device)), sector // 2)
 
 
 def config_split_on_load(

@@ -30,10 +30,15 @@ from mtmc_lsp.schedule.configs import (
 )
 from mtmc_lsp.schedule.device_limits import (
     default_elements,
+    max_looped_elements,
     max_row_elements,
+    max_shared_row_elements,
+    max_strided_columns,
     max_warps,
     min_reduction_programs,
+    min_split_elements,
     resident_programs,
+    short_row,
 )
 from mtmc_lsp.schedule.matmul_configs import is_one_piece, product_config, product_variants
 from mtmc_lsp.schedule.recurrent_configs import recurrent_config, recurrent_variants
@@ -94,7 +99,7 @@ def _first_config(ir: KernelIR, region: Region, device: DeviceModel) -> TileConf
             return _transposed_tiles(ir, region, transposed)[0]
         if windows_along_columns(ir, region) is not None:
             return single_columns(columns, 8, device)
-        block = column_block(columns) if len(region.parallel_axes) > 1 else elements
+        block = column_block(columns, device) if len(region.parallel_axes) > 1 else elements
         return TileConfig(max(1, elements // block), block)
     columns = region.columns.value(sizes)
     if strided_columns(ir, region):
@@ -102,30 +107,25 @@ def _first_config(ir: KernelIR, region: Region, device: DeviceModel) -> TileConf
         if (
             region.kind is RegionKind.REDUCE
             and _needs_second_pass(ir, region)
-            and columns <= STRIDED_COLUMNS_IN_REGISTERS
+            and columns <= max_strided_columns(device)
         ):
             return _register_tiles(next_power_of_two(columns))[0]
         block = 32 if region.kind is RegionKind.REDUCE and columns >= 128 else 16
         return _with_split_columns(ir, region, TileConfig(64, block, loop=True), device)
     padded = next_power_of_two(columns)
     if region.kind is RegionKind.SCAN:
-        return TileConfig(1, min(padded, 1024), loop=True)
+        return TileConfig(1, min(padded, MAX_RUNNING_FACTORS), loop=True)
     reads_one_tensor = _streamed_inputs(region) == 1
     # A row stays in registers; twice as long a row where it is the only streamed tensor.
     if padded > max_row_elements(device) * (2 if reads_one_tensor else 1):
-        block, warps = (8192, 16) if reads_one_tensor else (4096, 8)
-        return _with_split_columns(ir, region, TileConfig(1, block, loop=True, warps=warps), device)
-    rows = max(1, min(16 if padded >= SHORT_ROW else 128, elements // padded))
+        block = max_looped_elements(device) // (1 if reads_one_tensor else 2)
+        return _with_split_columns(ir, region, TileConfig(1, block, loop=True, warps=_warps(block, device)), device)
+    rows = max(1, min(MAX_SHORT_ROWS, elements // padded))
     return TileConfig(rows, padded, warps=_warps(rows * padded, device))
 
 
-SHORT_ROW = 64
-"""Columns below which a program takes more than 16 rows: with fewer elements its threads would have little to do."""
-SHARED_ROW_BLOCK = 4096
-"""Most columns of a tile where programs share a row, so that writes overlap with the reads of other programs. Measured on an
-H200, second kernel of a layer norm over 16 rows of 2^22: 153 us, and 168 us with twice the width."""
-MIN_SPLIT_ELEMENTS = 1 << 18
-"""Elements of a reduction from which on splitting rows pays for the second kernel. Measured on an H200."""
+MAX_SHORT_ROWS = 128
+"""Rows of a tile of few columns."""
 
 
 def _with_split_columns(ir: KernelIR, region: Region, config: TileConfig, device: DeviceModel) -> TileConfig:
@@ -137,13 +137,13 @@ def split_columns(ir: KernelIR, region: Region, config: TileConfig, device: Devi
     sizes = ir.graph.sizes
     rows, columns = region.rows.value(sizes), region.columns.value(sizes)
     programs = -(-rows // config.rows)
-    if programs >= min_reduction_programs(device) or rows * columns < MIN_SPLIT_ELEMENTS:
+    if programs >= min_reduction_programs(device) or rows * columns < min_split_elements(device):
         return config
-    split = config
+    split, most = config, max_shared_row_elements(device)
     if not config.loop:
-        split = replace(config, block=min(config.block, 2048), warps=8)
-    elif config.block > SHARED_ROW_BLOCK:
-        split = replace(config, block=SHARED_ROW_BLOCK, warps=8)
+        split = replace(config, block=min(config.block, most // 2), warps=8)
+    elif config.block > most:
+        split = replace(config, block=most, warps=8)
     # Each part loops over several blocks, which amortises the start of a program.
     most_parts = columns // (4 * split.block)
     parts = min(resident_programs(device) // programs, most_parts)
@@ -161,10 +161,6 @@ def _streamed_inputs(region: Region) -> int:
     reduced, kept = set(region.reduced_axes), set(region.parallel_axes)
     axes = [set(region.table.all_axes(name)) for name in region.inputs]
     return sum(1 for input_axes in axes if input_axes & reduced and input_axes & kept)
-
-
-STRIDED_COLUMNS_IN_REGISTERS = 256
-"""Strided columns up to which a tile of many rows holds all of them in registers. Measured on an H200."""
 
 
 def _register_tiles(columns: int) -> list[TileConfig]:
@@ -274,7 +270,7 @@ def _reduction_variants(ir: KernelIR, region: Region, config: TileConfig, device
     columns = region.columns.value(ir.graph.sizes)
     padded = next_power_of_two(columns)
     if strided_columns(ir, region):
-        in_registers = region.kind is RegionKind.REDUCE and columns <= 2 * STRIDED_COLUMNS_IN_REGISTERS
+        in_registers = region.kind is RegionKind.REDUCE and columns <= 2 * max_strided_columns(device)
         for tile in _register_tiles(padded) if in_registers else ():
             yield replace(config, rows=tile.rows, block=padded, loop=False, warps=tile.warps, stages=tile.stages)
         for rows, block, warps in STRIDED_TILES:
@@ -287,7 +283,7 @@ def _reduction_variants(ir: KernelIR, region: Region, config: TileConfig, device
                 yield replace(config, rows=rows, block=block, warps=warps)
         return
     if padded <= MOST_ELEMENTS:
-        for rows in (1, 2, 4, 8, 16, *((32, 64, 128) if padded < SHORT_ROW else ())):
+        for rows in (1, 2, 4, 8, 16, *((32, 64, 128) if padded < short_row(device) else ())):
             if rows * padded > MOST_ELEMENTS // 2 and rows > 1:
                 continue
             for warps in (1, 2, 4, 8, 16, 32):

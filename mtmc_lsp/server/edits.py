@@ -50,9 +50,6 @@ def workspace_edit(
     """A workspace edit of one document, with version and label if the client supports them.
 
     Args:
-        ls: the server.
-        document: the document to edit.
-        edits: the edits.
         label: description of the change, for clients that show it.
         confirm: whether the client asks the user for confirmation.
     """

@@ -95,11 +95,10 @@ def _parse_initialize(message: Any) -> tuple[MessageId | None, dict[str, Any]]:
 
 def capabilities(client: dict[str, Any]) -> dict[str, Any]:
     """``ServerCapabilities`` for a client's ``ClientCapabilities``, both as JSON data."""
+    reports_renames = _value_at(client, "workspace", "fileOperations", "didRename")
     workspace: dict[str, Any] = {
         "workspaceFolders": {"supported": True, "changeNotifications": True},
-        "fileOperations": {"didRename": PYTHON_FILES}
-        if _has(client, "workspace", "fileOperations", "didRename")
-        else {},
+        "fileOperations": {"didRename": PYTHON_FILES} if reports_renames else {},
     }
     if isinstance(_value_at(client, "workspace", "textDocumentContent"), dict):
         workspace["textDocumentContent"] = {"schemes": [DIFF_SCHEME]}
@@ -133,7 +132,3 @@ def _value_at(data: Any, *names: str) -> Any:
     for name in names:
         data = data.get(name) if isinstance(data, dict) else None
     return data
-
-
-def _has(data: Any, *names: str) -> bool:
-    return bool(_value_at(data, *names))

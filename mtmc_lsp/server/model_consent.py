@@ -11,7 +11,7 @@ from pygls.lsp.server import LanguageServer
 
 from mtmc_lsp.app.folder_decisions import Consent, consent_question
 from mtmc_lsp.core.errors import RequestError
-from mtmc_lsp.core.settings import Settings, override_settings, read_settings
+from mtmc_lsp.core.settings import override_settings, read_settings
 
 ALLOW, REFUSE = "Allow", "Not now"
 MODEL_SETTINGS = ("planner", "coder", "llm")
@@ -31,9 +31,6 @@ class ModelConsent:
         """Whether a run of ``path`` may use a model. Asks the user if the settings select a model and there is no answer yet.
 
         Args:
-            server: the server that shows the question.
-            root: the project folder.
-            path: the file.
             client: run settings from the client.
         """
         try:
@@ -43,7 +40,7 @@ class ModelConsent:
         except RequestError:
             # The run reports what is wrong with the settings.
             return False
-        if not _wants_a_model(settings):
+        if settings.planner != "llm" and settings.coder == "builtin":
             return False
         # Imported lazily: most sessions use no model, and the server must start fast.
         from mtmc_lsp.llm.endpoint.client import model_name
@@ -62,11 +59,6 @@ class ModelConsent:
         if agreed:
             self._stored.grant(root, host)
         return agreed
-
-
-def _wants_a_model(settings: Settings) -> bool:
-    """Whether the settings use a model as planner or coder."""
-    return settings.planner == "llm" or settings.coder != "builtin"
 
 
 async def _ask(server: LanguageServer, question: str) -> bool:

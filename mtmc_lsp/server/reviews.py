@@ -15,7 +15,7 @@ from typing import Any
 
 from mtmc_lsp.core.dependencies import Dependency
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.core.json_codec import from_json, to_json
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.search.store import RunRecord, Store
@@ -221,22 +221,14 @@ def make_review(
     *,
     result: RunResult | None = None,
     environment: Environment | None = None,
-    text: bytes | None = None,
 ) -> Review:
-    """Build a review. ``text`` is the source file at the start of the run, if it is known independently of the steps."""
+    """Build a review."""
     sources = [step.candidate.source for step in steps if step.candidate is not None]
-    source = text or (sources[0].encode("utf-8", "surrogatepass") if sources else None)
-    if source is None and result is not None:
-        source = result.final.source.encode("utf-8", "surrogatepass")
+    source = sources[0] if sources else result.final.source if result is not None else None
     status = result.status if result is not None else RunStatus.RUNNING
     environment = result.environment if result is not None else environment
-    measured_text = target_source(source, qualname) if source is not None else None
+    measured_text = target_source(source.encode("utf-8", "surrogatepass"), qualname) if source is not None else None
     return Review(run, path, qualname, status, environment, started, tuple(steps), result, measured_text)
-
-
-def steps_from_json(data: Iterable[dict[str, Any]]) -> list[Step]:
-    """Parse the steps of a host."""
-    return [from_json(Step, item) for item in data]
 
 
 def stored_reviews(path: str, folder: Path) -> list[Review]:

@@ -30,7 +30,7 @@ from mtmc_lsp.server.model_consent import ModelConsent
 from mtmc_lsp.server.options import SECTION, ClientSettings, Options, read_settings
 from mtmc_lsp.server.progress import Reporter
 from mtmc_lsp.server.protocol import Protocol
-from mtmc_lsp.server.reviews import Review, Reviews, ReviewState, make_review, steps_from_json, stored_reviews
+from mtmc_lsp.server.reviews import Review, Reviews, ReviewState, make_review, stored_reviews
 from mtmc_lsp.server.text import ERRORS, Text
 from mtmc_lsp.server.trust import Trust
 from mtmc_lsp.source.compose import BEGIN, END
@@ -288,7 +288,7 @@ class Server(LanguageServer):
                 _unchanged_steps(previous.steps, job.steps) if previous is not None and previous.run == run_name else []
             )
             started = previous.started if previous is not None and previous.run == run_name else time.time()
-            steps = [*unchanged_steps, *steps_from_json(job.steps[len(unchanged_steps) :])]
+            steps = [*unchanged_steps, *(from_json(Step, item) for item in job.steps[len(unchanged_steps) :])]
             self.reviews.put(make_review(run_name, job.path, job.target, started, steps))
         elif previous is not None and previous.run == f"job {job.id}":
             # The job was stopped: load the stored part of the run, which can be resumed.

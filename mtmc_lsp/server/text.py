@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from functools import lru_cache, reduce
+from functools import reduce
 
-import tree_sitter_python
 from lsprotocol import types as lsp
-from tree_sitter import Language, Node, Parser, Tree
+from tree_sitter import Node, Tree
 
 from mtmc_lsp.source.chunks import Change
+from mtmc_lsp.source.syntax import parse_tree
 
 NEWLINE = re.compile(rb"\r\n|\n|\r")
 # Clients may send unpaired surrogates; they must be preserved.
 ERRORS = "surrogatepass"
-
-
-@lru_cache(maxsize=1)
-def _parser() -> Parser:
-    return Parser(Language(tree_sitter_python.language()))
 
 
 class Text:
@@ -73,9 +68,7 @@ class Text:
     def root(self) -> Node:
         """The root of the syntax tree, reparsed incrementally."""
         if self._tree is None or not self._is_parsed:
-            self._tree = (
-                _parser().parse(self.data, self._tree) if self._tree is not None else _parser().parse(self.data)
-            )
+            self._tree = parse_tree(self.data, self._tree)
             self._is_parsed = True
         return self._tree.root_node
 

@@ -207,13 +207,7 @@ def module_file(module: str, importer: str, roots: Sequence[str]) -> str:
 
 
 def changes(recorded: Sequence[Dependency], path: str, find: Finder) -> tuple[str, ...]:
-    """Describe changes since the dependencies were recorded, one clause each: ``K (line 1) was 3 ..., is 5 now``.
-
-    Args:
-        recorded: dependencies of the version.
-        path: the target's file.
-        find: returns the current definitions of a file.
-    """
+    """Describe changes since the dependencies were recorded, one clause each: ``K (line 1) was 3 ..., is 5 now``."""
     clauses: dict[str, None] = {}
     for item in recorded:
         if item.definition:

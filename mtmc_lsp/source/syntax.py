@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 import tree_sitter_python
-from tree_sitter import Language, Node, Parser
+from tree_sitter import Language, Node, Parser, Tree
 
 BOM = b"\xef\xbb\xbf"
 
@@ -22,7 +22,12 @@ def _parser() -> Parser:
 
 def parse(text: bytes) -> Node:
     """Root of the syntax tree. Files with syntax errors are parsed too, with error nodes."""
-    return _parser().parse(text).root_node
+    return parse_tree(text).root_node
+
+
+def parse_tree(text: bytes, old: Tree | None = None) -> Tree:
+    """The syntax tree; ``old`` is the edited tree of an earlier text, whose unchanged parts are reused."""
+    return _parser().parse(text, old) if old is not None else _parser().parse(text)
 
 
 def parse_with_recovery(text: bytes) -> tuple[Node, tuple[Node, ...]]:

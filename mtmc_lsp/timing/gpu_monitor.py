@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mtmc_lsp.core.results import Conditions
 
@@ -42,20 +42,7 @@ class GpuSample:
     reasons: tuple[str, ...]
 
 
-class Gpu(Protocol):
-    """Interface to the state of a GPU."""
-
-    def read(self) -> GpuSample:
-        """Read the current state."""
-
-    def holders(self) -> list[int]:
-        """Ids of the processes with a context on the GPU, in NVML's PID namespace."""
-
-    def busy(self, since_us: int) -> dict[int, int]:
-        """Maximum utilisation of the multiprocessors in percent per process since a time; empty if NVML does not report it."""
-
-
-class NvmlGpu:
+class Gpu:
     """A GPU read with ``nvidia-ml-py``."""
 
     def __init__(self, uuid: str) -> None:
@@ -76,6 +63,7 @@ class NvmlGpu:
             raise LookupError(f"NVML does not report this GPU: {error}") from None
 
     def read(self) -> GpuSample:
+        """Read the current state."""
         nvml, handle = self._nvml, self._handle
         mask = int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
         return GpuSample(
@@ -88,9 +76,11 @@ class NvmlGpu:
         )
 
     def holders(self) -> list[int]:
+        """Ids of the processes with a context on the GPU, in NVML's PID namespace."""
         return [int(process.pid) for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)]
 
     def busy(self, since_us: int) -> dict[int, int]:
+        """Maximum utilisation of the multiprocessors in percent per process since a time; empty if NVML does not report it."""
         try:
             samples = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, since_us)
         except self._nvml.NVMLError:
@@ -165,7 +155,7 @@ def monitor_gpu(gpu: Gpu | None, failure: str = "", period: float = SAMPLING_PER
 def open_gpu(uuid: str) -> tuple[Gpu | None, str]:
     """The GPU and an empty string, or None and the reason."""
     try:
-        return NvmlGpu(uuid), ""
+        return Gpu(uuid), ""
     except LookupError as reason:
         return None, str(reason)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mtmc_lsp.core.json_codec import Repeated
 from mtmc_lsp.core.results import Timing
@@ -27,11 +26,8 @@ class TimeAnswer:
 
 
 @dataclass(frozen=True)
-class TimeRequest(Request[TimeAnswer]):
+class TimeRequest(Request[TimeAnswer], command="timing.time"):
     """Time a candidate against eager mode, ``torch.compile`` and the previous version."""
-
-    command: ClassVar[str] = "timing.time"
-    answer: ClassVar[type] = TimeAnswer
 
     capture: Repeated[Capture]
     user_source: str | None
@@ -53,11 +49,8 @@ class TimeRequest(Request[TimeAnswer]):
 
 
 @dataclass(frozen=True)
-class BaselinesRequest(Request[NoAnswer]):
+class BaselinesRequest(Request[NoAnswer], command="timing.baselines"):
     """Compile the user's code with ``torch.compile`` in advance, so that the first timing does not wait for it."""
-
-    command: ClassVar[str] = "timing.baselines"
-    answer: ClassVar[type] = NoAnswer
 
     capture: Repeated[Capture]
     user_source: str | None
@@ -81,11 +74,8 @@ class RankAnswer:
 
 
 @dataclass(frozen=True)
-class RankRequest(Request[RankAnswer]):
+class RankRequest(Request[RankAnswer], command="timing.rank"):
     """Rank variants of one version by a few samples each."""
-
-    command: ClassVar[str] = "timing.rank"
-    answer: ClassVar[type] = RankAnswer
 
     capture: Repeated[Capture]
     user_source: str | None
@@ -97,19 +87,13 @@ class RankRequest(Request[RankAnswer]):
 
 
 @dataclass(frozen=True)
-class CalibrationRequest(Request[Calibration]):
+class CalibrationRequest(Request[Calibration], command="timing.calibration"):
     """Measure the ceilings of the GPU."""
-
-    command: ClassVar[str] = "timing.calibration"
-    answer: ClassVar[type] = Calibration
 
 
 @dataclass(frozen=True)
-class EnvironmentRequest(Request[Environment]):
+class EnvironmentRequest(Request[Environment], command="timing.environment"):
     """Read the versions of the interpreter and its libraries, and the GPU."""
-
-    command: ClassVar[str] = "timing.environment"
-    answer: ClassVar[type] = Environment
 
 
 @dataclass(frozen=True)
@@ -152,11 +136,8 @@ class ProfileAnswer:
 
 
 @dataclass(frozen=True)
-class ProfileRequest(Request[ProfileAnswer]):
+class ProfileRequest(Request[ProfileAnswer], command="timing.profile"):
     """Profile calls of the target."""
-
-    command: ClassVar[str] = "timing.profile"
-    answer: ClassVar[type] = ProfileAnswer
 
     capture: Repeated[Capture]
     user_source: str | None

@@ -86,9 +86,7 @@ class Timekeeper:
         """Prepare for timings.
 
         Args:
-            ask: sends a request to the worker.
             gpu: the GPU's UUID.
-            cache: timings of earlier runs.
             find_gpu: opens the interface to the GPU's state.
             pause: sleeps while the GPU cools down.
             before: preparation of a request that does not need the exclusive GPU lock.
@@ -115,7 +113,7 @@ class Timekeeper:
         self._before(request)
         with alone(self._gpu):
             timing = self._measure_once(request)
-            if _is_throttled(timing):
+            if timing.conditions is not None and REPEAT_REASONS & set(timing.conditions.throttled):
                 self._pause(COOLING_SECONDS)
                 timing = self._measure_once(request)
         return timing
@@ -130,7 +128,3 @@ class Timekeeper:
                 remedy="Stop it, or select another GPU with CUDA_VISIBLE_DEVICES.",
             )
         return replace(answer.timing, conditions=conditions, measured_at=time.time())
-
-
-def _is_throttled(timing: Timing) -> bool:
-    return timing.conditions is not None and bool(REPEAT_REASONS & set(timing.conditions.throttled))

@@ -69,9 +69,9 @@ SPLIT_ON_LOAD_SHARE = 0.6
 where both are."""
 NO_CALL = 10.0
 """Factor on the time of operations without a torch call, so that they become kernels."""
-L1_BYTES_PER_CLOCK = 32.0
-"""Bytes per clock that a multiprocessor reads from its L1 cache, for overlapping windows. An H200 took 0.85 to 1.0 of the
-predicted time in 1D and 2D with four columns per thread, and 1.8 times as long in 3D with strides."""
+L1_SHARE = 0.25
+"""Share of the L1's bandwidth that loads of overlapping windows reach. Fitted on an H200, which took 0.85 to 1.0
+of the predicted time in 1D and 2D with four columns per thread, and 1.8 times as long in 3D with strides."""
 
 REUSE_GAIN = 2.5 * 4.28 / 8.85
 """Speed of reading data that other programs have just read, relative to the L2: part of it is in an L1. Fitted on an H200: 2.5
@@ -80,8 +80,19 @@ times the copy bandwidth (4.28 TB/s), where reads from L2 reach 8.85 TB/s."""
 PREPARING = 8
 """Launches that prepare a recurrent kernel: packing the weights, first states, the first product."""
 
-TRITON_EFFICIENCY = 0.9
-"""Share of the copy bandwidth that a fused kernel reaches."""
+TRITON_EFFICIENCY, TORCH_EFFICIENCY = 0.9, 0.85
+"""Shares of the copy bandwidth that a fused kernel reaches, and a kernel of PyTorch."""
+CACHED_SHARE = 0.5
+"""Share of the last-level cache up to which data stays there until it is read again: other data passes through it too."""
+PROGRAMS_PER_SM = 2.0
+"""Programs of a reduction per multiprocessor from which on it uses the whole bandwidth."""
+ROWS_PER_SM = 4
+"""Rows per multiprocessor whose programs run at once and read them again: each is in the cache until then."""
+PRODUCT_SHARE, ATTENTION_SHARE = 0.8, 0.5
+"""Shares of the peak that a plain product reaches, nearly that of the library, and an attention, whose two products depend on
+each other."""
+RECURRENT_SHARE = 0.5
+"""Share of the peak that the products of a recurrent step reach. An estimate, not measured."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +164,7 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
             moved, flops, _time(moved, flops, device, peak(device, "float32", PrecisionMode.IEEE), 1.0) * NO_CALL
         )
     if name in RECURRENT_GATES and node.outputs[1:]:
-        return Cost(moved, flops, library_us(node, graph))
+        return Cost(moved, flops, library_us(node, graph, device))
     if name.startswith("_native_batch_norm_legit") and "no_training" not in name:
         return _training_cost(graph, node, device)
     if "conv" in name:
@@ -165,18 +176,18 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
         width = node.args[1]
         outer = node.type.shape[: len(node.type.shape) - (len(width) if isinstance(width, tuple) else 1)]
         busy = min(1.0, product(outer).value(graph.sizes) / device.sm_count)
-    return Cost(moved, flops, _time(moved, flops, device, rate, 0.85 * busy) + device.launch_us * launches)
+    return Cost(moved, flops, _time(moved, flops, device, rate, TORCH_EFFICIENCY * busy) + device.launch_us * launches)
 
 
 def _training_cost(graph: Graph, node: Node, device: DeviceModel) -> Cost:
     """The cost of a batch norm in training mode: statistics of each channel, then the values."""
     size = tensor_bytes(node.type, graph.sizes)
     channels = node.type.shape[1].value(graph.sizes)
-    reading = 0.85 * device.bandwidth
+    reading = TORCH_EFFICIENCY * device.bandwidth
     # With channels last, several blocks share a channel.
     by_block = CHANNEL_BYTES_PER_CLOCK * device.clock_hz * channels
     statistics = size / (reading if node.type.is_channels_last else min(reading, by_block)) * 1e6
-    values = _time(2.0 * size, 0.0, device, 1.0, 0.85)
+    values = _time(2.0 * size, 0.0, device, 1.0, TORCH_EFFICIENCY)
     return Cost(3.0 * size, 0.0, statistics + values + 2.0 * device.launch_us)
 
 
@@ -194,11 +205,11 @@ def _convolution_cost(ir: KernelIR, node: Node, device: DeviceModel, read: float
     graph = ir.graph
     if not flops:
         moved = read * (DEPTHWISE_PASSES - 1) + written
-        return Cost(moved, flops, _time(moved, flops, device, 1.0, 0.85) + device.launch_us)
+        return Cost(moved, flops, _time(moved, flops, device, 1.0, TORCH_EFFICIENCY) + device.launch_us)
     layouts = 0.0 if node.type.is_channels_last else 2.0 * (read + written)
     rate = _library_share(ir, node) * peak(device, node.type.dtype, PrecisionMode(graph.convolution_mode(node.name)))
-    conversion_us = _time(layouts, 0.0, device, rate, 0.85)
-    product_us = _time(read + written, flops, device, rate, 0.85)
+    conversion_us = _time(layouts, 0.0, device, rate, TORCH_EFFICIENCY)
+    product_us = _time(read + written, flops, device, rate, TORCH_EFFICIENCY)
     return Cost(read + written + layouts, flops, conversion_us + product_us + device.launch_us * (3 if layouts else 1))
 
 
@@ -225,10 +236,6 @@ def kernel_cost(
     """The cost of a region as one kernel (or as several, where it is split).
 
     Args:
-        ir: the primitives.
-        region: the operations of the kernel.
-        config: the kernel's configuration.
-        device: the GPU.
         waves: whether idle time in a product's last wave of tiles counts, to compare configurations of one product.
     """
     if isinstance(config, RecurrentConfig):
@@ -246,7 +253,7 @@ def kernel_cost(
         if name in values:
             kind = graph.type_of(values[name])
             reads += tensor_bytes(kind, graph.sizes) * _sectors(ir, region, name, kind, config, device)
-    if parts > 1 and _varies_along_columns(ir, region) and reads > 0.5 * device.l2_bytes:
+    if parts > 1 and _varies_along_columns(ir, region) and reads > CACHED_SHARE * device.l2_bytes:
         passes = 2
     written = 0.0
     # All parts of an output have the same axes; the first one represents them.
@@ -262,8 +269,7 @@ def kernel_cost(
     for name in region.prims:
         if ir.prims[name].op is PrimOp.MATMUL:
             dtype = ir.prims[ir.prims[name].inputs[0]].dtype
-    # The two products of an attention depend on each other; a plain product is nearly as fast as the library.
-    share = 0.5 if region.kind is RegionKind.ATTENTION else 0.8
+    share = ATTENTION_SHARE if region.kind is RegionKind.ATTENTION else PRODUCT_SHARE
     if matmul is not None and matmul.tma and mode is PrecisionMode.NATIVE:
         share = MOVED_BY_ROWS if is_dense_along_sum(ir, product_in(ir, region), 1) else MOVED
     windows = any(ir.prims[name].op is PrimOp.WINDOW for name in region.prims)
@@ -300,7 +306,7 @@ def kernel_cost(
         launches += 1 + _varies_along_columns(ir, region)
     time = _time(moved, flops, device, rate, TRITON_EFFICIENCY * busy)
     # Each pass recomputes folded windows; a program only uses the L1 cache of its multiprocessor.
-    l1_rate = device.per_sm(L1_BYTES_PER_CLOCK) * min(1.0, 2.0 * busy)
+    l1_rate = device.per_sm(L1_SHARE * device.l1_bytes_per_clock) * min(1.0, PROGRAMS_PER_SM * busy)
     time = max(time, (1 + again) * _folded_bytes(ir, region, device) / l1_rate * 1e6)
     if matmul is not None:
         time += loads_apart_us(ir, region, matmul, device)
@@ -323,9 +329,9 @@ def _split_pass(ir: KernelIR, region: Region, config: MatmulConfig, device: Devi
     for side in (0, 1):
         if config.split_on_load is None or not config.split_on_load.includes(side):
             rows = (sized.batch * (sized.m, sized.n)[side]).value(sizes)
-            programs += split_programs(rows, sized.k, sizes)
+            programs += split_programs(rows, sized.k, sizes, device)
             moved += 8.0 * rows * sized.k.value(sizes)
-    return moved, min(1.0, max(1, programs) / (2.0 * device.sm_count))
+    return moved, min(1.0, max(1, programs) / (PROGRAMS_PER_SM * device.sm_count))
 
 
 def _recurrent_cost(ir: KernelIR, region: Region, config: RecurrentConfig, device: DeviceModel) -> Cost:
@@ -337,13 +343,14 @@ def _recurrent_cost(ir: KernelIR, region: Region, config: RecurrentConfig, devic
     weights, itemsize = weight_bytes(ir, prim), ITEMSIZE[prim.dtype]
     # One multiply-add per weight and row of the batch.
     flops = 2.0 * batch * weights / itemsize
-    speed = REUSE_GAIN * device.l2_speedup if weights < 0.5 * device.l2_bytes else 1.0
-    rate = peak(device, prim.dtype, config.precision) * 0.5
+    speed = REUSE_GAIN * device.l2_speedup if weights < CACHED_SHARE * device.l2_bytes else 1.0
+    rate = peak(device, prim.dtype, config.precision) * RECURRENT_SHARE
     each = _time(weights, flops, device, rate, TRITON_EFFICIENCY * speed) + device.launch_us
     rows = form.gates * form.hidden * form.directions
     widths = [width] if form.directions == 1 else [width, *[form.directions * form.hidden] * (form.layers - 1)]
     first = sum(
-        _time(itemsize * steps * batch * (k + rows), 2.0 * steps * batch * k * rows, device, rate, 0.85) for k in widths
+        _time(itemsize * steps * batch * (k + rows), 2.0 * steps * batch * k * rows, device, rate, TORCH_EFFICIENCY)
+        for k in widths
     )
     launches = form.launches(steps)
     moved = sum(tensor_bytes(graph.type_of(ref), graph.sizes) for ref in graph.node(region.nodes[0]).inputs())
@@ -378,7 +385,7 @@ def _sectors(
         )
         reached = config.rows if dense & set(neighbours) else 1
     times = max(1.0, device.sector_bytes / ITEMSIZE[kind.dtype] / max(1, reached))
-    if tensor_bytes(kind, graph.sizes) < 0.5 * device.l2_bytes:
+    if tensor_bytes(kind, graph.sizes) < CACHED_SHARE * device.l2_bytes:
         # Other programs read the rest of a sector from the L2 cache.
         times = 1.0 + (times - 1.0) / (REUSE_GAIN * device.l2_speedup)
     return times
@@ -456,8 +463,8 @@ def _walks_again(ir: KernelIR, region: Region) -> bool:
 def _fits_in_l2(region: Region, graph: Graph, device: DeviceModel) -> bool:
     """Whether the rows of all resident programs stay in the L2 cache between passes."""
     row = 4.0 * region.columns.value(graph.sizes)
-    in_flight = min(region.rows.value(graph.sizes), 4 * device.sm_count)
-    return row * in_flight < 0.5 * device.l2_bytes
+    in_flight = min(region.rows.value(graph.sizes), ROWS_PER_SM * device.sm_count)
+    return row * in_flight < CACHED_SHARE * device.l2_bytes
 
 
 def programs_of(ir: KernelIR, region: Region, config: KernelConfig) -> int:
@@ -477,7 +484,7 @@ def programs_of(ir: KernelIR, region: Region, config: KernelConfig) -> int:
 def _parallelism(ir: KernelIR, region: Region, config: KernelConfig, device: DeviceModel) -> float:
     """Share of the device that the grid uses: a reduction has one program per group of rows, a product one per tile."""
     if region.kind in (RegionKind.REDUCE, RegionKind.SCAN):
-        return min(1.0, programs_of(ir, region, config) / (2.0 * device.sm_count))
+        return min(1.0, programs_of(ir, region, config) / (PROGRAMS_PER_SM * device.sm_count))
     if region.kind is RegionKind.MATMUL:
         return min(1.0, programs_of(ir, region, config) / device.sm_count)
     return 1.0

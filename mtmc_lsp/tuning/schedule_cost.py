@@ -15,7 +15,7 @@ from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.launch_units import Unit, launches
 from mtmc_lsp.schedule.schedule import Schedule
-from mtmc_lsp.tuning.cost import ZERO, Cost, kernel_cost, programs_of, torch_cost
+from mtmc_lsp.tuning.cost import PROGRAMS_PER_SM, ZERO, Cost, kernel_cost, programs_of, torch_cost
 
 
 def schedule_cost(ir: KernelIR, schedule: Schedule, device: DeviceModel) -> Cost:
@@ -41,7 +41,7 @@ def launch_cost(ir: KernelIR, launch: Sequence[Unit], device: DeviceModel) -> Co
         if unit.plan is None or unit.region is None:
             return torch_cost(ir, ir.graph.node(unit.nodes[0]), device)
         costs.append(kernel_cost(ir, unit.region, unit.plan.config, device))
-        full = device.sm_count if unit.region.kind is RegionKind.MATMUL else 2.0 * device.sm_count
+        full = device.sm_count if unit.region.kind is RegionKind.MATMUL else PROGRAMS_PER_SM * device.sm_count
         busy.append(min(1.0, programs_of(ir, unit.region, unit.plan.config) / full))
     if len(costs) == 1:
         return costs[0]

@@ -16,6 +16,7 @@ from mtmc_lsp.verify.outcomes import CaseOutcome
 from mtmc_lsp.verify.source_scan import scan
 from mtmc_lsp.verify.trials import Trial, trials
 
+KERNEL_DECORATOR = "@triton.jit"
 VERSION_REPEAT_SECONDS = 1.0
 """Time for the many calls of the smallest case of a version: ``optimize`` verifies many versions."""
 FOREIGN_REPEAT_SECONDS = 3600.0
@@ -79,10 +80,14 @@ class VersionInFile:
     text: str
     """The file with the version."""
 
-    needs_kernel = True
     draws_same_numbers = True
     takes_constructor_arguments = False
     repeat_seconds = VERSION_REPEAT_SECONDS
+
+    @property
+    def needs_kernel(self) -> bool:
+        """Whether the version has a kernel. A rewrite of the formula may come first, with torch calls alone."""
+        return self.text.count(KERNEL_DECORATOR) > self.user_source.count(KERNEL_DECORATOR)
 
     @property
     def replays_launches(self) -> bool:

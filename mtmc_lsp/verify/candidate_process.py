@@ -43,12 +43,9 @@ class CandidateProcess:
         """Prepare the process without starting it.
 
         Args:
-            python: the user's interpreter.
-            cwd: the project folder.
             environment: the machine. On some, CUDA does not start in a sandbox.
             has_gpu: whether candidates run on the GPU, or else by Triton's interpreter.
             hidden: the folder of the expected results, which candidates must not read.
-            fork_server: starts the processes by a fork.
             needs_sandbox: whether to refuse candidates without a complete sandbox.
             memory_bytes: memory limit of a candidate under the interpreter; by default 8 GiB.
             kernels: a folder for compiled kernels, which the caller removes; by default a temporary one.

@@ -125,7 +125,6 @@ def foreign_cases(
     compared if the workload asks for them.
 
     Args:
-        capture: of the reference.
         interpreted: whether Triton's interpreter runs the kernels.
         seed: of the first case.
         few: whether to use only the smallest sizes and the most telling values, since each call takes long.
@@ -302,7 +301,6 @@ def reduced_sizes(capture: Capture, *, least: int = 4, part: float = 1.0) -> dic
     Matrix products keep at least :data:`LEAST_ROWS` rows, since their kernels may require that.
 
     Args:
-        capture: of the target.
         least: lower limit for each size.
         part: share of the interpreter's limits to use.
     """

@@ -88,7 +88,6 @@ class VerificationEngine:
         """Run every case up to the first failure.
 
         Args:
-            candidate: what to verify.
             reproduction: where to write the smallest failing case as a file; without it, the first failure is reported.
             on_case: called with each case before it runs.
             far: whether a correct candidate also runs where element offsets exceed 2^31.
@@ -137,7 +136,8 @@ class VerificationEngine:
                 outcomes += self._on_request(candidate, outcomes, on_case, far, sanitizer)
                 return Verification(verdict(outcomes[-1].status, outcomes[-1].reason))
             if trial.is_full:
-                if failed.status is VerdictStatus.INCORRECT and self._draws_otherwise(candidate):
+                draws_otherwise = trial.capture.uses_random and not candidate.draws_same_numbers
+                if failed.status is VerdictStatus.INCORRECT and draws_otherwise:
                     return Verification(verdict(VerdictStatus.UNCERTIFIABLE, OTHER_RANDOM))
                 smallest = failed if reproduction is None else self._shrunk(candidate, runner, failed)
                 reason = f"{smallest.reason} (on {smallest.case.label})"
@@ -312,9 +312,6 @@ class VerificationEngine:
 
     def _prepared(self, case: Case) -> PreparedCase:
         return self._reference.prepare(self._trial, [case], first=self._first)[0]
-
-    def _draws_otherwise(self, candidate: Adapter) -> bool:
-        return self._trial.capture.uses_random and not candidate.draws_same_numbers
 
     def _is_tight(self, capture: Capture) -> bool:
         """Whether the inputs take so much GPU memory that a candidate and the next reference do not run side by side."""

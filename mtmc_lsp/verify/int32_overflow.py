@@ -28,10 +28,6 @@ def far_sizes(capture: Capture, free_bytes: float) -> tuple[dict[str, int], str]
     Only sizes of leading dimensions are enlarged, since one program instance often holds a whole row. Of several such
     sizes, the one that needs the least memory is enlarged.
 
-    Args:
-        capture: of the reference.
-        free_bytes: the GPU's free memory.
-
     Returns:
         The sizes and an empty text, or no sizes and the reason.
     """

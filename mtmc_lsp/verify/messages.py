@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.json_codec import Repeated
@@ -64,11 +63,8 @@ class ConstructorAnswer:
 
 
 @dataclass(frozen=True)
-class ConstructorRequest(Request[ConstructorAnswer]):
+class ConstructorRequest(Request[ConstructorAnswer], command="verify.constructor"):
     """Call ``get_init_inputs`` of the user's file."""
-
-    command: ClassVar[str] = "verify.constructor"
-    answer: ClassVar[type] = ConstructorAnswer
 
     capture: Repeated[Capture]
     user_source: str | None
@@ -86,11 +82,8 @@ class ReferenceAnswer:
 
 
 @dataclass(frozen=True)
-class ReferenceRequest(Request[ReferenceAnswer]):
+class ReferenceRequest(Request[ReferenceAnswer], command="verify.reference"):
     """Create the inputs of a case, and run the user's code and its float64 oracle on them."""
-
-    command: ClassVar[str] = "verify.reference"
-    answer: ClassVar[type] = ReferenceAnswer
 
     data: CaseRequest
     expected: str
@@ -98,11 +91,8 @@ class ReferenceRequest(Request[ReferenceAnswer]):
 
 
 @dataclass(frozen=True)
-class ShareInputsRequest(Request[NoAnswer]):
+class ShareInputsRequest(Request[NoAnswer], command="verify.share_inputs"):
     """Share the large inputs of a case with another process, until the case is judged or :class:`UnshareInputsRequest`."""
-
-    command: ClassVar[str] = "verify.share_inputs"
-    answer: ClassVar[type] = NoAnswer
 
     data: CaseRequest
     path: str
@@ -110,11 +100,8 @@ class ShareInputsRequest(Request[NoAnswer]):
 
 
 @dataclass(frozen=True)
-class UnshareInputsRequest(Request[NoAnswer]):
+class UnshareInputsRequest(Request[NoAnswer], command="verify.unshare_inputs"):
     """Free what :class:`ShareInputsRequest` shared."""
-
-    command: ClassVar[str] = "verify.unshare_inputs"
-    answer: ClassVar[type] = NoAnswer
 
     path: str
 
@@ -156,11 +143,8 @@ class CandidateAnswer:
 
 
 @dataclass(frozen=True)
-class CandidateRequest(Request[CandidateAnswer]):
+class CandidateRequest(Request[CandidateAnswer], command="verify.candidate"):
     """Run a candidate on the inputs of a case."""
-
-    command: ClassVar[str] = "verify.candidate"
-    answer: ClassVar[type] = CandidateAnswer
 
     data: CaseRequest
     candidate: CandidateSource
@@ -187,11 +171,8 @@ class JudgeAnswer:
 
 
 @dataclass(frozen=True)
-class JudgeRequest(Request[JudgeAnswer]):
+class JudgeRequest(Request[JudgeAnswer], command="verify.judge"):
     """Compare a candidate's results with the expected ones, in the reference process."""
-
-    command: ClassVar[str] = "verify.judge"
-    answer: ClassVar[type] = JudgeAnswer
 
     data: CaseRequest
     expected: str
@@ -215,11 +196,8 @@ class ReproduceAnswer:
 
 
 @dataclass(frozen=True)
-class ReproduceRequest(Request[ReproduceAnswer]):
+class ReproduceRequest(Request[ReproduceAnswer], command="verify.reproduce"):
     """Write a failing case as a file that runs with torch and Triton alone."""
-
-    command: ClassVar[str] = "verify.reproduce"
-    answer: ClassVar[type] = ReproduceAnswer
 
     data: CaseRequest
     candidate: CandidateSource

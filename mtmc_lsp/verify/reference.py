@@ -75,15 +75,12 @@ class Reference:
         """Prepare the process, which starts with the first call.
 
         Args:
-            capture: of the reference.
             user_source: the user's file; ``None`` reads the file.
-            python: the user's interpreter.
             pool: the processes of the task; by default one without a deadline.
             seed: of the inputs; by default one that no candidate can know.
             precision: ``budget`` or ``strict``, as in the settings.
             run_seconds: time limit for one case.
             worker: a process of the caller, who closes it.
-            fork_server: starts the process by a fork.
         """
         self.capture, self.user_source, self.python, self.fork_server = capture, user_source, python, fork_server
         self.run_seconds, self.precision = run_seconds, precision
@@ -122,11 +119,6 @@ class Reference:
         """The folder of the expected results, which candidates must not read."""
         return str(self._secret)
 
-    @property
-    def inputs_folder(self) -> str:
-        """The folder of the inputs."""
-        return str(self._inputs)
-
     def constructor(self) -> str:
         """The constructor's arguments, as in :class:`~mtmc_lsp.verify.messages.ConstructorAnswer`; starts the process."""
         with self._lock:
@@ -142,7 +134,6 @@ class Reference:
 
         Args:
             trial: the sizes of the parameters.
-            cases: what to compute.
             first: the case that is the workload itself.
         """
         return [self._prepare(trial, case, is_first=case == first) for case in cases]
@@ -235,7 +226,6 @@ class Reference:
         """Compare a candidate's results with the expected ones.
 
         Args:
-            prepared: the case.
             results: the candidate's results; the file is removed afterwards.
             is_exact: whether the reference computes whole numbers without rounding.
             other: the file with the expected results of another case of the same sizes, or empty.

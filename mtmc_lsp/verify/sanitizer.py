@@ -74,8 +74,6 @@ class Sanitizer:
 
         Args:
             program: the path of ``compute-sanitizer``.
-            python: the user's interpreter.
-            cwd: the candidate's project.
             gpu: whether the process needs a GPU's devices.
             seconds: limit for one tool.
         """
@@ -85,8 +83,6 @@ class Sanitizer:
         """One check for each tool, up to the first that fails.
 
         Args:
-            requests: the calls to run.
-            case: a description of them.
             hidden: a folder that the candidate must not read.
 
         Raises:
@@ -138,11 +134,6 @@ class Sanitizer:
 
 def error_in_report(tool: str, report: str, code: int) -> str:
     """The errors in a report as text; empty without errors.
-
-    Args:
-        tool: the tool that wrote it.
-        report: the text.
-        code: the exit code of the program.
 
     Raises:
         EnvironmentNotAble: the program observed no kernel.

@@ -49,8 +49,6 @@ def scan(source: str, path: str, user_source: str = "") -> tuple[Check, ...]:
     """One check for each rule; none if the text is no valid Python, which an import reports better.
 
     Args:
-        source: the candidate's file.
-        path: its path, for messages.
         user_source: the user's file, if the candidate is a version of it. Code that the user's file contains is no violation.
     """
     try:

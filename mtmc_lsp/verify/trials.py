@@ -38,7 +38,6 @@ def trials(capture: Capture, init: str, *, interpreted: bool) -> list[Trial]:
     """The ways to run a foreign candidate, to be tried in order; empty if the interpreter can run none.
 
     Args:
-        capture: of the reference.
         init: text of the result of ``get_init_inputs``.
         interpreted: whether Triton's interpreter runs the kernels.
     """

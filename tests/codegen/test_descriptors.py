@@ -113,7 +113,7 @@ def f(x, w):
 
 def rendered(capture: Capture, text: str, *kernels: KernelPlan) -> str:
     schedule = Schedule(kernels=kernels)
-    return render(capture, ir_of(capture.graph, schedule), schedule, text)[0].block
+    return render(capture, ir_of(capture.graph, schedule), schedule, text, H200)[0].block
 
 
 def test_the_guard_checks_the_alignment_of_an_updated_input(captured) -> None:

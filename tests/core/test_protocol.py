@@ -29,8 +29,10 @@ from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.timing.messages import RankRequest
 from tests.core.test_worker import plain_request, request
 
-TABLE = {command: tuple(path.partition(":")[::2] for path in paths) for command, paths in main.COMMANDS.items()}
-MESSAGES = [getattr(importlib.import_module(module), name) for (module, name), _ in TABLE.values()]
+MESSAGES = [
+    getattr(importlib.import_module(f"mtmc_lsp.{command.partition('.')[0]}.messages"), kind)
+    for command, (kind, _) in main.COMMANDS.items()
+]
 ANSWERS = [kind.answer for kind in MESSAGES]
 
 finite = st.floats(allow_nan=False)
@@ -73,11 +75,11 @@ def test_every_request_and_answer_survives_json(kind: type, data: st.DataObject)
     assert from_json(kind, json.loads(json.dumps(to_json(value)))) == value
 
 
-@pytest.mark.parametrize("command", TABLE)
-def test_each_command_has_a_handler_that_takes_its_request_and_returns_its_answer(command: str) -> None:
-    (messages, name), (module, function) = TABLE[command]
-    kind = getattr(importlib.import_module(messages), name)
-    hints = typing.get_type_hints(getattr(importlib.import_module(module), function))
+@pytest.mark.parametrize(("command", "kind"), zip(main.COMMANDS, MESSAGES, strict=True), ids=main.COMMANDS)
+def test_each_command_has_a_handler_that_takes_its_request_and_returns_its_answer(command: str, kind: type) -> None:
+    module, function = main.COMMANDS[command][1].split(":")
+    worker = importlib.import_module(f"mtmc_lsp.{command.partition('.')[0]}.worker.{module}")
+    hints = typing.get_type_hints(getattr(worker, function))
     assert issubclass(kind, Request)
     assert kind.command == command
     assert hints == {"request": kind, "return": kind.answer}

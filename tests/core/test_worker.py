@@ -9,7 +9,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -181,9 +180,8 @@ def test_an_interpreter_that_is_not_there_is_an_environment_error(tmp_path: Path
 
 
 @dataclass(frozen=True)
-class UnknownRequest(Request[NoAnswer]):
-    command: ClassVar[str] = "no.such.command"
-    answer: ClassVar[type] = NoAnswer
+class UnknownRequest(Request[NoAnswer], command="no.such.command"):
+    pass
 
 
 def test_a_command_that_does_not_exist_is_an_error_and_not_a_crash(worker: Worker) -> None:

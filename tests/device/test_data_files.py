@@ -49,7 +49,7 @@ def test_limits_agree_with_those_of_the_occupancy_calculation(file: DataFile) ->
     assert model.shared_bytes == SHARED_LIMIT[model.arch]
     assert model.shared_bytes_per_sm == SHARED_PER_SM.get(model.arch, CDNA_LDS)
     assert model.max_warps_per_sm == WARPS_PER_SM.get(model.arch, 32)
-    assert model.max_threads_per_sm in (1536, 2048)
+    assert model.max_warps_per_sm * model.warp_size in (1536, 2048)
 
 
 @pytest.mark.parametrize(

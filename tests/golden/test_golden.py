@@ -19,8 +19,6 @@ from tests.golden.pairs import pairs
 
 PAIRS = {pair.name: pair for pair in pairs()}
 REFRESH = "out of date: run `python scripts/golden.py --write`"
-WITHOUT_EXAMPLE = {"tile", "layout", "specialize"}
-"""Actions that are about to be removed because they never pay."""
 IS_CAPTURING = "torch.cuda.is_current_stream_capturing()"
 
 
@@ -52,7 +50,7 @@ def test_the_last_step_changes_the_file_and_is_the_action_that_the_page_is_about
 
 
 def test_every_action_has_an_example_and_a_sentence_about_when_it_pays() -> None:
-    actions = {kind.value for kind in BY_KIND} - WITHOUT_EXAMPLE
+    actions = {kind.value for kind in BY_KIND}
     assert PAIRS.keys() - KERNELS.keys() == actions
     assert {kind.value for kind in WHEN_IT_PAYS} == actions
 

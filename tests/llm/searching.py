@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from mtmc_lsp.app.backends import Backends, LedgerModel
+from mtmc_lsp.app.backends import Backends
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.results import CompileReport, KernelReport, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, RunResult, Step
 from mtmc_lsp.core.settings import LlmSettings, Settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.device.choice import model_of_arch
+from mtmc_lsp.llm.endpoint.recording_model import RecordingModel
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch
 
@@ -59,7 +60,7 @@ def quick_settings(**llm: Any) -> Settings:
 def run_search(
     capture: Capture,
     source: str,
-    model: LedgerModel | None,
+    model: RecordingModel | None,
     *,
     backends: Backends = WRITES,
     measurer: AgreeingMeasurer | None = None,

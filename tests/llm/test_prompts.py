@@ -29,9 +29,9 @@ def test_every_kind_of_action_has_a_note_with_a_worked_example_and_its_source(ki
 
 def test_each_architecture_has_a_note_that_is_included_once() -> None:
     archs = ("sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120", "gfx942", "gfx1100")
-    heads = [note.partition("\n")[0].split()[1] for note in knowledge(ActionKind.TILE, archs)["arch"]]
+    heads = [note.partition("\n")[0].split()[1] for note in knowledge(ActionKind.AUTOTUNE, archs)["arch"]]
     assert heads == ["Turing", "Ampere", "Hopper", "Blackwell", "CDNA", "RDNA"]
-    assert "CDNA" not in str(knowledge(ActionKind.TILE, ("sm_90",)))
+    assert "CDNA" not in str(knowledge(ActionKind.AUTOTUNE, ("sm_90",)))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_questions_of_a_run_share_a_prefix_for_caching(captured) -> None:
         coding_messages(capture, root, MacroAction(*about), editable_code_of(capture, root), max_tokens=10**6)[
             1
         ].content
-        for about in ((ActionKind.FUSE, ("sort",), (0, 0)), (ActionKind.TILE, ("cumsum",), (0, 0)))
+        for about in ((ActionKind.FUSE, ("sort",), (0, 0)), (ActionKind.AUTOTUNE, ("cumsum",), (0, 0)))
     )
     shared, kernels = first.index("# Step\n"), first.index("## General rules for kernels")
     assert first[:shared] == second[:shared]

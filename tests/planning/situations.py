@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mtmc_lsp.actions.base import Situation
@@ -11,7 +12,7 @@ from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import BaselineTime, Ratio, Speed, Timing
-from mtmc_lsp.core.run import Candidate
+from mtmc_lsp.core.run import Candidate, Step
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.ir.primitives import KernelIR
@@ -30,15 +31,27 @@ def schedule_of(candidate: Candidate) -> Schedule:
 
 
 def situation(
-    capture: Capture, candidate: Candidate, *, has_gpu: bool = False, strict: bool = True, device: DeviceModel = SLOW
+    capture: Capture,
+    candidate: Candidate,
+    *,
+    has_gpu: bool = False,
+    strict: bool = True,
+    device: DeviceModel = SLOW,
+    history: Sequence[Step] = (),
 ) -> Situation:
-    return Situation(capture.graph, schedule_of(candidate), device, has_gpu=has_gpu, strict=strict)
+    return Situation(capture.graph, schedule_of(candidate), device, has_gpu=has_gpu, strict=strict, history=history)
 
 
 def proposed(
-    capture: Capture, candidate: Candidate, kind: ActionKind, *, device: DeviceModel = SLOW
+    capture: Capture,
+    candidate: Candidate,
+    kind: ActionKind,
+    *,
+    device: DeviceModel = SLOW,
+    has_gpu: bool = False,
+    history: Sequence[Step] = (),
 ) -> list[MacroAction]:
-    actions = proposals(situation(capture, candidate, device=device))
+    actions = proposals(situation(capture, candidate, device=device, has_gpu=has_gpu, history=history))
     return [action for action in actions if action.kind is kind]
 
 

@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 
 from mtmc_lsp.actions.catalogue import BY_KIND, proposals
+from mtmc_lsp.actions.tuning import refinements
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.run import Candidate, Step, StepStatus
+from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.schedule.configs import PrecisionMode
 from mtmc_lsp.schedule.schedule import Schedule
 from tests.codegen.harness import fused, verified
@@ -43,15 +46,15 @@ LOOPED = {"rows": 1, "block": 16, "loop": True, "warps": 4, "stages": 2}
 TILES = {"rows": 4, "block": 16, "warps": 4, "stages": 2}
 
 LEGAL = {
-    "tile a reduction": (NORM, ROWS, K.TILE, {"rows": 2, "block": 32, "loop": True}),
-    "tile a product": (LINEAR, PRODUCT, K.TILE, {"block_m": 32, "block_k": 32}),
-    "order of an elementwise kernel": (ROTARY, TILES, K.REORDER, {"order": "columns"}),
-    "order of a product": (LINEAR, PRODUCT, K.REORDER, {"group_m": 1}),
-    "stages of a loop": (NORM, LOOPED, K.PIPELINE, {"stages": 3}),
-    "warps": (SOFTMAX, ROWS, K.VECTORIZE, {"warps": 2}),
+    "tile a reduction": (NORM, ROWS, K.AUTOTUNE, {"rows": 2, "block": 32, "loop": True}),
+    "tile a product": (LINEAR, PRODUCT, K.AUTOTUNE, {"block_m": 32, "block_k": 32}),
+    "order of an elementwise kernel": (ROTARY, TILES, K.AUTOTUNE, {"order": "columns"}),
+    "order of a product": (LINEAR, PRODUCT, K.AUTOTUNE, {"group_m": 1}),
+    "stages of a loop": (NORM, LOOPED, K.AUTOTUNE, {"stages": 3}),
+    "warps": (SOFTMAX, ROWS, K.AUTOTUNE, {"warps": 2}),
     "a reduction in parts": (SOFTMAX, LOOPED, K.SPLIT, {"split": 2}),
     "a product in parts": (LINEAR, PRODUCT, K.SPLIT, {"split_k": 2}),
-    "a persistent reduction": (NORM, ROWS, K.PERSIST, {"persist": 3}),
+    "a persistent reduction": (NORM, ROWS, K.AUTOTUNE, {"persist": 3}),
     "any of them, measured together": (NORM, LOOPED, K.AUTOTUNE, {"block": 32, "warps": 2}),
 }
 
@@ -71,38 +74,43 @@ def test_a_legal_action_changes_the_schedule_and_the_kernel_stays_correct(name: 
 
 
 ILLEGAL = {
-    "a tile that is no power of two": (NORM, ROWS, K.TILE, {"block": 48}, "must be a power of two from 1 to 65536"),
+    "a tile that is no power of two": (NORM, ROWS, K.AUTOTUNE, {"block": 48}, "must be a power of two from 1 to 65536"),
     "a tile too large": (
         NORM,
         LOOPED,
-        K.TILE,
+        K.AUTOTUNE,
         {"rows": 64, "block": 4096},
         "rows and block cannot be 64 rows x 4096 columns: a tile has at most 65536 elements",
     ),
     "a product's tile too small for tensor cores": (
         LINEAR,
         PRODUCT,
-        K.TILE,
+        K.AUTOTUNE,
         {"block_k": 8},
         "block_k cannot be 8; it must be a power of two from 16 to 256",
     ),
-    "a choice that the kernel has not": (NORM, ROWS, K.TILE, {"block_m": 32}, "has no block_m to choose"),
-    "a choice of another kind": (NORM, ROWS, K.TILE, {"persist": 4}, "has no persist to choose"),
-    "stages without a loop": (NORM, ROWS, K.PIPELINE, {"stages": 4}, "has no stages to choose"),
-    "no stages": (NORM, LOOPED, K.PIPELINE, {"stages": 0}, "stages cannot be 0"),
-    "half a warp": (NORM, ROWS, K.VECTORIZE, {"warps": 0}, "warps cannot be 0"),
+    "a choice that the kernel has not": (NORM, ROWS, K.AUTOTUNE, {"block_m": 32}, "has no block_m to choose"),
+    "a choice of another action": (NORM, ROWS, K.AUTOTUNE, {"split": 4}, "has no split to choose"),
+    "no stages": (NORM, LOOPED, K.AUTOTUNE, {"stages": 0}, "stages cannot be 0"),
+    "half a warp": (NORM, ROWS, K.AUTOTUNE, {"warps": 0}, "warps cannot be 0"),
     "too many warps": (
         NORM,
         ROWS,
-        K.VECTORIZE,
+        K.AUTOTUNE,
         {"warps": 64},
         "warps cannot be 64; it must be a power of two from 1 to 32",
     ),
-    "an order of rows": (NORM, ROWS, K.REORDER, {"order": "columns"}, "has no order to choose"),
+    "an order of rows": (
+        NORM,
+        ROWS,
+        K.AUTOTUNE,
+        {"order": "columns"},
+        "a reduction kernel over these axes has rows alone",
+    ),
     "an unknown order": (
         ROTARY,
         TILES,
-        K.REORDER,
+        K.AUTOTUNE,
         {"order": "diagonal"},
         "order: 'diagonal' is none of 'rows', 'columns'",
     ),
@@ -112,18 +120,18 @@ ILLEGAL = {
     "persistent attention": (
         ATTENTION,
         {"block_m": 16, "block_n": 16, "warps": 4, "stages": 2},
-        K.PERSIST,
+        K.AUTOTUNE,
         {"persist": 4},
         "an attention kernel has no persist to choose",
     ),
     "a persistent split kernel": (
         SOFTMAX,
         {**LOOPED, "split": 2},
-        K.PERSIST,
+        K.AUTOTUNE,
         {"persist": 4},
         "a split kernel has too few tiles for persistent programs",
     ),
-    "nothing to change": (NORM, ROWS, K.TILE, {}, "has no configuration"),
+    "nothing to change": (NORM, ROWS, K.AUTOTUNE, {}, "has no configuration"),
 }
 
 
@@ -139,7 +147,7 @@ def test_an_illegal_action_is_rejected_with_its_reason(name: str, captured) -> N
 def test_only_kernels_have_configurations(captured) -> None:
     capture = captured(NORM, "f")
     with pytest.raises(CannotCode, match="no kernel computes"):
-        act(capture, start(capture, NORM), K.TILE, "mul", config={"rows": 2})
+        act(capture, start(capture, NORM), K.AUTOTUNE, "mul", config={"rows": 2})
 
 
 def test_tensor_cores_are_for_float32_products(captured) -> None:
@@ -207,50 +215,6 @@ def test_expensive_or_visible_values_are_not_recomputed(name: str, captured) -> 
         act(capture, start(capture, text), K.RECOMPUTE, name, node=name)
 
 
-def test_an_intermediate_value_gets_the_memory_layout_of_its_reader(captured) -> None:
-    text = """import torch
-# mtmc: x=f32[N,M] N=40 M=48
-def f(x):
-    g = torch.softmax(x, 1)
-    return g.sum(0)
-"""
-    capture = captured(text, "f")
-    nodes = [node.name for node in capture.graph.nodes]
-    two = act(capture, start(capture, text), K.FUSE, nodes[0], config={})
-    two = act(capture, two, K.FUSE, nodes[1], config={})
-    after = act(capture, two, K.LAYOUT, nodes[0], node=nodes[0], order=[1, 0])
-    assert "empty_strided((N, M), (1, N)" in after.source
-    verdict = verified(capture, after)
-    assert verdict.is_correct, verdict.reason
-    with pytest.raises(CannotCode, match="the caller can observe the memory layout"):
-        act(capture, two, K.LAYOUT, nodes[1], node=nodes[1], order=[0])
-    one = act(capture, start(capture, text), K.FUSE, nodes[0], config={})
-    with pytest.raises(CannotCode, match="a torch call reads the value"):
-        act(capture, one, K.LAYOUT, nodes[0], node=nodes[0], order=[1, 0])
-
-
-def test_a_size_as_a_multiple_takes_its_mask_away_and_is_asked_for(captured) -> None:
-    text = NORM.replace("D=50", "D=64")
-    capture = captured(text, "f")
-    before = fused(capture, text, LOOPED)
-    assert "col_mask" in before.source
-    after = act(capture, before, K.SPECIALIZE, *schedule_of(before).kernels[0].nodes, size="D", multiple=16)
-    assert "col_mask" not in after.source
-    assert "% 16 == 0" in after.source
-    verdict = verified(capture, after)
-    assert verdict.is_correct, verdict.reason
-    constant = act(capture, before, K.SPECIALIZE, *schedule_of(before).kernels[0].nodes, size="D", value=64)
-    assert "w.shape[0] == 64" in constant.source or "x.shape[1] == 64" in constant.source
-    verdict = verified(capture, constant)
-    assert verdict.is_correct, verdict.reason
-    with pytest.raises(CannotCode, match="not a multiple of 128"):
-        act(capture, before, K.SPECIALIZE, "add", size="D", multiple=128)
-    with pytest.raises(CannotCode, match="D is 64 here, not 63"):
-        act(capture, before, K.SPECIALIZE, "add", size="D", value=63)
-    with pytest.raises(CannotCode, match="there is no size Z"):
-        act(capture, before, K.SPECIALIZE, "add", size="Z", value=63)
-
-
 # Proposals -----------------------------------------------------------------------------------------------------------
 
 
@@ -275,22 +239,65 @@ def test_a_product_of_few_tiles_is_split_along_k(captured) -> None:
     assert action.expected.saved_us > 0
 
 
-def test_actions_that_need_a_measurement_are_proposed_if_steps_are_timed(captured) -> None:
+def test_tuning_is_proposed_if_steps_are_timed(captured) -> None:
     capture = captured(NORM.replace("B=6 D=50", "B=4096 D=4096"), "f")
     candidate = fused(capture, NORM, {"rows": 1, "block": 4096, "loop": False, "warps": 8, "stages": 2})
-    timed = {K.TILE, K.VECTORIZE, K.PERSIST, K.AUTOTUNE, K.SPECIALIZE}
-    assert not timed & {action.kind for action in proposals(situation(capture, candidate))}
+    assert K.AUTOTUNE not in {action.kind for action in proposals(situation(capture, candidate))}
     actions = proposals(situation(capture, candidate, has_gpu=True))
-    assert timed <= {action.kind for action in actions}
+    assert K.AUTOTUNE in {action.kind for action in actions}
     assert [a.expected.saved_us for a in actions] == sorted((a.expected.saved_us for a in actions), reverse=True)
     for action in actions:
         assert action.text
         assert action.rationale.endswith(".")
-        variants = action.params.get("variants", [])
-        assert len(variants) <= 6 or action.kind is K.AUTOTUNE
-        for params in variants:
-            changed = MacroAction(action.kind, action.region, action.lines, params)
-            assert BY_KIND[action.kind].apply(capture.graph, schedule_of(candidate), changed) != schedule_of(candidate)
+        assert_every_variant_changes_the_schedule(capture, candidate, action)
+
+
+def assert_every_variant_changes_the_schedule(capture: Capture, candidate: Candidate, action: MacroAction) -> None:
+    before = schedule_of(candidate)
+    for params in action.params.get("variants", []):
+        changed = MacroAction(action.kind, action.region, action.lines, params)
+        assert BY_KIND[action.kind].apply(capture.graph, before, changed) != before
+
+
+def test_a_kernel_is_tuned_and_then_fine_tuned_once(captured) -> None:
+    capture = captured(NORM.replace("B=6 D=50", "B=4096 D=4096"), "f")
+    candidate = fused(capture, NORM, {"rows": 1, "block": 4096, "loop": False, "warps": 8, "stages": 2})
+    history: list[Step] = []
+    rounds = []
+    while tuning := proposed(capture, candidate, K.AUTOTUNE, has_gpu=True, history=tuple(history)):
+        assert_every_variant_changes_the_schedule(capture, candidate, tuning[0])
+        rounds.append({name for params in tuning[0].params["variants"] for name in params["config"]})
+        history.append(Step(len(history) + 1, tuning[0], StepStatus.REJECTED, ""))
+    assert len(rounds) == 2
+    assert {"rows", "block"} <= rounds[0]
+    assert rounds[1] == {"warps", "persist"}
+
+
+FINE_TUNED = {
+    "a loop": (NORM, LOOPED, {"warps", "stages", "persist"}),
+    "a product": (LINEAR, PRODUCT, {"warps", "stages", "group_m", "persist", "flatten"}),
+    "an elementwise kernel": (ROTARY, {**TILES, "block": 4}, {"warps", "order", "persist"}),
+    "a scan": (SCAN, {"rows": 2, "block": 16}, {"warps", "stages", "persist"}),
+    "attention": (ATTENTION, {"block_m": 16, "block_n": 16, "warps": 4, "stages": 2}, {"warps", "stages"}),
+}
+
+
+@pytest.mark.parametrize("name", FINE_TUNED)
+def test_fine_tuning_measures_what_the_kernel_has(name: str, captured) -> None:
+    text, config, choices = FINE_TUNED[name]
+    capture = captured(text, "f")
+    candidate = fused(capture, text, config)
+    # Few multiprocessors have many programs each, so that persistence is worth trying.
+    state = situation(capture, candidate, has_gpu=True, device=replace(H200, sm_count=1))
+    [(plan, region)] = state.kernels()
+    before = to_json(plan.config)
+    changes = [
+        {field for field, value in to_json(config).items() if value != before[field]}
+        for config in refinements(state, plan, region)
+    ]
+    assert all(len(change) == 1 or change == {"persist", "flatten"} for change in changes)
+    assert set.union(*changes) <= choices
+    assert set.union(*changes) >= choices - {"persist", "flatten"}
 
 
 def test_strict_runs_exclude_actions_that_change_rounding(captured) -> None:

@@ -250,7 +250,7 @@ def test_a_schedule_stays_replayed_through_other_steps(captured) -> None:
     capture = captured(TEXT, "Model")
     candidate = act(capture, kernels(capture, TEXT), ActionKind.CUDA_GRAPH)
     plan = schedule_of(candidate).kernels[-1]
-    tuned = act(capture, candidate, ActionKind.TILE, *plan.nodes, config={"rows": 2})
+    tuned = act(capture, candidate, ActionKind.AUTOTUNE, *plan.nodes, config={"rows": 2})
     assert schedule_of(tuned).cuda_graph
     assert replace(schedule_of(tuned), cuda_graph=False) != schedule_of(candidate)
 

@@ -83,7 +83,7 @@ def test_the_launches_can_be_a_cuda_graph(captured) -> None:
     # The input alone is copied; weights are read where they lie.
     assert "_run_cuda_graph(net_launch,(x,),(layer_weight_ih_l0," in "".join(replayed.source.split())
     with pytest.raises(CannotCode, match="a recurrent kernel has no persist"):
-        act(capture, candidate, ActionKind.PERSIST, layers_of(capture), config={"persist": 132})
+        act(capture, candidate, ActionKind.AUTOTUNE, layers_of(capture), config={"persist": 132})
 
 
 def test_layers_do_not_fuse_with_other_operations(captured) -> None:

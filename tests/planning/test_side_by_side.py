@@ -144,12 +144,12 @@ def test_only_kernels_with_a_single_launch_can_share_one(captured) -> None:
     capture = captured(text, "f")
     before = kernels(capture, text)
     soft = next(plan for plan in schedule_of(before).kernels if "softmax" in plan.key)
-    persistent = act(capture, before, ActionKind.PERSIST, *soft.nodes, config={"persist": 3})
+    persistent = act(capture, before, ActionKind.AUTOTUNE, *soft.nodes, config={"persist": 3})
     with pytest.raises(CannotCode, match="a persistent kernel fills the device alone"):
         in_one_launch(capture, persistent)
     together = in_one_launch(capture, before)
     with pytest.raises(CannotCode, match="the launch runs other kernels too"):
-        act(capture, together, ActionKind.PERSIST, *soft.nodes, config={"persist": 3})
+        act(capture, together, ActionKind.AUTOTUNE, *soft.nodes, config={"persist": 3})
     with pytest.raises(CannotCode, match="no kernel ends with mul"):
         in_one_launch(capture, before, soft.key, "mul")
     with pytest.raises(CannotCode, match="2 to 8 kernels"):
@@ -161,7 +161,7 @@ def test_a_kernel_of_a_shared_launch_can_be_tuned_and_removed(captured) -> None:
     capture = captured(text, "f")
     together = in_one_launch(capture, kernels(capture, text))
     soft = next(plan for plan in schedule_of(together).kernels if "softmax" in plan.key)
-    tuned = act(capture, together, ActionKind.VECTORIZE, *soft.nodes, config={"warps": 8})
+    tuned = act(capture, together, ActionKind.AUTOTUNE, *soft.nodes, config={"warps": 8})
     assert [launch.num_warps for launch in tuned.launches] == [8]
     assert verified(capture, tuned).reason == ""
     alone = schedule_of(together).without(soft.key)

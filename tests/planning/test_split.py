@@ -94,6 +94,7 @@ def test_a_product_split_along_k_equals_the_users_code(name: str, captured) -> N
 PERSISTENT = {
     "product": (LINEAR, {**SMALL, "precision": "ieee", "persist": 3}),
     "batched product": (BATCHED, {**SMALL, "precision": "ieee", "persist": 2}),
+    "product, one loop over tiles and K": (LINEAR, {**SMALL, "precision": "ieee", "persist": 3, "flatten": True}),
     "product, tiles moved by hardware": (LINEAR, {**SMALL, "precision": "fp16x3", "tma": True, "persist": 3}),
     "batched product, tiles moved by hardware": (TALL, {**SMALL, "precision": "fp16x3", "tma": True, "persist": 2}),
     "norm, whole rows": (NORM, {"rows": 1, "block": 64, "persist": 4}),

@@ -57,7 +57,7 @@ def test_the_action_renders_verifies_and_replays(captured) -> None:
     assert act(capture, before, SPLIT, *region, config={"stream_k": 4}).source == after.source
     verdict = verified(capture, after)
     assert verdict.is_correct, verdict.reason
-    retiled = act(capture, after, ActionKind.TILE, *region, config={"block_n": 32})
+    retiled = act(capture, after, ActionKind.AUTOTUNE, *region, config={"block_n": 32})
     assert "PROGRAMS=4" in retiled.source
     assert verified(capture, retiled).is_correct
 
@@ -67,7 +67,7 @@ ILLEGAL: dict[str, tuple[dict[str, int | str | bool], ActionKind, dict[str, obje
     "with other changes": (PLAIN, SPLIT, {"stream_k": 4, "split_k": 2}, "has no split_k to choose"),
     "in parts already": ({**PLAIN, "split_k": 2}, SPLIT, {"stream_k": 4}, "stream_k cannot be 4: the product is split into 2 parts of K"),
     "in parts after it": ({**PLAIN, "stream_k": 4}, SPLIT, {"split_k": 2}, "stream_k cannot be 4: the product is split into 2 parts of K"),
-    "persistent after it": ({**PLAIN, "stream_k": 4}, ActionKind.PERSIST, {"persist": 4}, "the programs of stream-K are persistent already"),
+    "persistent after it": ({**PLAIN, "stream_k": 4}, ActionKind.AUTOTUNE, {"persist": 4}, "the programs of stream-K are persistent already"),
     "far too many": (PLAIN, SPLIT, {"stream_k": 8193}, "stream_k cannot be 8193; it must be a whole number from 0 to 8192"),
     "few rows": ({**PLAIN, "precision": "fp16x3-promoted", "split_on_load": "right"}, SPLIT, {"stream_k": 4}, "sums all of K itself"),
 }  # fmt: skip

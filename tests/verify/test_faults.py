@@ -108,9 +108,7 @@ def test_what_a_candidate_changes_in_its_process_does_not_reach_the_next(measure
 
 
 def test_a_candidate_cannot_write_to_inputs_that_others_get(measurer: LocalMeasurer) -> None:
-    line = (
-        f"    import glob\n    [open(p, 'wb') for p in glob.glob({str(measurer._reference.inputs_folder)!r} + '/*')]\n"
-    )
+    line = f"    import glob\n    [open(p, 'wb') for p in glob.glob({str(measurer._reference._inputs)!r} + '/*')]\n"
     verdict = measurer.verify(RMS.candidate((END, line + END)))
     assert "PermissionError" in verdict.reason
 

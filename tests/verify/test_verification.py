@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from handwritten import ADD_IN_PLACE, CANCELLED, DROP, PICK, RESIDUE, RMS, SCALE_MODULE, Handwritten
 
@@ -105,6 +107,17 @@ def test_a_candidate_that_is_wrong_is_told_from_an_honest_one(what: str, measure
     assert verdict.status is status, verdict.reason
     assert said in verdict.reason
     assert "seed" in verdict.reason, "the inputs it happened on are named"
+
+
+def test_a_rewrite_without_kernels_is_judged_by_its_results(measurer_of) -> None:
+    """The first step of a run may only rewrite the formula; a later step writes the kernels."""
+    line = "    return torch.nn.functional.rms_norm(x, (x.shape[1],), w, eps)\n"
+    rewritten = replace(RMS, block="", dispatch=line)
+    verdict = measurer_of(RMS).verify(rewritten.candidate())
+    assert verdict.is_correct, verdict.reason
+    verdict = measurer_of(RMS).verify(rewritten.candidate((", eps)", ", 2 * eps)")))
+    assert verdict.status is INCORRECT
+    assert "relative L2 error" in verdict.reason
 
 
 def test_after_a_crash_the_next_candidate_is_judged_as_ever(measurer_of) -> None:

@@ -23,7 +23,8 @@ def main() -> None:
     opened = open_target(parse_request(f"{path}::{target}", Settings(archs=("sm_90",)), sys.executable))
     with Pipeline(opened) as pipeline:
         capture = pipeline.capture()
-    coder, planner, device = BuiltinCoder(), RooflinePlanner(), planning_model(("sm_90",))
+    planner, device = RooflinePlanner(), planning_model(("sm_90",))
+    coder = BuiltinCoder(device)
     best = kept = coder.start(capture, Path(path).read_text())
     history: list[Step] = []
     while len(history) < max(wanted):

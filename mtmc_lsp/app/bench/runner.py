@@ -25,7 +25,7 @@ from typing import Any
 
 from mtmc_lsp.app.bench.problem import ProblemRequest, failed
 from mtmc_lsp.app.bench.suite import Problem
-from mtmc_lsp.app.interpreter import versions
+from mtmc_lsp.app.interpreter import query_gpus, versions
 from mtmc_lsp.app.provenance import current_build, without_absolute_paths
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, Location, RequestError
 from mtmc_lsp.core.json_codec import to_json
@@ -65,16 +65,7 @@ class Plan:
 
 def describe_environment(python: str) -> dict[str, str]:
     """What a result depends on besides the problem: versions, and the names and the driver of the GPUs."""
-    return {**versions(python), "gpus": ", ".join(_gpus())}
-
-
-def _gpus() -> list[str]:
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    return {**versions(python), "gpus": ", ".join(query_gpus("name,driver_version"))}
 
 
 def visible_devices() -> list[str]:
@@ -82,7 +73,7 @@ def visible_devices() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name for name in visible.split(",") if name.strip()]
-    return [str(index) for index in range(len(_gpus()))]
+    return [str(index) for index in range(len(query_gpus("name")))]
 
 
 # The file of results ----------------------------------------------------------------------------------------------
@@ -166,9 +157,6 @@ class Bench:
         """Prepare.
 
         Args:
-            plan: how each problem is solved.
-            out: the file of results.
-            jobs: the number of problems that run in parallel.
             devices: the GPUs that problems run on; empty without a GPU.
             command: solves one problem: it reads the request from standard input and writes the answer to the file that is
                 its last argument.

@@ -98,10 +98,8 @@ def choose(problems: Sequence[Problem], pattern: str, limit: int | None, shard: 
     """Choose problems: by name, then a shard, then at most ``limit``.
 
     Args:
-        problems: all problems of the suite.
         pattern: a pattern such as ``level2/*``, or a part of the name; empty for all.
         limit: the number of problems, taken from each level in turn; None for all.
-        shard: the part of the problems.
     """
     matching = [p for p in problems if not pattern or pattern in p.name or fnmatch.fnmatch(p.name, pattern)]
     matching = matching[shard.index - 1 :: shard.count]

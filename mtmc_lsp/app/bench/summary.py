@@ -82,7 +82,6 @@ def summarise(records: Sequence[Mapping[str, Any]], requested: Sequence[tuple[st
     """Summarise results.
 
     Args:
-        records: one result per problem.
         asked: names and levels of the problems that should have a result.
     """
     done = {record["problem"] for record in records}

@@ -133,15 +133,10 @@ def build_call(
     """Build the call of the workload's target with arguments of the given sizes.
 
     Args:
-        module: the user's module.
-        workload: describes the arguments.
-        device: of all tensors.
-        sizes: value of each named size.
         seed: of the random values.
         values: without it, tensor arguments have shapes but no values, which saves the time to generate gigabytes.
         read: names of arguments that get values even without ``values``.
         stand_in: whether large float inputs of ``get_inputs`` may be replaced by random values generated on the device.
-        construct: constructs the module, as :func:`constructed` does.
     """
     target = workload.target
     torch.manual_seed(seed)

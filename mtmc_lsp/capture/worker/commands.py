@@ -16,7 +16,8 @@ from mtmc_lsp.capture.messages import CaptureRequest
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.capture.worker.calls import Call, build_call, constructed, user_error
 from mtmc_lsp.capture.worker.convolution_modes import convolution_modes
-from mtmc_lsp.capture.worker.dependencies import DependencyRecorder, dependencies
+from mtmc_lsp.capture.worker.dependencies import dependencies
+from mtmc_lsp.capture.worker.dependency_recorder import DependencyRecorder
 from mtmc_lsp.capture.worker.eager_run import buffers, flat_function, run_eagerly, run_without_data
 from mtmc_lsp.capture.worker.export import export_graph
 from mtmc_lsp.capture.worker.graph_reader import InputTensor

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mtmc_lsp.core.graph import Graph, Node
+from mtmc_lsp.core.graph import Graph
 
 TF32_ERROR = 2e-5
 """Relative difference above which one result is from TF32, which rounds operands to 11 bits (about 3e-4 on
@@ -25,13 +25,12 @@ def convolution_modes(run: Callable[[], object], graph: Graph) -> dict[str, str]
 
     Args:
         run: calls the target on the workload's inputs.
-        graph: the target's graph.
 
     Returns:
         Empty if TF32 is not allowed, if there are no such convolutions, or if the calls do not match the nodes.
     """
     nodes = [node for node in graph.nodes if node.op.startswith("aten.conv")]
-    if graph.fp32_convolution != "tf32" or not any(_is_float32(node) for node in nodes):
+    if graph.fp32_convolution != "tf32" or not any(node.type.dtype == "float32" for node in nodes):
         return {}
     recorder = _ModeRecorder()
     # If the measurement fails, convolutions count as before: allowed to run in TF32.
@@ -44,10 +43,6 @@ def convolution_modes(run: Callable[[], object], graph: Graph) -> dict[str, str]
     ):
         return {}
     return {node.name: mode for node, (_, mode) in zip(nodes, recorder.calls, strict=True) if mode}
-
-
-def _is_float32(node: Node) -> bool:
-    return node.type.dtype == "float32"
 
 
 class _ModeRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here

@@ -6,22 +6,17 @@ The bytecode of these functions names the globals that they read. Functions amon
 
 from __future__ import annotations
 
+import dis
 import inspect
 import linecache
-import os
 import sys
-import sysconfig
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from types import CellType, CodeType, FrameType, FunctionType, ModuleType
+from collections.abc import Iterator, Mapping
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
-import mtmc_lsp
-from mtmc_lsp.capture.worker.global_reads import global_reads, imported_reads
+from mtmc_lsp.capture.worker.dependency_recorder import DependencyRecorder, is_user_file
 from mtmc_lsp.capture.worker.side_effects import PLAIN
 from mtmc_lsp.core.dependencies import Dependency, DependencyKind
 from mtmc_lsp.core.source_digest import source_digest
@@ -29,93 +24,9 @@ from mtmc_lsp.core.source_digest import source_digest
 MAX_ITEMS = 64
 """Maximum number of elements of a container that is compared by value."""
 BEGIN, END = "# mtmc: begin", "# mtmc: end"
-LIBRARIES = tuple(
-    {str(Path(path).resolve()) for name, path in sysconfig.get_paths().items() if "lib" in name}
-    | {str(Path(module.__file__ or "").resolve().parent) for module in (mtmc_lsp, torch)}
-)
 
 
 _Index = dict[int, tuple[str, str, bool]]
-
-
-@cache
-def is_user_file(path: str) -> bool:
-    """Whether a file is user code: not an installed package, the standard library, torch or this program."""
-    if not path.endswith(".py") or {"site-packages", "dist-packages"} & set(Path(path).parts):
-        return False
-    resolved = str(Path(path).resolve())
-    return not any(resolved.startswith(f"{folder}{os.sep}") for folder in LIBRARIES)
-
-
-@dataclass
-class _RunFunction:
-    """A function that ran during the call."""
-
-    code: CodeType
-    namespace: dict[str, Any]
-    closures: list[dict[str, Any]] = field(default_factory=list)
-    """Values of its free variables; one entry per distinct set of values."""
-
-
-@dataclass
-class DependencyRecorder:
-    """Records, while entered, which user functions run and which environment variables they read."""
-
-    functions: dict[int, _RunFunction] = field(default_factory=dict)
-    environment: dict[str, str | None] = field(default_factory=dict)
-    _libraries: dict[int, CodeType] = field(default_factory=dict)
-    _undo: list[Callable[[], None]] = field(default_factory=list)
-
-    def __enter__(self) -> DependencyRecorder:
-        before = sys.gettrace()
-        sys.settrace(self._trace)
-        self._undo.append(lambda: sys.settrace(before))
-        kind = type(os.environ)
-        for name in ("__getitem__", "__contains__"):
-            original = getattr(kind, name)
-            setattr(kind, name, self._recording(original))
-            self._undo.append(lambda name=name, original=original: setattr(kind, name, original))  # type: ignore[misc]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        while self._undo:
-            self._undo.pop()()
-
-    def _trace(self, frame: FrameType, event: str, argument: object) -> None:
-        code = frame.f_code
-        if id(code) in self._libraries or event != "call":
-            return
-        function = self.functions.get(id(code))
-        if function is None:
-            if not is_user_file(code.co_filename):
-                self._libraries[id(code)] = code
-                return
-            function = self.functions[id(code)] = _RunFunction(code, frame.f_globals)
-        if code.co_freevars:
-            values = {name: frame.f_locals[name] for name in code.co_freevars if name in frame.f_locals}
-            if not any(_same(values, other) for other in function.closures):
-                function.closures.append(values)
-
-    def _recording(self, original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        def read(environment: Any, key: Any) -> Any:
-            frame: Any = sys._getframe(1)
-            while frame is not None and frame.f_globals.get("__name__") in (
-                "os",
-                "collections.abc",
-                "_collections_abc",
-            ):
-                frame = frame.f_back
-            # Ignore the variables that torch reads.
-            if isinstance(key, str) and frame is not None and is_user_file(frame.f_code.co_filename):
-                raw = environment._data.get(environment.encodekey(key))
-                self.environment[key] = None if raw is None else environment.decodevalue(raw)
-            return original(environment, key)
-
-        return read
-
-
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
 
 
 def dependencies(
@@ -124,7 +35,6 @@ def dependencies(
     """All dependencies of the recorded functions, including the target's code.
 
     Args:
-        file: the module of the target.
         called: functions that ran in the target's call. The guard checks their dependencies.
         constructed: functions that ran in constructors. Only the editor checks these; the guard checks the constructed modules.
         instance: the target's module, ``None`` for a function.
@@ -177,10 +87,10 @@ class _Collector:
             for values in closures:
                 for name, value in values.items():
                     self._closure(code, owner, name, value, has_one=len(closures) == 1)
-            for name, steps in global_reads(code):
+            for name, steps in _global_reads(code):
                 if name in namespace:
                     self._global(namespace, name, steps)
-            for module, steps in imported_reads(code, namespace):
+            for module, steps in _imported_reads(code, namespace):
                 self._chain(module, steps)
 
     def class_attributes(self, instance: torch.nn.Module | None) -> None:
@@ -237,9 +147,11 @@ class _Collector:
         return self._index(namespace).get(id(code), ("", "", False))
 
     def _function(self, code: CodeType, namespace: dict[str, Any]) -> Any:
-        for value in vars_of(namespace):
-            if isinstance(value, FunctionType) and value.__code__ is code:
-                return value
+        for value in list(namespace.values()):
+            is_own_class = isinstance(value, type) and value.__module__ == namespace.get("__name__")
+            for function in (value, *(vars(value).values() if is_own_class else ())):
+                if isinstance(function, FunctionType) and function.__code__ is code:
+                    return function
         return None
 
     def _index(self, namespace: dict[str, Any]) -> _Index:
@@ -293,8 +205,10 @@ class _Collector:
 
     def _object(self, value: Any, steps: tuple[str, ...], name: str, access: str, path: str, qualname: str) -> None:
         function = inspect.unwrap(value) if callable(value) and not isinstance(value, type) else value
+        definition = Dependency(name, DependencyKind.DEFINITION, path=path, qualname=qualname)
         if isinstance(function, FunctionType):
-            self._definition_unless_known(name, path, qualname)
+            # The name can be rebound to another function.
+            self.add(definition)
             self.function(function.__code__, function.__globals__, [])
             return
         if _is_plain(value):
@@ -309,21 +223,17 @@ class _Collector:
                 attribute = vars(owner)[steps[0]]
                 self._value(f"{name}.{steps[0]}", f"{access}.{steps[0]}", attribute, _file_of(owner), inner)
             else:
-                self.add(Dependency(name, DependencyKind.DEFINITION, path=path, qualname=qualname))
+                self.add(definition)
             return
         if isinstance(value, ModuleType) or (callable(value) and not _is_of_user(type(value))):
             # A library function imported by name: the name can be rebound to another function.
-            self.add(Dependency(name, DependencyKind.DEFINITION, path=path, qualname=qualname))
+            self.add(definition)
             return
         attribute_value = getattr(value, "__dict__", {}).get(steps[0]) if steps else None
         if steps and steps[0] in getattr(value, "__dict__", {}) and _is_plain(attribute_value):
             self._value(f"{name}.{steps[0]}", f"{access}.{steps[0]}", attribute_value, path, qualname)
             return
-        self.add(Dependency(name, DependencyKind.DEFINITION, path=path, qualname=qualname))
-
-    def _definition_unless_known(self, name: str, path: str, qualname: str) -> None:
-        """Add the name of a called function, because it can be rebound to another function."""
-        self.add(Dependency(name, DependencyKind.DEFINITION, path=path, qualname=qualname))
+        self.add(definition)
 
     def _value(self, name: str, access: str, value: Any, path: str, qualname: str) -> None:
         access = access if self.is_guarded else ""
@@ -339,14 +249,6 @@ class _Collector:
             inner = f"{access}.__closure__[{index}].cell_contents" if is_itself and has_one else ""
             path = code.co_filename if qualname else ""
             self._value(f"{name} of {code.co_name}", inner, value, path, qualname)
-
-
-def vars_of(namespace: Mapping[str, Any]) -> Iterator[Any]:
-    """The values of a module and of its classes."""
-    for value in list(namespace.values()):
-        yield value
-        if isinstance(value, type) and value.__module__ == namespace.get("__name__"):
-            yield from list(vars(value).values())
 
 
 def _free(function: FunctionType) -> dict[str, Any]:
@@ -423,3 +325,50 @@ def _file_of(kind: type) -> str:
 def _file_in(namespace: Mapping[str, Any], default: str) -> str:
     path = str(namespace.get("__file__") or default)
     return path if is_user_file(path) else ""
+
+
+# Bytecode ------------------------------------------------------------------------------------------------------------
+
+
+def _global_reads(code: CodeType) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The global names that a function reads, with the attributes read from them: ``cfg.a.b`` gives ``(a, b)``."""
+    instructions = list(dis.get_instructions(code))
+    for i, item in enumerate(instructions):
+        if item.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield str(item.argval), _attributes_read(instructions, i + 1)
+
+
+def _attributes_read(instructions: list[dis.Instruction], start: int) -> tuple[str, ...]:
+    steps = []
+    for item in instructions[start:]:
+        if item.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            steps.append(str(item.argval))
+        elif item.opname not in ("CACHE", "PUSH_NULL"):
+            break
+    return tuple(steps)
+
+
+def _imported_reads(code: CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[ModuleType, tuple[str, ...]]]:
+    """The attributes that a function reads from modules that it imports itself."""
+    instructions = list(dis.get_instructions(code))
+    module: ModuleType | None = None
+    aliases: dict[str, ModuleType] = {}
+    for i, item in enumerate(instructions):
+        if item.opname == "IMPORT_NAME":
+            module = _imported_module(str(item.argval), namespace)
+            if module is not None and instructions[i + 1].opname == "STORE_FAST":
+                # `import a.b` binds `a`.
+                top = _imported_module(str(item.argval).split(".")[0], namespace)
+                aliases[str(instructions[i + 1].argval)] = top or module
+        elif item.opname == "IMPORT_FROM" and module is not None:
+            yield module, (str(item.argval),)
+        elif item.opname.startswith("LOAD_FAST"):
+            name = item.argval[-1] if isinstance(item.argval, tuple) else item.argval
+            if name in aliases:
+                yield aliases[name], _attributes_read(instructions, i + 1)
+
+
+def _imported_module(name: str, namespace: Mapping[str, Any]) -> ModuleType | None:
+    package = namespace.get("__package__") or ""
+    module = sys.modules.get(name) or sys.modules.get(f"{package}.{name}")
+    return module if isinstance(module, ModuleType) else None

@@ -27,8 +27,8 @@ from mtmc_lsp.capture.worker.graph_reader import (
     Reader,
     depends_on_values,
     line_of,
-    literal_inputs,
 )
+from mtmc_lsp.capture.worker.literal_tensors import literal_inputs
 from mtmc_lsp.capture.worker.passes.decompositions import decompositions
 from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import NonPolynomialSize, Watch
 from mtmc_lsp.capture.worker.size_conditions import Question, recording_questions

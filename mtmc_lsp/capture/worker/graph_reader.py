@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ import torch
 from torch.export.graph_signature import OutputKind
 
 from mtmc_lsp.capture.result_structure import RESULTS, SIZES, fill_structure, is_nested
+from mtmc_lsp.capture.worker.literal_tensors import nested_literals
 from mtmc_lsp.capture.worker.passes.aten_aliases import canonical
 from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import (
     causes_of,
@@ -28,8 +28,6 @@ from mtmc_lsp.core.sizes import FUNCTIONS, Size
 from mtmc_lsp.core.workload import Target
 
 LINE_MARK = "mtmc-line "
-MAX_LITERAL_ELEMENTS = 4096
-"""Elements of the largest constant tensor that is written out in the generated launcher."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +74,7 @@ class Reader:
         self.placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
         self.literals = self._literal_tensors(literal_names)
         if len(self.placeholders) != len(inputs):
-            raise TargetUnsupported(
-                f"{target.qualname} uses a tensor that is neither an argument nor a parameter nor a buffer",
-                where=Location(target.path, target.start_line),
-                remedy="Pass it as an argument, or register it as a buffer of the module.",
-            )
+            raise self._foreign_tensor(0)
         self.used_names = {item.name for item in inputs}
         """Names of inputs and nodes, to keep them distinct: an operator can have the name of an argument."""
         self.symbols_at: dict[tuple[int, int], set[str]] = {}
@@ -98,6 +92,13 @@ class Reader:
         }
         self.placeholders = [node for node in self.placeholders if node.name not in literals]
         return literals
+
+    def _foreign_tensor(self, line: int) -> TargetUnsupported:
+        return TargetUnsupported(
+            f"{self.target.qualname} uses a tensor that is neither an argument nor a parameter nor a buffer",
+            where=Location(self.target.path, line or self.target.start_line),
+            remedy="Pass it as an argument, or register it as a buffer of the module.",
+        )
 
     def _assign_size_names(self) -> None:
         used_names = {*FUNCTIONS, *(item.name for item in self.inputs)}
@@ -213,11 +214,7 @@ class Reader:
             elif node.op == "output":
                 returned = node.args[0]
             elif node.op == "get_attr":
-                raise TargetUnsupported(
-                    f"{self.target.qualname} uses a tensor that is neither an argument nor a parameter nor a buffer",
-                    where=Location(self.target.path, line_of(node) or self.target.start_line),
-                    remedy="Pass it as an argument, or register it as a buffer of the module.",
-                )
+                raise self._foreign_tensor(line_of(node))
         outputs, mutations, sizes = self._results(returned, references)
         inputs = [
             GraphInput(item.name, item.access, item.kind, self.type(node.meta["val"]), item.value.requires_grad)
@@ -241,7 +238,7 @@ class Reader:
         if not tensor.dim():
             return Node(node.name, "aten.full.default", ((), tensor.item()), kwargs, (kind,))
         line = next(map(line_of, node.users), 0)
-        return Node(node.name, "aten.tensor.default", (_nested_literals(tensor),), kwargs, (kind,), line)
+        return Node(node.name, "aten.tensor.default", (nested_literals(tensor),), kwargs, (kind,), line)
 
     def _results(
         self, returned: Sequence[Any], references: Mapping[str, Argument]
@@ -353,35 +350,6 @@ class Reader:
         """The guards that are stronger than "sizes differ" or "size >= 2". Kernels are valid for size 1, too."""
         texts = (condition(guard, self.names, self.sizes) for guard in self._guards)
         return tuple(strongest(text for text in texts if text))
-
-
-def _nested_literals(tensor: torch.Tensor) -> tuple[Argument, ...]:
-    """The elements of a tensor as nested tuples, each with the fewest digits that give the same value."""
-
-    def short(number: Any) -> Argument:
-        if not isinstance(number, float) or not math.isfinite(number):
-            return number  # type: ignore[no-any-return]
-        texts = (float(f"{number:.{digits}g}") for digits in range(1, 18))
-        return next(text for text in texts if torch.tensor(text, dtype=tensor.dtype).item() == number)
-
-    def nested(value: Any) -> Any:
-        return tuple(map(nested, value)) if isinstance(value, list) else short(value)
-
-    literals: tuple[Argument, ...] = nested(tensor.tolist())
-    return literals
-
-
-def literal_inputs(program: Any) -> set[str]:
-    """The inputs of an exported program that are constant tensors written out in the target, not tensors from elsewhere."""
-    lift = torch.ops.aten.lift_fresh_copy.default
-    constants = program.graph_signature.inputs_to_lifted_tensor_constants
-    return {
-        node.name
-        for node in program.graph.nodes
-        if node.name in constants
-        and all(user.target is lift for user in node.users)
-        and program.constants[constants[node.name]].numel() <= MAX_LITERAL_ELEMENTS
-    }
 
 
 def line_of(node: torch.fx.Node) -> int:

@@ -43,7 +43,6 @@ def with_explicit_state(function: Callable[..., Any], slots: Mapping[str, Attrib
     """Turn a method into a function of the module's state.
 
     Args:
-        function: a method of a module.
         slots: slots of the state tensors, by argument name.
 
     Returns:

@@ -35,8 +35,6 @@ def sizes_above_one(function: Callable[..., Any], graph: Graph, device: str) -> 
 
     Args:
         function: takes the tensors of ``graph.inputs``.
-        graph: its graph.
-        device: of the tensors.
     """
 
     def differs(name: str) -> bool:

@@ -90,11 +90,7 @@ class Question:
 
 @contextlib.contextmanager
 def recording_questions(path: str) -> Iterator[list[Question]]:
-    """Record questions about sizes during a trace, and every conversion of a size to a plain number.
-
-    Args:
-        path: the target's file.
-    """
+    """Record questions about sizes during a trace, and every conversion of a size to a plain number."""
     questions: list[Question] = []
     originals: list[tuple[type, str, Any]] = [
         (torch.SymBool, "__bool__", torch.SymBool.__bool__),
@@ -141,13 +137,7 @@ class _NotExpressible(Exception):
 
 
 def guards_of(placeholders: Sequence[torch.fx.Node], questions: Sequence[Question], path: str) -> list[Guard]:
-    """The guards of an exported program.
-
-    Args:
-        placeholders: inputs of the program.
-        questions: recorded during the trace.
-        path: the target's file.
-    """
+    """The guards of an exported program."""
     for node in placeholders:
         environment = getattr(getattr(node.meta["val"], "fake_mode", None), "shape_env", None)
         if environment is not None:
@@ -183,7 +173,6 @@ def condition(guard: Guard, names: Mapping[str, str], sizes: Container[str]) -> 
     """The Python condition of a guard; empty if it always holds, ``None`` if Python cannot express it.
 
     Args:
-        guard: the guard.
         names: symbol to size name.
         sizes: names of the sizes of inputs.
     """

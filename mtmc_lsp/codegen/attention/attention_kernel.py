@@ -321,7 +321,6 @@ class _AttentionWriter:
         attention. For float32, and for logits with operations other than a mask and a factor, the difference is computed first.
 
         Args:
-            masks: masks of the tile.
             lines: the loop body so far.
             n_row: the bounds check of the keys; empty if not needed.
         """

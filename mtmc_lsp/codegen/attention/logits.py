@@ -50,13 +50,7 @@ class Logits:
     """The range of keys that are visible to a query."""
 
     def peeled(self, expressions: Expressions, name: str, at: tuple[Index, ...]) -> Peeled:
-        """Decompose a value into a mask, a positive constant factor and a remaining expression.
-
-        Args:
-            expressions: evaluates values in the kernel.
-            name: the primitive.
-            at: index into the primitive.
-        """
+        """Decompose a value into a mask, a positive constant factor and a remaining expression."""
         prim = self.ir.prims[name]
         is_computed_here = prim.op is PrimOp.POINTWISE and name not in expressions.region.inputs
         if is_computed_here and prim.dtype in PLAIN:

@@ -13,7 +13,6 @@ from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, Code, literal
 from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.graph import contiguous_stride
 from mtmc_lsp.core.sizes import Size, product
-from mtmc_lsp.ir.axes import AxisTable
 from mtmc_lsp.ir.primitives import ONE, VIEW_OPS, Prim, is_zero_padding
 
 if TYPE_CHECKING:
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
 def reshaped(tile: Expressions, prim: Prim, source: str, at: tuple[Index, ...]) -> tuple[Index, ...]:
     """Indices into the source of a reshape: linearised in the result's shape, then split by the source's shape."""
     table = tile.region.table
-    if tile.covers_axes(prim) and at == tile.tile_index(prim.name) and _has_same_axes(table, prim.name, source):
+    has_same_axes = table.all_axes(prim.name) == table.all_axes(source)
+    if has_same_axes and tile.covers_axes(prim) and at == tile.tile_index(prim.name):
         return tile.tile_index(source)
     result: list[Index] = []
     source_shape = tile.ir.prims[source].shape
@@ -251,8 +251,3 @@ def _start_of_run(tile: Expressions, linear: Index) -> str | None:
         tile.needs_quads = True
     base = tile.index(Index(other_terms)).text if other_terms else ""
     return " + ".join(text for text in (base, tile.first_column) if text) or "0"
-
-
-def _has_same_axes(table: AxisTable, name: str, source: str) -> bool:
-    """Whether both sides of a reshape have the same axes in the same order."""
-    return table.all_axes(name) == table.all_axes(source)

@@ -20,7 +20,6 @@ class Parameters:
         """Start with no parameters.
 
         Args:
-            ir: the IR that the kernel belongs to.
             buffers: type of every primitive that is stored in memory.
             reserved: names that the kernel uses for itself.
         """

@@ -14,8 +14,8 @@ TILE_PROGRAM_IDS = ("pid = tl.program_id(0)", "pid = tl.cast(tl.program_id(0), t
 ROW_PROGRAM_ID = "tl.program_id(0).to(tl.int64)"
 
 
-def loop_over_tiles(lines: Sequence[str]) -> list[str]:
-    """The body of a matmul kernel, wrapped in a loop over tiles."""
+def loop_over_tiles(lines: Sequence[str], *, flatten: bool) -> list[str]:
+    """The body of a matmul kernel, wrapped in a loop over tiles; ``flatten`` joins it with the loop over K inside it."""
     program_id = next((line.removeprefix("pid = ") for line in lines if line in TILE_PROGRAM_IDS), None)
     if program_id is None:
         raise CannotCode("stream-K kernels are persistent already; set persist to 0")
@@ -32,7 +32,8 @@ def loop_over_tiles(lines: Sequence[str]) -> list[str]:
             is_shared = re.match(r"(blocks_[mn]|batch) = |\w+ = tl\.make_tensor_descriptor", line) is not None
             (shared if is_shared else rest).extend([*comments, line])
         comments = []
-    loop = f"for pid in range({program_id}, blocks_m * blocks_n, tl.num_programs(0)):"
+    bounds = f"{program_id}, blocks_m * blocks_n, tl.num_programs(0)"
+    loop = f"for pid in tl.range({bounds}, flatten=True):" if flatten else f"for pid in range({bounds}):"
     return [*shared, loop, *(f"    {line}" for line in rest)]
 
 

@@ -61,6 +61,13 @@ def call_text(function: str, arguments: Sequence[str], indent: str = "") -> str:
     return "\n".join([f"{function}(", *filled(arguments, f"{indent}    "), f"{indent})"])
 
 
+def def_lines(name: str, parameters: Sequence[str], result: str = "") -> list[str]:
+    """The ``def`` line or lines of a function."""
+    arrow = f" -> {result}" if result else ""
+    one_line = f"def {name}({', '.join(parameters)}){arrow}:"
+    return [one_line] if len(one_line) <= LINE else [f"def {name}(", *(f"    {p}," for p in parameters), f"){arrow}:"]
+
+
 def blocks_text(size: str, block: int) -> str:
     """Number of blocks as Python for the launcher; avoids ``triton.cdiv``, which takes microseconds on the host.
 

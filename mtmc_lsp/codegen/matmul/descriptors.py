@@ -100,11 +100,8 @@ def descriptor_text(
     """The expression that creates an operand's descriptor.
 
     Args:
-        parameters: parameters of the kernel.
         pointer: pointer to the first element of the matrix (of this program's batch entry).
-        operand: memory layout of the operand.
         rows: length of the axis other than K.
-        k: length of K.
         block: name of the tile size along the other axis.
     """
     lengths, blocks = (rows, k), (block, "BLOCK_K")
@@ -123,8 +120,6 @@ def tile_load(descriptor: str, operand: OperandLayout, start: str, side: int) ->
     """The expression that loads a tile: rows by K for the left operand, K by columns for the right one.
 
     Args:
-        descriptor: name of the descriptor.
-        operand: memory layout of the operand.
         start: first index of the tile along the axis other than K; along K it is the variable ``start``.
         side: 0 for the left operand, 1 for the right one.
     """

@@ -35,6 +35,7 @@ from mtmc_lsp.codegen.matmul.split_precision import (
     split_on_load_sum,
 )
 from mtmc_lsp.codegen.module.naming import PRODUCT_NAMES
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import compute_dtype, is_low_precision
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
@@ -60,11 +61,12 @@ def write_product_kernels(
     name: str,
     docstring: str,
     write_product: Finish,
+    device: DeviceModel,
 ) -> list[Kernel]:
     """Write the kernels of a matmul region: first those that split the operands, if the precision mode requires it.
 
     Args:
-        finished: writes the product from the prepared operands: :func:`write_whole_product`, or a version that splits K.
+        write_product: writes the product from the prepared operands: :func:`write_whole_product`, or a version that splits K.
 
     Raises:
         CannotCode: the region or the configuration is not supported.
@@ -80,7 +82,7 @@ def write_product_kernels(
     names = [operand_name(ir, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
     if names[0] == names[1]:
         names = [f"{names[0]}_left", f"{names[0]}_right"]
-    split_operands = [SplitOperand.of(axes, side, names[side], config.block_k) for side in (0, 1)]
+    split_operands = [SplitOperand.of(axes, side, names[side], config.block_k, device) for side in (0, 1)]
     split_kernels = write_both_splits(axes, buffers, split_operands, f"{name}_split")
     return split_kernels + write_product(axes, buffers, config, split_operands, name, docstring)
 
@@ -193,7 +195,7 @@ class ProductWriter:
         self._program_order()
         self._product()
         if self.config.persist:
-            self.lines = loop_over_tiles(self.lines)
+            self.lines = loop_over_tiles(self.lines, flatten=self.config.flatten)
 
     def _product(self) -> None:
         """Write the computation of the tile at ``m`` and ``n``."""

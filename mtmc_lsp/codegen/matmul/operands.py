@@ -99,7 +99,6 @@ class ProductAxes:
         Args:
             side: 0 for the left operand, 1 for the right one; 2 and 3 for their low halves if they are split.
             value: the operand's value; it may be constant along rows or columns.
-            shape: shape of the tile, as text.
             contracted: the axes of K that the tile covers.
             inside: the bounds check of K; empty if not needed.
         """

@@ -13,6 +13,7 @@ from mtmc_lsp.codegen.kernel.kernel import Kernel
 from mtmc_lsp.codegen.matmul.matmul_kernel import ProductWriter, operand_name
 from mtmc_lsp.codegen.matmul.operands import ProductAxes, Tile, mask_needed, operand_accesses
 from mtmc_lsp.codegen.matmul.split_operands import SplitOperand, name_sizes, write_split
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region
@@ -26,23 +27,17 @@ def write_product_split_on_load(
     config: MatmulConfig,
     name: str,
     docstring: str,
+    device: DeviceModel,
 ) -> list[Kernel]:
     """Write the kernel that splits the small operand, and the matmul kernel.
-
-    Args:
-        ir: the IR that contains the region.
-        region: a region with one product.
-        buffers: types of the primitives in memory.
-        config: a configuration that splits one side on load.
-        name: name of the matmul kernel.
-        docstring: docstring of the matmul kernel.
 
     Raises:
         CannotCode: the region is not supported.
     """
     axes = ProductAxes(ir, region)
     side = 1 if config.split_on_load is SplitOnLoad.LEFT else 0
-    small = SplitOperand.of(axes, side, operand_name(ir, region, axes.prim.inputs[side]) or "ab"[side], config.block_k)
+    operand = operand_name(ir, region, axes.prim.inputs[side]) or "ab"[side]
+    small = SplitOperand.of(axes, side, operand, config.block_k, device)
     split = write_split(axes, buffers, small, f"{name}_split_{small.name}")
     return [split, _SplitOnLoadWriter(axes, buffers, config, small).kernel(name, docstring)]
 

@@ -21,23 +21,23 @@ from mtmc_lsp.codegen.kernel.snippets import blocks_text
 from mtmc_lsp.codegen.matmul.operands import ProductAxes, Tile, int32_limit, operand_accesses
 from mtmc_lsp.codegen.module.naming import PRODUCT_NAMES
 from mtmc_lsp.codegen.module.side_by_side import side_by_side
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
-from mtmc_lsp.schedule.split_on_load import MAX_DEPTH_IN_REGISTERS, SPLIT_ELEMENTS, rows_held, strided_rows
+from mtmc_lsp.schedule.device_limits import max_row_elements, max_warps
+from mtmc_lsp.schedule.split_on_load import rows_held, split_elements, strided_rows
 
-MAX_ELEMENTS_IN_ONE_LAUNCH = 2**24
-"""Maximum number of elements of both operands for which one launch splits both. For larger operands the launch overhead is
-negligible, and each split uses its best number of warps. H200, 4096 cubed: 730 us with
-one launch, 720 us with two (2048: 111, 134)."""
 STRIDED_DEPTH = 256
 """Tile depth for operands whose K is not dense or too long to be held at once."""
-HELD_DEPTH, HELD_ELEMENTS = 2048, 16384
-"""Maximum row length that is held at once if K is not dense, and elements of such a tile: 128 per thread of four warps."""
 MIN_DYNAMIC_HELD_DEPTH = 512
 """Minimum length of rows with dynamic K that are held at once."""
 MAX_ELEMENTS_PER_THREAD = 128
-"""Maximum number of elements per thread."""
+"""Maximum number of elements per thread. They take half of the registers of a thread (NVIDIA; CDNA has twice as many)."""
+LAUNCHES_PER_SPLIT = 7.84
+"""Time of moving the operands, in kernel launches, up to which one launch splits both operands. For larger operands the launch
+overhead is negligible, and each split uses its best number of warps. H200, 4096 cubed: 730 us with one launch, 720 us with two
+(2048: 111, 134)."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,19 @@ class SplitOperand:
     """Whether offsets into the values need 64 bits at the workload's sizes."""
     scale: Scratch
     """Inverse scale of each row: the factor that restores the operand."""
+    device: DeviceModel
+    """The GPU that the kernels are for."""
 
     @staticmethod
-    def of(axes: ProductAxes, side: int, name: str, block_k: int) -> SplitOperand:
+    def of(axes: ProductAxes, side: int, name: str, block_k: int, device: DeviceModel) -> SplitOperand:
         """Describe one operand of a product. K is padded with zeros to a multiple of ``block_k``."""
         rows, k = axes.sizes["MN"[side]], axes.sizes["K"]
         k_pad = (k + (block_k - 1)) // block_k * block_k
         total = axes.n_batch * rows
         values = Scratch(f"{name}_halves", (total, Size.of(2) * k_pad), "float16")
         wide = (total * Size.of(2) * k_pad).value(axes.ir.graph.sizes) >= 2**31
-        return SplitOperand(name, side, rows, k, k_pad, values, wide, Scratch(f"{name}_scale", (total,), "float32"))
+        scale = Scratch(f"{name}_scale", (total,), "float32")
+        return SplitOperand(name, side, rows, k, k_pad, values, wide, scale, device)
 
 
 def write_split(axes: ProductAxes, buffers: Mapping[str, TensorType], operand: SplitOperand, name: str) -> Kernel:
@@ -81,7 +84,7 @@ def write_both_splits(
     """One kernel that splits both operands in one launch, or two kernels if the operands are large."""
     sizes = axes.ir.graph.sizes
     elements = sum((axes.n_batch * half.rows * half.k).value(sizes) for half in operands)
-    if elements > MAX_ELEMENTS_IN_ONE_LAUNCH:
+    if elements > _max_elements_in_one_launch(operands[0].device):
         return [write_split(axes, buffers, half, f"{name}_{half.name}") for half in operands]
     # The slowest part starts first: strided rows.
     writers = sorted((_SplitWriter(axes, buffers, half) for half in operands), key=_SplitWriter.is_dense)
@@ -90,11 +93,17 @@ def write_both_splits(
     return [side_by_side(name, parts, summary)]
 
 
+def _max_elements_in_one_launch(device: DeviceModel) -> int:
+    """Elements of both operands up to which one launch splits both (H200: 2^24); eight bytes are moved for each."""
+    return int(LAUNCHES_PER_SPLIT * device.launch_us * 1e-6 * device.bandwidth / 8)
+
+
 class _SplitWriter:
     def __init__(self, axes: ProductAxes, buffers: Mapping[str, TensorType], operand: SplitOperand) -> None:
         self.axes = axes
         self.buffers = buffers
         self.operand = operand
+        self.device = operand.device
         self.parameters = Parameters(axes.ir, buffers, PRODUCT_NAMES)
         size_name = "MN"[operand.side]
         self.row = size_name.lower()
@@ -111,7 +120,8 @@ class _SplitWriter:
         """The finished kernel."""
         # A short dynamic K uses the loop, because the held version would not support much longer rows.
         min_held_depth = 0 if self.operand.k.is_constant else MIN_DYNAMIC_HELD_DEPTH
-        holds_rows = min_held_depth <= self._k_pad_now <= (MAX_DEPTH_IN_REGISTERS if self.is_dense() else HELD_DEPTH)
+        max_held_depth = max_row_elements(self.device) if self.is_dense() else self._held_elements // 8
+        holds_rows = min_held_depth <= self._k_pad_now <= max_held_depth
         lines, blocks, warps = self._held_rows() if holds_rows else self._looped_rows()
         rows = blocks["ROWS"]
         grid = [blocks_text(f"rows_{self.row}", rows)]
@@ -122,7 +132,7 @@ class _SplitWriter:
         dynamic = {}
         if holds_rows and not self.operand.k.is_constant:
             dynamic["DEPTH"] = "triton.next_power_of_2(k_pad)"
-            limits.append(f"{self.operand.k_pad} <= {MAX_ELEMENTS_PER_THREAD * 32 * warps // rows}")
+            limits.append(f"{self.operand.k_pad} <= {MAX_ELEMENTS_PER_THREAD * self.device.warp_size * warps // rows}")
         head = [f"{self.row} = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]"]
         if self.axes.batch:
             head.append("batch = tl.program_id(1).to(tl.int64)")
@@ -158,7 +168,12 @@ class _SplitWriter:
 
     @property
     def _strided_rows(self) -> int:
-        return strided_rows(self._rows_now)
+        return strided_rows(self._rows_now, self.device)
+
+    @property
+    def _held_elements(self) -> int:
+        """Maximum number of elements that four warps hold."""
+        return MAX_ELEMENTS_PER_THREAD * 4 * self.device.warp_size
 
     def is_dense(self) -> bool:
         """Whether K is dense in every tensor that the operand reads."""
@@ -191,12 +206,12 @@ class _SplitWriter:
     def _held_rows(self) -> tuple[list[str], dict[str, int], int]:
         """Statements that hold whole rows: one or few if K is dense, else enough rows for coalesced loads."""
         depth = next_power_of_two(self._k_pad_now)
-        rows, warps = rows_held(self._rows_now, depth), 4
-        if rows * depth < SPLIT_ELEMENTS or rows == 1:
-            # Few program instances: more threads each make them faster.
-            warps = max(4, min(16, depth // 1024))
+        rows, warps = rows_held(self._rows_now, depth, self.device), 4
+        if rows * depth < split_elements(self.device) or rows == 1:
+            # Few program instances: more threads each make them faster, with 32 elements per thread.
+            warps = max(4, min(max_warps(self.device) // 2, depth // (32 * self.device.warp_size)))
         if not self.is_dense():
-            rows, warps = min(self._strided_rows, HELD_ELEMENTS // depth), 4
+            rows, warps = min(self._strided_rows, self._held_elements // depth), 4
         lines = ["k = tl.arange(0, DEPTH)[None, :]", self._inside()]
         value = self._tile(lines)
         lines += [

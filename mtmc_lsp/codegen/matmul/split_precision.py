@@ -41,12 +41,7 @@ def loops_over_halves(
     """Statements of the matmul loops: small terms first, so that they lose little to rounding.
 
     Args:
-        axes: axes of the product.
-        parameters: parameters of its kernel.
-        operands: left and right operand.
         values: pointers to their halves.
-        config: configuration of the product.
-        block_loop: the loop over blocks of K.
     """
     for size_name, half in zip("MN", operands, strict=True):
         name_sizes(parameters, size_name, half)
@@ -67,7 +62,7 @@ def loops_over_halves(
         return [*lines, "# Then high*high.", *single_piece]
     pieces = (
         _separate_leading_bits(block_loop, pad, loop_head, step(high, "acc"))
-        if holds_sums_apart(config)
+        if holds_sums_apart(config, operands[0].device)
         else _two_accumulators(block_loop, loop_head, step(high, "part"))
     )
     lines += [
@@ -114,7 +109,7 @@ def launch_constexprs(axes: ProductAxes, operand: SplitOperand, config: MatmulCo
         return {}
     captured_k, piece_terms = operand.k_pad.value(axes.ir.graph.sizes), PIECES[config.precision]
     constexprs = {"ONE_PIECE": f"k_pad <= {piece_terms}"} if captured_k <= piece_terms else {}
-    if _uses_long_pieces(config):
+    if _uses_long_pieces(operand, config):
         usual, long = (blocks_of_piece(config, terms) for terms in (piece_terms, LONG_PIECE))
         constexprs["PIECE"] = f"{long} if k_pad >= {LONG_SUMS} else {usual}"
     return constexprs
@@ -125,7 +120,7 @@ def piece_blocks(operand: SplitOperand, config: MatmulConfig) -> dict[str, int]:
     if _is_one_piece(operand, config):
         return {}
     terms = PIECES[config.precision]
-    if _uses_long_pieces(config) and not config.is_split:
+    if _uses_long_pieces(operand, config) and not config.is_split:
         if not operand.k_pad.is_constant:
             return {}
         terms = LONG_PIECE if operand.k_pad.constant >= LONG_SUMS else terms
@@ -137,9 +132,9 @@ def blocks_of_piece(config: MatmulConfig, terms: int) -> int:
     return max(2, terms // config.block_k)
 
 
-def _uses_long_pieces(config: MatmulConfig) -> bool:
+def _uses_long_pieces(operand: SplitOperand, config: MatmulConfig) -> bool:
     """Whether long sums use longer pieces: if the precision mode tolerates the error, and each piece has a cost."""
-    return config.precision is PrecisionMode.FP16X3 and holds_sums_apart(config)
+    return config.precision is PrecisionMode.FP16X3 and holds_sums_apart(config, operand.device)
 
 
 LONG_PIECE, LONG_SUMS = 512, 2048
@@ -203,7 +198,6 @@ def split_on_load_sum(names: Names, a: str, b: str) -> list[str]:
     Each row of the left block and each column of the right block has its own scale.
 
     Args:
-        names: variable names of the kernel.
         a: the left block; must be zero beyond the end of K, so that the row maximum is correct.
         b: the right block, likewise.
     """

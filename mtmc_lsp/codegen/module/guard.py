@@ -37,7 +37,6 @@ def bindings(graph: Graph, names: dict[str, str]) -> dict[str, Binding]:
     """Find an expression for every named size from the inputs' shapes and strides.
 
     Args:
-        graph: the graph.
         names: Python for each graph input.
     """
     result: dict[str, Binding] = {}
@@ -69,9 +68,6 @@ def write_guard(
     """Source of the guard function.
 
     Args:
-        name: name of the function.
-        parameters: parameters of the function.
-        graph: the graph that the Triton version computes.
         names: Python for each graph input, in terms of ``parameters``.
         limits: further conditions over named sizes.
         aligned: graph inputs whose addresses must be multiples of 16 bytes.
@@ -195,7 +191,7 @@ def _structure(graph: Graph, values: list[str], up_to_date: str) -> str:
 def _shapes(
     graph: Graph, names: dict[str, str], texts: dict[str, str], checked_as_group: Sequence[GraphInput] | None
 ) -> list[str]:
-    """Checks of dtypes, shapes and layouts that no other condition covers; ``alike`` is ``None`` without group checks."""
+    """Checks of dtypes, shapes and layouts that no other condition covers; ``checked_as_group`` is ``None`` without group checks."""
     one_dtype = len({item.type.dtype for item in graph.inputs}) == 1
     all_dense = all(item.type.is_contiguous for item in graph.inputs)
     conditions: list[str] = []

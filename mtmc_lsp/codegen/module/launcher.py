@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
-from mtmc_lsp.codegen.kernel.snippets import LINE, call_text, filled
+from mtmc_lsp.codegen.kernel.snippets import LINE, call_text, def_lines, filled
 from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR, MAKE_DESCRIPTOR
 from mtmc_lsp.codegen.module.constants import constant_text, is_literal_tensor
 from mtmc_lsp.codegen.module.guard import bindings, size_text
@@ -349,7 +349,11 @@ class Launcher:
             prelude.append(f"seed = torch.randint(2**31 - 1, ({count},), device={first}.device)")
         kernels = list(dict.fromkeys(launch.kernel for launch in self.launches))
         parameters = [*self.input_names.values(), *(f"{kernel}={kernel}" for kernel in kernels)]
-        lines = [*_head(name, parameters), f'    """{summary}"""', *(f"    {line}" for line in [*prelude, *self.lines])]
+        lines = [
+            *def_lines(name, parameters),
+            f'    """{summary}"""',
+            *(f"    {line}" for line in [*prelude, *self.lines]),
+        ]
         if returned:
             lines.append(f"    return {', '.join(returned)}")
         if self.is_operator():
@@ -385,7 +389,7 @@ class Launcher:
         docstring = f'    """``{launcher}`` as an operator for torch.compile, torch.export and CUDA graphs."""'
         if len(inputs) <= MAX_ARGUMENTS:
             call = f"    {return_keyword}{call_text(launcher, [*inputs, *wrapped], '    ')}"
-            head = _head(name, [f"{n}: torch.Tensor" for n in inputs], result_type)
+            head = def_lines(name, [f"{n}: torch.Tensor" for n in inputs], result_type)
             return [f"@triton_op({qualified}, mutates_args={mutates})", *head, docstring, call]
         # Too many arguments for an operator: pass the tensors as lists, with updated tensors in a separate list.
         lists = {self.names.unique("updated"): mutated} if mutated else {}
@@ -400,12 +404,12 @@ class Launcher:
         ]
         return [
             f"@triton_op({qualified}, mutates_args={mutates})",
-            *_head(f"{name}_of_list", [f"{list_name}: list[torch.Tensor]" for list_name in lists], result_type),
+            *def_lines(f"{name}_of_list", [f"{list_name}: list[torch.Tensor]" for list_name in lists], result_type),
             docstring,
             call,
             "",
             "",
-            *_head(name, inputs),
+            *def_lines(name, inputs),
             f'    """Call ``{name}_of_list`` with these tensors."""',
             *list_statements,
             f"    {return_keyword}{name}_of_list({', '.join(lists)})",
@@ -421,13 +425,6 @@ class Launcher:
         returned = [self.variables[ref] for ref in self.ir.graph.outputs]
         storages = [self._storage.get(name, name) for name in returned]
         return len(set(storages)) == len(storages) and not set(storages) & set(self.input_names.values())
-
-
-def _head(name: str, parameters: list[str], result: str = "") -> list[str]:
-    """The ``def`` line or lines of a function."""
-    arrow = f" -> {result}" if result else ""
-    one_line = f"def {name}({', '.join(parameters)}){arrow}:"
-    return [one_line] if len(one_line) <= LINE else [f"def {name}(", *(f"    {p}," for p in parameters), f"){arrow}:"]
 
 
 def _evaluate_dynamic(text: str, kernel: Kernel, sizes: Mapping[str, int]) -> int | bool:

@@ -47,7 +47,6 @@ def write_check(name: str, dependencies: Sequence[Dependency]) -> str:
     for it.
 
     Args:
-        name: name of the function.
         dependencies: the recorded dependencies; those without ``access`` are skipped.
     """
     values: list[str] = []

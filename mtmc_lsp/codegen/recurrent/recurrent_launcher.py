@@ -29,13 +29,7 @@ class RecurrentSteps:
     """Writes the kernel of recurrent layers, and its launches."""
 
     def __init__(self, ir: KernelIR, region: Region, config: RecurrentConfig) -> None:
-        """Analyse the region.
-
-        Args:
-            ir: the IR that contains the layers.
-            region: the region of the layers.
-            config: the kernel's configuration.
-        """
+        """Analyse the region."""
         self.ir = ir
         self.node = ir.graph.node(region.nodes[0])
         self.prim = recurrence_in(ir, region)

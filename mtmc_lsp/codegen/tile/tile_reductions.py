@@ -88,9 +88,9 @@ class ReducingTile(TileBase):
         self._emit(f"{name} = {text}", False)
         self.known[prim.name] = Code(name, dtype, rows=self.rows_per_program > 1)
 
-    def _across(self, call: str, value: str, extra: str = "") -> str:
+    def _across(self, call: str, value: str) -> str:
         keep = ", keep_dims=True" if self.rows_per_program > 1 else ""
-        return f"{call}({value}, axis={self.axis}{extra}{keep})"
+        return f"{call}({value}, axis={self.axis}{keep})"
 
     def _collapse(self, prim: Prim, value: str) -> str:
         """Expression that reduces a tile along its columns."""

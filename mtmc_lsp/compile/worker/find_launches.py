@@ -18,12 +18,7 @@ TAKEN = {"grid", "warmup", *OPTIONS}
 
 
 def find_launches(launcher: Any, inputs: Sequence[TensorLayout]) -> list[KernelLaunch]:
-    """The kernel launches of one call; allocates no memory and runs no kernel.
-
-    Args:
-        launcher: the generated function.
-        inputs: the layouts of its tensors.
-    """
+    """The kernel launches of one call; allocates no memory and runs no kernel."""
     launches: list[KernelLaunch] = []
 
     def run(kernel: Any, *args: Any, **kwargs: Any) -> None:

@@ -216,8 +216,6 @@ def padded_with_values(c: Call, x: str, amounts: Sequence[int], mode: str) -> st
     """``x`` padded with its values: mirrored, repeating the edge, or wrapping around.
 
     Args:
-        c: the call.
-        x: the primitive to pad.
         amounts: elements before and after the last dimension, then those of the second to last, and so on.
         mode: one of :data:`PAD_MODES`.
     """

@@ -54,8 +54,6 @@ def check_policy(
     """Check new editable code before any of it runs.
 
     Args:
-        editable: the code that the model edited.
-        text: the new editable text.
         moved_calls: number of torch calls that the step moves from the launcher into a kernel; they must be removed.
         unrelated_kernels: kernels that the step must not change.
 
@@ -228,14 +226,11 @@ def _torch_calls(function: ast.FunctionDef) -> Counter[str]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             base = node.func.value
             is_torch = isinstance(base, ast.Name) and base.id == "torch"
+            is_operator = ast.unparse(base).startswith("torch.")
             allowed = ALLOCATION if is_torch else TENSOR_ATTRIBUTES | VIEW_METHODS | TRITON_FUNCTIONS
             if node.func.attr not in allowed:
-                calls[ast.unparse(node.func) if is_torch or _is_operator(base) else f".{node.func.attr}"] += 1
+                calls[ast.unparse(node.func) if is_torch or is_operator else f".{node.func.attr}"] += 1
     return calls
-
-
-def _is_operator(node: ast.AST) -> bool:
-    return ast.unparse(node).startswith("torch.")
 
 
 def _check_lint(old: str, new: str) -> None:

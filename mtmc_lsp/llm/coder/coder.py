@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mtmc_lsp.actions.catalogue import IllegalAction, apply_action
-from mtmc_lsp.codegen.coder import BuiltinCoder, render
+from mtmc_lsp.codegen.coder import BuiltinCoder, content_id, render
 from mtmc_lsp.core.action import REMARK, MacroAction
 from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, truncate_answer, truncation_notice
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Author, Candidate
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.ir.regions import VIEWS
 from mtmc_lsp.llm.coder.code_policy import ALLOCATION, check_policy
 from mtmc_lsp.llm.coder.editable_text import EditableCode, assemble_code, functions_of, launched_kernels, split_code
@@ -49,7 +49,6 @@ class LlmCoder:
         """Create a coder.
 
         Args:
-            model: the model to ask.
             context_tokens: maximum tokens of a prompt; notes and old attempts are omitted from longer prompts.
             repairs: maximum number of repair requests per step.
             samples: number of versions requested at once for each step.
@@ -170,7 +169,7 @@ class LlmCoder:
         code = assemble_code(editable, text, unrelated_kernels)
         source = compose(original, target, code).decode()
         version = Candidate(
-            _content_hash(source), candidate.id, action, source, code, to_json(new_schedule), author=Author.MODEL
+            content_id(source), candidate.id, action, source, code, to_json(new_schedule), author=Author.MODEL
         )
         if version.source == candidate.source:
             raise InvalidAnswer("The edit changes nothing.")
@@ -189,7 +188,8 @@ def editable_code_of(capture: Capture, candidate: Candidate) -> EditableCode:
     code = candidate.code
     if code is None:
         ir = ir_of(capture.graph, Schedule())
-        code, _ = render(capture, ir, Schedule(), candidate.source)
+        # Torch calls alone are the same for every device.
+        code, _ = render(capture, ir, Schedule(), candidate.source, default_model())
     return split_code(code)
 
 
@@ -243,7 +243,3 @@ def _syntax(candidate: Candidate) -> str:
     """The syntax tree as text: equal for versions that differ only in comments or formatting."""
     assert candidate.code is not None, "only the root has no code"
     return ast.dump(ast.parse(candidate.code.block))
-
-
-def _content_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

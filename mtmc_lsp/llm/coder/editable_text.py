@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from mtmc_lsp.codegen.kernel.snippets import LINE, call_text
+from mtmc_lsp.codegen.kernel.snippets import call_text, def_lines
 from mtmc_lsp.core.run import GeneratedCode
 
 
@@ -77,7 +77,7 @@ def assemble_code(editable: EditableCode, text: str, unchanged: Collection[str] 
     sources = [original_sources.get(node.name) or source_of(text, node) for node in functions if node is not launcher]
     lines = text.splitlines()
     body = lines[launcher.body[0].lineno - 1 : launcher.end_lineno]
-    header = _function_header(editable.launcher, [*editable.tensors, *(f"{kernel}={kernel}" for kernel in kernels)])
+    header = def_lines(editable.launcher, [*editable.tensors, *(f"{kernel}={kernel}" for kernel in kernels)])
     parts = [*sources, editable.guard, "\n".join([*header, *body])]
     if editable.operator:
         parts.append(_operator(editable, kernels))
@@ -105,11 +105,6 @@ def source_of(text: str, node: ast.FunctionDef) -> str:
     while first > 0 and lines[first - 1].startswith("#"):
         first -= 1
     return "\n".join(lines[first : node.end_lineno])
-
-
-def _function_header(name: str, parameters: list[str]) -> list[str]:
-    one_line = f"def {name}({', '.join(parameters)}):"
-    return [one_line] if len(one_line) <= LINE else [f"def {name}(", *(f"    {item}," for item in parameters), "):"]
 
 
 def _operator(editable: EditableCode, kernels: list[str]) -> str:

@@ -41,7 +41,6 @@ def apply_answer(text: str, answer: str, launcher: str) -> str:
     """``text`` after the edit that ``answer`` describes.
 
     Args:
-        text: the text that the model edits.
         answer: search/replace hunks, a unified diff, or the whole new text in one fenced block.
         launcher: name of the function that a complete new text must define.
 

@@ -66,10 +66,7 @@ def coding_messages(
     """The first question for one action. Secrets and paths are removed when it is sent.
 
     Args:
-        capture: the captured target.
         candidate: the last accepted version.
-        action: the action to implement.
-        editable: the code that the model may edit.
         max_tokens: maximum tokens of the question; notes are omitted from longer questions.
         rejected_edit: an earlier edit of this step that the user rejected.
         archs: architectures to compile for if there is no GPU.
@@ -121,7 +118,6 @@ def knowledge(kind: ActionKind, archs: Sequence[str] = (), operations: Iterable[
     """Notes for a prompt, grouped under ``kernels`` (general advice), ``arch``, ``kind`` and ``operations``.
 
     Args:
-        kind: the kind of the action.
         archs: architecture names such as ``sm_90``.
         operations: operations of the region such as ``convolution``; each note is included once.
     """

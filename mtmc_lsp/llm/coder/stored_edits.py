@@ -6,14 +6,12 @@ import ast
 import difflib
 from collections.abc import Iterator, Sequence
 
-from mtmc_lsp.core.chat import BudgetSpent, Exchange
-from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.core.chat import BudgetSpent, Message, Reply
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.coder.coder import editable_code_of
 from mtmc_lsp.llm.coder.editable_text import EditableCode, source_of, split_code
-from mtmc_lsp.llm.endpoint.recording_model import Question, RecordingModel
 
 
 def recorded_edits(capture: Capture, root: Candidate, steps: Sequence[Step]) -> dict[str, str]:
@@ -70,8 +68,9 @@ def _hunk(search: list[str], replace: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-class NoModel(RecordingModel):
+class NoModel:
     """Placeholder for runs that must not ask a model."""
 
-    def _answers(self, question: Question) -> list[tuple[Exchange, MtmcError | None]]:
+    def ask(self, purpose: str, messages: Sequence[Message], **options: object) -> list[Reply]:
+        """Refuse to ask."""
         raise BudgetSpent("this step needs a language model, but this run must not ask one")

@@ -37,7 +37,6 @@ class OpenAIModel(RecordingModel):
         """Create the model without sending anything.
 
         Args:
-            settings: the model, its limits and its prices.
             project: paths inside this folder are sent relative to it.
             environ: environment variables with the endpoint, its key and the model; default: ``os.environ``.
         """

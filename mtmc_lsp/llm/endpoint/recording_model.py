@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtmc_lsp.core.chat import Exchange, Message, Reply
+from mtmc_lsp.core.chat import Exchange, Message, ModelUse, Reply
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.llm.redaction import redacted
 
@@ -61,6 +61,10 @@ class RecordingModel(ABC):
         if not replies:
             raise next(error for _, error in results if error is not None)
         return replies
+
+    @abstractmethod
+    def use(self) -> ModelUse:
+        """Requests, tokens and cost of all exchanges."""
 
     @abstractmethod
     def _answers(self, question: Question) -> list[tuple[Exchange, MtmcError | None]]:

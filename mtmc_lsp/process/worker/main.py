@@ -22,51 +22,25 @@ from types import ModuleType
 from typing import Any
 
 COMMANDS = {
-    "capture.capture": ("mtmc_lsp.capture.messages:CaptureRequest", "mtmc_lsp.capture.worker.commands:capture"),
-    "compile.launches": (
-        "mtmc_lsp.compile.messages:CompileRequest",
-        "mtmc_lsp.compile.worker.commands:compile_launches",
-    ),
-    "timing.time": ("mtmc_lsp.timing.messages:TimeRequest", "mtmc_lsp.timing.worker.timing_commands:time_candidate"),
-    "timing.baselines": (
-        "mtmc_lsp.timing.messages:BaselinesRequest",
-        "mtmc_lsp.timing.worker.timing_commands:compile_baselines",
-    ),
-    "timing.rank": ("mtmc_lsp.timing.messages:RankRequest", "mtmc_lsp.timing.worker.ranking_commands:rank"),
-    "timing.calibration": (
-        "mtmc_lsp.timing.messages:CalibrationRequest",
-        "mtmc_lsp.timing.worker.calibration_commands:measure_device",
-    ),
-    "timing.environment": (
-        "mtmc_lsp.timing.messages:EnvironmentRequest",
-        "mtmc_lsp.timing.worker.calibration_commands:read_environment",
-    ),
-    "timing.profile": ("mtmc_lsp.timing.messages:ProfileRequest", "mtmc_lsp.timing.worker.profile_command:profile"),
-    "verify.constructor": (
-        "mtmc_lsp.verify.messages:ConstructorRequest",
-        "mtmc_lsp.verify.worker.reference_commands:constructor",
-    ),
-    "verify.reference": (
-        "mtmc_lsp.verify.messages:ReferenceRequest",
-        "mtmc_lsp.verify.worker.reference_commands:compute_reference",
-    ),
-    "verify.share_inputs": (
-        "mtmc_lsp.verify.messages:ShareInputsRequest",
-        "mtmc_lsp.verify.worker.reference_commands:share_inputs",
-    ),
-    "verify.unshare_inputs": (
-        "mtmc_lsp.verify.messages:UnshareInputsRequest",
-        "mtmc_lsp.verify.worker.reference_commands:unshare_inputs",
-    ),
-    "verify.candidate": (
-        "mtmc_lsp.verify.messages:CandidateRequest",
-        "mtmc_lsp.verify.worker.candidate_commands:run_candidate",
-    ),
-    "verify.judge": ("mtmc_lsp.verify.messages:JudgeRequest", "mtmc_lsp.verify.worker.judge_command:judge"),
-    "verify.reproduce": ("mtmc_lsp.verify.messages:ReproduceRequest", "mtmc_lsp.verify.worker.reproduction:reproduce"),
-    "process.start": ("mtmc_lsp.process.messages:StartRequest", "mtmc_lsp.process.worker.start:start"),
+    "capture.capture": ("CaptureRequest", "commands:capture"),
+    "compile.launches": ("CompileRequest", "commands:compile_launches"),
+    "timing.time": ("TimeRequest", "timing_commands:time_candidate"),
+    "timing.baselines": ("BaselinesRequest", "timing_commands:compile_baselines"),
+    "timing.rank": ("RankRequest", "ranking_commands:rank"),
+    "timing.calibration": ("CalibrationRequest", "calibration_commands:measure_device"),
+    "timing.environment": ("EnvironmentRequest", "calibration_commands:read_environment"),
+    "timing.profile": ("ProfileRequest", "profile_command:profile"),
+    "verify.constructor": ("ConstructorRequest", "reference_commands:constructor"),
+    "verify.reference": ("ReferenceRequest", "reference_commands:compute_reference"),
+    "verify.share_inputs": ("ShareInputsRequest", "reference_commands:share_inputs"),
+    "verify.unshare_inputs": ("UnshareInputsRequest", "reference_commands:unshare_inputs"),
+    "verify.candidate": ("CandidateRequest", "candidate_commands:run_candidate"),
+    "verify.judge": ("JudgeRequest", "judge_command:judge"),
+    "verify.reproduce": ("ReproduceRequest", "reproduction:reproduce"),
+    "process.start": ("StartRequest", "start:start"),
 }
-"""For each command its request class and its handler, as ``module:name``: a worker imports only what it is asked to run."""
+"""For each command ``room.verb`` its request class in ``room/messages.py`` and its handler ``module:name`` in
+``room/worker/``: a worker imports only what it is asked to run."""
 PRELOADED_MODULES = (
     "mtmc_lsp.capture.worker.commands",
     "mtmc_lsp.verify.worker.candidate_commands",
@@ -133,16 +107,14 @@ def _import(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-def _attribute(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(_import(module), name)
-
-
 def _run(command: str, request: Any) -> object:
     from mtmc_lsp.core.json_codec import from_json
 
+    room = f"mtmc_lsp.{command.partition('.')[0]}"
     request_class, handler = COMMANDS[command]
-    return _attribute(handler)(from_json(_attribute(request_class), request))
+    module, _, function = handler.partition(":")
+    messages, commands = _import(f"{room}.messages"), _import(f"{room}.worker.{module}")
+    return getattr(commands, function)(from_json(getattr(messages, request_class), request))
 
 
 def _respond(message: dict[str, Any], token: str) -> str:
@@ -200,7 +172,7 @@ def main() -> None:
     if options.once is not None:
         sys.exit(_run_once(options))
     if options.profile is not None:
-        _attribute("mtmc_lsp.timing.worker.profile_command:once")(str(options.profile))
+        _import("mtmc_lsp.timing.worker.profile_command").once(str(options.profile))
         return
     _set_priority(lower=options.low_priority)
     if options.fork_server is None:

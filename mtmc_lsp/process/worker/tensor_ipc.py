@@ -62,7 +62,6 @@ def export_(value: Any, path: str, *, in_memory: bool) -> None:
     """Share mappings and lists of tensors with another process under the path of a file.
 
     Args:
-        value: mappings and lists with tensors.
         path: the file to write; memory that was shared under this path before is released.
         in_memory: whether to share large CUDA tensors in GPU memory, which lasts as long as this process.
     """

@@ -67,9 +67,8 @@ def _explanation(document: Document, line: int, word: str) -> str | None:
 
 
 def _action_link(kind: str) -> str:
-    """An action's name, as a link to its page where it has one."""
-    path = page("actions", kind)
-    return f"[{kind}]({path.as_uri()})" if path.is_file() else kind
+    """An action's name, as a link to its page."""
+    return f"[{kind}]({page('actions', kind).as_uri()})"
 
 
 def _target_at_line(document: Document, line: int) -> str | None:

@@ -144,23 +144,16 @@ TRITON = {
 
 ACTIONS = {
     "fuse": "Several operations in one kernel, so that intermediate results are not written to memory.",
-    "tile": "The block sizes of one program instance. Larger blocks reuse more data but need more registers and shared memory.",
-    "reorder": "Another order of program instances or loops, so that data is reused while it is in the cache.",
-    "pipeline": "Loads of the next iterations run while this one computes; more stages need more shared memory.",
-    "vectorize": "More elements for each thread, or another number of warps, for wide loads and high occupancy.",
     "tensor-core": "The matrix product runs on tensor cores, in the given precision mode.",
     "split": "One long reduction is split across several program instances and combined at the end.",
-    "persist": "A persistent kernel: one program instance per SM, each processing several tiles.",
     "side-by-side": "Independent kernels become one launch that contains the program instances of all of them.",
     "algebra": "An exact rewrite of the formula that needs fewer operations.",
-    "layout": "The order of a tensor's dimensions in memory is chosen for the kernels that read it.",
     "channels-last": "The channels of an image lie side by side in memory, as the library's convolutions take them.",
     "fp16-operands": "The operands of a convolution are scaled and rounded to float16, or split into two float16 halves.",
     "im2win": "The input of a convolution is rewritten so that each window is contiguous in memory.",
     "library": "A matmul uses the library's kernel again, and the operations around it are fused separately.",
     "cuda-graph": "All launches of a call are replayed as one, on copies of its arguments.",
     "recompute": "A cheap value is recomputed where it is needed instead of being stored and loaded.",
-    "specialize": "A kernel version for known sizes, with fewer masks and shorter loops.",
-    "autotune": "Several configurations are measured, and the fastest is used.",
+    "autotune": "Several configurations of tile, warps, stages and program order are measured, and the fastest is used.",
 }
 """Macro action to its explanation."""

@@ -42,7 +42,7 @@ def rank(request: RankRequest) -> RankAnswer:
             for i in remaining:
                 variant = runs[i]
                 if variant is not None and time.monotonic() < deadline:
-                    medians[i] = _median(variant, count)
+                    medians[i] = statistics.median(clock_of().cold(variant)[0] for _ in range(count))
             timed = sorted((median, i) for i in remaining if (median := medians[i]) is not None)
             remaining = [i for median, i in timed[:max_variants] if median <= max_ratio * timed[0][0]]
     release_gpu_memory()
@@ -73,7 +73,3 @@ def _first_call(run: Run | None) -> bool:
     except Exception:  # a variant that does not fit the device is simply not a choice
         return False
     return True
-
-
-def _median(run: Run, count: int) -> float:
-    return statistics.median(clock_of().cold(run)[0] for _ in range(count))

@@ -66,7 +66,6 @@ class Retest:
         """Save the inputs.
 
         Args:
-            candidate: the timed call.
             eager: the user's code on the same inputs.
             inputs: the tensors that both read; they are changed in place here and restored.
             moved: returns the inputs that a call moved to other memory, which must be updated too.

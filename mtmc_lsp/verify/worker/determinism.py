@@ -42,12 +42,7 @@ def not_explained(
     uses them is as deterministic as the user's code.
 
     Args:
-        differing_results: numbers of the candidate's results that differ.
-        module: the user's module.
-        capture: of the target.
-        inputs: of the case.
         expected: the results of the user's code on these inputs.
-        case: the case.
     """
     unexplained = set(differing_results)
     device = device_for(capture, case.kind)

@@ -64,9 +64,8 @@ def expected_of(
         # In other cases the guard refuses, so the reference's code runs, with torch's random numbers.
         if kind != VALUES or not capture.uses_random:
             return contextlib.nullcontext()
-        mode: contextlib.AbstractContextManager[Any] = SharedRandomMode(
-            draw_seeds(seed, _random_count(capture), device)
-        )
+        dropouts = sum("dropout" in node.op for node in capture.graph.nodes)
+        mode: contextlib.AbstractContextManager[Any] = SharedRandomMode(draw_seeds(seed, dropouts, device))
         return mode
 
     reference = run_case(module, capture, copies(inputs), device, random_mode(), seed, kind, before=inputs)
@@ -235,10 +234,6 @@ def _float64_default() -> Any:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-def _random_count(capture: Capture) -> int:
-    return sum("dropout" in node.op for node in capture.graph.nodes)
 
 
 def in_float64(tensor: torch.Tensor) -> torch.Tensor:

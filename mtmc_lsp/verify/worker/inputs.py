@@ -260,7 +260,6 @@ def relocated(instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor
 
     Args:
         instance: the module that was called; ``None`` for a function.
-        capture: of the target.
         inputs: the tensors that were assigned to it.
     """
     moved = []

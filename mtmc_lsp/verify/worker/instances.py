@@ -44,9 +44,6 @@ def instance_of(
     """A new instance, which shares with others only the memory of the tensors in ``replaced``.
 
     Args:
-        kind: the class.
-        positional: constructor arguments.
-        named: constructor arguments by name.
         device: where its tensors are.
         replaced: dotted names of the parameters and buffers that the caller replaces or only reads.
     """

@@ -9,7 +9,6 @@ import torch
 
 from mtmc_lsp.capture.worker.calls import build_call, init_arguments, user_error
 from mtmc_lsp.core.errors import Location, RequestError
-from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.process.worker.tensor_ipc import export_, is_large, release
 from mtmc_lsp.verify.cases import FLOAT64
@@ -92,12 +91,8 @@ def inputs_of(data: CaseRequest) -> tuple[Any, dict[str, torch.Tensor]]:
     inputs = make_inputs(capture, start, case.sizes, case.distribution, case.seed, device, data.widened)
     if case.kind == FLOAT64:
         inputs = {name: in_float64(tensor) for name, tensor in inputs.items()}
-    return module, other_layout(inputs, argument_names(capture, inputs), case.layout)
-
-
-def argument_names(capture: Capture, inputs: dict[str, torch.Tensor]) -> list[str]:
-    """The inputs that are arguments of the call."""
-    return [argument.input for argument in capture.arguments if argument.input in inputs]
+    names = [argument.input for argument in capture.arguments if argument.input in inputs]
+    return module, other_layout(inputs, names, case.layout)
 
 
 def expected_results(data: CaseRequest, module: Any, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:

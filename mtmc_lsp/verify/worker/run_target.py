@@ -80,10 +80,7 @@ def run_case(
     """Call the target once.
 
     Args:
-        module: holds the target.
-        capture: of the target.
         inputs: graph inputs by name; the call may change them.
-        device: where they are.
         mode: a context for the call.
         seed: for torch's random numbers.
         kind: of the case; gradients are computed for ``AUTOGRAD``.

@@ -67,7 +67,6 @@ def separate_unread_inputs(graph: Graph, accessed: Container[str]) -> Graph:
     """Move inputs that no node reads to ``unread_inputs``. An input whose size is read, as in ``torch.arange(len(q))``, stays.
 
     Args:
-        graph: exported graph.
         accessed: accesses of the module's tensors that the target read; other unread tensors are removed.
     """
     used = {ref.name for node in graph.nodes for ref in node.inputs()}

@@ -98,10 +98,8 @@ class _Rewriter:
 
         Args:
             value: one row per selected element, or one row for all.
-            mask: selects the elements.
             kind: the tensor that is updated.
             inner: number of dimensions after those of the mask.
-            update: the update that needs the value.
         """
         value_type = self.graph.type_of(value)
         if not value_type.shape or not any(_is_unknown(size, self.graph) for size in value_type.shape):

@@ -81,7 +81,6 @@ def non_polynomials(value: Any, operation: object, *, numbers: bool) -> Iterator
     """The non-polynomial expressions among the sizes and strides of a node's value.
 
     Args:
-        value: a tensor, a number, or several of them.
         operation: the operator of the node. Kernels for convolution and pooling also need polynomial strides as they are.
         numbers: whether to check numbers that are not tensor sizes, too.
     """
@@ -116,10 +115,8 @@ def causes_of(expression: Any, input_symbols: Set[str], parameters: Set[str], va
     Guards may also contain symbols that have become constant since; these are ignored.
 
     Args:
-        expression: a size or a guard.
         input_symbols: the symbols of all inputs.
         parameters: the symbols of the module's tensors.
-        values: the value of each symbol in the workload.
     """
     divisions = [
         atom
