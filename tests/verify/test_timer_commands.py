@@ -97,7 +97,7 @@ def test_a_candidate_in_a_file_of_its_own_is_timed_against_the_reference(
     path = tmp_path / "fast.py"
     target = Target(str(path), "fast", TargetKind.FUNCTION, 5, 7)
     path.write_text(SLOW.format(result=RIGHT))
-    more: Any = {"own": RMS.text, "separate": SeparateCandidate(target, "[[], {}]")}
+    more: Any = {"user_source": RMS.text, "separate": SeparateCandidate(target, "[[], {}]")}
     timing = asked(request(capture, path.read_text(), **more))
     assert timing.against("eager").high < 0.5
     assert timing.best in ("eager", "compile")
