@@ -1,12 +1,12 @@
 """How fast the language server answers on a 10,000-line file while a run is under way.
 
-    python benchmarks/server_latency.py [--rounds N] [--starts N] [--beside COMMAND] [--turns N] [--out FILE]
+    python benchmarks/server_latency.py [--rounds N] [--starts N] [--compare-with COMMAND] [--turns N] [--out FILE]
 
-``--beside`` names another language server that gets the same requests on the same file in the same run, in turns with ours. For
-jedi-language-server, in an environment of its own::
+``--compare-with`` names another language server that gets the same requests on the same file in the same run, in turns with ours.
+For example, jedi-language-server in a separate environment::
 
     python -m venv jedi && jedi/bin/pip install jedi-language-server
-    python benchmarks/server_latency.py --beside jedi/bin/jedi-language-server
+    python benchmarks/server_latency.py --compare-with jedi/bin/jedi-language-server
 
 It takes about a minute for one round of such a file, so it has a turn in ``--turns`` of the rounds alone, spread over all.
 Only what both answer is compared, and the ratio is that of the medians of those very rounds. The exit code is 1 where a budget is
@@ -55,13 +55,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--starts", type=int, default=5, help="how often each server is started, to time that")
-    parser.add_argument("--beside", default="", metavar="COMMAND")
+    parser.add_argument("--compare-with", default="", metavar="COMMAND")
     parser.add_argument("--turns", type=int, default=5, help="rounds in which the other server is asked too")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     commands = {"mtmc-lsp": list(isolated_command("mtmc_lsp.server.app"))}
-    if options.beside:
-        commands["beside"] = shlex.split(options.beside)
+    if options.compare_with:
+        commands["other"] = shlex.split(options.compare_with)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.py"
         (Path(folder) / "pyproject.toml").write_text('[tool.mtmc]\narchs = ["sm_90"]\n')
@@ -112,7 +112,7 @@ def measure(servers: dict[str, Server], rounds: int, turns: int) -> int:
     for number in range(rounds):
         ours.round(ours.samples, ours.shared if number in shared else None)
         if number in shared:
-            servers["beside"].round(servers["beside"].samples)
+            servers["other"].round(servers["other"].samples)
         jobs = ours.request("workspace/executeCommand", {"command": "mtmc.jobs", "arguments": []})[1]
         underway += bool(jobs["result"])
         if not jobs["result"]:
@@ -282,9 +282,9 @@ def summary(values: list[float]) -> dict[str, float]:
 
 def ratios(results: dict[str, Any]) -> dict[str, float]:
     """How many times as long the other server took, by its and our medians in the same rounds."""
-    ours, beside = results["mtmc-lsp"], results.get("beside", {})
+    ours, other = results["mtmc-lsp"], results.get("other", {})
     shared = {**{name: ours[name] for name in STARTS}, **ours.get("shared", {})}
-    return {name: beside[name]["median_ms"] / of["median_ms"] for name, of in shared.items() if name in beside}
+    return {name: other[name]["median_ms"] / of["median_ms"] for name, of in shared.items() if name in other}
 
 
 def failures(results: dict[str, Any]) -> list[str]:
@@ -303,7 +303,7 @@ def show(results: dict[str, Any], load: float) -> None:
         for name, value in table.items():
             if isinstance(value, dict) and name != "shared":
                 text = f"  {name:26} median {value['median_ms']:9.1f} ms, p95 {value['p95_ms']:9.1f}, n = {value['samples']}"
-                print(text + (f", {compared[name]:.1f}x ours" if server == "beside" and name in compared else ""))
+                print(text + (f", {compared[name]:.1f}x ours" if server == "other" and name in compared else ""))
     print(f"a run was under way in {results['mtmc-lsp']['rounds_with_a_run_under_way']} rounds; load {load:.1f}")
     for failure in failures(results):
         print(f"FAILED: {failure}")

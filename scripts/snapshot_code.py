@@ -22,7 +22,7 @@ exit status is 1 where a target is different or missing.
 A stored graph survives renames. Each file holds the dataclasses that it was written with, and their fields in order. When it is
 read, a name that still exists stands for itself. The others are matched with the new names in order, if there are as many of
 them; this holds for classes and for their fields. New fields need a default. Anything else goes into ``MOVED`` below: a field
-that was split, removed, or renamed beside a new one. Values that were renamed, such as those of an enum, go into ``VALUES``.
+that was split, removed, or renamed while another was added. Renamed values, such as those of an enum, go into ``VALUES``.
 Paths below the repository are stored below ``/project``, so a graph holds for any checkout.
 """
 
@@ -97,13 +97,13 @@ POLICIES = tuple((device, rule) for device in DEVICES for rule in ("all", "alter
 
 def targets() -> dict[str, str]:
     """Name to ``FILE::TARGET`` of everything that is captured."""
-    found = {f"examples.{name}": f"{ROOT / 'examples' / name}.py::{target}" for name, target in EXAMPLES.items()}
+    collected = {f"examples.{name}": f"{ROOT / 'examples' / name}.py::{target}" for name, target in EXAMPLES.items()}
     for folder, step, most in (("everyday", 1, None), ("unseen", 2, UNSEEN)):
         problems = sorted(find_problems(ROOT / "benchmarks" / folder), key=lambda problem: problem.name)
         for problem in problems[::step][:most]:
             name = re.sub(r"[^\w.]+", ".", f"{folder}.{problem.name}")
-            found[name] = f"{problem.path}::{problem.target}"
-    return found
+            collected[name] = f"{problem.path}::{problem.target}"
+    return collected
 
 
 def capture_all(out: Path) -> int:
@@ -140,13 +140,13 @@ def capture_all(out: Path) -> int:
 
 def classes() -> dict[str, list[str]]:
     """Every dataclass that a capture is made of, in the order in which they are met, and its fields in order."""
-    found: dict[str, list[str]] = {}
+    collected: dict[str, list[str]] = {}
 
     def meet(kind: Any) -> None:
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            if kind.__name__ in found:
+            if kind.__name__ in collected:
                 return
-            names = found[kind.__name__] = [field.name for field in dataclasses.fields(kind)]
+            names = collected[kind.__name__] = [field.name for field in dataclasses.fields(kind)]
             hints = typing.get_type_hints(kind)
             for name in names:
                 meet(hints[name])
@@ -154,7 +154,7 @@ def classes() -> dict[str, list[str]]:
             meet(argument)
 
     meet(Capture)
-    return found
+    return collected
 
 
 def load(path: Path) -> tuple[Capture, str]:
@@ -310,7 +310,7 @@ def render(captured: Capture, source: str, folder: Path, device: str, rule: str,
 
 
 def noted(step: Any) -> dict[str, Any]:
-    """What is stored of a step beside the source."""
+    """The stored properties of a step besides its source."""
     action = step.action
     return {
         "step": step.index,
@@ -516,27 +516,27 @@ def _arguments(node: ast.arguments) -> list[ast.arg]:
 
 def _bound(body: Sequence[ast.AST], root: ast.AST | None = None) -> list[str]:
     """The names that code binds in its own scope, in order of appearance; none that an import binds."""
-    found: dict[str, None] = {}
+    collected: dict[str, None] = {}
     imported: set[str] = set()
 
     def meet(node: ast.AST) -> None:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             imported.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.setdefault(node.name)
+            collected.setdefault(node.name)
             return
         elif isinstance(node, SCOPES) and node is not root:
             return
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.setdefault(node.id)
+            collected.setdefault(node.id)
         elif isinstance(node, ast.ExceptHandler) and node.name:
-            found.setdefault(node.name)
+            collected.setdefault(node.name)
         for child in ast.iter_child_nodes(node):
             meet(child)
 
     for item in body:
         meet(item)
-    return [name for name in found if name not in imported]
+    return [name for name in collected if name not in imported]
 
 
 def main() -> int:

@@ -103,7 +103,7 @@ class Algebra:
                 _GAIN_CACHE[key] = has_gain
             if not _GAIN_CACHE[key]:
                 continue
-            # If all places failed together, one of them may be the cause.
+            # If the edits failed together, one of them may be the cause.
             status = tried.get((rule, tuple(edit.node for edit in edits)))
             if len(edits) > 1 and status is StepStatus.REJECTED:
                 continue
@@ -146,11 +146,11 @@ class Algebra:
             # The new operations become kernels at once; otherwise there might be no kernel to verify.
             fusions = search.best(_around(after_all.graph, added & set(after_all.graph.named)))
             kernels = [{"nodes": list(f.region.nodes), "config": to_json(f.config)} for f in fusions if f.nodes & added]
-            lines, place = where(ir, gone)
-            several = f" at {len(applied)} places" if len(applied) > 1 else ""
+            lines, location = where(ir, gone)
+            suffix = f" at {len(applied)} places" if len(applied) > 1 else ""
             params: dict[str, object] = {"rule": rule, "node": applied[0].node, "kernels": kernels}
             rounded = any(each.changes_rounding for each in self.rules if each.name == rule)
-            if several:
+            if suffix:
                 params["nodes"] = [edit.node for edit in applied]
             action = MacroAction(
                 kind=self.kind,
@@ -158,7 +158,7 @@ class Algebra:
                 lines=lines,
                 params=params,
                 rationale=f"{edits[0].why[:1].upper()}{edits[0].why[1:]}; {self.same}.",
-                text=f"{edits[0].text}{several} in {place}",
+                text=f"{edits[0].text}{suffix} in {location}",
                 changes_rounding=rounded or any(precision_of(f.config) in SPLIT_PRECISION_MODES for f in fusions),
             )
             after = self.apply(situation.graph, situation.schedule, action)
@@ -194,10 +194,8 @@ def with_kernels(ir: KernelIR, schedule: Schedule, action: MacroAction) -> Sched
 
 def nodes_of(action: MacroAction) -> list[str]:
     """The nodes of an action's rewrites, in order."""
-    several = action.params.get("nodes")
-    return (
-        [str(node) for node in several] if isinstance(several, (list, tuple)) else [str(action.params.get("node", ""))]
-    )
+    names = action.params.get("nodes")
+    return [str(node) for node in names] if isinstance(names, (list, tuple)) else [str(action.params.get("node", ""))]
 
 
 def _match(graph: Graph, rewrite: Rewrite) -> Edit | None:

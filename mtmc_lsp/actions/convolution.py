@@ -81,14 +81,16 @@ class ChannelsLast(Algebra):
             copies = propagation.copied_images(graph, ir.graph)
             search = situation.search_in(ir, after)
             # Copies of images are fused with operations around them; torch copies weights, as the library would.
-            found = [fusion for fusion in search.best(set(copies)) if fusion.nodes & set(copies)]
+            fusions = [fusion for fusion in search.best(set(copies)) if fusion.nodes & set(copies)]
             kernels = [
-                {"nodes": list(f.region.nodes), "config": to_json(f.config)} for f in found if not is_product(f.region)
+                {"nodes": list(f.region.nodes), "config": to_json(f.config)}
+                for f in fusions
+                if not is_product(f.region)
             ]
             if not kernels and not situation.schedule.kernels:
                 # No Triton kernel would run yet; after a first fusion the new layout can be proposed again.
                 return None
-            lines, place = where(situation.ir, convolved)
+            lines, location = where(situation.ir, convolved)
             action = MacroAction(
                 kind=self.kind,
                 region=tuple(convolved),
@@ -98,7 +100,7 @@ class ChannelsLast(Algebra):
                     "The library computes convolutions with channels last. For other memory formats it converts "
                     f"the operands and the result of each; {self.same}."
                 ),
-                text=f"run {len(convolved)} convolutions and the operations between them with channels last in {place}",
+                text=f"run {len(convolved)} convolutions and the operations between them with channels last in {location}",
             )
             action = with_saving(situation, action, self.apply(situation.graph, situation.schedule, action))
         except IllegalAction:

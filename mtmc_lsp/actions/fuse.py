@@ -80,10 +80,10 @@ class Fuse:
         actions: list[MacroAction] = []
         for rank in range(situation.precisions.ranks):
             search = situation.search(rank)
-            taken = {name for action in actions for name in action.region}
+            used = {name for action in actions for name in action.region}
             # A first kernel is the way to everything else; one more must bring something.
             least = least_gain_us(situation.device) if situation.schedule.kernels else 0.0
-            remaining = [f for f in search.best() if not f.nodes & taken and f.saved_us > least]
+            remaining = [f for f in search.best() if not f.nodes & used and f.saved_us > least]
             tried_together = {tuple(sites(step.action)) for step in situation.history if SITES in step.action.params}
             for group in _together(remaining, situation, ir):
                 # What failed at all sites together may still succeed at some of them.
@@ -175,7 +175,7 @@ def _action(ir: KernelIR, group: Sequence[Fusion]) -> MacroAction:
         return action
     ordered = sorted(group, key=lambda fusion: ir.graph.positions[fusion.region.nodes[0]])
     nodes = tuple(name for fusion in ordered for name in fusion.region.nodes)
-    lines, place = where(ir, nodes)
+    lines, location = where(ir, nodes)
     before, after = ZERO, ZERO
     for fusion in ordered:
         before, after = before + fusion.before, after + fusion.after
@@ -195,23 +195,23 @@ def _action(ir: KernelIR, group: Sequence[Fusion]) -> MacroAction:
         lines=lines,
         params={SITES: [{"nodes": list(fusion.region.nodes), "config": to_json(fusion.config)} for fusion in ordered]},
         expected=expected(before, after),
-        text=f"{_title(names, action.kind, is_single=is_single)} at {len(group)} places in {place}",
+        text=f"{_title(names, action.kind, is_single=is_single)} at {len(group)} places in {location}",
     )
 
 
 def _single(ir: KernelIR, fusion: Fusion) -> MacroAction:
     region = fusion.region
-    lines, place = where(ir, region.nodes)
+    lines, location = where(ir, region.nodes)
     split = has_fp32_product(ir, region) and precision_of(fusion.config) in (*SPLIT_PRECISION_MODES, *ON_TENSOR_CORES)
     saved = fusion.before.bytes - fusion.after.bytes
     names = operation_names(ir, region.nodes)
     kind = ActionKind.TENSOR_CORE if split else ActionKind.FUSE
-    text = f"{_title(names, kind, is_single=len(region.nodes) == 1)} in {place}"
+    text = f"{_title(names, kind, is_single=len(region.nodes) == 1)} in {location}"
     if region.kind is RegionKind.RECURRENT:
         why = _recurrent(ir, region)
         if split:
             why += ". Each fp32 operand is split into two parts for tensor cores; their products are summed in fp32"
-        text = f"run independent steps of {names} in one launch{' on tensor cores' if split else ''} in {place}"
+        text = f"run independent steps of {names} in one launch{' on tensor cores' if split else ''} in {location}"
     elif split:
         why = (
             "Each fp32 operand is scaled and split into a high and a low float16 half. Three tensor-core products "

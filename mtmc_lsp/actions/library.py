@@ -31,7 +31,7 @@ class Library:
     kind = ActionKind.LIBRARY
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-        """The products of ``params["nodes"]`` as torch calls, and ``params["kernels"]`` beside them."""
+        """The products of ``params["nodes"]`` as torch calls, and the kernels of ``params["kernels"]``."""
         names = nodes_of(action)
         if not set(names) & set(_products(ir_for(graph, Schedule()))):
             raise IllegalAction(f"library: no product is called {', '.join(names)}")
@@ -68,7 +68,7 @@ class Library:
         fusions = situation.search_in(without_products, base).best()
         if not fusions and not base.kernels:
             return None
-        lines, place = where(ir_before, names)
+        lines, location = where(ir_before, names)
         what = operation_names(ir_before, names)
         return MacroAction(
             kind=self.kind,
@@ -83,7 +83,7 @@ class Library:
             rationale=f"torch.compile, which calls the library for {what}, is faster than the present kernels. So "
             f"the library runs {what} again, and the operations around it are fused separately.",
             expected=Expected(saved_us),
-            text=f"run {what} in the library and fuse the operations around it in {place}",
+            text=f"run {what} in the library and fuse the operations around it in {location}",
         )
 
 

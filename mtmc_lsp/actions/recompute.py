@@ -68,7 +68,7 @@ class Recompute:
         for node in _candidates(ir, situation.schedule):
             if situation.is_late:
                 return
-            lines, place = where(ir, [node.name])
+            lines, location = where(ir, [node.name])
             size = tensor_bytes(node.type, ir.graph.sizes)
             action = MacroAction(
                 kind=self.kind,
@@ -79,7 +79,7 @@ class Recompute:
                     "Each kernel that reads the value computes it from operands that it loads anyway. The value, "
                     f"{size_text(size)}, is neither written to memory nor read from it."
                 ),
-                text=f"recompute the {operation_names(ir, [node.name])} of {place} in each kernel that reads it",
+                text=f"recompute the {operation_names(ir, [node.name])} of {location} in each kernel that reads it",
             )
             try:
                 after = self.apply(situation.graph, situation.schedule, action)

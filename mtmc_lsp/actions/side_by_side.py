@@ -55,8 +55,8 @@ class SideBySide:
             region = region_of(ir, plans[key])
             if reason := _reason_against(ir, region, plans[key].config):
                 raise IllegalAction(f"side-by-side: {reason}")
-        others = tuple(group for group in schedule.beside if not set(group) & set(named))
-        changed = replace(schedule, beside=(*others, *groups))
+        others = tuple(group for group in schedule.side_by_side if not set(group) & set(named))
+        changed = replace(schedule, side_by_side=(*others, *groups))
         try:
             launches(ir, changed)
         except CannotCode:
@@ -73,7 +73,7 @@ class SideBySide:
         nodes = tuple(name for group in groups for key in group for name in plans[key].nodes)
         if not groups or any(s.action.kind is self.kind and s.action.region == nodes for s in situation.history):
             return
-        lines, place = where(ir, nodes)
+        lines, location = where(ir, nodes)
         kernels = sum(len(group) for group in groups)
         word = "one launch" if len(groups) == 1 else f"{len(groups)} launches"
         action = MacroAction(
@@ -83,7 +83,7 @@ class SideBySide:
             params={"launches": [list(group) for group in groups]},
             rationale="The kernels are short and independent. Sharing a launch saves launch overhead, and programs "
             "of one kernel fill multiprocessors that the last programs of another leave idle.",
-            text=f"run {kernels} independent kernels of {place} in {word}",
+            text=f"run {kernels} independent kernels of {location} in {word}",
         )
         after = self.apply(situation.graph, schedule, action)
         action = replace(action, expected=expected(situation.present, situation.cost(after)))

@@ -70,7 +70,7 @@ class Split:
         after = kernel_cost(ir, region, split, device)
         if before.us - after.us <= 0:
             return
-        lines, place = where(ir, region.nodes)
+        lines, location = where(ir, region.nodes)
         programs = programs_of(ir, region, plan.config)
         what = "rows" if region.kind is RegionKind.REDUCE else "tiles"
         yield MacroAction(
@@ -83,7 +83,7 @@ class Split:
                 f"With {parts} programs for each of its {what}, a second kernel combines their parts."
             ),
             expected=expected(before, after),
-            text=f"split the {kind_word(region.kind)} kernel of {place} into {parts} parts",
+            text=f"split the {kind_word(region.kind)} kernel of {location} into {parts} parts",
         )
 
     def _stream(
@@ -99,7 +99,7 @@ class Split:
         numbers = [number for number, gain in gains.items() if gain > LEAST_GAIN]
         if not numbers or times_tried(situation, self.kind, region.nodes):
             return
-        _, place = where(ir, region.nodes)
+        _, location = where(ir, region.nodes)
         tiles = Waves.of(ir, region, config).tiles
         yield from measured_choice(
             situation,
@@ -108,7 +108,7 @@ class Split:
             self.kind,
             [{"stream_k": number} for number in numbers],
             max(gains.values()),
-            f"balance the last tiles of the product kernel of {place} (stream-K)",
+            f"balance the last tiles of the product kernel of {location} (stream-K)",
             f"{tiles} tiles on {device.sm_count} multiprocessors leave some of them idle in the last wave. With "
             "stream-K, a fixed number of programs share the sums of the remaining tiles evenly, and a second "
             f"kernel adds their parts. Numbers of programs to measure: {', '.join(map(str, numbers))}.",

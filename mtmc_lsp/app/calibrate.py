@@ -23,7 +23,7 @@ SECONDS = 120.0
 
 @dataclass(frozen=True)
 class CalibratedDevice:
-    """A GPU's own numbers beside those of its data file."""
+    """The measured numbers of a GPU, with those of its data file."""
 
     environment: Environment
     data: DeviceModel

@@ -51,16 +51,16 @@ def check_environment(python: str = "") -> list[Finding]:
     here = Path.cwd() / "x.py"
     interpreter = python or find_python(here, read_settings(here.parent))
     try:
-        found = versions(interpreter)
+        installed = versions(interpreter)
     except EnvironmentNotAble as error:
         return [Finding("python", False, error.message, error.remedy), _store(here)]
-    findings = [Finding("python", True, f"{found['python']} at {interpreter}")]
+    findings = [Finding("python", True, f"{installed['python']} at {interpreter}")]
     for name in LEAST:
-        state = found[name] or "not installed"
+        state = installed[name] or "not installed"
         remedy = f"Run: {install_command(interpreter, name)}"
-        findings.append(Finding(name, is_recent(name, found[name]), state, remedy))
+        findings.append(Finding(name, is_recent(name, installed[name]), state, remedy))
     remedy = f"Run: {interpreter} -m pip install numpy"
-    findings.append(Finding("numpy", bool(found["numpy"]), found["numpy"] or "not installed", remedy))
+    findings.append(Finding("numpy", bool(installed["numpy"]), installed["numpy"] or "not installed", remedy))
     if all(finding.ok for finding in findings):
         findings += _triton(interpreter)
     return [*findings, _isolation(interpreter), _store(here), *_model(read_settings(here.parent).llm)]
@@ -85,15 +85,15 @@ def _model(settings: LlmSettings) -> Iterator[Finding]:
         yield Finding("language model", False, detail, remedy, required=False)
         return
     try:
-        found = probe_abilities(model, settings, os.environ)
+        abilities = probe_abilities(model, settings, os.environ)
     except (ModelNotUsable, ModelFailed) as error:
         yield Finding("language model", False, error.message, error.remedy, required=False)
         return
-    counted = "it reports token counts" if found.counts else "it reports no token counts, so budgets use estimates"
+    counted = "it reports token counts" if abilities.counts else "it reports no token counts, so budgets use estimates"
     yield Finding("language model", True, f"{model} at {endpoint}; {counted}", required=False)
     for name, wrong, otherwise in (
-        ("structured output", found.structured, "tool calls" if not found.tools else "reading its text"),
-        ("tool calls", found.tools, "structured output" if not found.structured else "reading its text"),
+        ("structured output", abilities.structured, "tool calls" if not abilities.tools else "reading its text"),
+        ("tool calls", abilities.tools, "structured output" if not abilities.structured else "reading its text"),
     ):
         yield Finding(
             name, not wrong, wrong or "works", f"Nothing to do: choices are read by {otherwise}.", required=False

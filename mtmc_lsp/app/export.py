@@ -93,16 +93,16 @@ def _model(result: RunResult, kind: str = "ModelNew") -> str:
     lines = [f"class {kind}({name or 'torch.nn.Module'}):"]
     if result.workload.init_arguments:
         init = result.workload.init_arguments
-        taken = ", ".join(f"{a.name}={a.constant!r}" for a in init)
+        parameters = ", ".join(f"{a.name}={a.constant!r}" for a in init)
         passed_on = ", ".join(f"{a.name}={a.name}" for a in init)
-        lines += [f"    def __init__(self, {taken}):", f"        super().__init__({passed_on})", ""]
+        lines += [f"    def __init__(self, {parameters}):", f"        super().__init__({passed_on})", ""]
     lines += [f"    def forward(self, {', '.join(tensors)}):", f"        return {call}({passed})"]
     return "\n\n" + "\n".join(lines) + "\n"
 
 
 def _inputs(result: RunResult) -> str:
-    made = [_tensor(argument, dict(result.workload.sizes)) for argument in result.workload.arguments]
-    lines = "".join(f"        {text},\n" for text in made if text)
+    inputs = [_tensor(argument, dict(result.workload.sizes)) for argument in result.workload.arguments]
+    lines = "".join(f"        {text},\n" for text in inputs if text)
     return f"\n\ndef get_inputs():\n    return [\n{lines}    ]\n\n\ndef get_init_inputs():\n    return []\n"
 
 

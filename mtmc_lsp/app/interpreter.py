@@ -93,17 +93,17 @@ def versions(python: str) -> dict[str, str]:
         raise EnvironmentNotAble(
             f"the interpreter {python} does not work: {''.join(lines)}", remedy="Name another with --python."
         ) from None
-    found: dict[str, str] = json.loads(answer)
-    return found
+    versions_found: dict[str, str] = json.loads(answer)
+    return versions_found
 
 
 def gpu_of(python: str) -> str | None:
     """The GPU that torch would use under ``python``; empty if it would use none, None if that is unknown."""
     try:
-        found = json.loads(_last_line(python, GPU_PROBE))
+        gpu = json.loads(_last_line(python, GPU_PROBE))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
-    return found if isinstance(found, str) else None
+    return gpu if isinstance(gpu, str) else None
 
 
 def is_recent(name: str, version: str) -> bool:
@@ -124,10 +124,14 @@ def checked_python(python: str) -> str:
         EnvironmentNotAble: it does not run, or lacks torch or triton; the remedy is the command that installs them.
     """
     located = shutil.which(python) or python
-    found = versions(located)
+    versions_found = versions(located)
     for name in LEAST:
-        if not is_recent(name, found[name]):
-            state = f"has {name} {found[name]}, which is too old" if found[name] else f"does not have {name}"
+        if not is_recent(name, versions_found[name]):
+            state = (
+                f"has {name} {versions_found[name]}, which is too old"
+                if versions_found[name]
+                else f"does not have {name}"
+            )
             raise EnvironmentNotAble(
                 f"the interpreter {located} {state}", remedy=f"Run: {install_command(located, name)}"
             )

@@ -1,4 +1,4 @@
-"""``mtmc profile``: what a worker saw of a target's calls, beside what the graph says they must do."""
+"""``mtmc profile``: measured times of a target's operators and kernels, with the work that the graph requires of them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from mtmc_lsp.timing.messages import KernelRow, ProfileAnswer, ProfileRequest
 from mtmc_lsp.tuning.cost import torch_cost
 from mtmc_lsp.verify.cases import product_work
 
-SECONDS = 3.0
-"""How long calls are made, about."""
+CALL_SECONDS = 3.0
+"""Approximate duration of the measurement."""
 WORKER_SECONDS = 180.0
 CPU_WORK = 2e10
-"""Operations of one call above which sizes are reduced where there is no GPU."""
+"""Operations of one call above which sizes are reduced if there is no GPU."""
 CPU_ELEMENTS = 1 << 26
+"""Elements of all values of the graph above which sizes are reduced if there is no GPU."""
 CALLED_AS = {"_to_copy": "to", "_unsafe_view": "reshape"}
-"""Operations of a graph that code calls by another name."""
+"""Graph operations that the profiler reports by another name."""
 NCU_METRICS = {
     "dram__bytes.sum": "bytes",
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "of_memory",
@@ -44,33 +45,33 @@ NCU_METRICS = {
 
 
 def profile_calls(target: OpenTarget, capture: Capture, device: DeviceModel, *, ncu: str = "") -> Profile:
-    """Where the time of a call goes, by torch's profiler.
+    """Measure the time of each operator and kernel of a call with torch's profiler.
 
     Args:
-        target: the file and the target; it runs as the file is, with generated code if there is any.
+        target: the file and the target; the file runs as it is, with generated code if there is any.
         device: the limits that the times are compared with.
-        ncu: path of Nsight Compute, which then counts each kernel's bytes too; empty for torch's profiler alone.
+        ncu: path of Nsight Compute, to measure each kernel's memory traffic too; empty for torch's profiler alone.
 
     Raises:
-        EnvironmentNotAble: Nsight Compute cannot count here.
+        EnvironmentNotAble: Nsight Compute cannot read performance counters.
     """
     sizes, notes = _sizes(capture)
-    request = ProfileRequest(capture, target.text.decode(), sizes, SECONDS)
+    request = ProfileRequest(capture, target.text.decode(), sizes, CALL_SECONDS)
     with Worker(target.python, cwd=str(target.project)) as worker:
-        seen = worker.call(request, WORKER_SECONDS)
-    on_gpu = seen.device == "cuda"
+        answer = worker.call(request, WORKER_SECONDS)
+    on_gpu = answer.device == "cuda"
     if not on_gpu:
-        notes.append("no GPU: operators by the CPU's time on this machine; on a GPU the time goes elsewhere")
+        notes.append("no GPU: operators are sorted by CPU time; their shares differ on a GPU")
     measured = _by_ncu(ncu, target, request) if ncu else {}
     return Profile(
-        device=seen.device,
-        calls=seen.calls,
-        wall_us=seen.wall_us,
-        gpu_us=seen.gpu_us,
-        gap_us=seen.gap_us,
-        launches=sum(kernel.calls for kernel in seen.kernels),
-        operators=_operators(seen, capture, device),
-        kernels=_kernels(seen.kernels, measured),
+        device=answer.device,
+        calls=answer.calls,
+        wall_us=answer.wall_us,
+        gpu_us=answer.gpu_us,
+        gap_us=answer.gap_us,
+        launches=sum(kernel.calls for kernel in answer.kernels),
+        operators=_operators(answer, capture, device),
+        kernels=_kernels(answer.kernels, measured),
         work=Work(capture.bytes, max(capture.flops, 2 * product_work(capture.graph, capture.graph.sizes))),
         bound_us=bound_us(capture, device) if on_gpu else None,
         sizes=sizes,
@@ -79,7 +80,7 @@ def profile_calls(target: OpenTarget, capture: Capture, device: DeviceModel, *, 
 
 
 def _sizes(capture: Capture) -> tuple[dict[str, int], list[str]]:
-    """The workload's sizes; without a GPU the variable ones halved, the largest first, until a CPU can run it often."""
+    """The workload's sizes; without a GPU, variable sizes are halved, largest first, until the target is fast on a CPU."""
     sizes = dict(capture.graph.sizes)
     if capture.environment.gpu and capture.workload.device == "cuda":
         return sizes, []
@@ -97,36 +98,36 @@ def _sizes(capture: Capture) -> tuple[dict[str, int], list[str]]:
     if sizes == capture.graph.sizes:
         return sizes, []
     shown = ", ".join(f"{name}={value}" for name, value in sizes.items())
-    return sizes, [f"sizes reduced to {shown} for the CPU; bytes and operations are those of the workload's own sizes"]
+    return sizes, [f"sizes reduced to {shown} for the CPU; bytes and operations are those of the workload's sizes"]
 
 
-def _operators(seen: ProfileAnswer, capture: Capture, device: DeviceModel) -> tuple[OperatorTime, ...]:
-    """Operators, and where these launched nothing, the kernels; what takes no time is left out."""
+def _operators(answer: ProfileAnswer, capture: Capture, device: DeviceModel) -> tuple[OperatorTime, ...]:
+    """Operators that take time; also the kernels, if no operator launched any."""
     nodes: dict[str, list[Node]] = {}
     for node in capture.graph.nodes:
         space, _, rest = node.op.partition(".")
         name = rest.partition(".")[0]
         nodes.setdefault(f"{space}::{CALLED_AS.get(name, name)}", []).append(node)
-    on_gpu = seen.device == "cuda"
+    on_gpu = answer.device == "cuda"
     result = []
-    for row in seen.operators:
-        own = nodes.get(row.name, [])
-        work, least = _work(capture, own, device) if own else (None, 0.0)
-        part = min(1.0, least / row.gpu_us) if on_gpu and own and row.gpu_us else None
-        lines = tuple(sorted({node.line for node in own} - {0}))
+    for row in answer.operators:
+        matching = nodes.get(row.name, [])
+        work, least = _work(capture, matching, device) if matching else (None, 0.0)
+        part = min(1.0, least / row.gpu_us) if on_gpu and matching and row.gpu_us else None
+        lines = tuple(sorted({node.line for node in matching} - {0}))
         times = (row.calls, row.cpu_us, row.gpu_us)
         result.append(OperatorTime(row.name, lines, *times, work, part))
-    launched = sum(row.gpu_us for row in seen.operators)
-    loose = [kernel for kernel in seen.kernels if kernel.us > 0] if launched == 0 else []
-    result += [OperatorTime(kernel.name, (), kernel.calls, 0.0, kernel.us) for kernel in loose]
+    launched = sum(row.gpu_us for row in answer.operators)
+    kernels = [kernel for kernel in answer.kernels if kernel.us > 0] if launched == 0 else []
+    result += [OperatorTime(kernel.name, (), kernel.calls, 0.0, kernel.us) for kernel in kernels]
     key = (lambda row: (-row.gpu_us, -row.cpu_us)) if on_gpu else (lambda row: -row.cpu_us)
     return tuple(sorted((row for row in result if row.gpu_us or row.cpu_us), key=key))
 
 
 def _work(capture: Capture, nodes: Sequence[Node], device: DeviceModel) -> tuple[Work, float]:
-    """What the operators must do, and the least time for it."""
-    program = lower(capture.graph)
-    costs = [torch_cost(program, node, device) for node in nodes]
+    """The work of the operators, and the least time that it takes."""
+    ir = lower(capture.graph)
+    costs = [torch_cost(ir, node, device) for node in nodes]
     moved, flops = sum(cost.bytes for cost in costs), sum(cost.flops for cost in costs)
     rate = device.flops.get("tf32" if capture.graph.fp32_matmul == "tf32" else "fp32", 0.0)
     if nodes[0].outputs and nodes[0].outputs[0].dtype in ("float16", "bfloat16"):
@@ -135,8 +136,8 @@ def _work(capture: Capture, nodes: Sequence[Node], device: DeviceModel) -> tuple
     return Work(moved, flops), least
 
 
-def _kernels(seen: Sequence[KernelRow], measured: Mapping[str, Mapping[str, float]]) -> tuple[KernelTime, ...]:
-    rows = [KernelTime(k.name, k.calls, k.us, **measured.get(k.name, {})) for k in seen]
+def _kernels(answer: Sequence[KernelRow], measured: Mapping[str, Mapping[str, float]]) -> tuple[KernelTime, ...]:
+    rows = [KernelTime(k.name, k.calls, k.us, **measured.get(k.name, {})) for k in answer]
     return tuple(sorted(rows, key=lambda row: -row.us))
 
 
@@ -144,19 +145,19 @@ def _kernels(seen: Sequence[KernelRow], measured: Mapping[str, Mapping[str, floa
 
 
 def find_ncu() -> str:
-    """The program of Nsight Compute.
+    """The path of Nsight Compute.
 
     Raises:
         EnvironmentNotAble: it is not installed.
     """
-    found = shutil.which("ncu")
-    if found is None:
+    path = shutil.which("ncu")
+    if path is None:
         raise EnvironmentNotAble("Nsight Compute is not installed", remedy="Install it, or leave out --ncu.")
-    return found
+    return path
 
 
 def _by_ncu(ncu: str, target: OpenTarget, request: ProfileRequest) -> dict[str, dict[str, float]]:
-    """What Nsight Compute counted for each kernel of one call."""
+    """The metrics of each kernel of one call, by Nsight Compute."""
     with tempfile.TemporaryDirectory(prefix="mtmc-ncu-") as folder:
         path = Path(folder) / "request.json"
         path.write_text(json.dumps(to_json(request)), encoding="utf-8")
@@ -166,16 +167,17 @@ def _by_ncu(ncu: str, target: OpenTarget, request: ProfileRequest) -> dict[str, 
             done = subprocess.run(command, cwd=target.project, capture_output=True, text=True, timeout=WORKER_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise EnvironmentNotAble(f"Nsight Compute does not work here: {error}", remedy="Leave out --ncu.") from None
-    found = read_ncu(done.stdout)
-    if not found:
-        said = next((line for line in (done.stdout + done.stderr).splitlines() if "ERR" in line), "it counted nothing")
+    metrics = read_ncu(done.stdout)
+    if not metrics:
+        output = done.stdout + done.stderr
+        reason = next((line for line in output.splitlines() if "ERR" in line), "it reported no kernels")
         remedy = "Allow performance counters (NVreg_RestrictProfilingToAdminUsers=0), or leave out --ncu."
-        raise EnvironmentNotAble(f"Nsight Compute does not work here: {said}", remedy=remedy)
-    return found
+        raise EnvironmentNotAble(f"Nsight Compute does not work here: {reason}", remedy=remedy)
+    return metrics
 
 
 def read_ncu(text: str) -> dict[str, dict[str, float]]:
-    """Nsight Compute's table: bytes of a kernel's launches are added, parts of a rate are their mean."""
+    """The metrics in Nsight Compute's table, by kernel: the sum of the launches' bytes, the mean of their rates."""
     start = text.find('"ID",')
     values: dict[str, dict[str, list[float]]] = {}
     for row in csv.DictReader(io.StringIO(text[start:] if start >= 0 else "")):
@@ -187,7 +189,7 @@ def read_ncu(text: str) -> dict[str, dict[str, float]]:
     return {
         kernel: {
             name: sum(numbers) if name == "bytes" else sum(numbers) / len(numbers) / 100
-            for name, numbers in found.items()
+            for name, numbers in metrics.items()
         }
-        for kernel, found in values.items()
+        for kernel, metrics in values.items()
     }

@@ -50,10 +50,10 @@ def record(command: Sequence[str], folder: Path, specs: Sequence[str] = (), *, q
         RequestError: the command or a target does not exist.
     """
     root = project_root(folder / "any.py")
-    wanted = _wanted(specs)
+    requested = _wanted(specs)
     # A process that outlives the command may write while the folder is removed.
     with tempfile.TemporaryDirectory(prefix="mtmc-record-", ignore_cleanup_errors=True) as out:
-        settings = {"root": str(root), "out": out, "targets": wanted}
+        settings = {"root": str(root), "out": out, "targets": requested}
         code = _run(command, folder, {**_environment(), "MTMC_RECORD": json.dumps(settings)}, quiet)
         files = sorted(Path(out).glob("*.json"))
         recorded = [json.loads(file.read_text(encoding="utf-8")) for file in files]
@@ -67,7 +67,7 @@ def record(command: Sequence[str], folder: Path, specs: Sequence[str] = (), *, q
 
 
 def _wanted(specs: Sequence[str]) -> dict[str, list[str]]:
-    wanted: dict[str, list[str]] = {}
+    requested: dict[str, list[str]] = {}
     for spec in specs:
         file, separator, name = spec.partition("::")
         path = Path(file).resolve()
@@ -77,8 +77,8 @@ def _wanted(specs: Sequence[str]) -> dict[str, list[str]]:
             raise RequestError("no such file", where=Location(file), remedy="Check the path.")
         target = find_target(path.read_bytes(), str(path), name)
         called = f"{target.qualname}.forward" if target.kind is TargetKind.MODULE else target.qualname
-        wanted.setdefault(str(path), []).append(called)
-    return wanted
+        requested.setdefault(str(path), []).append(called)
+    return requested
 
 
 def _environment() -> dict[str, str]:

@@ -89,18 +89,18 @@ def bench(
         if without:
             settings = override_settings(settings, exclude_actions=tuple(name.strip() for name in without.split(",")))
         _solve(problems, out, _plan(problems[0], settings, seconds, python), jobs, fresh)
-    asked = [(problem.name, problem.level) for problem in problems]
-    names = {name for name, _ in asked}
+    requested = [(problem.name, problem.level) for problem in problems]
+    names = {name for name, _ in requested}
     results = summary or out
-    records = [record for record in read_results(results) if not asked or record["problem"] in names]
+    records = [record for record in read_results(results) if not requested or record["problem"] in names]
     if not mixed:
         check_one_build(records, str(results))
-    totals = summarise(records, asked)
+    result_summary = summarise(records, requested)
     if as_json:
-        print(document(summary=totals, results=str(results)))
+        print(document(summary=result_summary, results=str(results)))
     else:
-        show_summary(console(), totals)
-    return 0 if totals.scores[0].correct else 1
+        show_summary(console(), result_summary)
+    return 0 if result_summary.scores[0].correct else 1
 
 
 def _plan(problem: Problem, settings: Settings, seconds: float, python: str) -> Plan:

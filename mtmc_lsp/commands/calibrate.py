@@ -9,7 +9,7 @@ def calibrate(
     python: Python = "",
     as_json: AsJson = False,
 ) -> int:
-    """Measure this machine's GPU in under a minute and show it beside its data file; later plans use the result."""
+    """Measure this machine's GPU in under a minute and compare it with its data file; later plans use the result."""
     from mtmc_lsp.app.calibrate import calibrate as calibrated
     from mtmc_lsp.report.calibration import rows, show_calibration
     from mtmc_lsp.report.documents import document

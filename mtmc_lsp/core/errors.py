@@ -176,10 +176,10 @@ class OutOfMemory(EnvironmentNotAble):
     default_kind = FailureKind.OUT_OF_MEMORY
 
 
-class HandoverFailed(EnvironmentNotAble):
-    """One process cannot open the GPU memory of another here; tensors go through files instead."""
+class TensorSharingFailed(EnvironmentNotAble):
+    """A process cannot open another process's GPU memory; tensors go through files instead."""
 
-    code = "handover"
+    code = "tensor-sharing"
 
 
 class WorkerFailed(MtmcError):

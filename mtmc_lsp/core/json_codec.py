@@ -92,9 +92,9 @@ def _decode(kind: Any, data: Any, path: str) -> Any:
         return {
             _decode_key(key_kind, key, path): _decode(value_kind, item, f"{path}.{key}") for key, item in data.items()
         }
-    own = getattr(kind, "from_json", None)
-    if own is not None:
-        return own(data)
+    custom = getattr(kind, "from_json", None)
+    if custom is not None:
+        return custom(data)
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(typing.cast(type, kind), data, path)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):

@@ -221,10 +221,10 @@ def _checked(name: str, value: Any, kind: Any, where: Location, table: str) -> A
     else:
         fits = type(value) is kind
     if not fits:
-        wanted = {str: "a string", float: "a number", int: "a whole number", bool: "true or false"}.get(
+        expected = {str: "a string", float: "a number", int: "a whole number", bool: "true or false"}.get(
             kind, "a list of strings"
         )
-        raise RequestError(f"{name} in [{table}] cannot be {value!r}", where=where, remedy=f"It must be {wanted}.")
+        raise RequestError(f"{name} in [{table}] cannot be {value!r}", where=where, remedy=f"It must be {expected}.")
     problem = CHECKS[name](value) if name in CHECKS else ""
     if problem:
         raise RequestError(f"{name} in [{table}]: {problem}", where=where, remedy="Change the value.")

@@ -40,11 +40,11 @@ class Neighbourhood:
     def seeds(self) -> list[frozenset[str]]:
         """Start sets of fusions: each kernel of the schedule, and each other node that computes something."""
         seeds = [frozenset(kernel.nodes) for kernel in self._schedule.kernels]
-        taken = {name for seed in seeds for name in seed}
+        seeded = {name for seed in seeds for name in seed}
         for name, node in self._nodes.items():
-            if name not in taken and name not in self.opaque and not self.is_view(name):
+            if name not in seeded and name not in self.opaque and not self.is_view(name):
                 # A copy is fused with the views before it, so that the kernel reads the original tensor.
-                views = self._views_of([name]) - taken if node.op.split(".")[1] in COPIES else frozenset()
+                views = self._views_of([name]) - seeded if node.op.split(".")[1] in COPIES else frozenset()
                 seeds.append(frozenset({name}) | views)
         return seeds
 

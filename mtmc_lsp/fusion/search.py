@@ -121,12 +121,12 @@ class FusionSearch:
                 inside |= seed
         fusions.sort(key=lambda fusion: (-fusion.saved_us, min(self._order[n] for n in fusion.nodes)))
         chosen: list[Fusion] = []
-        taken: set[str] = set()
+        used: set[str] = set()
         for fusion in fusions:
-            disjoint = fusion if not fusion.nodes & taken else self._without_nodes(fusion, taken)
+            disjoint = fusion if not fusion.nodes & used else self._without_nodes(fusion, used)
             if disjoint is not None:
                 chosen.append(disjoint)
-                taken |= disjoint.nodes
+                used |= disjoint.nodes
         while not self._is_late() and (better := self._with_moved_node(chosen)) is not None:
             chosen = better
         return sorted(chosen, key=lambda fusion: (-fusion.saved_us, min(self._order[n] for n in fusion.nodes)))
@@ -134,12 +134,12 @@ class FusionSearch:
     def _is_late(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
-    def _without_nodes(self, fusion: Fusion, taken: Set[str]) -> Fusion | None:
+    def _without_nodes(self, fusion: Fusion, used: Set[str]) -> Fusion | None:
         """A fusion without taken nodes, if the remaining nodes are one kernel with a gain.
 
         Otherwise a value that both ends of a chain read would leave the whole chain to torch.
         """
-        remaining = fusion.nodes - taken
+        remaining = fusion.nodes - used
         if not remaining or self._around.closed(remaining) != remaining:
             return None
         smaller = self._fusion(self._around.without_idle_views(remaining))
@@ -172,12 +172,12 @@ class FusionSearch:
         self, moved: frozenset[str], giver: Fusion, taker: frozenset[str], before_us: float
     ) -> list[Fusion] | None:
         """Both kernels with the nodes moved, if together they take less than ``before_us``."""
-        left, taken = giver.nodes - moved, self._around.closed(taker | moved)
-        if not left or left & taken or self._region(left) is None or self._region(taken) is None:
+        left, used = giver.nodes - moved, self._around.closed(taker | moved)
+        if not left or left & used or self._region(left) is None or self._region(used) is None:
             return None
-        if self._around.closed(left) != left or taken & giver.nodes != moved:
+        if self._around.closed(left) != left or used & giver.nodes != moved:
             return None
-        fusions = [fusion for nodes in (left, taken) if (fusion := self._fusion(nodes)) is not None]
+        fusions = [fusion for nodes in (left, used) if (fusion := self._fusion(nodes)) is not None]
         is_better = (
             len(fusions) == 2
             and sum(fusion.after.us for fusion in fusions) < before_us - MIN_MOVE_GAIN * self.device.launch_us

@@ -102,7 +102,9 @@ def with_timing(
     root = str(project_root(Path(capture.workload.target.path)))
     with contextlib.closing(WorkerPool(has_gpu=True)) as pool:
         process = pool.add(CandidateProcess(reference.python, root, capture.environment, has_gpu=True))
-        timer = Timer(capture, reference.own, pool, process, baselines=baselines, fresh=fresh, seconds=TIME_SECONDS)
+        timer = Timer(
+            capture, reference.user_source, pool, process, baselines=baselines, fresh=fresh, seconds=TIME_SECONDS
+        )
         try:
             process.start()
             pool.set_gpu(process.gpu)

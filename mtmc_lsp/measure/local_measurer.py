@@ -83,7 +83,7 @@ class LocalMeasurer:
         options = options or MeasureOptions()
         target_path = Path(capture.workload.target.path)
         self._capture, self._options, self._source = capture, options, source
-        self._own = source if source is not None else target_path.read_bytes().decode("utf-8")
+        self._user_source = source if source is not None else target_path.read_bytes().decode("utf-8")
         self.has_gpu = bool(capture.environment.gpu) and capture.workload.device == "cuda"
         variables = {} if self.has_gpu else {"TRITON_INTERPRET": "1"}
         fits = fork_server is not None and dict(fork_server.env) == variables
@@ -193,9 +193,9 @@ class LocalMeasurer:
             return self._engine.verify_int32_offsets(version)
         self._timer.wait_for_baselines()
         try:
-            # The case takes most of the free memory, which others would lack.
+            # The case needs most of the free memory, so no other process may use the GPU.
             with self._pool.exclusive_gpu(admits_calls=True):
-                # The free memory is read at the start, and the timing process holds some by now.
+                # The free memory was read at the start; since then the timing process has allocated some.
                 self._process.next()
                 self._process.start()
                 return self._engine.verify_int32_offsets(version)
@@ -203,14 +203,14 @@ class LocalMeasurer:
             self._process.next()
 
     def _version(self, text: str) -> VersionInFile:
-        return VersionInFile(self._capture, self._own, text)
+        return VersionInFile(self._capture, self._user_source, text)
 
     def _prepare(self) -> None:
         """Compute references, and on a GPU compile the baselines, while the first candidate is compiled."""
         if self._is_prepared:
             return
         self._is_prepared = True
-        cases = self._engine.compute_ahead(self._version(self._own))
+        cases = self._engine.compute_ahead(self._version(self._user_source))
         if self.has_gpu and cases:
             self._timer.prepare_baselines(self._background, self._reference, cases[0])
 

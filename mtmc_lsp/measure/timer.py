@@ -1,4 +1,4 @@
-"""Times candidates on the GPU, in one sandboxed process: versions of the user's file and foreign candidates alike."""
+"""Times candidates on the GPU, in one sandboxed process: versions of the user's file and foreign candidates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Timer:
     def __init__(
         self,
         capture: Capture,
-        own: str | None,
+        user_source: str | None,
         pool: WorkerPool,
         process: CandidateProcess,
         *,
@@ -44,13 +44,13 @@ class Timer:
         """Prepare without timing.
 
         Args:
-            own: the user's file; ``None`` reads the file.
+            user_source: the user's file; ``None`` reads the file.
             process: times; no verification runs in it.
             baselines: modes of ``torch.compile`` to time besides eager mode: ``compile``, ``max-autotune``.
             fresh: whether to ignore cached timings.
             seconds: time limit for one candidate, including the preparation of the baselines.
         """
-        self._capture, self._own, self._pool, self._process = capture, own, pool, process
+        self._capture, self._user_source, self._pool, self._process = capture, user_source, pool, process
         self._baselines, self._fresh, self._seconds = baselines, fresh, seconds
         self._preparation: Future[None] | None = None
         self._device: DeviceModel | None = None
@@ -84,7 +84,7 @@ class Timer:
     def _compile_baselines(self, names: Sequence[str], inputs: str = "") -> None:
         """Compile the user's code; the process locks the GPU itself, only while it computes there."""
         gpu = self._pool.gpu
-        request = BaselinesRequest(self._capture, self._own, tuple(names), inputs, gpu, lock_folder(gpu))
+        request = BaselinesRequest(self._capture, self._user_source, tuple(names), inputs, gpu, lock_folder(gpu))
         # The first timing repeats a failure and reports it.
         with contextlib.suppress(MtmcError):
             self._pool.call_unlocked(self._process, request, WAIT_FACTOR * self._seconds)
@@ -111,7 +111,7 @@ class Timer:
         """
         request = TimeRequest(
             self._capture,
-            own=self._own,
+            user_source=self._user_source,
             source=candidate.text,
             baselines=(*self._baselines, *more_baselines),
             bound_us=bound_us(self._capture, self.device()),
@@ -126,7 +126,7 @@ class Timer:
 
     def rank(self, sources: Sequence[str], seconds: float | None) -> list[float | None]:
         """Median microseconds of variants by a few samples each; ``None`` for those that fail or exceed the time limit."""
-        request = RankRequest(self._capture, self._own, tuple(sources), seconds)
+        request = RankRequest(self._capture, self._user_source, tuple(sources), seconds)
         return list(self.call_exclusive(request).medians_us)
 
     def call_exclusive(self, request: Request[Answer]) -> Answer:

@@ -52,10 +52,10 @@ class RooflinePlanner:
             deadline=state.deadline,
         )
         tried = {step.action.key for step in state.history}
-        found = [a for a in proposals(situation) if a.key not in tried and not self._is_excluded(a)]
+        actions = [a for a in proposals(situation) if a.key not in tried and not self._is_excluded(a)]
         if situation.is_late:
-            return [replace(action, rationale=f"{action.rationale} {CUT_SHORT}") for action in found]
-        return found
+            return [replace(action, rationale=f"{action.rationale} {CUT_SHORT}") for action in actions]
+        return actions
 
     def _is_excluded(self, action: MacroAction) -> bool:
         return not self._exclude.isdisjoint((action.kind.value, str(action.params.get("rule", ""))))

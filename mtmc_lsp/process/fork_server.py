@@ -266,8 +266,8 @@ class ForkServer:
         """The socket to a fork server that the parent lends, if it equals the one described here. Only one can borrow it."""
         try:
             offer = json.loads(os.environ.get(LENT, ""))
-            wanted = (self.python, dict(self.env), list(self._options), _startup_variables())
-            if (offer["python"], offer["env"], offer["options"], offer["startup_variables"]) != wanted:
+            required = (self.python, dict(self.env), list(self._options), _startup_variables())
+            if (offer["python"], offer["env"], offer["options"], offer["startup_variables"]) != required:
                 return None
             server = socket.socket(fileno=int(offer["socket"]))
         except (ValueError, KeyError, OSError):

@@ -89,7 +89,7 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def sharing_gpu(self) -> Iterator[None]:
-        """Use the GPU beside others, while nothing is timed on it."""
+        """Use the GPU together with other processes, while nothing is timed on it."""
         with shared(self.gpu) if self.gpu else contextlib.nullcontext():
             yield
 

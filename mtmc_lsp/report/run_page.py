@@ -38,7 +38,7 @@ class RunPage:
     result: RunResult | None = None
     """``None`` while the run is active, or if it was interrupted."""
     exchanges: Sequence[Exchange] = ()
-    kept: frozenset[int] | None = None
+    kept_steps: frozenset[int] | None = None
     """Indices of the steps that the user's file contains; ``None`` if unknown."""
 
     @property
@@ -152,9 +152,9 @@ class RunPage:
         return f"<h2>Steps</h2>\n{body}"
 
     def _status_text(self, step: Step) -> str:
-        if step.status is not StepStatus.ACCEPTED or self.kept is None:
+        if step.status is not StepStatus.ACCEPTED or self.kept_steps is None:
             return step.status.value
-        return "kept" if step.index in self.kept else "pending"
+        return "kept" if step.index in self.kept_steps else "pending"
 
     def _verification(self) -> str:
         verified = [(step, step.verdict) for step in self.steps if step.verdict is not None]
@@ -197,11 +197,11 @@ class RunPage:
         return f"<h2>Environment</h2>\n{table(('', ''), [fact for fact in facts if fact[1]], classes=('word', ''))}"
 
 
-def stored_page(stored: StoredRun, kept: frozenset[int] | None = None) -> Page:
+def stored_page(stored: StoredRun, kept_steps: frozenset[int] | None = None) -> Page:
     """The page of a stored run."""
     record = stored.record
     identity = (record.id, record.path, record.qualname, record.started)
-    return RunPage(*identity, stored.steps, record.environment, stored.result, stored.exchanges, kept).page()
+    return RunPage(*identity, stored.steps, record.environment, stored.result, stored.exchanges, kept_steps).page()
 
 
 def _name(step: Step) -> str:

@@ -11,28 +11,36 @@ from functools import lru_cache
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.ir.lower import GraphBox, lower
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.rewrites import affine, attention, constants, identities, im2win, pooling
-from mtmc_lsp.rewrites import convolution_layout as convolutions
-from mtmc_lsp.rewrites import layout_propagation as propagation
-from mtmc_lsp.rewrites import reduction_hoisting as hoisting
-from mtmc_lsp.rewrites import spatial_reductions as places
-from mtmc_lsp.rewrites import split_full_reduction as totals
+from mtmc_lsp.rewrites import (
+    affine,
+    attention,
+    constants,
+    convolution_layout,
+    identities,
+    im2win,
+    layout_propagation,
+    pooling,
+    reduction_hoisting,
+    spatial_reductions,
+    split_full_reduction,
+)
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite, Edit, apply_edit
 from mtmc_lsp.schedule.schedule import Rewrite, Schedule
 
 ALGEBRA = (
     *identities.REWRITES,
     *constants.REWRITES,
-    *hoisting.REWRITES,
-    *places.REWRITES,
+    *reduction_hoisting.REWRITES,
+    *spatial_reductions.REWRITES,
     *affine.REWRITES,
-    *totals.REWRITES,
+    *split_full_reduction.REWRITES,
     *attention.REWRITES,
     *pooling.REWRITES,
 )
 """The exact rewrites, in the order in which they are tried."""
 _BY_NAME = {
-    rule.name: rule for rule in (*ALGEBRA, *convolutions.LAYOUTS, *convolutions.REDUCED_PRECISION, *im2win.REWRITES)
+    rule.name: rule
+    for rule in (*ALGEBRA, *convolution_layout.LAYOUTS, *convolution_layout.REDUCED_PRECISION, *im2win.REWRITES)
 }
 
 
@@ -57,8 +65,8 @@ def apply_rewrite(graph: Graph, rewrite: Rewrite) -> Graph:
     Raises:
         CannotRewrite: the rewrite does not apply.
     """
-    if rewrite.rule == propagation.RULE:
-        return propagation.in_channels_last(graph)
+    if rewrite.rule == layout_propagation.RULE:
+        return layout_propagation.in_channels_last(graph)
     return apply_edit(graph, algebra_edit(graph, rewrite))
 
 

@@ -110,9 +110,9 @@ def _is_ungrouped(convolution: Node) -> bool:
 
 
 REWRITES = (
-    AlgebraRule("scale-convolution", scale, "A convolution is linear in its weights and its bias."),
+    AlgebraRule("fold-scale-into-convolution", scale, "A convolution is linear in its weights and its bias."),
     AlgebraRule(
-        "normalise-convolution",
+        "fold-batch-norm-into-convolution",
         normalise,
         "Running statistics are constants in evaluation mode, and a convolution is linear in the weights of each channel.",
     ),

@@ -65,7 +65,7 @@ def _in_memory_order(node: Node, product: Node, order: tuple[int, ...]) -> tuple
     output_type = node.type
     inner_shape = tuple(output_type.shape[dim] for dim in order)
     permuted_type = TensorType(inner_shape, "float32", tuple(product.type.stride[dim] for dim in order))
-    permuted = new_node(node, "turned", "aten.permute.default", (Ref(product.name), order), permuted_type)
+    permuted = new_node(node, "permuted", "aten.permute.default", (Ref(product.name), order), permuted_type)
     copied = new_node(
         node, "copied", "aten.clone.default", (Ref(permuted.name),), contiguous_type(inner_shape, "float32")
     )
@@ -75,7 +75,7 @@ def _in_memory_order(node: Node, product: Node, order: tuple[int, ...]) -> tuple
         permuted,
         copied,
         new_node(
-            node, "back", "aten.permute.default", (Ref(copied.name), inverse), output_type, variable=node.variable
+            node, "restored", "aten.permute.default", (Ref(copied.name), inverse), output_type, variable=node.variable
         ),
     )
 
@@ -96,7 +96,7 @@ def _scale(node: Node, width: Size) -> float | None:
 
 REWRITES = (
     AlgebraRule(
-        "written-out-attention",
+        "unfused-attention",
         decompose,
         "It is the definition of attention (PyTorch's documentation of scaled_dot_product_attention): a softmax over the keys of "
         "scaled products, and a product of these weights with the values.",

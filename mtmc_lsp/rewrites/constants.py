@@ -71,9 +71,9 @@ def _shortest_decimal(number: float, dtype: str) -> float:
 
 REWRITES = (
     AlgebraRule(
-        "fold",
+        "fold-constants",
         fold,
-        "Multiplication and addition of reals are associative; in floating point one rounding takes the place of two. "
-        "Only where the first result would overflow do the two differ.",
+        "Multiplication and addition of reals are associative; in floating point one rounding replaces two. "
+        "The results differ only where the first operation would overflow.",
     ),
 )

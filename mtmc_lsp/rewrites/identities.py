@@ -18,7 +18,7 @@ from mtmc_lsp.rewrites.graph_editing import (
 
 IDEMPOTENT = frozenset("relu abs floor ceil trunc round sign".split())
 SAME_VALUES = frozenset("clone contiguous alias detach _to_copy to type_as lift_fresh_copy".split())
-SINGLE = frozenset("sum mean amax amin prod logsumexp".split())
+REDUCTIONS_OF_ONE = frozenset("sum mean amax amin prod logsumexp".split())
 """Reductions that return the element itself if there is only one."""
 
 
@@ -40,7 +40,7 @@ def _number(value: Argument) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def neutral(graph: Graph, node: Node) -> Edit | None:
+def no_op(graph: Graph, node: Node) -> Edit | None:
     """``x * 1``, ``x / 1``, ``x - 0``, ``x ** 1``, a copy, dropout in evaluation mode."""
     name, args = base_name(node), node.args
     number = _number(args[1]) if len(args) > 1 else None
@@ -61,7 +61,7 @@ def _is_inactive_dropout(node: Node) -> bool:
     return train is False or (len(node.args) > 1 and _number(node.args[1]) == 0)
 
 
-def undone(graph: Graph, node: Node) -> Edit | None:
+def inverse_pair(graph: Graph, node: Node) -> Edit | None:
     """Two inverse permutations, two negations, a reshape back, or a widening cast and its inverse."""
     inner = producer(graph, node.args[0]) if node.args else None
     if inner is None or not inner.args or len(inner.outputs) != 1:
@@ -105,11 +105,11 @@ def _order(node: Node) -> list[int] | None:
     return None
 
 
-def single(graph: Graph, node: Node) -> Edit | None:
+def single_element_reduction(graph: Graph, node: Node) -> Edit | None:
     """A reduction of dimensions of size 1."""
     name = base_name(node)
     is_indexed = name in ("max", "min") and node.op.endswith(".dim")
-    if (name not in SINGLE and not is_indexed) or len(node.args) < 2 or node.kwargs:
+    if (name not in REDUCTIONS_OF_ONE and not is_indexed) or len(node.args) < 2 or node.kwargs:
         return None
     source = node.args[0]
     if not isinstance(source, Ref):
@@ -129,9 +129,15 @@ def single(graph: Graph, node: Node) -> Edit | None:
 
 
 REWRITES = (
-    AlgebraRule("neutral", neutral, "1 and 0 are the neutral elements; a copy has the same values."),
+    AlgebraRule("drop-no-op", no_op, "1 and 0 are the neutral elements; a copy has the same values."),
     AlgebraRule(
-        "undone", undone, "g(f(x)) = x for inverse f and g, f(f(x)) = f(x) for projections; widening casts are exact."
+        "cancel-inverses",
+        inverse_pair,
+        "g(f(x)) = x for inverse f and g, f(f(x)) = f(x) for projections; widening casts are exact.",
     ),
-    AlgebraRule("single", single, "sum, mean, max, min and log(exp(x)) of one element are the element."),
+    AlgebraRule(
+        "drop-single-element-reduction",
+        single_element_reduction,
+        "sum, mean, max, min and log(exp(x)) of one element are the element.",
+    ),
 )

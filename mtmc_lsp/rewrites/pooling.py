@@ -74,7 +74,7 @@ def _numbers(node: Node, position: int, count: int, default: int) -> tuple[int, 
 
 REWRITES = (
     AlgebraRule(
-        "pool-by-dimension",
+        "separable-pooling",
         by_dimension,
         "A window is a Cartesian product of ranges, each clipped or padded separately: its maximum is the maximum of its rows' "
         "maxima, its sum the sum of its rows' sums, and the divisor of a mean the product of the divisors per dimension.",

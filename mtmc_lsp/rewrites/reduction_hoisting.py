@@ -242,12 +242,12 @@ def _count(graph: Graph, linear: _Linear, *, reduced: bool = False) -> str:
 
 REWRITES = (
     AlgebraRule(
-        "sum-before-features",
+        "hoist-feature-reduction",
         over_features,
         "sum_j (sum_k x_k W_jk + b_j) = sum_k x_k (sum_j W_jk) + sum_j b_j: two finite sums are exchanged.",
     ),
     AlgebraRule(
-        "sum-before-rows",
+        "hoist-row-reduction",
         over_rows,
         "sum_i (x_i W + b) = (sum_i x_i) W + n b: the map is linear. The mean is the sum divided by a constant.",
     ),

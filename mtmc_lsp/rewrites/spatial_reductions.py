@@ -179,7 +179,7 @@ def over_positions(graph: Graph, node: Node) -> Edit | None:
     kept_dims = tuple(d for d in range(2, rank) if d not in dims)
     if convolution.groups != 1 and (convolution.transposed or not kept_dims):
         return None
-    nodes, sums = _NodeBuilder(node, graph, "places"), convolution.x
+    nodes, sums = _NodeBuilder(node, graph, "spatial"), convolution.x
     for dim in dims:
         ranges = _ranges(convolution, dim - 2, *(shape[dim].constant for shape in shapes))
         if ranges is None:
@@ -268,7 +268,7 @@ def _with_factor_and_bias(
 
 REWRITES = (
     AlgebraRule(
-        "sum-before-places",
+        "hoist-spatial-reduction",
         over_positions,
         "sum_p sum_ct w_ct x_c[p s + t d] = sum_ct w_ct (sum_p x_c[p s + t d]): finite sums are exchanged, and each kernel "
         "position meets a range of the input; the padding outside it is 0.",

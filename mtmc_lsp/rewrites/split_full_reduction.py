@@ -36,7 +36,7 @@ MAX_SEARCH_DEPTH = 12
 """Number of operations to search backwards for rows."""
 
 
-def rows_first(graph: Graph, node: Node) -> Edit | None:
+def reduce_rows_first(graph: Graph, node: Node) -> Edit | None:
     """A full sum or mean as a sum of row sums, or a mean of row means."""
     name, kind = base_name(node), node.type
     # The row results are rounded to their dtype, which would lose accuracy in 16-bit dtypes.
@@ -70,7 +70,11 @@ def rows_first(graph: Graph, node: Node) -> Edit | None:
     total = new_node(node, "total", f"aten.{reduction}.default", (Ref(rows.name),), kind)
     why = f"the {reduction} of all elements is the {reduction} of the {reduction}s of its rows"
     return Edit(
-        node.name, Ref(total.name), (*added, rows, total), why, f"take the {reduction} of the {name} along rows first,"
+        node.name,
+        Ref(total.name),
+        (*added, rows, total),
+        why,
+        f"compute the {reduction} of the {name} along rows first,",
     )
 
 
@@ -138,8 +142,8 @@ def _number(value: Argument) -> int | None:
 
 REWRITES = (
     AlgebraRule(
-        "rows-first",
-        rows_first,
+        "reduce-rows-first",
+        reduce_rows_first,
         "Addition is associative and commutative, and all rows have the same length: sum_ij x = sum_i (sum_j x), and likewise "
         "the mean of rows' means. Only the order of fp32 additions changes.",
     ),

@@ -50,14 +50,14 @@ class Schedule:
     """Applied to the captured graph in this order; kernels name nodes of the rewritten graph."""
     cuda_graph: bool = False
     """Whether the launches of a call are captured once and run as one CUDA graph."""
-    beside: tuple[tuple[str, ...], ...] = ()
+    side_by_side: tuple[tuple[str, ...], ...] = ()
     """Keys of kernels that share a launch; :attr:`launches` drops keys of removed kernels."""
 
     @property
     def launches(self) -> tuple[tuple[str, ...], ...]:
         """Keys of the kernels of each launch that several share."""
         keys = {kernel.key for kernel in self.kernels}
-        present = (tuple(key for key in group if key in keys) for group in self.beside)
+        present = (tuple(key for key in group if key in keys) for group in self.side_by_side)
         return tuple(group for group in present if len(group) > 1)
 
     def shares_launch(self, plan: KernelPlan) -> bool:

@@ -42,9 +42,9 @@ def _record(request: dict[str, Any], out: TextIO) -> None:
     if folder:
         os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
     report(out, "stage", text=f"running {request['command']}")
-    found = record(command, Path(request["folder"]), [f"{path}::{request['target']}"], quiet=True)
-    calls = to_json(found.targets[0]) if found.targets else None
-    report(out, "recorded", calls=calls, exit_code=found.exit_code, python_seen=found.python_seen)
+    recording = record(command, Path(request["folder"]), [f"{path}::{request['target']}"], quiet=True)
+    calls = to_json(recording.targets[0]) if recording.targets else None
+    report(out, "recorded", calls=calls, exit_code=recording.exit_code, python_seen=recording.python_seen)
 
 
 if __name__ == "__main__":

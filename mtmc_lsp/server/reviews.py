@@ -87,7 +87,7 @@ class ReviewState:
     review: Review
     outlined: OutlineEntry
     """The target in the current text."""
-    kept: int
+    kept_count: int
     """Number of accepted steps that the file contains."""
     is_edited: bool
     """Whether the file contains kernels of no known run: they were edited or are older."""
@@ -112,12 +112,12 @@ class ReviewState:
     @property
     def pending(self) -> tuple[Step, ...]:
         """Pending steps, in order."""
-        return self.review.accepted[self.kept :]
+        return self.review.accepted[self.kept_count :]
 
     @property
     def kept_steps(self) -> tuple[Step, ...]:
         """Steps that the file contains."""
-        return self.review.accepted[: self.kept]
+        return self.review.accepted[: self.kept_count]
 
     @property
     def shown(self) -> Step | None:
@@ -176,10 +176,10 @@ class Reviews:
         block_offset = block_start(text, review.qualname)
         part = text[block_offset if 0 <= block_offset < outlined.chunk.start else outlined.chunk.start : chunk_end]
         original, block = self._read(review.qualname, part)
-        kept = _kept_count(review.accepted, block)
-        is_edited = block is not None and not kept and block.rstrip("\n") not in self._blocks
+        kept_count = _kept_count(review.accepted, block)
+        is_edited = block is not None and not kept_count and block.rstrip("\n") not in self._blocks
         is_changed = review.measured_text is not None and original != review.measured_text
-        return ReviewState(review, outlined, kept, is_edited, is_changed, self._changes(review, outline))
+        return ReviewState(review, outlined, kept_count, is_edited, is_changed, self._changes(review, outline))
 
     def _changes(self, review: Review, outline: Outline) -> tuple[str, ...]:
         if not review.dependencies:

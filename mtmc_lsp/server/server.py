@@ -192,8 +192,8 @@ class Server(LanguageServer):
 
     def review_states(self, document: Document) -> list[ReviewState]:
         """The runs of all targets of the file, compared with the current text."""
-        found = [self.reviews.review_state(review, document.outline) for review in self.reviews.of(document.path)]
-        return [review_state for review_state in found if review_state is not None]
+        states = [self.reviews.review_state(review, document.outline) for review in self.reviews.of(document.path)]
+        return [review_state for review_state in states if review_state is not None]
 
     def _definitions(self, path: str) -> Definitions | None:
         """What a file defines: as the editor holds it, else as it is on disk."""

@@ -30,7 +30,7 @@ class TimeRequest(Request[TimeAnswer], command="timing.time"):
     """Time a candidate against eager mode, ``torch.compile`` and the previous version."""
 
     capture: Repeated[Capture]
-    own: str | None
+    user_source: str | None
     """The user's file at the start of the run; ``None`` reads the file."""
     source: str
     """The file with the candidate."""
@@ -53,7 +53,7 @@ class BaselinesRequest(Request[NoAnswer], command="timing.baselines"):
     """Compile the user's code with ``torch.compile`` in advance, so that the first timing does not wait for it."""
 
     capture: Repeated[Capture]
-    own: str | None
+    user_source: str | None
     """As in :class:`TimeRequest`."""
     baselines: tuple[str, ...]
     """As in :class:`TimeRequest`."""
@@ -78,7 +78,7 @@ class RankRequest(Request[RankAnswer], command="timing.rank"):
     """Rank variants of one version by a few samples each."""
 
     capture: Repeated[Capture]
-    own: str | None
+    user_source: str | None
     """As in :class:`TimeRequest`."""
     sources: tuple[str, ...]
     """The file with each variant."""
@@ -140,7 +140,7 @@ class ProfileRequest(Request[ProfileAnswer], command="timing.profile"):
     """Profile calls of the target."""
 
     capture: Repeated[Capture]
-    own: str | None
+    user_source: str | None
     """As in :class:`TimeRequest`."""
     sizes: Mapping[str, int]
     """Values of the graph's size symbols."""

@@ -174,8 +174,8 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
     if name == "layer_norm":
         # One thread block per row.
         width = node.args[1]
-        kept = node.type.shape[: len(node.type.shape) - (len(width) if isinstance(width, tuple) else 1)]
-        busy = min(1.0, product(kept).value(graph.sizes) / device.sm_count)
+        outer = node.type.shape[: len(node.type.shape) - (len(width) if isinstance(width, tuple) else 1)]
+        busy = min(1.0, product(outer).value(graph.sizes) / device.sm_count)
     return Cost(moved, flops, _time(moved, flops, device, rate, TORCH_EFFICIENCY * busy) + device.launch_us * launches)
 
 
@@ -414,8 +414,8 @@ def _folded_bytes(ir: KernelIR, region: Region, device: DeviceModel) -> float:
             # Computed once per row, from each element of the row.
             times = float(product(_source(ir, prim)).value(ir.graph.sizes))
         if prim.op is PrimOp.UNROLLED_REDUCE:
-            whole, kept = (product(shape).value(ir.graph.sizes) for shape in (_source(ir, prim), prim.shape))
-            times *= whole / max(1, kept)
+            whole, outer = (product(shape).value(ir.graph.sizes) for shape in (_source(ir, prim), prim.shape))
+            times *= whole / max(1, outer)
             total += times * ITEMSIZE[prim.dtype]
         for source in prim.inputs:
             uses[source] = max(uses.get(source, 0.0), times)

@@ -39,15 +39,15 @@ def _values_pass(ir: KernelIR, region: Region, most: int) -> bool:
     A value that is read at several indices is written once for each. In an unrolled loop whose steps stack what the next step
     unpacks, each element needs all elements of the previous step, so the number of values grows exponentially.
     """
-    places: dict[str, set[int]] = {name: {0} for name in region.roots(ir)}
+    indices_of: dict[str, set[int]] = {name: {0} for name in region.roots(ir)}
     count = 0
     for name in reversed(region.prims):
-        prim, indices = ir.prims[name], places.pop(name, set())
+        prim, indices = ir.prims[name], indices_of.pop(name, set())
         count += len(indices)
         if count > most:
             return True
         for number, source in enumerate(prim.inputs):
-            source_indices = places.setdefault(source, set())
+            source_indices = indices_of.setdefault(source, set())
             if prim.op in MOVES:
                 source_indices.update(hash((index, name, number)) for index in indices)
             elif prim.op in ONCE:

@@ -75,7 +75,7 @@ class VersionInFile:
     """A version of the user's file, as ``optimize`` creates it: a guard calls its kernels, or else the user's code."""
 
     capture: Capture
-    own: str
+    user_source: str
     """The user's file."""
     text: str
     """The file with the version."""
@@ -87,7 +87,7 @@ class VersionInFile:
     @property
     def needs_kernel(self) -> bool:
         """Whether the version has a kernel. A rewrite of the formula may come first, with torch calls alone."""
-        return self.text.count(KERNEL_DECORATOR) > self.own.count(KERNEL_DECORATOR)
+        return self.text.count(KERNEL_DECORATOR) > self.user_source.count(KERNEL_DECORATOR)
 
     @property
     def replays_launches(self) -> bool:
@@ -96,7 +96,7 @@ class VersionInFile:
 
     def text_checks(self) -> tuple[Check, ...]:
         """The checks on the text that is not the user's."""
-        return scan(self.text, self.capture.workload.target.path, self.own)
+        return scan(self.text, self.capture.workload.target.path, self.user_source)
 
     def trials(self, init: str, *, interpreted: bool) -> list[Trial]:
         """One, with the user's parameters."""
@@ -163,10 +163,10 @@ class ForeignCandidate:
     def notes(
         self, trial: Trial, outcomes: Sequence[CaseOutcome], isolation: Isolation, *, interpreted: bool
     ) -> list[str]:
-        """What the workload left out, and the isolation."""
+        """The limits of this verification: what the workload excludes, and the isolation."""
         notes = [trial.note] if trial.note else []
         if not trial.capture.variable_sizes:
-            notes.append("the workload names no sizes that vary, so only its own shapes were tried")
+            notes.append("the workload has no variable sizes, so only its shapes were tested")
         if not any(a.tensor is not None and a.tensor.requires_grad for a in trial.capture.workload.arguments):
             notes.append("the workload asks for no gradients, so none were compared")
         if not self.takes_empty:

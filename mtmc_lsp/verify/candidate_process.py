@@ -51,7 +51,7 @@ class CandidateProcess:
             kernels: a folder for compiled kernels, which the caller removes; by default a temporary one.
         """
         self._has_gpu, self._environment, self._needs_sandbox = has_gpu, environment, needs_sandbox
-        # Compiled kernels are kept, because the next candidate shares most of them.
+        # Keep compiled kernels, because the next candidate shares most of them.
         self._temporary_kernels = tempfile.mkdtemp(prefix="mtmc-kernels-") if has_gpu and not kernels else ""
         folder = kernels or self._temporary_kernels
         sandbox = Sandbox((folder,) if has_gpu else (), hidden, gpu=has_gpu)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mtmc_lsp.core.errors import FailureKind, HandoverFailed, MtmcError, RequestError, WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, MtmcError, RequestError, TensorSharingFailed, WorkerFailed
 from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.verify.adapters import FULL_SIZE_FACTOR, Adapter
 from mtmc_lsp.verify.candidate_process import CandidateProcess
@@ -40,12 +40,12 @@ class CaseRunner:
             return None
         try:
             return self._run(prepared, plan)
-        except HandoverFailed:
+        except TensorSharingFailed:
             # The GPU memory of one process cannot be opened in the other, so this and all later cases use files.
             prepared = self._reference.without_shared_memory(prepared)
         try:
             return self._run(prepared, plan)
-        except HandoverFailed as error:
+        except TensorSharingFailed as error:
             # The candidate's results themselves are unreadable.
             self._reference.share_memory_again()
             reason = f"its results cannot be read: {error.message}"
@@ -55,7 +55,7 @@ class CaseRunner:
         """Run the candidate and judge its results.
 
         Raises:
-            HandoverFailed: the tensors do not get from one process to the other.
+            TensorSharingFailed: the tensors do not get from one process to the other.
         """
         case = prepared.case
         factor = FULL_SIZE_FACTOR if self.trial.few else 1.0

@@ -33,7 +33,7 @@ LEAST_PART = 130
 LARGER_BYTES = 8.0e9
 """Workloads that move more bytes than this get no case with larger sizes, which might not fit in memory."""
 CPU_WORK = 2.0e11
-"""Limit for the operations of the case that runs on the CPU beside a GPU."""
+"""Limit for the operations of the case that runs on the CPU on machines with a GPU."""
 
 VALUES = "values"
 """The kernel should run: the call is inside the guard."""
@@ -307,15 +307,15 @@ def reduced_sizes(capture: Capture, *, least: int = 4, part: float = 1.0) -> dic
     graph = capture.graph
     sizes = dict(graph.sizes)
     rows = _product_rows(graph, sizes)
-    left = set(capture.variable_sizes)
-    while left and _too_large(graph, sizes, part):
-        largest = max(sorted(left), key=lambda name: sizes[name])
+    reducible = set(capture.variable_sizes)
+    while reducible and _too_large(graph, sizes, part):
+        largest = max(sorted(reducible), key=lambda name: sizes[name])
         smaller = {**sizes, largest: max(least, math.ceil(sizes[largest] / 2))}
-        kept = zip(rows, _product_rows(graph, smaller), strict=True)
-        if sizes[largest] > least and all(now >= min(before, LEAST_ROWS) for before, now in kept):
+        row_counts = zip(rows, _product_rows(graph, smaller), strict=True)
+        if sizes[largest] > least and all(now >= min(before, LEAST_ROWS) for before, now in row_counts):
             sizes = smaller
         else:
-            left.remove(largest)
+            reducible.remove(largest)
     return sizes
 
 

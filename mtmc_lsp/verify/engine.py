@@ -143,7 +143,7 @@ class VerificationEngine:
                 reason = f"{smallest.reason} (on {smallest.case.label})"
                 if reproduction is None:
                     return Verification(verdict(smallest.status, reason))
-                # A failure that the first call does not show may need as many calls as were made.
+                # The failure may only occur after several calls, so the reproduction makes as many.
                 written = self._reference.reproduce(
                     self._prepared(smallest.case),
                     candidate.source(trial),
@@ -246,7 +246,7 @@ class VerificationEngine:
         return outcomes, failed
 
     def _plan(self, candidate: Adapter, case: Case, *, is_many: bool = False) -> CallPlan:
-        """The calls on a case. Under the interpreter, which takes long for large cases, only small ones are repeated."""
+        """The calls on a case. Under the interpreter, only small cases are repeated, because large ones are slow."""
         if is_many:
             return CallPlan(True, MANY_CALLS, candidate.repeat_seconds)
         is_first = case == self._first

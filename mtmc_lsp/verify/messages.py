@@ -39,7 +39,7 @@ class CaseRequest:
     """What all requests about one case share."""
 
     capture: Repeated[Capture]
-    own: str | None
+    user_source: str | None
     """The user's file at the start of the run; ``None`` reads the file."""
     case: Case
     inputs: str
@@ -67,7 +67,7 @@ class ConstructorRequest(Request[ConstructorAnswer], command="verify.constructor
     """Call ``get_init_inputs`` of the user's file."""
 
     capture: Repeated[Capture]
-    own: str | None
+    user_source: str | None
     widened: bool
 
 
@@ -76,7 +76,7 @@ class ReferenceAnswer:
     """The state of a case after its reference was computed."""
 
     has_oracle: bool
-    """Whether the float64 oracle fitted into memory; otherwise the reference's results are all there is to compare with."""
+    """Whether the float64 oracle fitted into memory; otherwise results are compared with the reference's only."""
     is_large: bool
     """Whether the inputs stay in GPU memory until :class:`ShareInputsRequest`."""
 
@@ -96,7 +96,7 @@ class ShareInputsRequest(Request[NoAnswer], command="verify.share_inputs"):
 
     data: CaseRequest
     path: str
-    """The file that tells the other process where the inputs are."""
+    """The file through which the other process opens the inputs."""
 
 
 @dataclass(frozen=True)

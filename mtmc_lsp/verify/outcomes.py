@@ -119,7 +119,7 @@ def uncertain_because(outcomes: Sequence[CaseOutcome]) -> str:
 def _observed(
     case: Case, answer: CandidateAnswer, judged: JudgeAnswer, *, is_many: bool, disabled_kernels: bool
 ) -> list[Check]:
-    """The checks on what the candidate process observed besides the results."""
+    """The checks of the candidate process's observations besides the results."""
 
     def check(name: str, wrong: str) -> Check:
         return Check(name, CheckStatus.FAILED if wrong else CheckStatus.PASSED, case.label, wrong)

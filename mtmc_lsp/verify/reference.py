@@ -1,4 +1,4 @@
-"""The reference process: it computes what is expected of each case, once for all candidates, and judges their results."""
+"""The reference process: computes the expected results of each case, once for all candidates, and judges their results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Reference:
     def __init__(
         self,
         capture: Capture,
-        own: str | None,
+        user_source: str | None,
         python: str,
         *,
         pool: WorkerPool | None = None,
@@ -75,14 +75,14 @@ class Reference:
         """Prepare the process, which starts with the first call.
 
         Args:
-            own: the user's file; ``None`` reads the file.
+            user_source: the user's file; ``None`` reads the file.
             pool: the processes of the task; by default one without a deadline.
             seed: of the inputs; by default one that no candidate can know.
             precision: ``budget`` or ``strict``, as in the settings.
             run_seconds: time limit for one case.
             worker: a process of the caller, who closes it.
         """
-        self.capture, self.own, self.python, self.fork_server = capture, own, python, fork_server
+        self.capture, self.user_source, self.python, self.fork_server = capture, user_source, python, fork_server
         self.run_seconds, self.precision = run_seconds, precision
         self.seed = secrets.randbelow(2**31) if seed is None else seed
         self.has_gpu = bool(capture.environment.gpu) and capture.workload.device == "cuda"
@@ -125,12 +125,12 @@ class Reference:
             if not self._init:
                 self._init = NO_ARGUMENTS
                 if self.capture.workload.source is WorkloadSource.GET_INPUTS:
-                    request = ConstructorRequest(self.capture, own=self.own, widened=not self.has_gpu)
+                    request = ConstructorRequest(self.capture, user_source=self.user_source, widened=not self.has_gpu)
                     self._init = self.pool.call(self.worker, request, self.run_seconds).init
         return self._init
 
     def prepare(self, trial: Trial, cases: Sequence[Case], *, first: Case | None) -> list[PreparedCase]:
-        """Start to compute what is expected of some cases, in this order, unless that was started before.
+        """Start computing the expected results of cases, in this order, unless that has started already.
 
         Args:
             trial: the sizes of the parameters.
@@ -145,7 +145,7 @@ class Reference:
                 number = len(self._prepared)
                 data = CaseRequest(
                     trial.capture,
-                    own=self.own,
+                    user_source=self.user_source,
                     case=case,
                     inputs=str(self._inputs / f"inputs-{number}.pt"),
                     is_first=is_first,
@@ -232,7 +232,7 @@ class Reference:
             differing: numbers of the results that differ between the candidate's calls.
 
         Raises:
-            HandoverFailed: the results cannot be read.
+            TensorSharingFailed: the results cannot be read.
         """
         request = JudgeRequest(
             prepared.data,

@@ -45,17 +45,17 @@ WATCHED = {"torch", "triton", "tl", "time", "sys", "os", "builtins", "numpy", "n
 """Modules whose attributes a candidate must not set."""
 
 
-def scan(source: str, path: str, own: str = "") -> tuple[Check, ...]:
+def scan(source: str, path: str, user_source: str = "") -> tuple[Check, ...]:
     """One check for each rule; none if the text is no valid Python, which an import reports better.
 
     Args:
-        own: the user's file, if the candidate is a version of it. What the user's text does itself is no violation.
+        user_source: the user's file, if the candidate is a version of it. Code that the user's file contains is no violation.
     """
     try:
         # Generated text that is known to be safe is compared with line endings of "\n".
         unified = source.replace("\r\n", "\n")
         tree = ast.parse(without_generated_checks(without_cuda_graph(unified)))
-        allowed = {wrong for rule in RULES.values() for _, wrong in rule(ast.parse(own))}
+        allowed = {wrong for rule in RULES.values() for _, wrong in rule(ast.parse(user_source))}
     except SyntaxError:
         return ()
     checks = []

@@ -106,7 +106,7 @@ class Checker:
         """Fields that all requests about a case share."""
         return CaseRequest(
             capture,
-            own=Path(capture.workload.target.path).read_text(),
+            user_source=Path(capture.workload.target.path).read_text(),
             case=case,
             inputs=str(self.folder / "inputs.pt"),
             widened=any(item.type.dtype == "bfloat16" for item in capture.graph.inputs),

@@ -118,7 +118,7 @@ CASES = {
         BATCHED,
         {**SMALL, "precision": "fp16x3-promoted", "split_on_load": "left"},
     ),
-    "written-out attention": (ATTENTION, {"block_m": 16, "block_n": 16, "warps": 4, "stages": 2}),
+    "unfused attention": (ATTENTION, {"block_m": 16, "block_n": 16, "warps": 4, "stages": 2}),
     "attention of scores that no fused exponent holds": (HUGE, {"block_m": 16, "block_n": 16, "warps": 4, "stages": 2}),
     "causal attention in half precision": (SDPA, {"block_m": 16, "block_n": 32, "warps": 4, "stages": 2}),
     "embedding": (EMBED, {"rows": 2, "block": 16}),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mtmc_lsp.core.errors import TargetUnsupported
-from mtmc_lsp.verify.worker.inputs import place, slots_of
+from mtmc_lsp.verify.worker.inputs import replace_tensor, slots_of
 from tests.codegen.checker import planned
 from tests.codegen.harness import verified
 
@@ -75,8 +75,8 @@ def test_a_tensor_is_set_under_all_its_names() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
     net[1].weight = net[0].weight
     slots, other = slots_of(net), net[1].bias
-    place(slots[id(net[0].weight)], torch.ones(3, 3))
-    place(slots[id(net[2].running_mean)], torch.full((3,), 2.0))
+    replace_tensor(slots[id(net[0].weight)], torch.ones(3, 3))
+    replace_tensor(slots[id(net[2].running_mean)], torch.full((3,), 2.0))
     assert net[0].weight is net[1].weight and bool((net[1].weight == 1.0).all())
     assert isinstance(net[0].weight, torch.nn.Parameter) and net[1].bias is other
     assert bool((net[2].running_mean == 2.0).all()) and not isinstance(net[2].running_mean, torch.nn.Parameter)

@@ -167,7 +167,7 @@ def test_a_line_that_is_no_answer_is_a_bad_answer(line: bytes) -> None:
 
 
 def test_an_answer_of_another_type_is_a_bad_answer() -> None:
-    ask = RankRequest(capture=None, own=None, sources=())  # type: ignore[arg-type]
+    ask = RankRequest(capture=None, user_source=None, sources=())  # type: ignore[arg-type]
     good = decode_answer(encode_answer({"medians_us": [1.0, None]}, "t").encode(), "t", ask.command)
     assert typed_answer(ask, good).medians_us == (1.0, None)
     with pytest.raises(WorkerFailed, match="medians_us") as caught:

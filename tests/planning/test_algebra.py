@@ -20,16 +20,16 @@ from tests.planning.situations import (
 )
 
 CASES = {
-    "sum over features": (programs.LINEAR_SUM, "sum-before-features", {"linear"}),
-    "mean over features, seen through vectors": (programs.LINEAR_TERMS, "sum-before-features", {"linear", "sub"}),
-    "mean over rows": (programs.LINEAR_ROWS, "sum-before-rows", set()),
-    "constants in a row": (programs.CONSTANTS, "fold", {"div", "sub"}),
-    "negations and transposes": (programs.CONSTANTS, "undone", {"neg", "t"}),
-    "times one": (programs.CONSTANTS, "neutral", set()),
-    "scaled convolution": (programs.CONVOLUTION, "scale-convolution", set()),
+    "sum over features": (programs.LINEAR_SUM, "hoist-feature-reduction", {"linear"}),
+    "mean over features, seen through vectors": (programs.LINEAR_TERMS, "hoist-feature-reduction", {"linear", "sub"}),
+    "mean over rows": (programs.LINEAR_ROWS, "hoist-row-reduction", set()),
+    "constants in a row": (programs.CONSTANTS, "fold-constants", {"div", "sub"}),
+    "negations and transposes": (programs.CONSTANTS, "cancel-inverses", {"neg", "t"}),
+    "times one": (programs.CONSTANTS, "drop-no-op", set()),
+    "scaled convolution": (programs.CONVOLUTION, "fold-scale-into-convolution", set()),
     "batch norm in evaluation mode": (
         programs.NORMALISED,
-        "normalise-convolution",
+        "fold-batch-norm-into-convolution",
         {"_native_batch_norm_legit_no_training", "batch_norm"},
     ),
 }
@@ -48,7 +48,7 @@ def test_a_rewritten_target_equals_the_users_code(name: str, captured) -> None:
 
 def test_reductions_of_one_element_are_dropped(captured) -> None:
     capture = captured(programs.LINEAR_SUM, "f")
-    candidate = with_algebra(capture, start(capture, programs.LINEAR_SUM), "single")
+    candidate = with_algebra(capture, start(capture, programs.LINEAR_SUM), "drop-single-element-reduction")
     remaining = operations(capture, candidate)
     assert "max" not in remaining
     assert "logsumexp" not in remaining
@@ -58,7 +58,7 @@ def test_reductions_of_one_element_are_dropped(captured) -> None:
 def test_a_rewrite_in_a_kernel_changes_that_kernel(captured) -> None:
     capture = captured(programs.CONSTANTS, "f")
     fused = fully_fused(capture, start(capture, programs.CONSTANTS))
-    folded = with_algebra(capture, fused, "fold")
+    folded = with_algebra(capture, fused, "fold-constants")
     assert len(schedule_of(folded).kernels) == len(schedule_of(fused).kernels)
     assert "x * 3.0" in fused.source
     assert "x * 0.75 + 0.75" in folded.source
@@ -76,32 +76,32 @@ def test_the_planner_moves_a_sum_in_front_of_a_product_and_states_the_savings(ca
 
 
 NO_MATCH = {
-    "a copy that is returned": ("return x.clone()", "neutral"),
-    "a view of a copy that is returned": ("return x.clone().view(-1)", "neutral"),
-    "a doubled transpose of an input, returned": ("return x.t().t()", "undone"),
+    "a copy that is returned": ("return x.clone()", "drop-no-op"),
+    "a view of a copy that is returned": ("return x.clone().view(-1)", "drop-no-op"),
+    "a doubled transpose of an input, returned": ("return x.t().t()", "cancel-inverses"),
     "a sum of what others read too": (
         "y = torch.nn.functional.linear(x, w)\n    return y.sum(-1), y * 2",
-        "sum-before-features",
+        "hoist-feature-reduction",
     ),
     "a sum over features in half precision": (
         "y = torch.nn.functional.linear(x.half(), w.half())\n    return y.sum(-1)",
-        "sum-before-features",
+        "hoist-feature-reduction",
     ),
-    "a sum over features and rows": ("return torch.nn.functional.linear(x, w).sum((0, 1))", "sum-before-features"),
+    "a sum over features and rows": ("return torch.nn.functional.linear(x, w).sum((0, 1))", "hoist-feature-reduction"),
     "a sum over rows with a vector between": (
         "return (torch.nn.functional.linear(x, w) + w[:, 0]).sum(0)",
-        "sum-before-rows",
+        "hoist-row-reduction",
     ),
     "a sum over features with a column between": (
         "return (torch.nn.functional.linear(x, w) + x[:, :1]).sum(-1)",
-        "sum-before-features",
+        "hoist-feature-reduction",
     ),
-    "a factor of zero": ("return (x * 0.0) * 2.0", "fold"),
-    "integers": ("return (x.long() * 3) * 2", "fold"),
-    "constants that would overflow": ("return (x * 1e30) * 1e30", "fold"),
-    "a zero added to what may be -0.0": ("return (x + 0.0) * 2", "neutral"),
-    "sums of more than one element": ("return x.sum(-1, keepdim=True) * 2", "single"),
-    "an order of operations that matters": ("return torch.relu(x.abs().neg()) * 2", "undone"),
+    "a factor of zero": ("return (x * 0.0) * 2.0", "fold-constants"),
+    "integers": ("return (x.long() * 3) * 2", "fold-constants"),
+    "constants that would overflow": ("return (x * 1e30) * 1e30", "fold-constants"),
+    "a zero added to what may be -0.0": ("return (x + 0.0) * 2", "drop-no-op"),
+    "sums of more than one element": ("return x.sum(-1, keepdim=True) * 2", "drop-single-element-reduction"),
+    "an order of operations that matters": ("return torch.relu(x.abs().neg()) * 2", "cancel-inverses"),
 }
 
 
@@ -117,8 +117,8 @@ def test_no_rewrite_where_the_result_could_differ(name: str, captured) -> None:
 def test_a_rewrite_that_does_not_match_is_rejected_with_its_reason(captured) -> None:
     capture = captured(programs.CONSTANTS, "f")
     candidate = start(capture, programs.CONSTANTS)
-    with pytest.raises(CannotCode, match="fold does not apply to softmax"):
-        act(capture, candidate, ActionKind.ALGEBRA, rule="fold", node="softmax", kernels=[])
+    with pytest.raises(CannotCode, match="fold-constants does not apply to softmax"):
+        act(capture, candidate, ActionKind.ALGEBRA, rule="fold-constants", node="softmax", kernels=[])
     with pytest.raises(CannotCode, match="there is no rule magic"):
         act(capture, candidate, ActionKind.ALGEBRA, rule="magic", node="softmax", kernels=[])
 
@@ -130,6 +130,6 @@ def test_every_rule_has_a_proof_and_a_unique_name() -> None:
 
 def test_a_program_is_rewritten_once(captured) -> None:
     capture = captured(programs.CONSTANTS, "f")
-    candidate = with_algebra(capture, start(capture, programs.CONSTANTS), "fold")
+    candidate = with_algebra(capture, start(capture, programs.CONSTANTS), "fold-constants")
     schedule = schedule_of(candidate)
     assert ir_of(capture.graph, schedule) is ir_of(capture.graph, schedule)

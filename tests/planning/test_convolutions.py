@@ -84,7 +84,7 @@ def test_scaled_fp16_operands_are_as_exact_as_tf32(name: str, library: bool, cap
     capture = captured(text, "f")
     candidate = packed(capture, start(capture, text), ActionKind.FP16_OPERANDS)
     verdict = verified(capture, with_kernels(capture, candidate, library=library))
-    found = re.search(r"relative L2 error (\S+), the user's own", verdict.reason)
+    found = re.search(r"relative L2 error (\S+); your code has", verdict.reason)
     assert found is not None, verdict.reason
     assert 1e-5 < float(found[1]) < 1e-3
 

@@ -20,7 +20,7 @@ from tests.codegen.families import source
 from tests.codegen.harness import compile_errors, verified
 from tests.planning.situations import H200, act, proposed, region_and_program, start, with_algebra
 
-RULE = "pool-by-dimension"
+RULE = "separable-pooling"
 
 
 def _type(t: torch.Tensor) -> TensorType:

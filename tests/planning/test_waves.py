@@ -152,7 +152,7 @@ def test_stream_k_is_not_proposed_in_a_launch_that_runs_other_kernels(captured) 
     others = [node.name for node in capture.graph.nodes if node.name != last]
     alone = act(capture, fused(capture, text, LARGE, others), ActionKind.FUSE, last)
     keys = [plan.key for plan in schedule_of(alone).kernels]
-    together = replace(schedule_of(alone), beside=(tuple(keys),))
+    together = replace(schedule_of(alone), side_by_side=(tuple(keys),))
     for schedule, count in ((schedule_of(alone), 1), (together, 0)):
         state = replace(situation(capture, alone, has_gpu=True, device=H200), schedule=schedule)
         assert len([action for action in Split().propose(state) if "variants" in action.params]) == count

@@ -1,4 +1,4 @@
-"""Another index is right only where the value that it points at is as good."""
+"""A different index is correct only if the values at both indices tie."""
 
 from __future__ import annotations
 
@@ -87,4 +87,4 @@ def test_an_order_names_each_place_once(order, monkeypatch: pytest.MonkeyPatch) 
     swapped = torch.cat([turned, index[1:]])
     assert with_order(swapped) == "", "2.0 and 2.0 tie"
     twice = torch.where(index == 2, 0, index)
-    assert "given twice" in with_order(twice)
+    assert "occur twice" in with_order(twice)

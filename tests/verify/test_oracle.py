@@ -85,6 +85,6 @@ def test_what_an_index_was_chosen_from_is_noted() -> None:
     with IndexRecorder() as recorder:
         index = x.argmax(-1)
         _, places = x.max(dim=1)
-    assert [choice.dim for choice in recorder.seen] == [-1, 1]
-    assert recorder.seen[0].index is index
-    assert recorder.seen[1].index is places
+    assert [choice.dim for choice in recorder.choices] == [-1, 1]
+    assert recorder.choices[0].index is index
+    assert recorder.choices[1].index is places

@@ -37,7 +37,7 @@ CAPTURE = Capture(
     bytes=1.0,
     module_name="m",
 )
-REQUEST = TimeRequest(CAPTURE, own="a", source="b", baselines=("compile",), bound_us=1.0, least_us=1.0)
+REQUEST = TimeRequest(CAPTURE, user_source="a", source="b", baselines=("compile",), bound_us=1.0, least_us=1.0)
 
 
 class FakeGpu:
@@ -104,7 +104,7 @@ def test_what_was_measured_is_given_again_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"own": "c"},
+        {"user_source": "c"},
         {"source": "c"},
         {"capture": replace(CAPTURE, flops=2.0)},
         {"baselines": ("compile", "max-autotune")},

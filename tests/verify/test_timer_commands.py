@@ -45,9 +45,9 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", compiler)
 
 
-def request(capture: Capture, source: str, own: str, **more: Any) -> TimeRequest:
+def request(capture: Capture, source: str, user_source: str, **more: Any) -> TimeRequest:
     given = {"baselines": ("compile",), "bound_us": 1.0, "least_us": 0.0, "seconds": 0.0, **more}
-    return TimeRequest(capture, own, source, **given)
+    return TimeRequest(capture, user_source, source, **given)
 
 
 def asked(data: TimeRequest) -> Timing:
@@ -62,7 +62,9 @@ def test_a_version_of_the_users_file_is_timed_against_eager_the_compiler_and_the
 ) -> None:
     capture = capture_of(RMS)
     slow = RMS.text.replace("    return x *", "    import time\n    time.sleep(0.002)\n    return x *")
-    timing = asked(request(capture, slow, own=RMS.text, previous=RMS.text, baselines=("compile", "max-autotune")))
+    timing = asked(
+        request(capture, slow, user_source=RMS.text, previous=RMS.text, baselines=("compile", "max-autotune"))
+    )
     # A busy machine makes the control's spread as wide as it likes, so the verdict itself is left to pretended clocks.
     assert timing.against("eager").high < 0.5
     assert timing.median_us > 2000
@@ -95,7 +97,7 @@ def test_a_candidate_in_a_file_of_its_own_is_timed_against_the_reference(
     path = tmp_path / "fast.py"
     target = Target(str(path), "fast", TargetKind.FUNCTION, 5, 7)
     path.write_text(SLOW.format(result=RIGHT))
-    more: Any = {"own": RMS.text, "separate": SeparateCandidate(target, "[[], {}]")}
+    more: Any = {"user_source": RMS.text, "separate": SeparateCandidate(target, "[[], {}]")}
     timing = asked(request(capture, path.read_text(), **more))
     assert timing.against("eager").high < 0.5
     assert timing.best in ("eager", "compile")
@@ -111,7 +113,7 @@ def test_a_module_in_a_file_of_its_own_gets_the_references_parameters(
     source = MODEL.replace("class Model(", "class ModelNew(")
     (tmp_path / "new.py").write_text(source)
     target = Target(str(tmp_path / "new.py"), "ModelNew", TargetKind.MODULE, 5, 13)
-    data = request(capture, source, own=MODEL, separate=SeparateCandidate(target, "[[32, 2.0], {}]"))
+    data = request(capture, source, user_source=MODEL, separate=SeparateCandidate(target, "[[32, 2.0], {}]"))
     assert asked(data).samples >= 25
     assert not torch.equal(in_timer._state["inputs"]["gain"], torch.ones(32))
 

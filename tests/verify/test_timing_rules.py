@@ -122,7 +122,7 @@ def retested(candidate, *, calls: int = 3, **named) -> None:
     before = x.clone()
     retest.before()
     for _ in range(calls):
-        retest.kept()
+        retest.call()
     retest.after()
     assert torch.equal(x, before), "the inputs are put back"
 
@@ -199,8 +199,8 @@ def test_a_target_that_overwrites_its_argument_can_be_looked_at_again() -> None:
     x = torch.ones(10)
     retest = Retest(lambda: x.add_(1).mul(2), lambda: x.add_(1).mul(2), {"x": x}, random=False)
     retest.before()
-    retest.kept()
-    retest.kept()
+    retest.call()
+    retest.call()
     retest.after()
     assert torch.equal(x, torch.ones(10))
 
@@ -212,7 +212,7 @@ def test_what_a_call_writes_into_its_arguments_is_looked_at_where_it_returns_not
         left = iter(range(works))
         retest = Retest(lambda: x.add_(next(left, works) < works) is x, lambda: x.add_(1) is x, {"x": x}, random=False)
         retest.before()
-        retest.kept()
+        retest.call()
         retest.after()
 
     for works, when in ((0, "before timing"), (2, "on new contents")):

@@ -1,4 +1,4 @@
-"""What verification says of plain functions: the user's, its oracle's and a candidate's results compared as workers do it."""
+"""Compares a candidate with a reference and its oracle as workers do, for plain functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 
 
 def expected(function: Function, inputs: Mapping[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What :func:`expectations.expected_of` says of a function of named tensors."""
+    """The result of :func:`expectations.expected_of` for a function of named tensors."""
 
     def run_case(module: object, capture: object, tensors: dict[str, torch.Tensor], *rest: Any, **more: Any) -> Any:
         with torch.no_grad():
@@ -34,10 +34,10 @@ def expected(function: Function, inputs: Mapping[str, torch.Tensor], monkeypatch
 def compared(
     function: Function, candidate: Function, inputs: Mapping[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[str, list[str]]:
-    """What is wrong with a candidate for a function on these inputs, and on which results nothing can be said."""
-    want = expected(function, inputs, monkeypatch)
+    """The errors of a candidate for a function on these inputs, and the inconclusive results."""
+    reference = expected(function, inputs, monkeypatch)
     results = flatten(candidate(**{name: tensor.clone() for name, tensor in inputs.items()}))
-    seen = {"results": results, "facts": want["facts"], "after": {}}
-    found = compare_case(inputs, want, seen, "budget")
-    failed = [f"{check['name']}: {check['detail']}" for check in found["checks"] if check["status"] == "failed"]
-    return "; ".join(failed), found["silent"]
+    observed = {"results": results, "facts": reference["facts"], "after": {}}
+    comparison = compare_case(inputs, reference, observed, "budget")
+    failed = [f"{check['name']}: {check['detail']}" for check in comparison["checks"] if check["status"] == "failed"]
+    return "; ".join(failed), comparison["inconclusive"]

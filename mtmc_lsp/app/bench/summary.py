@@ -78,16 +78,16 @@ class Summary:
     not_run: tuple[str, ...]
 
 
-def summarise(records: Sequence[Mapping[str, Any]], asked: Sequence[tuple[str, str]] = ()) -> Summary:
+def summarise(records: Sequence[Mapping[str, Any]], requested: Sequence[tuple[str, str]] = ()) -> Summary:
     """Summarise results.
 
     Args:
         asked: names and levels of the problems that should have a result.
     """
     done = {record["problem"] for record in records}
-    not_run = tuple(name for name, _ in asked if name not in done)
-    levels = sorted({record["level"] for record in records} | {level for _, level in asked})
-    missing = Counter(level for name, level in asked if name not in done)
+    not_run = tuple(name for name, _ in requested if name not in done)
+    levels = sorted({record["level"] for record in records} | {level for _, level in requested})
+    missing = Counter(level for name, level in requested if name not in done)
     scores = [_score("", records, len(not_run))]
     if len(levels) > 1:
         scores += [_score(level, [r for r in records if r["level"] == level], missing[level]) for level in levels]

@@ -1,4 +1,4 @@
-"""Run by its path under the user's interpreter for ``mtmc doctor``: does Triton interpret, does it cross-compile?
+"""Run by its path under the user's interpreter for ``mtmc doctor``: checks Triton's interpreter and cross-compilation.
 
 Prints one JSON object with the fields of a class of ``app/messages.py``. Imports nothing of this package: with ``--sandbox``
 it loads ``process/sandbox.py`` by its path, enters the sandbox and tries CUDA there.
@@ -20,8 +20,9 @@ import triton.language as tl  # noqa: E402
 @triton.jit  # type: ignore
 def double(x_ptr, out_ptr, n, BLOCK: tl.constexpr):  # type: ignore  # a kernel takes no Python values
     """out = 2 * x."""
-    at = tl.arange(0, BLOCK)
-    tl.store(out_ptr + at, 2.0 * tl.load(x_ptr + at, mask=at < n, other=0.0), mask=at < n)
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < n
+    tl.store(out_ptr + offsets, 2.0 * tl.load(x_ptr + offsets, mask=mask, other=0.0), mask=mask)
 
 
 def interpret() -> dict[str, object]:
@@ -32,8 +33,8 @@ def interpret() -> dict[str, object]:
     return {"interpreter": "works" if torch.equal(out, 2 * x) else "computes wrongly"}
 
 
-def compile_and_look() -> dict[str, object]:
-    """Compile the kernel for architectures that this machine need not have, and look for a GPU."""
+def cross_compile() -> dict[str, object]:
+    """Compile the kernel for two architectures, which this machine may lack, and detect a GPU."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -44,13 +45,13 @@ def compile_and_look() -> dict[str, object]:
         try:
             triton.compile(source, target=target)
             compilers[name] = "works"
-        except Exception as error:  # whatever is missing is what the user must read
+        except Exception as error:  # the user must see any error
             compilers[name] = f"{type(error).__name__}: {error}".splitlines()[0]
     return {"compilers": compilers, "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else ""}
 
 
 def sandboxed() -> dict[str, object]:
-    """Run the kernel on the GPU in the sandbox of candidates."""
+    """Run the kernel on the GPU, in the sandbox that candidates run in."""
     import importlib.util
     import tempfile
 
@@ -68,11 +69,11 @@ def sandboxed() -> dict[str, object]:
         out = torch.empty_like(x)
         double[(1,)](x, out, 5, BLOCK=8)
         return {"level": level, "cuda": "works" if torch.equal(out, 2 * x) else "computes wrongly"}
-    except Exception as error:  # whatever keeps CUDA from starting is what the user must read
+    except Exception as error:  # the user must see any error
         return {"level": level, "cuda": f"{type(error).__name__}: {error}".splitlines()[0]}
 
 
 if sys.argv[1:2] == ["--sandbox"]:
     print(json.dumps(sandboxed()))
 else:
-    print(json.dumps(interpret() if interpreted else compile_and_look()))
+    print(json.dumps(interpret() if interpreted else cross_compile()))

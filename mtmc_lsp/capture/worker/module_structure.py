@@ -28,14 +28,14 @@ def used_modules(
     """
     if instance is None:
         return ()
-    wanted = {"self"}
+    accesses = {"self"}
     for access in (*called, *(re.sub(r"(\.\w+|\[\d+\])$", "", access) for access in read)):
-        wanted |= {access[: end.start()] for end in re.finditer(r"[.\[]|$", access)}
+        accesses |= {access[: end.start()] for end in re.finditer(r"[.\[]|$", access)}
     modules = []
     for name, module in instance.named_modules():
         access = access_of(name)
         kind = class_name(type(module), file)
-        if access in wanted and kind:
+        if access in accesses and kind:
             length = len(module) if isinstance(module, CONTAINERS) else None
             modules.append(UsedModule(access, kind, length))
     return tuple(modules)

@@ -191,7 +191,7 @@ def _structure(graph: Graph, values: list[str], up_to_date: str) -> str:
 def _shapes(
     graph: Graph, names: dict[str, str], texts: dict[str, str], checked_as_group: Sequence[GraphInput] | None
 ) -> list[str]:
-    """Checks of dtypes, shapes and layouts that no other condition covers; ``alike`` is ``None`` without group checks."""
+    """Checks of dtypes, shapes and layouts that no other condition covers; ``checked_as_group`` may be ``None``."""
     one_dtype = len({item.type.dtype for item in graph.inputs}) == 1
     all_dense = all(item.type.is_contiguous for item in graph.inputs)
     conditions: list[str] = []

@@ -43,11 +43,14 @@ def write_split_kernels(
         ir, region, buffers, config, [[a] for a in region.parallel_axes], [[a] for a in region.reduced_axes]
     )
     probe.write()
-    kept, reduced = merge_axes(region.parallel_axes, probe.accesses), merge_axes(region.reduced_axes, probe.accesses)
+    parallel, reduced = (
+        merge_axes(region.parallel_axes, probe.accesses),
+        merge_axes(region.reduced_axes, probe.accesses),
+    )
     wide = any(steps_far(reduced, access) for access in probe.accesses)
 
     def pass_writer() -> _PassWriter:
-        writer = _PassWriter(ir, region, buffers, config, kept, reduced, partials)
+        writer = _PassWriter(ir, region, buffers, config, parallel, reduced, partials)
         writer.wide_columns = wide
         return writer
 
@@ -71,7 +74,7 @@ class _PassWriter(TileWriter):
         region: Region,
         buffers: Mapping[str, TensorType],
         config: TileConfig,
-        kept: list[list[Axis]],
+        parallel: list[list[Axis]],
         reduced: list[list[Axis]],
         partials: Partials,
     ) -> None:
@@ -80,7 +83,7 @@ class _PassWriter(TileWriter):
         self.loaded: dict[Scratch, str] = {}
         self.read: list[tuple[str, Scratch]] = []
         self.written: list[tuple[str, Scratch]] = []
-        super().__init__(ir, region, buffers, config, kept, reduced)
+        super().__init__(ir, region, buffers, config, parallel, reduced)
 
     _stride_text = "(PARTS * BLOCK)"
     _first_text = "part * BLOCK"
@@ -202,13 +205,13 @@ class _PassWriter(TileWriter):
         total = self.ir.prims[str(prim.attrs[CENTRED])]
         if total.name not in self.known:
             self._combine(total)
-        totals, spreads = (self._partial(self.partials[name][0]) for name in (total.name, prim.name))
+        sums, spreads = (self._partial(self.partials[name][0]) for name in (total.name, prim.name))
         n_cols, unique = self.named_size(self.n_cols, "n_cols"), self.parameters.names.unique
         counts, mean_difference = unique("part_counts"), unique("mean_difference")
         last = f"tl.minimum(tl.maximum({n_cols} % (PARTS * BLOCK) - parts * BLOCK, 0), BLOCK)"
         self._emit(f"{counts} = ({n_cols} // (PARTS * BLOCK) * BLOCK + {last}).to({TRITON_DTYPES[prim.dtype]})", False)
         mean = f"{self.known[total.name].text} / {n_cols}"
-        self._emit(f"{mean_difference} = {totals} / tl.maximum({counts}, 1.0) - {mean}", False)
+        self._emit(f"{mean_difference} = {sums} / tl.maximum({counts}, 1.0) - {mean}", False)
         self._set(
             prim, self._across("tl.sum", f"{spreads} + {counts} * {mean_difference} * {mean_difference}"), prim.dtype
         )
@@ -220,8 +223,8 @@ class _PassWriter(TileWriter):
             top = self.ir.prims[prim.inputs[1]]
             if top.name not in self.known:
                 self._combine(top)
-            tops, totals = self._partial(self.partials[top.name][0]), self._partial(scratches[0])
-            scaled = f"{totals} * tl.exp({tops} - {self.known[top.name].text})"
+            tops, sums = self._partial(self.partials[top.name][0]), self._partial(scratches[0])
+            scaled = f"{sums} * tl.exp({tops} - {self.known[top.name].text})"
             self._set(prim, self._across("tl.sum", scaled), prim.dtype)
         elif self._is_centred(prim):
             self._combine_moments(prim)

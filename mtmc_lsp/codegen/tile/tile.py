@@ -47,7 +47,7 @@ class TileBase:
         region: Region,
         buffers: Mapping[str, TensorType],
         config: TileConfig,
-        kept: list[list[Axis]],
+        parallel: list[list[Axis]],
         reduced: list[list[Axis]],
     ) -> None:
         self.ir = ir
@@ -58,17 +58,17 @@ class TileBase:
         """Whether column indices need 64 bits."""
         if self.is_map:
             column_axes_set = column_axes(ir, region)
-            kept, reduced = (
-                [g for g in kept if g[-1] not in column_axes_set],
-                [g for g in kept if g[-1] in column_axes_set],
+            parallel, reduced = (
+                [g for g in parallel if g[-1] not in column_axes_set],
+                [g for g in parallel if g[-1] in column_axes_set],
             )
-        outer, kept = self._split_row_axes(kept)
+        outer, parallel = self._split_row_axes(parallel)
         self.outer_groups = outer
         """Axes outside the tile, for tiles whose rows (not columns) are neighbours in memory: one position per program."""
         self.n_outer = product([axis.size for group in outer for axis in group])
-        self.n_rows = product([axis.size for group in kept for axis in group])
+        self.n_rows = product([axis.size for group in parallel for axis in group])
         self.n_cols = product([axis.size for group in reduced for axis in group])
-        self.has_rows = bool(kept)
+        self.has_rows = bool(parallel)
         self.columns_first = self.is_map and self.has_rows and bool(reduced) and config.order is LoopOrder.COLUMNS
         self.rows_per_program = config.rows if self.has_rows else 1
         self.block = config.block
@@ -84,7 +84,7 @@ class TileBase:
         self.extremes: dict[str, str] = {}
         """The variable with the extreme value of each arg-reduction."""
         self.axis = 1 if self.rows_per_program > 1 else 0
-        self.row_groups, self.col_groups = kept, reduced
+        self.row_groups, self.col_groups = parallel, reduced
         self.row_masked = self.rows_per_program > 1 and not _divides(self.rows_per_program, self.n_rows)
         self.col_masked = self._columns_need_mask()
         self.masks = [Mask("row_mask", True, False)] * self.row_masked + [

@@ -72,11 +72,13 @@ def write_tile_kernel(
     separate_axes = [[axis] for axis in region.parallel_axes], [[axis] for axis in region.reduced_axes]
     probe = TileWriter(ir, region, buffers, config, *separate_axes)
     probe.write()
-    kept = merge_axes(region.parallel_axes, probe.accesses)
+    parallel = merge_axes(region.parallel_axes, probe.accesses)
     reduced = merge_axes(region.reduced_axes, probe.accesses)
     column_axes_set = column_axes(ir, region)
-    columns = [group for group in kept if group[-1] in column_axes_set] if region.kind is RegionKind.MAP else reduced
-    writer = TileWriter(ir, region, buffers, config, kept, reduced)
+    columns = (
+        [group for group in parallel if group[-1] in column_axes_set] if region.kind is RegionKind.MAP else reduced
+    )
+    writer = TileWriter(ir, region, buffers, config, parallel, reduced)
     writer.wide_columns = any(steps_far(columns, access) for access in probe.accesses)
     body = writer.write()
     if config.persist:

@@ -197,5 +197,5 @@ def _amd_resources(assembly: str) -> tuple[int | None, int | None]:
 
 
 def _number(pattern: str, text: str) -> int | None:
-    found = re.search(pattern, text)
-    return int(found[1]) if found else None
+    match = re.search(pattern, text)
+    return int(match[1]) if match else None

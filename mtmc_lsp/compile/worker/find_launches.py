@@ -19,10 +19,10 @@ TAKEN = {"grid", "warmup", *OPTIONS}
 
 def find_launches(launcher: Any, inputs: Sequence[TensorLayout]) -> list[KernelLaunch]:
     """The kernel launches of one call; allocates no memory and runs no kernel."""
-    found: list[KernelLaunch] = []
+    launches: list[KernelLaunch] = []
 
     def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
-        found.append(_launch(kernel, args, kwargs))
+        launches.append(_launch(kernel, args, kwargs))
 
     tensors = [
         torch.empty_strided(item.shape, item.stride, dtype=getattr(torch, item.dtype), device="meta") for item in inputs
@@ -33,7 +33,7 @@ def find_launches(launcher: Any, inputs: Sequence[TensorLayout]) -> list[KernelL
         launcher(*tensors)
     finally:
         JITFunction.run = original
-    return list({repr(item): item for item in found}.values())
+    return list({repr(item): item for item in launches}.values())
 
 
 def _launch(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelLaunch:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.core.errors import HandoverFailed
+from mtmc_lsp.core.errors import TensorSharingFailed
 
 MIN_SHARED_BYTES = 32 << 20
 """Smaller tensors go through files, which is fast enough."""
@@ -65,7 +65,7 @@ def export_(value: Any, path: str, *, in_memory: bool) -> None:
         path: the file to write; memory that was shared under this path before is released.
         in_memory: whether to share large CUDA tensors in GPU memory, which lasts as long as this process.
     """
-    withdraw(path)
+    release(path)
     packing = _Packing()
     if in_memory:
         value = _share_large(value, path)
@@ -80,17 +80,17 @@ def import_(path: str, device: str) -> Any:
     """Copies on ``device`` of the tensors that :func:`export_` shared; small tensors are views of one.
 
     Raises:
-        HandoverFailed: the memory cannot be opened or is too small for the tensors, or the file is malformed.
+        TensorSharingFailed: the memory cannot be opened or is too small for the tensors, or the file is malformed.
     """
     file = torch.load(path, weights_only=True, map_location=device)
     try:
         packed = _copy_shared(file[PACKED]) if isinstance(file[PACKED], dict) else file[PACKED]
         return _open(file["content"], packed)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise HandoverFailed(f"the shared file is malformed: {type(error).__name__}: {error}") from None
+        raise TensorSharingFailed(f"the shared file is malformed: {type(error).__name__}: {error}") from None
 
 
-def withdraw(path: str) -> None:
+def release(path: str) -> None:
     """Release the GPU memory that was shared under this path, and delete the file that describes it."""
     addresses = _shared.pop(path, [])
     for address in addresses:
@@ -188,7 +188,7 @@ def _share(tensor: torch.Tensor, path: str) -> dict[str, Any] | None:
 def _dtype(layout: dict[str, Any]) -> torch.dtype:
     dtype = getattr(torch, str(layout["dtype"]), None)
     if not isinstance(dtype, torch.dtype):
-        raise HandoverFailed(f"unknown dtype {layout['dtype']}")
+        raise TensorSharingFailed(f"unknown dtype {layout['dtype']}")
     return dtype
 
 
@@ -210,24 +210,24 @@ def _unpack(description: dict[str, Any], packed: torch.Tensor | None) -> torch.T
     is_bytes = isinstance(packed, torch.Tensor) and packed.dtype == torch.uint8 and packed.dim() == 1
     available = packed.numel() if packed is not None and is_bytes and packed.is_contiguous() else 0
     if packed is None or min(first, *shape, *stride, 0) < 0 or first % ALIGNMENT or first + size > available:
-        raise HandoverFailed(f"a tensor of {size} bytes at {first} exceeds the {available} packed bytes")
+        raise TensorSharingFailed(f"a tensor of {size} bytes at {first} exceeds the {available} packed bytes")
     return packed[first : first + size].view(dtype).as_strided(shape, stride)
 
 
 def _copy_shared(description: dict[str, Any]) -> torch.Tensor:
     shape, stride, dtype = description["shape"], description["stride"], _dtype(description)
     if any(number < 0 for number in (*shape, *stride)):
-        raise HandoverFailed(f"invalid shape {shape} or strides {stride}")
+        raise TensorSharingFailed(f"invalid shape {shape} or strides {stride}")
     size = _reach(shape, stride) * dtype.itemsize
     address, handle = ctypes.c_uint64(), _Handle()
     ctypes.memmove(ctypes.byref(handle), base64.b64decode(description[HANDLE]), ctypes.sizeof(handle))
     error = _driver().cuIpcOpenMemHandle_v2(ctypes.byref(address), handle, ctypes.c_uint(PEER_ACCESS))
     if error:
-        raise HandoverFailed(f"GPU memory of another process cannot be opened here (CUDA error {error})")
+        raise TensorSharingFailed(f"GPU memory of another process cannot be opened here (CUDA error {error})")
     try:
         available = _bytes_from(address.value)
         if size > available:
-            raise HandoverFailed(f"a tensor of {size} bytes exceeds the shared allocation of {available} bytes")
+            raise TensorSharingFailed(f"a tensor of {size} bytes exceeds the shared allocation of {available} bytes")
         fresh = torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
         _all_elements(fresh).copy_(_elements(address.value, size, dtype))
         torch.cuda.synchronize()
@@ -241,7 +241,7 @@ def _bytes_from(address: int) -> int:
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
     error = _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
     if error:
-        raise HandoverFailed(f"the size of another process's GPU memory is unknown (CUDA error {error})")
+        raise TensorSharingFailed(f"the size of another process's GPU memory is unknown (CUDA error {error})")
     return base.value + size.value - address
 
 

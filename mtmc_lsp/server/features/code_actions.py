@@ -59,12 +59,12 @@ def _target_actions(ls: Server, document: Document, params: lsp.CodeActionParams
     # A generated block belongs to its target.
     block = document.block_at(first)
     owner = document.outline.find(block) if block is not None else None
-    found = owner or document.outline.target_at(first) or document.outline.target_at(last)
-    if found is None:
+    entry = owner or document.outline.target_at(first) or document.outline.target_at(last)
+    if entry is None:
         return []
-    offers = [*_review_offers(ls, document, found), *_offers(ls, document, found)]
+    offers = [*_review_offers(ls, document, entry), *_offers(ls, document, entry)]
     fitting = [offer for offer in offers if _is_requested(_kind(offer), params.context.only)]
-    return [_action(ls, document, found, o) for o in fitting if not o.disabled or _supports_disabled(ls)]
+    return [_action(ls, document, entry, o) for o in fitting if not o.disabled or _supports_disabled(ls)]
 
 
 def is_user_tensor_file(document: Document) -> bool:
@@ -98,51 +98,51 @@ def _kind(offer: _Offer) -> str:
     return f"{REVIEW_KIND if is_review else KIND}.{offer.name}"
 
 
-def _offers(ls: Server, document: Document, found: OutlineEntry) -> list[_Offer]:
-    disabled_reason = _disabled_reason(ls, document, found)
-    has_kernel = b"# mtmc: begin " + found.target.qualname.encode() in document.text.data
-    is_kernel = found.target.kind is TargetKind.KERNEL
+def _offers(ls: Server, document: Document, entry: OutlineEntry) -> list[_Offer]:
+    disabled_reason = _disabled_reason(ls, document, entry)
+    has_kernel = b"# mtmc: begin " + entry.target.qualname.encode() in document.text.data
+    is_kernel = entry.target.kind is TargetKind.KERNEL
     kernel_reason = (
         "Triton kernels cannot be optimised directly. Choose the function that launches this kernel." * is_kernel
     )
     no_kernel_reason = "" if has_kernel else "It has no generated kernel yet. Optimise it first and keep a step."
-    directive_reason = "It already has a workload directive." if found.has_directive else ""
+    directive_reason = "It already has a workload directive." if entry.has_directive else ""
     return [
-        _Offer("optimize", _optimize_title(ls, document, found), disabled_reason or kernel_reason),
+        _Offer("optimize", _optimize_title(ls, document, entry), disabled_reason or kernel_reason),
         _Offer("plan", "Show the plan first", disabled_reason or kernel_reason),
         _Offer("measure", "Measure this function", disabled_reason or kernel_reason),
         _Offer("verify", "Verify against reference", disabled_reason or no_kernel_reason),
         _Offer(
-            "addWorkload", "Add a workload directive", _syntax_error_reason(found) or kernel_reason or directive_reason
+            "addWorkload", "Add a workload directive", _syntax_error_reason(entry) or kernel_reason or directive_reason
         ),
         _Offer("record", "Record inputs from a command", disabled_reason or kernel_reason),
     ]
 
 
-def _optimize_title(ls: Server, document: Document, found: OutlineEntry) -> str:
-    review_state = ls.review_state(document, found.target.qualname)
+def _optimize_title(ls: Server, document: Document, entry: OutlineEntry) -> str:
+    review_state = ls.review_state(document, entry.target.qualname)
     if review_state is not None and review_state.changes:
         return f"Optimize again: {review_state.changes[0]}"
     return "Optimize to Triton kernel"
 
 
-def _disabled_reason(ls: Server, document: Document, found: OutlineEntry) -> str:
+def _disabled_reason(ls: Server, document: Document, entry: OutlineEntry) -> str:
     """Why the target cannot be optimised now, with the remedy; empty if it can."""
-    if reason := _syntax_error_reason(found):
+    if reason := _syntax_error_reason(entry):
         return reason
     if not document.path or not Path(document.path).is_file():
         return "The file does not exist on disk. Save it first."
-    job = ls.jobs.for_target(document.path, found.target.qualname)
+    job = ls.jobs.for_target(document.path, entry.target.qualname)
     return f"A job for it is already active: {job.title}. Wait for it or cancel it." if job is not None else ""
 
 
-def _syntax_error_reason(found: OutlineEntry) -> str:
-    return f"{found.target.qualname} has a syntax error. Fix it first." if found.is_broken else ""
+def _syntax_error_reason(entry: OutlineEntry) -> str:
+    return f"{entry.target.qualname} has a syntax error. Fix it first." if entry.is_broken else ""
 
 
-def _review_offers(ls: Server, document: Document, found: OutlineEntry) -> list[_Offer]:
+def _review_offers(ls: Server, document: Document, entry: OutlineEntry) -> list[_Offer]:
     """The commands of the code lenses, for clients without code lenses."""
-    review_state = ls.review_state(document, found.target.qualname)
+    review_state = ls.review_state(document, entry.target.qualname)
     if review_state is None:
         return []
     offers = []
@@ -152,7 +152,7 @@ def _review_offers(ls: Server, document: Document, found: OutlineEntry) -> list[
             "The function changed since it was measured" if review_state.is_changed else review_state.stale_description
         )
         stale_reason = f"{change}. Optimise it again."
-    active_reason = _active_job_reason(ls, document, found)
+    active_reason = _active_job_reason(ls, document, entry)
     if review_state.pending:
         step = review_state.pending[0]
         offers += [
@@ -164,27 +164,27 @@ def _review_offers(ls: Server, document: Document, found: OutlineEntry) -> list[
         ]
         if not ls.options.diff_view:
             offers.append(_Offer("preview", "Preview all steps of the run", stale_reason))
-    elif review_state.kept:
+    elif review_state.kept_count:
         step = review_state.kept_steps[-1]
         offers.append(_Offer("diff", f"Diff of step {step.index}"))
         offers.append(_Offer("undo", f"Undo step {step.index}: {step.action.text}", stale_reason or active_reason))
-    if review_state.kept or review_state.is_edited:
+    if review_state.kept_count or review_state.is_edited:
         offers.append(_Offer("undoAll", "Undo all steps"))
     if review_state.review.status is RunStatus.RUNNING and not active_reason:
         offers.append(_Offer("resume", "Resume the run", stale_reason))
     return offers
 
 
-def _active_job_reason(ls: Server, document: Document, found: OutlineEntry) -> str:
-    is_active = ls.jobs.for_target(document.path, found.target.qualname) is not None
+def _active_job_reason(ls: Server, document: Document, entry: OutlineEntry) -> str:
+    is_active = ls.jobs.for_target(document.path, entry.target.qualname) is not None
     return "The run is still active. Wait for it or cancel it." if is_active else ""
 
 
-def _action(ls: Server, document: Document, found: OutlineEntry, offer: _Offer) -> lsp.CodeAction:
+def _action(ls: Server, document: Document, entry: OutlineEntry, offer: _Offer) -> lsp.CodeAction:
     action = lsp.CodeAction(
         title=offer.title,
         kind=_kind(offer),
-        data={"uri": document.uri, "target": found.target.qualname, "name": offer.name},
+        data={"uri": document.uri, "target": entry.target.qualname, "name": offer.name},
     )
     if offer.disabled:
         action.disabled = lsp.CodeActionDisabled(offer.disabled)
@@ -217,17 +217,17 @@ def resolve(ls: Server, action: lsp.CodeAction) -> lsp.CodeAction:
     return action
 
 
-def _relevant_source(text: bytes, found: OutlineEntry) -> bytes:
+def _relevant_source(text: bytes, entry: OutlineEntry) -> bytes:
     """The source that defines the parameters of a target: its own statement, or the file if a constructor is inherited."""
-    part = found.chunk.text
-    is_whole = found.target.kind is TargetKind.FUNCTION or b"def __init__" in part
-    known = is_whole and any(target.qualname == found.target.qualname for target in find_targets(part, ""))
+    part = entry.chunk.text
+    is_whole = entry.target.kind is TargetKind.FUNCTION or b"def __init__" in part
+    known = is_whole and any(target.qualname == entry.target.qualname for target in find_targets(part, ""))
     return part if known else text
 
 
-def proposed_directive(document: Document, found: OutlineEntry) -> str:
+def proposed_directive(document: Document, entry: OutlineEntry) -> str:
     """A suggested workload directive for a target, one line, derived from its code."""
-    return suggest_directive(_relevant_source(document.text.data, found), found.target)
+    return suggest_directive(_relevant_source(document.text.data, entry), entry.target)
 
 
 def directive_edit(ls: Server, uri: str, qualname: str, directive: str = "") -> lsp.WorkspaceEdit | None:

@@ -111,10 +111,10 @@ def _steps(review_state: ReviewState) -> str:
     names = list(dict.fromkeys(b.name for s in steps if s.timing for b in s.timing.baselines if b.name != "previous"))
     rows = [["", "step", "time", *(f"over {name}" for name in names)], ["---"] * (3 + len(names))]
     for step in steps:
-        kept = " (kept)" if step in review_state.kept_steps else ""
+        kept_label = " (kept)" if step in review_state.kept_steps else ""
         timing = step.timing
         time = f"{timing.median_us:.1f} us" if timing is not None else "not timed"
-        title = f"{step.index}. {_cell(step.action.text)}{kept}"
+        title = f"{step.index}. {_cell(step.action.text)}{kept_label}"
         if step.status is not StepStatus.ACCEPTED:
             title += f": {_cell(step.reason)}"
         over = [ratio_text(timing.against(name)) if timing is not None else "-" for name in names]

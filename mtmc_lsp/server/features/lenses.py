@@ -69,9 +69,9 @@ def _review_titles(review_state: ReviewState, *, is_active: bool) -> list[tuple[
         if not is_active:
             titles += [("Undo", "undo", number), ("Try another", "tryAnother", number)]
         titles.append(("Keep all", "keepAll", None))
-    elif review_state.kept:
+    elif review_state.kept_count:
         step = review_state.kept_steps[-1]
-        count_text = "1 step" if review_state.kept == 1 else f"{review_state.kept} steps"
+        count_text = "1 step" if review_state.kept_count == 1 else f"{review_state.kept_count} steps"
         titles += [(f"✓ {count_text} kept · {outcome(step)}", "diff", step.index), ("Diff", "diff", step.index)]
         if not is_active:
             titles += [("Undo", "undo", step.index), ("Undo all", "undoAll", None)]

@@ -209,7 +209,7 @@ async def _undo_last(ls: Server, document: Document, review_state: ReviewState, 
     # The file may have been moved to another project since the run.
     if not await ls.ensure_trust(review.path):
         return False
-    if review_state.kept == len(review.accepted):
+    if review_state.kept_count == len(review.accepted):
         previous = review.accepted[-2] if len(review.accepted) > 1 else None
         if previous is not None and previous.is_base:
             previous = None

@@ -43,7 +43,7 @@ class Contenders:
     """The tensors that all contenders read."""
     compiled: Mapping[str, Compiled] = field(default_factory=dict)
     previous: Run | None = None
-    moved: Callable[[], Sequence[tuple[str, torch.Tensor]]] = tuple
+    relocated: Callable[[], Sequence[tuple[str, torch.Tensor]]] = tuple
     """Inputs that a call moved to other memory: see :func:`~mtmc_lsp.verify.worker.inputs.moved`."""
     random: bool = False
     """Whether results are random."""
@@ -74,13 +74,13 @@ def run_paired_benchmark(setup: Contenders, clock: Clock, seconds: float) -> Tim
         setup.candidate,
         setup.eager,
         setup.inputs,
-        moved=setup.moved,
+        relocated=setup.relocated,
         random=setup.random,
         tolerance=setup.tolerance,
         epsilon=setup.epsilon,
     )
     retest.before()
-    samples = interleaved(clock, {**runs, "candidate": retest.kept}, seconds)
+    samples = interleaved(clock, {**runs, "candidate": retest.call}, seconds)
     retest.after()
     median = statistics.median(device for device, _ in samples["candidate"])
     batch = warm(clock, setup.candidate, median)

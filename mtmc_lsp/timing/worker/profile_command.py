@@ -69,9 +69,9 @@ def once(path: str) -> None:
 def _run_of(request: ProfileRequest) -> tuple[Callable[[], Any], str]:
     capture = request.capture
     device = "cuda" if torch.cuda.is_available() and capture.workload.device == "cuda" else "cpu"
-    own = target_source(request.own, capture)
+    user_source = target_source(request.user_source, capture)
     # The user's file as it is now, including kernels that we inserted; a candidate is loaded separately.
-    module = module_of(capture, own, request.source, False)
+    module = module_of(capture, user_source, request.source, False)
     sizes = {**capture.workload.sizes, **request.sizes}
     start = build_call(module, capture.workload, device, sizes, values=False, construct=reusing(capture))
     inputs = make_inputs(capture, start, request.sizes, "normal", 0, device, False)
@@ -120,8 +120,8 @@ def _operators(events: Iterable[Any], calls: int) -> tuple[OperatorRow, ...]:
 
 def _launched(event: Any) -> float:
     """The time of the kernels that an operator and its children launched."""
-    own = sum(kernel.duration for kernel in event.kernels)
-    return float(own + sum(_launched(child) for child in event.cpu_children))
+    launched = sum(kernel.duration for kernel in event.kernels)
+    return float(launched + sum(_launched(child) for child in event.cpu_children))
 
 
 def _kernels(kernels: Iterable[Any], calls: int) -> tuple[KernelRow, ...]:

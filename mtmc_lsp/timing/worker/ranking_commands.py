@@ -25,10 +25,10 @@ MEMORY_PART = 0.5
 def rank(request: RankRequest) -> RankAnswer:
     """Compile variants concurrently, then take a few cold-L2 samples of each; None for variants that fail."""
     capture = request.capture
-    own = target_source(request.own, capture)
+    user_source = target_source(request.user_source, capture)
     deadline = time.monotonic() + request.seconds if request.seconds else float("inf")
     with torch.no_grad():
-        loaded = [_loaded(capture, own, source) for source in request.sources]
+        loaded = [_loaded(capture, user_source, source) for source in request.sources]
         # A process can capture only one graph at a time, and variants do not coordinate.
         replayed = any(RUN_CUDA_GRAPH in source for source in request.sources)
         with ThreadPoolExecutor(1 if replayed else _side_by_side(capture)) as pool:
@@ -56,9 +56,9 @@ def _side_by_side(capture: Capture) -> int:
     return max(1, min(SIDE_BY_SIDE, int(MEMORY_PART * torch.cuda.mem_get_info()[0] // max(1, capture.bytes))))
 
 
-def _loaded(capture: Capture, own: str, source: str) -> Run | None:
+def _loaded(capture: Capture, user_source: str, source: str) -> Run | None:
     try:
-        return candidate_of(capture, own, source)
+        return candidate_of(capture, user_source, source)
     except Exception:  # a variant that does not import is simply not a choice
         return None
 

@@ -13,7 +13,7 @@ import torch
 from torch._inductor import config as inductor
 
 from mtmc_lsp.capture.worker.calls import Call, build_call
-from mtmc_lsp.core.errors import HandoverFailed
+from mtmc_lsp.core.errors import TensorSharingFailed
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.process.gpu_lock import shared
 from mtmc_lsp.process.protocol import NoAnswer
@@ -24,7 +24,7 @@ from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contenders, run_pa
 from mtmc_lsp.timing.worker.timing_integrity import coarsest_epsilon, rounded_within
 from mtmc_lsp.verify.messages import SeparateCandidate
 from mtmc_lsp.verify.worker.callers import module_of_candidate, prepared_candidate
-from mtmc_lsp.verify.worker.inputs import make_inputs, moved, prepared_call, reusing
+from mtmc_lsp.verify.worker.inputs import make_inputs, prepared_call, relocated, reusing
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 from mtmc_lsp.verify.worker.run_target import copies, module_of, release_gpu_memory, target_source
 
@@ -51,45 +51,45 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _inputs(capture: Capture, own: str, given: str = "") -> tuple[Any, dict[str, torch.Tensor]]:
+def _inputs(capture: Capture, user_source: str, shared_inputs: str = "") -> tuple[Any, dict[str, torch.Tensor]]:
     """The user's module and the workload's inputs, created once or imported from the process that shares them."""
     clock_of()
     if "module" not in _state:
-        module = module_of(capture, own, None, False)
-        if given:
-            with contextlib.suppress(HandoverFailed):
+        module = module_of(capture, user_source, None, False)
+        if shared_inputs:
+            with contextlib.suppress(TensorSharingFailed):
                 # Copy each tensor: shared tensors are views of one allocation, which torch.compile treats differently.
-                _state["inputs"], _state["module"] = copies(import_(given, _device())), module
+                _state["inputs"], _state["module"] = copies(import_(shared_inputs, _device())), module
     if "module" not in _state:
-        own_values = capture.workload.source is WorkloadSource.GET_INPUTS
+        user_values = capture.workload.source is WorkloadSource.GET_INPUTS
         call = build_call(
-            module, capture.workload, _device(), capture.workload.sizes, values=own_values, construct=reusing(capture)
+            module, capture.workload, _device(), capture.workload.sizes, values=user_values, construct=reusing(capture)
         )
-        distribution = "given" if own_values else "normal"
+        distribution = "given" if user_values else "normal"
         _state["inputs"] = make_inputs(capture, call, capture.graph.sizes, distribution, 0, _device(), False)
         _state["module"] = module
     return _state["module"], _state["inputs"]
 
 
-def _eager(capture: Capture, own: str) -> tuple[Call, list[Any]]:
-    module, inputs = _inputs(capture, own)
+def _eager(capture: Capture, user_source: str) -> tuple[Call, list[Any]]:
+    module, inputs = _inputs(capture, user_source)
     return prepared_call(module, capture, inputs, _device())
 
 
-def candidate_of(capture: Capture, own: str, source: str) -> Run:
+def candidate_of(capture: Capture, user_source: str, source: str) -> Run:
     """The call of a version of the user's file on the workload's inputs."""
-    call, values = _version(capture, own, source)
+    call, values = _version(capture, user_source, source)
     return call.bound(values)
 
 
-def _version(capture: Capture, own: str, source: str) -> tuple[Call, list[Any]]:
-    inputs = _inputs(capture, own)[1]
-    return prepared_call(module_of(capture, own, source, False), capture, inputs, _device())
+def _version(capture: Capture, user_source: str, source: str) -> tuple[Call, list[Any]]:
+    inputs = _inputs(capture, user_source)[1]
+    return prepared_call(module_of(capture, user_source, source, False), capture, inputs, _device())
 
 
-def _separate(capture: Capture, own: str, source: str, candidate: SeparateCandidate) -> tuple[Call, list[Any]]:
+def _separate(capture: Capture, user_source: str, source: str, candidate: SeparateCandidate) -> tuple[Call, list[Any]]:
     """A candidate in a separate file, on the workload's inputs and with the reference's parameters."""
-    inputs = _inputs(capture, own)[1]
+    inputs = _inputs(capture, user_source)[1]
     module = module_of_candidate(candidate.target, source, False)
     shared = SharedInstance(functools.partial(instance_of, replaced=()))
     return prepared_candidate(
@@ -97,11 +97,11 @@ def _separate(capture: Capture, own: str, source: str, candidate: SeparateCandid
     )
 
 
-def _compiled(capture: Capture, own: str, name: str) -> Compiled:
+def _compiled(capture: Capture, user_source: str, name: str) -> Compiled:
     """The user's code compiled by ``torch.compile``, cached."""
     compiled: dict[str, Compiled] = _state.setdefault("compiled", {})
     if name not in compiled:
-        module, inputs = _inputs(capture, own)
+        module, inputs = _inputs(capture, user_source)
         call, values = prepared_call(module, capture, inputs, _device())
         began = time.perf_counter()
         # A process pool takes longer to start than it saves, its idle processes would disturb timings, and on an H200 some
@@ -128,18 +128,18 @@ def compile_baselines(request: BaselinesRequest) -> NoAnswer:
     Locks the GPU only during computation: compiling takes about a minute, during which others can verify and time.
     """
     capture = request.capture
-    own = target_source(request.own, capture)
+    user_source = target_source(request.user_source, capture)
 
     def lock() -> contextlib.AbstractContextManager[None]:
         return _computing(request.gpu, request.lock_folder)
 
     with torch.no_grad():
         with lock():
-            _inputs(capture, own, request.inputs)
+            _inputs(capture, user_source, request.inputs)
         for name in request.baselines:
             # max-autotune benchmarks on the GPU during the whole compilation.
             with lock() if name == "max-autotune" else running_within(lock):
-                _compiled(capture, own, name)
+                _compiled(capture, user_source, name)
     release_gpu_memory()
     return NoAnswer()
 
@@ -183,21 +183,27 @@ def running_within(lock: Callable[[], contextlib.AbstractContextManager[None]]) 
 def time_candidate(request: TimeRequest) -> TimeAnswer:
     """Time a candidate against eager mode, ``torch.compile`` and the previous version."""
     capture = request.capture
-    own = target_source(request.own, capture)
+    user_source = target_source(request.user_source, capture)
     with torch.no_grad():
-        inputs = _inputs(capture, own)[1]
+        inputs = _inputs(capture, user_source)[1]
         # Before the candidate is loaded, so that it cannot affect its baselines.
-        compiled = {name: _compiled(capture, own, name) for name in request.baselines}
+        compiled = {name: _compiled(capture, user_source, name) for name in request.baselines}
         separate = request.separate
-        mine = _separate(capture, own, request.source, separate) if separate else _version(capture, own, request.source)
-        eager = _eager(capture, own)
-        contest = Contenders(
-            candidate=mine[0].bound(mine[1]),
+        candidate_call = (
+            _separate(capture, user_source, request.source, separate)
+            if separate
+            else _version(capture, user_source, request.source)
+        )
+        eager = _eager(capture, user_source)
+        setup = Contenders(
+            candidate=candidate_call[0].bound(candidate_call[1]),
             eager=eager[0].bound(eager[1]),
             inputs=inputs,
-            moved=lambda: [own for call, _ in (mine, eager) for own in moved(call.instance, capture, inputs)],
+            relocated=lambda: [
+                item for call, _ in (candidate_call, eager) for item in relocated(call.instance, capture, inputs)
+            ],
             compiled=compiled,
-            previous=candidate_of(capture, own, request.previous) if request.previous else None,
+            previous=candidate_of(capture, user_source, request.previous) if request.previous else None,
             random=capture.uses_random,
             tolerance=rounded_within(capture.graph),
             epsilon=coarsest_epsilon(capture.graph),
@@ -205,6 +211,6 @@ def time_candidate(request: TimeRequest) -> TimeAnswer:
             least_us=request.least_us,
         )
         began = time.monotonic()
-        timing = run_paired_benchmark(contest, clock_of(), request.seconds)
+        timing = run_paired_benchmark(setup, clock_of(), request.seconds)
     release_gpu_memory()
     return TimeAnswer(timing, (began, time.monotonic()))

@@ -58,7 +58,7 @@ class Retest:
         eager: Run,
         inputs: Mapping[str, torch.Tensor],
         *,
-        moved: Callable[[], Sequence[tuple[str, torch.Tensor]]] = tuple,
+        relocated: Callable[[], Sequence[tuple[str, torch.Tensor]]] = tuple,
         random: bool,
         tolerance: float = 0.0,
         epsilon: float = EPSILON["float32"],
@@ -75,14 +75,14 @@ class Retest:
                 the tolerance, as in deep networks with batch norm, that change is allowed too.
         """
         self._candidate, self._eager, self._inputs = candidate, eager, inputs
-        self._moved, self._random, self._tolerance, self._epsilon = moved, random, tolerance, epsilon
+        self._relocated, self._random, self._tolerance, self._epsilon = relocated, random, tolerance, epsilon
         self._saved = {name: tensor.detach().clone() for name, tensor in inputs.items()}
         self._first: list[Any] = []
         self._last: Any = None
         self._written: list[str] = []
         """The inputs that a call changes; their new values are results too."""
 
-    def kept(self) -> Any:
+    def call(self) -> Any:
         """Call the candidate and keep its result for the check after the last timed call."""
         self._last = self._candidate()
         return self._last
@@ -127,7 +127,7 @@ class Retest:
         return [r.detach().clone() if isinstance(r, torch.Tensor) else r for r in (*results, *written)]
 
     def _fill(self, contents: Mapping[str, torch.Tensor]) -> None:
-        for name, tensor in (*self._inputs.items(), *self._moved()):
+        for name, tensor in (*self._inputs.items(), *self._relocated()):
             # Expanded tensors cannot be written, so nothing can have changed them.
             if 0 not in tensor.stride() and not torch.equal(tensor, contents[name]):
                 tensor.copy_(contents[name])

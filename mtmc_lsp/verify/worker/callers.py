@@ -16,7 +16,7 @@ from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture, Target, TargetKind
 from mtmc_lsp.verify.messages import CandidateSource, CaseRequest
-from mtmc_lsp.verify.worker.inputs import dotted, place, prepared_call, reusing, slots_of
+from mtmc_lsp.verify.worker.inputs import dotted, prepared_call, replace_tensor, reusing, slots_of
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
 from mtmc_lsp.verify.worker.run_target import is_interpreted, module_of, target_source
@@ -31,7 +31,7 @@ def load_candidate(source: CandidateSource, data: CaseRequest) -> tuple[Any, Pre
     """The candidate's module, and the function that prepares its calls. All these calls use one module instance."""
     capture = data.capture
     if source.separate is None:
-        module = module_of(capture, target_source(data.own, capture), source.text, data.widened)
+        module = module_of(capture, target_source(data.user_source, capture), source.text, data.widened)
         return module, functools.partial(prepared_call, shared=SharedInstance(reusing(capture)))
     target, init = source.separate.target, source.separate.init
     module = module_of_candidate(target, source.text, data.widened)
@@ -75,7 +75,7 @@ def prepared_candidate(
 def _instance(
     module: Any, target: Target, capture: Capture, device: str, init: str, shared: SharedInstance
 ) -> torch.nn.Module:
-    """The candidate, constructed as the reference, or by its own ``get_init_inputs`` if it takes other arguments."""
+    """The candidate, constructed as the reference, or by its ``get_init_inputs`` if it has other parameters."""
     kind = resolve(module, target.class_name)
     workload = capture.workload
     positional, named = ast.literal_eval(init)
@@ -104,9 +104,9 @@ def _place_parameters(
         if item.kind is InputKind.ARGUMENT:
             continue
         value = inputs[item.name]
-        wanted = dotted(item.access)
+        preferred = dotted(item.access)
         fitting = [name for name in free if held[name].shape == value.shape]
-        name = wanted if wanted in fitting else next(iter(fitting), "")
+        name = preferred if preferred in fitting else next(iter(fitting), "")
         if not name:
             raise RequestError(
                 f"{target.qualname} has no parameter that corresponds to {item.access}, shape {tuple(value.shape)}",
@@ -114,7 +114,7 @@ def _place_parameters(
                 remedy="Give the candidate the reference's parameters, best under the same names.",
             )
         free.remove(name)
-        place(slots[id(held[name])], value)
+        replace_tensor(slots[id(held[name])], value)
 
 
 def _bound(function: Any, instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], target: Target) -> Call:

@@ -16,7 +16,7 @@ from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process import sandbox
 from mtmc_lsp.process.worker.failures import classify
-from mtmc_lsp.process.worker.tensor_ipc import export_, import_, withdraw
+from mtmc_lsp.process.worker.tensor_ipc import export_, import_, release
 from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest
@@ -61,7 +61,7 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
         module, prepare = load_candidate(request.candidate, data)
     except Exception as error:
         return failure("compile_error", error)
-    withdraw(results)
+    release(results)
     inputs = import_(data.inputs, device)
     if not data.case.layout:
         inputs = {name: _with_graph_layout(data.capture, name, t, data.case) for name, t in inputs.items()}
@@ -106,7 +106,7 @@ class _Calls:
             # A later call must not change these results.
             judged = run if self._device == "cuda" else {**run, "results": [snapshot(r) for r in run["results"]]}
             del run
-            unlike, repeats = self._repeat(judged, plan)
+            differing_results, repeats = self._repeat(judged, plan)
         uses_kernels = True
         if plan.disables_kernels and launches.count:
             with LaunchCount().counting(executes=False):
@@ -114,7 +114,7 @@ class _Calls:
         observed = {
             "launches": launches.count,
             "all_launches": all_launches.count,
-            "differing": tuple(sorted(unlike)) if repeats else None,
+            "differing": tuple(sorted(differing_results)) if repeats else None,
             "uses_kernels": uses_kernels,
         }
         return judged, observed
@@ -165,13 +165,13 @@ class _Calls:
 
     def _repeat(self, judged: dict[str, Any], plan: CallPlan) -> tuple[set[int], int]:
         """Which results differ between calls on equal inputs, and the number of these calls."""
-        unlike = set[int]()
+        differing_results = set[int]()
         end = time.monotonic() + plan.repeat_seconds
         repeats = 0
         while repeats < plan.repeats and (repeats < LEAST_REPEATS or time.monotonic() < end):
-            unlike |= differing(outcome(judged), outcome(self._call(self._fresh())))
+            differing_results |= differing(outcome(judged), outcome(self._call(self._fresh())))
             repeats += 1
-        return unlike, repeats
+        return differing_results, repeats
 
     def _gives(self, judged: dict[str, Any]) -> bool:
         """Whether one more call gives the same results."""

@@ -10,7 +10,7 @@ import torch
 
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import Case
-from mtmc_lsp.verify.worker.comparison.batched_reads import unlike
+from mtmc_lsp.verify.worker.comparison.batched_reads import unequal
 from mtmc_lsp.verify.worker.run_target import device_for, outcome, plain, run_again
 
 REFERENCE_CALLS = 8
@@ -25,7 +25,7 @@ def differing(first: Sequence[Any], other: Sequence[Any]) -> set[int]:
         return {NUMBER}
     pairs = {i: (a, plain(b)) for i, (a, b) in enumerate(zip(first, other, strict=True))}
     tensors = {i: (a, b) for i, (a, b) in pairs.items() if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)}
-    return unlike(tensors) | {i for i, (a, b) in pairs.items() if i not in tensors and not bool(a == b)}
+    return unequal(tensors) | {i for i, (a, b) in pairs.items() if i not in tensors and not bool(a == b)}
 
 
 def not_explained(

@@ -1,4 +1,4 @@
-"""Runs the user's own code in float64, rounding only where that code itself asks for a narrower float. Runs in workers."""
+"""Runs the reference in float64, rounding only where its code casts to a narrower float. Runs in workers."""
 
 from __future__ import annotations
 
@@ -14,98 +14,101 @@ from mtmc_lsp.core.graph import RANDOM_OPS
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 CASTS = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32, "double": torch.float64}
-"""Methods that cast, and to what."""
+"""Methods that cast, with their dtypes."""
 BY_TYPE = {"Half": torch.float16, "BFloat16": torch.bfloat16, "Float": torch.float32, "Double": torch.float64}
-"""What ``torch.HalfTensor`` and the like hold."""
-OF_DTYPES = frozenset({"can_cast", "promote_types", "result_type"})
-"""Functions that say something of dtypes, and compute nothing."""
+"""The dtypes of ``torch.HalfTensor`` and the like."""
+DTYPE_FUNCTIONS = frozenset({"can_cast", "promote_types", "result_type"})
+"""Functions that return information on dtypes and compute nothing."""
 AUTOCAST = frozenset(
     """linear matmul __matmul__ __rmatmul__ mm mv bmm addmm addmv addbmm baddbmm einsum bilinear prelu
     conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention""".split()
 )
-"""Functions whose results autocast makes half."""
+"""Functions whose results have 16 bits under autocast."""
 
 
-class _Held(NamedTuple):
-    """An input as the user's own code has it."""
+class _Input(NamedTuple):
+    """An input of the target."""
 
     wide: torch.Tensor
-    own: torch.Tensor
+    original: torch.Tensor
+    """The tensor in the user's dtype."""
     version: int
 
 
 class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
-    """Computes every float in float64, and answers what a tensor's dtype is as the user's own run does.
+    """Computes all floats in float64, and reports the dtypes that the user's code would see.
 
-    Each float64 tensor stands for one of a dtype of the user's, its *own dtype*: that of the input, promoted through operations.
-    So code that asks for it (``x.dtype == torch.float32``, ``torch.finfo(x.dtype)``, ``.to(x.dtype)``) does what it does there.
+    Each float64 tensor represents a tensor of another dtype in a normal run, its *user dtype*: that of the input, promoted
+    through operations. So code that depends on it (``x.dtype == torch.float32``, ``torch.finfo(x.dtype)``, ``.to(x.dtype)``)
+    behaves as in a normal run.
 
-    Where the code casts to a float that cannot hold the own dtype (``.half()`` of a float32 tensor; ``.to(x.dtype)`` behind
-    a ``.float()``), the value is rounded through that dtype and goes on in float64: the rounding is part of the function, as
-    in ``x - x.half().float()``. A cast to one that can hold it, or to the own dtype itself, changes no value. What the dtype of
-    operands or autocast alone rounds is an error of the user's code and no part of its function: it is left exact. Casts to
-    integers and to float8 are carried out as they stand.
+    If the code casts to a float that cannot hold the user dtype (``.half()`` of a float32 tensor; ``.to(x.dtype)`` after a
+    ``.float()``), the value is rounded through that dtype and stays float64: the rounding is part of the function, as in
+    ``x - x.half().float()``. A cast to a dtype that can hold it changes no value. Rounding that only comes from the dtype of
+    operands or from autocast is an error of the reference and not part of its function: it is omitted. Casts to integers and
+    to float8 are carried out.
 
-    Random numbers are drawn in the dtype that the code asks for: in another the generator gives others.
+    Random numbers are drawn in the dtype that the code requests, because another dtype gives other numbers.
     """
 
     def __init__(self, default: torch.dtype = torch.float32) -> None:
-        """No inputs are known yet; ``default`` is the dtype of tensors that the user's code makes without naming one."""
+        """Create the mode without inputs; ``default`` is the dtype of tensors that the code creates without a dtype."""
         super().__init__()
         self._default = default
-        self._own = WeakTensorKeyDictionary()
-        self._held: dict[int, _Held] = {}
+        self._user_dtypes = WeakTensorKeyDictionary()
+        self._inputs: dict[int, _Input] = {}
         self._generators: dict[torch.device, torch.Generator] | None = None
         self._seed = 0
-        self._together = False
-        self.rounds = False
-        """Whether some cast has rounded."""
+        self._shares_draw = False
+        self.has_rounded = False
+        """Whether a cast has rounded."""
 
     @contextlib.contextmanager
-    def holding(
+    def with_inputs(
         self,
         wide: Mapping[str, torch.Tensor],
-        own: Mapping[str, torch.Tensor],
+        original: Mapping[str, torch.Tensor],
         *,
-        scattered: int | None = None,
-        together: bool = False,
+        rounding_seed: int | None = None,
+        shares_draw: bool = False,
     ) -> Iterator[None]:
-        """While this lasts, these float64 tensors stand for those.
+        """In this context the float64 tensors ``wide`` represent the tensors ``original``.
 
         Args:
-            wide: the inputs in float64; they may be moved by rounding, but not where the code casts an input itself: all who
-                compute the function cast the same number.
-            own: as the user's own code has them.
-            scattered: a seed. Results that their own dtype cannot hold are then rounded to it, to one neighbour or the other
-                by chance (Parker's random rounding): how far the code's results scatter tells how far those of another order
-                of the same operations may lie. What is exact stays so.
-            together: all elements of a result are scattered alike, so that equal ones stay equal. Rounding does that: of many
-                elements next to one number all errors are one, which a sum magnifies and does not even out.
+            wide: the inputs in float64. They may be perturbed; if the code casts an input itself, the original value is cast,
+                because every implementation of the function casts the same number.
+            original: the inputs in the user's dtypes.
+            rounding_seed: if set, results that their user dtype cannot hold are rounded stochastically to one of the two
+                neighbours (Parker's random rounding). The spread of such results estimates the errors of the same operations
+                in another order. Exact results stay exact.
+            shares_draw: whether all elements of a result are rounded with the same random number, so that equal elements stay
+                equal. Real rounding does that too: if all elements are close to one number, their errors are equal, and a sum
+                magnifies them instead of averaging them out.
         """
-        self._held = {
-            _storage(tensor): _Held(tensor, own[name], tensor._version)
+        self._inputs = {
+            _storage(tensor): _Input(tensor, original[name], tensor._version)
             for name, tensor in wide.items()
             if tensor.is_floating_point()
         }
-        if scattered is not None:
-            self._seed, self._generators, self._together = scattered, {}, together
+        if rounding_seed is not None:
+            self._seed, self._generators, self._shares_draw = rounding_seed, {}, shares_draw
         try:
             yield
         finally:
-            self._held, self._generators = {}, None
+            self._inputs, self._generators = {}, None
 
-    def own_dtype(self, tensor: torch.Tensor) -> torch.dtype:
-        """The dtype that a tensor has in the user's own run."""
+    def user_dtype(self, tensor: torch.Tensor) -> torch.dtype:
+        """The dtype of a tensor in a normal run."""
         if tensor.dtype != torch.float64:
             return tensor.dtype
-        known = self._own.get(tensor)
+        known = self._user_dtypes.get(tensor)
         if known is None:
-            held = self._held.get(_storage(tensor))
+            held = self._inputs.get(_storage(tensor))
             if held is None:
-                # A module's other parameters were widened with it.
-                wide = any(own.own.dtype == torch.float64 for own in self._held.values())
-                return torch.float64 if wide else self._default
-            self._own[tensor] = known = held.own.dtype
+                # Not an input: a parameter that the graph does not use, which was widened with the module.
+                is_wide = any(item.original.dtype == torch.float64 for item in self._inputs.values())
+                return torch.float64 if is_wide else self._default
+            self._user_dtypes[tensor] = known = held.original.dtype
         return known
 
     def __torch_function__(
@@ -114,63 +117,63 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         kwargs = dict(kwargs or {})
         name = getattr(function, "__name__", "")
         if getattr(function, "__self__", None) is torch.Tensor.dtype:
-            return self.own_dtype(args[0])
+            return self.user_dtype(args[0])
         if name == "type" and len(args) == 1 and "dtype" not in kwargs:
-            return _type_name(args[0], self.own_dtype(args[0]))
-        if name in OF_DTYPES:
-            found = function(*args, **kwargs)
-            is_wide = name == "result_type" and found == torch.float64
-            return self._result_dtype(name, (*args, *kwargs.values())) if is_wide else found
+            return _type_name(args[0], self.user_dtype(args[0]))
+        if name in DTYPE_FUNCTIONS:
+            answer = function(*args, **kwargs)
+            is_wide = name == "result_type" and answer == torch.float64
+            return self._result_dtype(name, (*args, *kwargs.values())) if is_wide else answer
         if name in RANDOM_OPS:
-            asked = kwargs.get("dtype") or self._default
-            drawn = function(*args, **{**kwargs, "dtype": asked}).to(torch.float64)
-            return self._noted(drawn, asked)
+            requested = kwargs.get("dtype") or self._default
+            drawn = function(*args, **{**kwargs, "dtype": requested}).to(torch.float64)
+            return self._with_user_dtype(drawn, requested)
         cast = self._cast_to(name, args, kwargs)
         if cast is not None:
             return self._cast(function, cast, args, kwargs)
-        asked = next((a for a in (*args, kwargs.get("dtype")) if isinstance(a, torch.dtype)), None)
+        requested = next((a for a in (*args, kwargs.get("dtype")) if isinstance(a, torch.dtype)), None)
         if kwargs.get("dtype") in NARROW:
             kwargs["dtype"] = torch.float64
         wide_args = tuple(_wide(a) for a in args)
         result = function(*wide_args, **kwargs)
         operands = (*args, *kwargs.values())
-        if not any(made.dtype == torch.float64 for made in _tensors([result])):
+        if not any(tensor.dtype == torch.float64 for tensor in _tensors([result])):
             return result
-        return self._finished(result, self._result_dtype(name, operands) if asked is None else asked, operands)
+        return self._finished(result, self._result_dtype(name, operands) if requested is None else requested, operands)
 
     # Casts -------------------------------------------------------------------------------------------------------
 
     def _cast_to(self, name: str, args: Any, kwargs: Mapping[str, Any]) -> torch.dtype | None:
-        """The dtype that a call of a tensor's method casts to; None where it is no cast."""
+        """The dtype that a call of a tensor's method casts to; None if it is not a cast."""
         if not args or not isinstance(args[0], torch.Tensor):
             return None
         if name in CASTS:
             return CASTS[name]
         if name not in ("to", "type", "type_as"):
             return None
-        for asked in (*args[1:], *kwargs.values()):
-            if isinstance(asked, torch.dtype):
-                return asked
-            if isinstance(asked, torch.Tensor):
-                return self.own_dtype(asked)
+        for value in (*args[1:], *kwargs.values()):
+            if isinstance(value, torch.dtype):
+                return value
+            if isinstance(value, torch.Tensor):
+                return self.user_dtype(value)
             if name == "type":
-                text = asked if isinstance(asked, str) else getattr(asked, "__name__", "")
+                text = value if isinstance(value, str) else getattr(value, "__name__", "")
                 return BY_TYPE.get(text.rpartition(".")[2].removesuffix("Tensor"))
         return None
 
-    def _cast(self, function: Any, asked: torch.dtype, args: Any, kwargs: Mapping[str, Any]) -> torch.Tensor:
+    def _cast(self, function: Any, target: torch.dtype, args: Any, kwargs: Mapping[str, Any]) -> torch.Tensor:
         x: torch.Tensor = args[0]
-        own = self.own_dtype(x)
-        is_known = asked in NARROW or asked == torch.float64
-        loses = is_known and _loses(own, asked)
-        if loses or not is_known:
-            x = self._unmoved(x)
-        if not is_known:
+        user_dtype = self.user_dtype(x)
+        is_plain_float = target in NARROW or target == torch.float64
+        rounds = is_plain_float and _may_round(user_dtype, target)
+        if rounds or not is_plain_float:
+            x = self._original_values(x)
+        if not is_plain_float:
             result: torch.Tensor = function(x, *args[1:], **kwargs)
             return result
-        if loses:
-            self.rounds = self.rounds or own.is_floating_point
-            x = x.to(asked)
+        if rounds:
+            self.has_rounded = self.has_rounded or user_dtype.is_floating_point
+            x = x.to(target)
         if function.__name__ == "to":
             other = next((a for a in (*args[1:], *kwargs.values()) if isinstance(a, torch.Tensor)), None)
             rest = [_wide(a) for a in args[1:] if not isinstance(a, torch.Tensor)]
@@ -178,78 +181,78 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             result = x.to(other.device, torch.float64, *rest, **named) if other is not None else x.to(*rest, **named)
         else:
             result = x.to(torch.float64)
-        if result is args[0] and own != asked:
-            # In the user's own run it is a tensor of its own.
+        if result is args[0] and user_dtype != target:
+            # In a normal run the cast returns a new tensor.
             result = result.clone()
-        return self._noted(result, asked) if result is not args[0] else result
+        return self._with_user_dtype(result, target) if result is not args[0] else result
 
-    def _unmoved(self, x: torch.Tensor) -> torch.Tensor:
-        """An input, or a view of one, with the values that it has in the user's own run."""
-        held = self._held.get(_storage(x))
+    def _original_values(self, x: torch.Tensor) -> torch.Tensor:
+        """An input, or a view of one, with the values of a normal run, without perturbation."""
+        held = self._inputs.get(_storage(x))
         if held is None or x.dtype != torch.float64 or x._version != held.version:
             return x
-        if held.wide.stride() != held.own.stride():
+        if held.wide.stride() != held.original.stride():
             return x
-        offset = held.own.storage_offset() + x.storage_offset() - held.wide.storage_offset()
-        exact = held.own.detach().as_strided(x.shape, x.stride(), offset).to(torch.float64)
+        offset = held.original.storage_offset() + x.storage_offset() - held.wide.storage_offset()
+        exact = held.original.detach().as_strided(x.shape, x.stride(), offset).to(torch.float64)
         return x + (exact - x).detach() if x.requires_grad else exact
 
     # Results -----------------------------------------------------------------------------------------------------
 
     def _result_dtype(self, name: str, values: Iterable[Any]) -> torch.dtype:
-        """The own dtype of what an operation makes of its operands."""
+        """The user dtype of the result of an operation on these operands."""
         floats = [value for value in _tensors(values) if value.is_floating_point()]
         if not floats:
             return self._default
         device = floats[0].device.type
         if name in AUTOCAST and torch.is_autocast_enabled(device):
             half: torch.dtype = torch.get_autocast_dtype(device)
-            return half if all(self.own_dtype(value) != torch.float64 for value in floats) else torch.float64
-        # Scalars in tensors do not widen others.
+            return half if all(self.user_dtype(value) != torch.float64 for value in floats) else torch.float64
+        # Tensors without dimensions do not widen others.
         deciding = [value for value in floats if value.dim()] or floats
-        found = self.own_dtype(deciding[0])
+        result = self.user_dtype(deciding[0])
         for value in deciding[1:]:
-            other = self.own_dtype(value)
-            found = found if other == found or other.itemsize == 1 else torch.promote_types(found, other)
-        return found
-
-    def _finished(self, result: Any, own: torch.dtype, operands: Iterable[Any]) -> Any:
-        """A result, noted, and scattered where that is asked for."""
-        given = list(_tensors(operands))
-        if not isinstance(result, torch.Tensor):
-            for made in _tensors([result]):
-                if not any(made is each for each in given):
-                    self._noted(made, own)
-            return result
-        if any(result is each for each in given):
-            return result
-        if self._generators is not None and own != torch.float64 and not result._is_view():
-            result = self._scattered(result, own)
-        return self._noted(result, own)
-
-    def _noted(self, result: torch.Tensor, own: torch.dtype) -> torch.Tensor:
-        if result.dtype == torch.float64 and own.is_floating_point:
-            self._own[result] = own
+            other = self.user_dtype(value)
+            result = result if other == result or other.itemsize == 1 else torch.promote_types(result, other)
         return result
 
-    def _scattered(self, value: torch.Tensor, own: torch.dtype) -> torch.Tensor:
-        """Each element, where ``own`` cannot hold it, as one of its two neighbours there."""
+    def _finished(self, result: Any, user_dtype: torch.dtype, operands: Iterable[Any]) -> Any:
+        """A result with its user dtype recorded, and stochastically rounded if requested."""
+        operand_tensors = list(_tensors(operands))
+        if not isinstance(result, torch.Tensor):
+            for tensor in _tensors([result]):
+                if not any(tensor is operand for operand in operand_tensors):
+                    self._with_user_dtype(tensor, user_dtype)
+            return result
+        if any(result is operand for operand in operand_tensors):
+            return result
+        if self._generators is not None and user_dtype != torch.float64 and not result._is_view():
+            result = self._rounded_stochastically(result, user_dtype)
+        return self._with_user_dtype(result, user_dtype)
+
+    def _with_user_dtype(self, result: torch.Tensor, user_dtype: torch.dtype) -> torch.Tensor:
+        if result.dtype == torch.float64 and user_dtype.is_floating_point:
+            self._user_dtypes[result] = user_dtype
+        return result
+
+    def _rounded_stochastically(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Each element that ``dtype`` cannot hold, as one of its two neighbours in ``dtype``."""
         assert self._generators is not None
         plain = value.detach()
         if plain.device not in self._generators:
             self._generators[plain.device] = torch.Generator(plain.device).manual_seed(self._seed)
-        shape = (1,) * plain.dim() if self._together else plain.shape
-        chance = torch.rand(shape, generator=self._generators[plain.device], device=plain.device, dtype=plain.dtype)
-        factor = chance.sub_(0.5).mul_(torch.finfo(own).eps).add_(1.0)
-        # In place: what is scattered may be of gigabytes.
-        moved = factor * plain if self._together else factor.mul_(plain)
-        moved.copy_(moved.to(own))
-        moved = torch.where((plain.to(own) == plain) | ~torch.isfinite(moved), plain, moved)
-        return value + torch.where(torch.isfinite(plain), moved - plain, 0.0) if value.requires_grad else moved
+        shape = (1,) * plain.dim() if self._shares_draw else plain.shape
+        draw = torch.rand(shape, generator=self._generators[plain.device], device=plain.device, dtype=plain.dtype)
+        factor = draw.sub_(0.5).mul_(torch.finfo(dtype).eps).add_(1.0)
+        # In place, because tensors may have gigabytes.
+        rounded = factor * plain if self._shares_draw else factor.mul_(plain)
+        rounded.copy_(rounded.to(dtype))
+        rounded = torch.where((plain.to(dtype) == plain) | ~torch.isfinite(rounded), plain, rounded)
+        return value + torch.where(torch.isfinite(plain), rounded - plain, 0.0) if value.requires_grad else rounded
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """What tells tensors that share memory."""
+    """A number that is equal for tensors that share memory."""
     return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else 0
 
 
@@ -265,17 +268,18 @@ def _wide(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value
 
 
-def _loses(own: torch.dtype, asked: torch.dtype) -> bool:
-    """Whether a cast may change values; ``asked`` is a float of at least two bytes."""
-    if own == asked or own == torch.bool or own.is_complex:
+def _may_round(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether a cast may change values; ``target`` is a float of at least two bytes."""
+    if source == target or source == torch.bool or source.is_complex:
         return False
-    if not own.is_floating_point:
+    if not source.is_floating_point:
         return True
-    mine, wanted = torch.finfo(own), torch.finfo(asked)
-    return bool(wanted.eps > mine.eps or wanted.max < mine.max or wanted.tiny > mine.tiny)
+    old, new = torch.finfo(source), torch.finfo(target)
+    return bool(new.eps > old.eps or new.max < old.max or new.tiny > old.tiny)
 
 
-def _type_name(tensor: torch.Tensor, own: torch.dtype) -> str:
+def _type_name(tensor: torch.Tensor, user_dtype: torch.dtype) -> str:
+    """The result of ``tensor.type()`` in a normal run."""
     kind: str = tensor.type()
-    named = next((name for name, dtype in BY_TYPE.items() if dtype == own), "")
-    return f"{kind.rpartition('.')[0]}.{named}Tensor" if named else kind
+    name = next((name for name, dtype in BY_TYPE.items() if dtype == user_dtype), "")
+    return f"{kind.rpartition('.')[0]}.{name}Tensor" if name else kind

@@ -18,7 +18,7 @@ from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 
 SCALES = {"large": 1e3, "tiny": 1e-3}
 EXACT = {"integers": (-4, 5), "bits": (0, 2)}
-"""Distributions of whole numbers, from and up to: sums and products of them are exact in every float type."""
+"""Distributions of whole numbers with their bounds: sums and products of them are exact in every float dtype."""
 SPECIAL = {"infinite": (float("inf"), float("-inf")), "nan": (float("nan"),)}
 SPECIAL_PART = 0.02
 """The part of the elements that are infinite or NaN; at least one of each tensor."""
@@ -34,15 +34,15 @@ def make_inputs(
     """Every graph input's value for a case, by name.
 
     Args:
-        call: the user's own, whose parameters are the starting point.
+        call: the workload's call; parameters are varied versions of its parameters.
         widened: whether bfloat16 is replaced by float32 (the interpreter computes bfloat16 wrongly).
     """
-    # Made where they are used: a CPU takes seconds for what a GPU makes at once.
+    # Created on their device: a GPU is much faster than a CPU.
     generator = torch.Generator(device).manual_seed(seed)
     ranges = {a.input: (a.low, a.high) for a in capture.arguments if a.input}
     specs = {s.name: s.tensor for s in capture.workload.arguments if s.tensor is not None}
     by_name = dict(zip(call.names, call.values, strict=True))
-    given = {a.input: by_name[a.name] for a in capture.arguments if a.input and a.name in by_name}
+    user_values = {a.input: by_name[a.name] for a in capture.arguments if a.input and a.name in by_name}
     result: dict[str, torch.Tensor] = {}
     for item in capture.graph.inputs:
         if item.kind is not InputKind.ARGUMENT:
@@ -54,7 +54,7 @@ def make_inputs(
                 result[item.name] = _varied(held, shape, generator)
             continue
         if distribution == "given" and capture.workload.source is WorkloadSource.GET_INPUTS:
-            result[item.name] = given[item.name].detach().clone()
+            result[item.name] = user_values[item.name].detach().clone()
             continue
         spec = specs.get(item.name)
         low, high = ranges.get(item.name, (None, None))
@@ -114,37 +114,37 @@ def _with_special(value: torch.Tensor, kinds: tuple[float, ...], generator: torc
 
 
 def laid_out(value: torch.Tensor, strides: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A fresh tensor with these values and strides, of another dtype if asked for; dimensions of stride 0 are expanded."""
-    own = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)] if value.numel() else value
-    fresh = torch.empty_strided(own.shape, tuple(strides), dtype=dtype or value.dtype, device=value.device)
-    return fresh.copy_(own).as_strided(value.shape, tuple(strides))
+    """A new tensor with these values and strides, optionally of another dtype; dimensions of stride 0 are expanded."""
+    stored = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)] if value.numel() else value
+    fresh = torch.empty_strided(stored.shape, tuple(strides), dtype=dtype or value.dtype, device=value.device)
+    return fresh.copy_(stored).as_strided(value.shape, tuple(strides))
 
 
 def other_layout(inputs: dict[str, torch.Tensor], names: Sequence[str], layout: str) -> dict[str, torch.Tensor]:
-    """The same inputs with arguments that are not contiguous, or with equal arguments that are one tensor."""
+    """The same inputs with non-contiguous arguments, or with one tensor for all arguments of the same type."""
     result = dict(inputs)
     for i, name in enumerate(names):
         value = inputs[name]
         if layout == STRIDED and value.dim():
-            # The order of the dimensions is turned around in memory, and every second element is left out.
-            room = torch.empty(
+            # The order of the dimensions is reversed in memory, and every second element is unused.
+            memory = torch.empty(
                 [*reversed(value.shape[:-1]), 2 * value.shape[-1]], dtype=value.dtype, device=value.device
             )
-            places = [*reversed(range(value.dim() - 1)), value.dim() - 1]
-            result[name] = room[..., ::2].permute(places).copy_(value)
+            order = [*reversed(range(value.dim() - 1)), value.dim() - 1]
+            result[name] = memory[..., ::2].permute(order).copy_(value)
         if layout == ALIASED:
-            like = (o for o in names[:i] if inputs[o].shape == value.shape and inputs[o].dtype == value.dtype)
-            result[name] = result[next(like, name)]
+            same_type = (o for o in names[:i] if inputs[o].shape == value.shape and inputs[o].dtype == value.dtype)
+            result[name] = result[next(same_type, name)]
     return result
 
 
 def _varied(value: torch.Tensor, shape: list[int], generator: torch.Generator) -> torch.Tensor:
-    """A parameter moved away from its initial value: ones and zeros hide mistakes. Non-negative ones stay positive.
+    """A parameter with values other than the initial ones and zeros, which hide mistakes. Non-negative values stay positive.
 
-    Where the case gives it another shape, it is drawn anew with the same spread.
+    If the case has another shape, the values are drawn with the same mean and standard deviation.
     """
-    place = generator.device
-    value = value.detach().to(place)
+    device = generator.device
+    value = value.detach().to(device)
     if not value.is_floating_point():
         return value.clone() if list(value.shape) == shape else value.flatten()[:1].expand(shape).clone()
     # Nothing is read from the device here: a network has hundreds of parameters.
@@ -152,9 +152,9 @@ def _varied(value: torch.Tensor, shape: list[int], generator: torch.Generator) -
     if list(value.shape) != shape:
         wide = value.float()
         spread = wide.std() if value.numel() > 1 else 0.1
-        value = (wide.mean() + spread * torch.randn(shape, generator=generator, device=place)).to(value.dtype)
+        value = (wide.mean() + spread * torch.randn(shape, generator=generator, device=device)).to(value.dtype)
         value = torch.where(positive, value.abs(), value)
-    noise = torch.rand(shape, generator=generator, device=place)
+    noise = torch.rand(shape, generator=generator, device=device)
     above = value * (0.75 + 0.5 * noise) + 0.05 * noise
     around = value + 0.1 * value.abs().mean() * (noise - 0.5)
     return torch.where(positive, above, around).to(value.dtype)
@@ -189,19 +189,19 @@ def prepared_call(
     """
     sizes = _call_sizes(capture, inputs)
     replaced = {argument.name for argument in capture.arguments if argument.input in inputs}
-    # An argument that the graph does not use is passed as the workload makes it: the code may ask how it lies in memory.
+    # Arguments that the graph does not use are passed as in the workload: the code may depend on their memory layout.
     read = {spec.name for spec in capture.workload.arguments} - replaced
     construct = shared or reusing(capture)
     call = build_call(module, capture.workload, device, sizes, values=False, read=read, construct=construct)
     if call.instance is not None and (shared is None or shared.needs_parameters()):
         floats = [t for t in inputs.values() if t.is_floating_point()]
-        # By their size: under the oracle's mode the dtype is said to be what the user's own code has.
+        # The element size reveals float64; under the oracle's mode, dtype is the user's.
         if any(t.element_size() == 8 for t in floats):
             call.instance.double()
         slots = slots_of(call.instance)
         for item in capture.graph.inputs:
             if item.kind is not InputKind.ARGUMENT:
-                place(slots[id(_read(call.instance, item.access))], inputs[item.name])
+                replace_tensor(slots[id(_read(call.instance, item.access))], inputs[item.name])
     values = [
         inputs[argument.input] if argument.input else _constant(argument.constant, call, argument.name)
         for argument in capture.arguments
@@ -214,13 +214,13 @@ def prepared_call(
 
 
 def reusing(capture: Capture) -> Callable[..., torch.nn.Module]:
-    """What makes instances whose captured parameters and buffers are only read, or replaced."""
+    """A constructor of instances whose captured parameters and buffers are only read, or replaced."""
     held = [item.access for item in capture.graph.inputs if item.kind is not InputKind.ARGUMENT]
     return functools.partial(instance_of, replaced=[dotted(access) for access in held])
 
 
 def dotted(access: str) -> str:
-    """The name that a module's tensor has for torch: ``layers.0.weight`` for ``self.layers[0].weight``."""
+    """The name of a module's tensor in torch: ``layers.0.weight`` for ``self.layers[0].weight``."""
     return access.removeprefix("self.").replace("[", ".").replace("]", "")
 
 
@@ -230,7 +230,7 @@ def _constant(value: object, call: Call, name: str) -> Any:
 
 
 def slots_of(instance: torch.nn.Module) -> dict[int, list[AttributeSlot]]:
-    """Where each tensor of a module is held, by its identity: in several places where weights are tied, or buffers shared."""
+    """The attributes that hold each tensor of a module, by its ``id``; several if weights are tied or buffers are shared."""
     slots: dict[int, list[AttributeSlot]] = {}
     for module in instance.modules():
         for held in (module._parameters, module._buffers):
@@ -240,8 +240,8 @@ def slots_of(instance: torch.nn.Module) -> dict[int, list[AttributeSlot]]:
     return slots
 
 
-def place(slots: Sequence[AttributeSlot], value: torch.Tensor) -> None:
-    """Put a tensor into the places that another was held in."""
+def replace_tensor(slots: Sequence[AttributeSlot], value: torch.Tensor) -> None:
+    """Assign a tensor to all attributes that held another one."""
     parameter: torch.nn.Parameter | None = None
     for held, name in slots:
         if isinstance(held[name], torch.nn.Parameter):
@@ -255,35 +255,35 @@ def _as_parameter(value: torch.Tensor) -> torch.nn.Parameter:
     return torch.nn.Parameter(value, requires_grad=value.is_floating_point())
 
 
-def moved(instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
-    """Parameters that no longer lie where they were placed, by their input: cuDNN's recurrent layers gather theirs in one chunk.
+def relocated(instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    """Parameters that a call moved to other memory, with their inputs: cuDNN's recurrent layers gather theirs in one buffer.
 
     Args:
         instance: the module that was called; ``None`` for a function.
-        inputs: what was placed in it.
+        inputs: the tensors that were assigned to it.
     """
-    found = []
+    moved = []
     for item in capture.graph.inputs if instance is not None else ():
         if item.kind is not InputKind.ARGUMENT:
             with contextlib.suppress(AttributeError, IndexError):
-                own = _read(instance, item.access).detach()
-                if own.shape == inputs[item.name].shape and own.data_ptr() != inputs[item.name].data_ptr():
-                    found.append((item.name, own))
-    return found
+                tensor, assigned = _read(instance, item.access).detach(), inputs[item.name]
+                if tensor.shape == assigned.shape and tensor.data_ptr() != assigned.data_ptr():
+                    moved.append((item.name, tensor))
+    return moved
 
 
 def _call_sizes(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Sizes for the throw-away arguments that a call is built with; the case's own replace them.
+    """Sizes of the temporary arguments with which a call is built; the case's arguments replace them.
 
-    Arguments that the graph does not use are kept, so where there are any, they get the case's sizes, and the workload's where
-    the graph may have been made for these.
+    Arguments that the graph does not use are not replaced. If there are any, they get the case's sizes, or the workload's sizes
+    if the graph may be specialised to them.
     """
     sizes = {name: min(value, 4) for name, value in capture.workload.sizes.items()}
     specs = {item.name: item.tensor for item in capture.workload.arguments if item.tensor is not None}
     if set(specs) <= set(inputs):
         return sizes
-    beside = [size for item in capture.graph.unread_inputs for size in item.type.shape]
-    free = {*capture.graph.sizes, *(name for size in beside for name in size.symbols())}
+    unread_sizes = [size for item in capture.graph.unread_inputs for size in item.type.shape]
+    free = {*capture.graph.sizes, *(name for size in unread_sizes for name in size.symbols())}
     sizes |= {name: value for name, value in capture.workload.sizes.items() if name not in free}
     for name in set(specs) & set(inputs):
         for size, length in zip(specs[name].shape, inputs[name].shape, strict=True):

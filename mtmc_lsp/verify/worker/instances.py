@@ -18,10 +18,10 @@ _originals: dict[tuple[Any, str, str], torch.nn.Module] = {}
 
 
 class SharedInstance:
-    """One instance for all calls of a candidate on a case, as in a user's program: what it keeps on itself shows."""
+    """One instance for all calls of a candidate on a case, as in a user's program, so that state on the instance is detected."""
 
     def __init__(self, construct: Callable[..., torch.nn.Module]) -> None:
-        """Note how to construct it; the first call does."""
+        """Store the constructor; the first call uses it."""
         self._construct = construct
         self._instance: torch.nn.Module | None = None
         self._has_parameters = False
@@ -33,7 +33,7 @@ class SharedInstance:
         return self._instance
 
     def needs_parameters(self) -> bool:
-        """Whether the case's parameters must be placed now: only once, so that the module may keep what it derives from them."""
+        """Whether to assign the case's parameters now: only once, so that the module may cache values derived from them."""
         needs, self._has_parameters = not self._has_parameters, True
         return needs
 
@@ -56,7 +56,9 @@ def instance_of(
         return constructed(kind, positional, named, device)
     try:
         return _copy(_originals[key], frozenset(replaced))
-    except Exception:  # a module may hold what cannot be copied: a lock, a handle, a tensor with autograd history
+    except (
+        Exception
+    ):  # a module may hold an object that cannot be copied: a lock, a handle, a tensor with autograd history
         return constructed(kind, positional, named, device)
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from mtmc_lsp.core.results import Check, CheckStatus
-from mtmc_lsp.process.worker.tensor_ipc import import_, withdraw
+from mtmc_lsp.process.worker.tensor_ipc import import_, release
 from mtmc_lsp.verify.messages import JudgeAnswer, JudgeRequest
 from mtmc_lsp.verify.worker.comparison.compare import Comparison, compare_case
 from mtmc_lsp.verify.worker.determinism import not_explained
 from mtmc_lsp.verify.worker.inputs import EXACT
-from mtmc_lsp.verify.worker.reference_cache import is_there, kept, own_device
+from mtmc_lsp.verify.worker.reference_cache import comparison_device, is_cached, load
 from mtmc_lsp.verify.worker.reference_commands import expected_results, inputs_of
 from mtmc_lsp.verify.worker.run_target import module_of, outcome, release_gpu_memory, target_source
 
@@ -22,25 +22,25 @@ def judge(request: JudgeRequest) -> JudgeAnswer:
     """Compare a candidate's results with the reference's and the oracle's."""
     case = request.data.case
     inputs, expected = _expected(request)
-    # What the CPU computed is compared there.
+    # Results that were computed on the CPU are compared there.
     devices = {t.device.type for t in outcome(expected) if isinstance(t, torch.Tensor)}
-    device = devices.pop() if devices else own_device()
+    device = devices.pop() if devices else comparison_device()
     inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
     results = import_(request.results, device)
     exact = case.distribution in EXACT and request.is_exact
-    found = compare_case(inputs, expected, results, request.precision, exact=exact)
-    checks = [Check(c["name"], CheckStatus(c["status"]), "", c["detail"]) for c in found["checks"]]
+    comparison = compare_case(inputs, expected, results, request.precision, exact=exact)
+    checks = [Check(c["name"], CheckStatus(c["status"]), "", c["detail"]) for c in comparison["checks"]]
     if case.layout:
         # The layout of results is only part of the contract for the workload's own layout of inputs.
         checks = [_without_stride(check) for check in checks]
-    is_known = bool(request.other_expected) and is_there(request.other_expected)
-    other = kept(request.other_expected, own_device())["results"] if is_known else []
+    is_known = bool(request.other_expected) and is_cached(request.other_expected)
+    other = load(request.other_expected, comparison_device())["results"] if is_known else []
     answer = JudgeAnswer(
         tuple(checks),
-        found["error"],
-        found["reference_error"],
-        compared=tuple(found["results"]),
-        undecided=tuple(found["silent"]),
+        comparison["error"],
+        comparison["reference_error"],
+        compared=tuple(comparison["results"]),
+        undecided=tuple(comparison["inconclusive"]),
         trivial=tuple(trivial_answers(inputs, expected, request.precision, other)),
         unexplained=tuple(_unexplained(request, inputs, expected)),
     )
@@ -49,14 +49,14 @@ def judge(request: JudgeRequest) -> JudgeAnswer:
 
 
 def _expected(request: JudgeRequest) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The inputs of a case and what is expected of them; computed again if this process does not hold them."""
+    """The inputs and expected results of a case; computed again if they are not cached."""
     data = request.data
-    withdraw(data.inputs)
-    if not is_there(request.expected):
+    release(data.inputs)
+    if not is_cached(request.expected):
         module, inputs = inputs_of(data)
         return inputs, expected_results(data, module, inputs)
-    expected = kept(request.expected, own_device())
-    inputs = kept(data.inputs, own_device()) if is_there(data.inputs) else inputs_of(data)[1]
+    expected = load(request.expected, comparison_device())
+    inputs = load(data.inputs, comparison_device()) if is_cached(data.inputs) else inputs_of(data)[1]
     return inputs, expected
 
 
@@ -65,7 +65,7 @@ def _unexplained(request: JudgeRequest, inputs: dict[str, torch.Tensor], expecte
     if not request.differing:
         return []
     data = request.data
-    module = module_of(data.capture, target_source(data.own, data.capture), None, data.widened)
+    module = module_of(data.capture, target_source(data.user_source, data.capture), None, data.widened)
     return not_explained(request.differing, module, data.capture, inputs, expected, data.case)
 
 
@@ -78,12 +78,12 @@ def _without_stride(check: Check) -> Check:
 def trivial_answers(
     inputs: Mapping[str, torch.Tensor], expected: Mapping[str, Any], precision: str, other: Sequence[Any] = ()
 ) -> list[str]:
-    """The answers without any computation that pass: zeros, the mean, copies of the inputs, and the answer of another case.
+    """The trivial answers that would pass: zeros, the mean, copies of the inputs, and the answer of another case.
 
-    Empty results and means of single numbers count for nothing.
+    Empty results do not count, and neither do means of single numbers.
     """
     if expected["after"]:
-        # A reference that changes its inputs asks for more than the returned tensors.
+        # If the reference changes its inputs, no constant answer is complete.
         return []
     results = [r for r in expected["results"] if isinstance(r, torch.Tensor)]
     answers: dict[str, list[torch.Tensor]] = {"zeros": [torch.zeros_like(r) for r in results]}
@@ -109,6 +109,8 @@ def _passes(answer: list[torch.Tensor], expected: Mapping[str, Any], precision: 
     for i, result in enumerate(expected["results"]):
         if isinstance(result, torch.Tensor):
             like = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
-            near, ties, doubt = expected["near"].get(i, 0.0), expected["ties"].get(i), expected["doubts"].get(i)
-            comparison.tensor("", like.copy_(next(answers)), result, expected["oracle"][i], near, ties, doubt)
-    return all(check["status"] != "failed" for check in comparison.found()[0])
+            like.copy_(next(answers))
+            sensitivity, ties = expected["sensitivity"].get(i, 0.0), expected["ties"].get(i)
+            ill_conditioned = expected["ill_conditioned"].get(i)
+            comparison.tensor("", like, result, expected["oracle"][i], sensitivity, ties, ill_conditioned)
+    return all(check["status"] != "failed" for check in comparison.finish()[0])

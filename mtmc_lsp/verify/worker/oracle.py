@@ -1,4 +1,4 @@
-"""What the float64 oracle shares with what it judges: products in TF32, choices among equals, random numbers. Runs in workers."""
+"""Function modes of the oracle: products in TF32, the values behind indices, dropout as in generated kernels. Runs in workers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
 PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv"})
-"""Operations of PyTorch's core that multiply matrices, as a dispatch mode sees them."""
+"""ATen operations that multiply matrices, as a dispatch mode sees them."""
 CUT_BITS = 42
-"""Of a float64's significand, what TF32 lacks."""
+"""The bits of a float64 significand that TF32 lacks."""
 
 
-class NarrowProducts(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
-    """Products of float64 operands that are rounded to TF32's ten bits, as tensor cores take them; gradients' products too."""
+class Tf32Products(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
+    """Rounds float64 operands of products, also in the backward pass, to the ten bits of TF32, as tensor cores do."""
 
     def __init__(self, *, convolutions: bool, products: bool) -> None:
         super().__init__()
@@ -28,14 +28,14 @@ class NarrowProducts(TorchDispatchMode):  # type: ignore[misc]  # torch is not t
     ) -> Any:
         name = function.overloadpacket.__name__
         if name in self._names:
-            # What is only added to the product keeps its bits.
-            kept = 1 if name.startswith("add") or name == "baddbmm" else 0
-            last = {"convolution": 2, "convolution_backward": 3}.get(name, len(args))
-            args = [_in_ten_bits(a) if kept <= i < last else a for i, a in enumerate(args)]
+            # The first argument of addmm and the like is added to the product, so it is not rounded.
+            first = 1 if name.startswith("add") or name == "baddbmm" else 0
+            end = {"convolution": 2, "convolution_backward": 3}.get(name, len(args))
+            args = [_rounded_to_tf32(a) if first <= i < end else a for i, a in enumerate(args)]
         return function(*args, **(kwargs or {}))
 
 
-def _in_ten_bits(value: Any) -> Any:
+def _rounded_to_tf32(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
         return value
     bits = value.contiguous().view(torch.int64)
@@ -44,21 +44,21 @@ def _in_ten_bits(value: Any) -> Any:
 
 
 class Choice(NamedTuple):
-    """What indices of extreme values were chosen from."""
+    """The values that indices of extreme values were selected from."""
 
     values: torch.Tensor
     dim: int | None
     index: torch.Tensor
     is_order: bool
-    """Whether several are chosen of each row, each once: ``sort`` and ``topk``."""
+    """Whether each row has several distinct indices, as from ``sort`` and ``topk``."""
 
 
 class IndexRecorder(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
-    """Notes what each argmax, argmin and the like chose from, so that an index that ties is not called wrong."""
+    """Records the operands of argmax, argmin and the like, so that an index of an equal value is accepted."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[Choice] = []
+        self.choices: list[Choice] = []
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -68,14 +68,14 @@ class IndexRecorder(TorchFunctionMode):  # type: ignore[misc]  # torch is not ty
         name = getattr(function, "__name__", "")
         if name in ("argmax", "argmin"):
             dim = args[1] if len(args) > 1 else kwargs.get("dim")
-            self.seen.append(Choice(_operand(args, kwargs), dim, result, False))
+            self.choices.append(Choice(_operand(args, kwargs), dim, result, False))
         elif name == "argsort":
             dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
-            self.seen.append(Choice(_operand(args, kwargs), dim, result, True))
+            self.choices.append(Choice(_operand(args, kwargs), dim, result, True))
         elif name in ("max", "min", "topk", "sort") and isinstance(result, tuple):
-            place = 2 if name == "topk" else 1
-            dim = args[place] if len(args) > place else kwargs.get("dim", -1)
-            self.seen.append(Choice(_operand(args, kwargs), dim, result[1], name in ("topk", "sort")))
+            position = 2 if name == "topk" else 1
+            dim = args[position] if len(args) > position else kwargs.get("dim", -1)
+            self.choices.append(Choice(_operand(args, kwargs), dim, result[1], name in ("topk", "sort")))
         return result
 
 
@@ -85,7 +85,7 @@ def _operand(args: Any, kwargs: Mapping[str, Any]) -> torch.Tensor:
 
 
 class SharedRandomMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
-    """Dropout keeps exactly the elements that generated kernels keep: Philox of a seed, by flat element index."""
+    """Makes dropout keep exactly the elements that generated kernels keep: Philox of a seed, by flat element index."""
 
     def __init__(self, seeds: list[int]) -> None:
         super().__init__()
@@ -103,8 +103,8 @@ class SharedRandomMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not
             if training and p > 0:
                 seed = self._seeds[self._next]
                 self._next += 1
-                keep = uniform(seed, x.numel(), x.device).view(x.shape) >= p
-                return torch.where(keep, x * (1.0 / (1.0 - p) if p < 1 else 0.0), torch.zeros_like(x))
+                is_kept = uniform(seed, x.numel(), x.device).view(x.shape) >= p
+                return torch.where(is_kept, x * (1.0 / (1.0 - p) if p < 1 else 0.0), torch.zeros_like(x))
         return function(*args, **kwargs)
 
 
@@ -115,7 +115,7 @@ def draw_seeds(seed: int, count: int, device: str) -> list[int]:
 
 
 def uniform(seed: int, count: int, device: Any) -> torch.Tensor:
-    """Float32 in [0, 1): word i % 4 of counter i // 4 of Philox 4x32-10 (Salmon et al., SC 2011), as ``tl.rand4x`` gives it."""
+    """Float32 in [0, 1): word i % 4 of counter i // 4 of Philox 4x32-10 (Salmon et al., SC 2011), as in ``tl.rand4x``."""
     mask = 0xFFFFFFFF
     c0 = torch.arange(-(-count // 4), dtype=torch.int64, device=device) & mask
     c1 = torch.zeros_like(c0)
@@ -133,7 +133,7 @@ def uniform(seed: int, count: int, device: Any) -> torch.Tensor:
 
 
 def _multiply(a: int, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low 32 bits of a 64-bit product, in pieces that int64 holds."""
+    """High and low 32 bits of a 64-bit product, from parts that fit into int64."""
     a_high, a_low = a >> 16, a & 0xFFFF
     b_high, b_low = b >> 16, b & 0xFFFF
     low = a_low * b_low

@@ -1,4 +1,4 @@
-"""What the reference's process computed for each case, kept in its memory as far as that goes, else in files. Runs in workers."""
+"""Caches the inputs and expected results of each case in the reference's process, or else in files. Runs in workers."""
 
 from __future__ import annotations
 
@@ -11,68 +11,67 @@ from mtmc_lsp.process.worker.tensor_ipc import export_, import_
 from mtmc_lsp.verify.worker.run_target import is_interpreted
 
 GPU_PART = 0.25
-"""The part of what is free of a GPU's memory that is kept: what is timed and verified there needs most of it."""
+"""The part of the GPU's free memory that the cache may use: verification and timing need most of it."""
 HOST_BYTES = 1 << 30
 FILE_BYTES = 2 << 30
-"""What is larger is sooner computed again than written to a disk and read back."""
+"""Larger values are faster to compute again than to write to a disk and read back."""
 
-_kept: dict[str, Any] = {}
+_cache: dict[str, Any] = {}
 
 
-def keep(path: str, value: Any, *, or_file: bool) -> None:
-    """Keep tensors for this process, in whatever mappings and lists, as far as there is room.
+def store(path: str, value: Any, *, or_file: bool) -> None:
+    """Cache tensors in this process if there is room.
 
     Args:
-        path: a file, and the name that they are found by.
-        value: what holds the tensors.
-        or_file: whether they go to the file where there is no room, up to ``FILE_BYTES``; else they are then made again when
-            they are needed.
+        path: the path of a file, and the key of the value.
+        value: mappings and lists with tensors.
+        or_file: whether to write the file if there is no room, up to ``FILE_BYTES``; otherwise the value is not cached.
     """
-    _kept.pop(path, None)
-    held: dict[str, int] = {}
-    for other in _kept.values():
-        _count(other, held)
-    _count(value, held)
-    mine: dict[str, int] = {}
-    _count(value, mine)
-    if all(held[device] <= _room(device, held[device]) for device in mine):
-        _kept[path] = value
-    elif or_file and sum(mine.values()) <= FILE_BYTES:
+    _cache.pop(path, None)
+    total: dict[str, int] = {}
+    for other in _cache.values():
+        _count(other, total)
+    _count(value, total)
+    added: dict[str, int] = {}
+    _count(value, added)
+    if all(total[device] <= _limit(device, total[device]) for device in added):
+        _cache[path] = value
+    elif or_file and sum(added.values()) <= FILE_BYTES:
         export_(value, path, in_memory=False)
 
 
-def is_there(path: str) -> bool:
-    """Whether :func:`kept` finds it: a process that was started anew has nothing in its memory."""
-    return path in _kept or Path(path).exists()
+def is_cached(path: str) -> bool:
+    """Whether :func:`load` can return it; the memory of a restarted process is empty."""
+    return path in _cache or Path(path).exists()
 
 
 def in_memory(path: str) -> bool:
-    """Whether this process has it in its memory."""
-    return path in _kept
+    """Whether the value is in this process's memory."""
+    return path in _cache
 
 
-def kept(path: str, device: str) -> Any:
-    """What was kept, on ``device`` where it comes from a file."""
-    return _kept[path] if path in _kept else import_(path, device)
+def load(path: str, device: str) -> Any:
+    """The cached value; if it comes from a file, its tensors are on ``device``."""
+    return _cache[path] if path in _cache else import_(path, device)
 
 
-def own_device() -> str:
-    """Where this process compares."""
+def comparison_device() -> str:
+    """The device on which this process compares results."""
     return "cuda" if torch.cuda.is_available() and not is_interpreted() else "cpu"
 
 
-def _room(device: str, held: int) -> float:
-    """Bytes that may be kept in all, of what is free but for that, and for what torch holds back."""
+def _limit(device: str, total: int) -> float:
+    """Bytes that the cache may use: a part of the memory that is free, unused in torch's allocator, or used by the cache."""
     if device != "cuda":
         return HOST_BYTES
     idle = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    return GPU_PART * float(torch.cuda.mem_get_info()[0] + idle + held)
+    return GPU_PART * float(torch.cuda.mem_get_info()[0] + idle + total)
 
 
-def _count(value: Any, held: dict[str, int]) -> None:
+def _count(value: Any, total: dict[str, int]) -> None:
     """Add the bytes of all tensors in ``value`` to those of their devices."""
     if isinstance(value, torch.Tensor):
-        held[value.device.type] = held.get(value.device.type, 0) + value.numel() * value.element_size()
+        total[value.device.type] = total.get(value.device.type, 0) + value.numel() * value.element_size()
     elif isinstance(value, (dict, list, tuple)):
         for part in value.values() if isinstance(value, dict) else value:
-            _count(part, held)
+            _count(part, total)

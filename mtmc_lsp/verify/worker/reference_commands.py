@@ -1,4 +1,4 @@
-"""Commands of the reference process: it creates inputs and computes what is expected of them. Runs in workers."""
+"""Commands of the reference process: create inputs and compute the expected results. Runs in workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from mtmc_lsp.capture.worker.calls import build_call, init_arguments, user_error
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.process.protocol import NoAnswer
-from mtmc_lsp.process.worker.tensor_ipc import export_, is_large, withdraw
+from mtmc_lsp.process.worker.tensor_ipc import export_, is_large, release
 from mtmc_lsp.verify.cases import FLOAT64
 from mtmc_lsp.verify.messages import (
     CaseRequest,
@@ -23,14 +23,14 @@ from mtmc_lsp.verify.messages import (
 )
 from mtmc_lsp.verify.worker.expectations import expected_of, in_float64
 from mtmc_lsp.verify.worker.inputs import make_inputs, other_layout, reusing
-from mtmc_lsp.verify.worker.reference_cache import in_memory, keep, kept, own_device
+from mtmc_lsp.verify.worker.reference_cache import comparison_device, in_memory, load, store
 from mtmc_lsp.verify.worker.run_target import device_for, module_of, release_gpu_memory, target_source, use_one_thread
 
 
 def constructor(request: ConstructorRequest) -> ConstructorAnswer:
     """The constructor arguments that ``get_init_inputs`` returns."""
     capture = request.capture
-    module = module_of(capture, target_source(request.own, capture), None, request.widened)
+    module = module_of(capture, target_source(request.user_source, capture), None, request.widened)
     text = repr(list(init_arguments(module) or ([], {})))
     try:
         ast.literal_eval(text)
@@ -56,9 +56,9 @@ def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
     large = data.shares_memory and is_large(inputs)
     if not large:
         export_(inputs, data.inputs, in_memory=False)
-    keep(data.inputs, inputs, or_file=False)
-    keep(request.expected, expected, or_file=not large)
-    has_oracle = not expected["coarse"]
+    store(data.inputs, inputs, or_file=False)
+    store(request.expected, expected, or_file=not large)
+    has_oracle = expected["has_oracle"]
     del inputs, expected
     release_gpu_memory()
     return ReferenceAnswer(has_oracle, large)
@@ -67,14 +67,14 @@ def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
 def share_inputs(request: ShareInputsRequest) -> NoAnswer:
     """Share the inputs of a case through GPU memory."""
     path = request.data.inputs
-    inputs = kept(path, own_device()) if in_memory(path) else inputs_of(request.data)[1]
+    inputs = load(path, comparison_device()) if in_memory(path) else inputs_of(request.data)[1]
     export_(inputs, request.path, in_memory=True)
     return NoAnswer()
 
 
 def unshare_inputs(request: UnshareInputsRequest) -> NoAnswer:
     """Free shared inputs."""
-    withdraw(request.path)
+    release(request.path)
     return NoAnswer()
 
 
@@ -82,7 +82,7 @@ def inputs_of(data: CaseRequest) -> tuple[Any, dict[str, torch.Tensor]]:
     """The user's module and the inputs of a case."""
     capture, case = data.capture, data.case
     device = device_for(capture, case.kind)
-    module = module_of(capture, target_source(data.own, capture), None, data.widened)
+    module = module_of(capture, target_source(data.user_source, capture), None, data.widened)
     if data.init:
         _set_constructor_arguments(module, data.init)
     start = build_call(
@@ -96,7 +96,7 @@ def inputs_of(data: CaseRequest) -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 def expected_results(data: CaseRequest, module: Any, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """What is expected of a candidate on these inputs."""
+    """The expected results on these inputs."""
     capture, case = data.capture, data.case
     try:
         return expected_of(module, capture, inputs, device_for(capture, case.kind), case, is_first=data.is_first)

@@ -20,12 +20,12 @@ from mtmc_lsp.verify.worker.reference_commands import inputs_of
 from mtmc_lsp.verify.worker.run_target import copies, is_interpreted
 
 MAX_TEXT_ELEMENTS = 4096
-"""Limit for tensors that are written as text; larger ones go to a file beside."""
+"""Limit for tensors that are written as text; larger ones go to a separate file."""
 TEMPLATE = Path(__file__).with_name("reproduction.txt")
 
 
 def reproduce(request: ReproduceRequest) -> ReproduceAnswer:
-    """Write the file, and beside it large tensors, and the candidate if it is a version of the user's file."""
+    """Write the file; next to it, large tensors, and the candidate if it is a version of the user's file."""
     data, path = request.data, Path(request.path)
     capture, interpreted = data.capture, is_interpreted()
     inputs = copies({name: tensor.cpu() for name, tensor in inputs_of(data)[1].items()})
@@ -60,7 +60,7 @@ def reproduce(request: ReproduceRequest) -> ReproduceAnswer:
 
 
 def _candidate(capture: Capture, candidate: CandidateSource, path: Path) -> tuple[str, str]:
-    """The path and the qualified name of the candidate; a version of the user's file is written beside the reproduction."""
+    """The path and the qualified name of the candidate; a version of the user's file is written next to the reproduction."""
     if candidate.separate is not None:
         return candidate.separate.target.path, candidate.separate.target.qualname
     version = path.with_name(f"{path.stem}_version.py")

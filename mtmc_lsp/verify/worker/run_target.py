@@ -16,7 +16,7 @@ from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, Case
-from mtmc_lsp.verify.worker.comparison.batched_reads import unlike
+from mtmc_lsp.verify.worker.comparison.batched_reads import unequal
 from mtmc_lsp.verify.worker.inputs import laid_out, prepared_call
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
 
@@ -41,11 +41,11 @@ def target_source(text: str | None, capture: Capture) -> str:
     return text if text is not None else Path(capture.workload.target.path).read_bytes().decode("utf-8")
 
 
-def module_of(capture: Capture, own: str, candidate: str | None, widened: bool) -> Any:
+def module_of(capture: Capture, user_source: str, candidate: str | None, widened: bool) -> Any:
     """The user's module, or a version that stands in for it. For the interpreter, GPU names are replaced by CPU names."""
-    text = own if candidate is None else candidate
+    text = user_source if candidate is None else candidate
     if candidate is not None and is_interpreted():
-        text = on_cpu(text, own)
+        text = on_cpu(text, user_source)
     if widened:
         text = without_bfloat16(text)
     path = capture.workload.target.path
@@ -101,7 +101,7 @@ def run_case(
     facts = [_facts(result, inputs) for result in results]
     if leaves:
         results = [r.detach() if isinstance(r, torch.Tensor) else r for r in results] + _gradients(results, leaves)
-    changed = unlike({name: (inputs[name].detach(), held) for name, held in before.items()})
+    changed = unequal({name: (inputs[name].detach(), held) for name, held in before.items()})
     after = {name: inputs[name].detach() for name in before if name in changed}
     return {"results": results, "after": after, "facts": facts}
 

@@ -149,8 +149,8 @@ def _number(value: Argument) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _is(value: Argument, *wanted: int | None) -> bool:
-    return (value is None and None in wanted) or (value is not None and _number(value) in wanted)
+def _is(value: Argument, *expected: int | None) -> bool:
+    return (value is None and None in expected) or (value is not None and _number(value) in expected)
 
 
 def _reaches(end: Argument, size: Size) -> bool:

@@ -13,23 +13,31 @@ from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
 from mtmc_lsp.verify.worker.comparison.discrete import discrete_difference
 from mtmc_lsp.verify.worker.comparison.distances import LEAST, NOISE, Distances, comparable, pieces
-from mtmc_lsp.verify.worker.comparison.ill_conditioned import beside_own, singly, too_many
+from mtmc_lsp.verify.worker.comparison.ill_conditioned import (
+    distance_from_reference,
+    elementwise_counts,
+    judge_counts,
+)
 
 FACTORS = {"budget": 8.0, "strict": 2.0}
-"""A candidate's error may be this many times the user's own code's error on the same inputs."""
+"""A candidate's error may be this many times the reference's error on the same inputs."""
 FLOAT64_FLOOR = 1e-12
-"""float64 results have no better oracle than the user's own code, so reassociation must fit in here."""
+"""float64 results have no more precise oracle, so this error is always permitted for another order of operations."""
+SINGLE_ELEMENT_SLACK = 8.0
+"""The error that is always permitted is up to ``1 + 8 / sqrt(n)`` times as large for ``n`` elements: their error varies more."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How one result compares: relative L2 errors against the oracle, and what is wrong (empty when nothing is)."""
+    """How one result compares with the oracle."""
 
-    wrong: str
+    problem: str
+    """Empty if the result is correct."""
     error: float = 0.0
-    own_error: float = 0.0
-    tells: bool = True
-    """Whether zeros would have been refused; where they would not, agreeing says nothing."""
+    """Relative L2 error of the candidate."""
+    reference_error: float = 0.0
+    is_conclusive: bool = True
+    """Whether zeros would fail; if they would pass, the check proves nothing."""
 
 
 class Comparison:
@@ -39,252 +47,267 @@ class Comparison:
         self._factor = FACTORS[precision]
         self._checks: list[dict[str, str]] = []
         self._worst = (0.0, 0.0)
-        self._left: list[tuple[torch.Tensor, Callable[[list[float]], None]]] = []
+        self._pending: list[tuple[torch.Tensor, Callable[[list[float]], None]]] = []
         self.compared: set[str] = set()
-        """Results of floats whose values were compared."""
-        self.silent: set[str] = set()
-        """Those on which nothing can be said here; complete once :meth:`found` was called."""
+        """Floating-point results that were compared."""
+        self.inconclusive: set[str] = set()
+        """Floating-point results for which the checks prove nothing; complete after :meth:`finish`."""
 
-    def found(self) -> tuple[list[dict[str, str]], tuple[float, float]]:
-        """The checks, and the worst relative errors, the candidate's and the user's own; what they need is read at once."""
-        facts = iter(numbers([value for values, _ in self._left for value in values.unbind()]))
-        for values, judge in self._left:
-            judge([next(facts) for _ in range(len(values))])
-        self._left = []
+    def finish(self) -> tuple[list[dict[str, str]], tuple[float, float]]:
+        """The checks, and the worst relative errors of the candidate and the reference. Reads all pending values at once."""
+        values = iter(numbers([value for tensor, _ in self._pending for value in tensor.unbind()]))
+        for tensor, judge in self._pending:
+            judge([next(values) for _ in range(len(tensor))])
+        self._pending = []
         return self._checks, self._worst
 
-    def check(self, name: str, wrong: str) -> None:
-        """Note one check; it failed when ``wrong`` says something."""
-        self._checks.append({"name": name, "status": "failed" if wrong else "passed", "detail": wrong})
+    def check(self, name: str, problem: str) -> None:
+        """Add one check; it has failed if ``problem`` is not empty."""
+        self._checks.append({"name": name, "status": "failed" if problem else "passed", "detail": problem})
 
-    def _later(self, name: str) -> dict[str, str]:
-        """The place of a check whose outcome is read from the device with all others."""
+    def _pending_check(self, name: str) -> dict[str, str]:
+        """Add a check whose outcome is read from the device later, with all others."""
         self.check(name, "")
         return self._checks[-1]
 
-    def _settle(self, place: dict[str, str], wrong: str) -> None:
-        place.update(status="failed" if wrong else "passed", detail=wrong)
+    def _decide(self, check: dict[str, str], problem: str) -> None:
+        check.update(status="failed" if problem else "passed", detail=problem)
 
-    def _drop(self, place: dict[str, str]) -> None:
-        self._checks = [check for check in self._checks if check is not place]
+    def _drop(self, dropped: dict[str, str]) -> None:
+        self._checks = [check for check in self._checks if check is not dropped]
 
-    def facts(self, name: str, mine: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """What is seen of a result beside its values."""
-        for fact in own:
-            differs = mine.get(fact) != own[fact]
-            self.check(f"{name} {fact}", f"{mine.get(fact)} instead of {own[fact]}" if differs else "")
+    def facts(self, name: str, candidate: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
+        """Compare the properties of a result besides its values."""
+        for fact in reference:
+            differs = candidate.get(fact) != reference[fact]
+            self.check(f"{name} {fact}", f"{candidate.get(fact)} instead of {reference[fact]}" if differs else "")
 
     def tensor(
         self,
         name: str,
-        mine: Any,
-        own: Any,
+        candidate: Any,
+        reference: Any,
         oracle: Any,
-        near: float,
+        sensitivity: float,
         ties: Any,
-        doubt: Mapping[str, Any] | None = None,
+        ill_conditioned: Mapping[str, Any] | None = None,
     ) -> None:
-        """One result against the reference's and the oracle's."""
-        if not isinstance(mine, torch.Tensor) or not isinstance(own, torch.Tensor):
-            self.check(f"{name} value", "" if mine is own or mine == own else f"{mine!r} instead of {own!r}")
+        """Compare one result with the reference's and the oracle's; the arguments are as in :func:`expected_of`."""
+        if not isinstance(candidate, torch.Tensor) or not isinstance(reference, torch.Tensor):
+            is_equal = candidate is reference or candidate == reference
+            self.check(f"{name} value", "" if is_equal else f"{candidate!r} instead of {reference!r}")
             return
         for attribute in ("dtype", "shape"):
-            a, b = getattr(mine, attribute), getattr(own, attribute)
+            a, b = getattr(candidate, attribute), getattr(reference, attribute)
             self.check(f"{name} {attribute}", "" if a == b else f"{_text(a)} instead of {_text(b)}")
-        if mine.dtype != own.dtype or mine.shape != own.shape:
+        if candidate.dtype != reference.dtype or candidate.shape != reference.shape:
             return
         # The stride of a dimension of size 1 is never used.
-        strides = zip(own.shape, mine.stride(), own.stride(), strict=True)
-        same = mine.numel() == 0 or all(a == b or size == 1 for size, a, b in strides)
-        self.check(f"{name} stride", "" if same else f"{mine.stride()} instead of {own.stride()}")
-        if not own.is_floating_point():
-            self.check(f"{name} values", discrete_difference(mine, own, oracle, near, ties, self._factor))
+        strides = zip(reference.shape, candidate.stride(), reference.stride(), strict=True)
+        is_equal = candidate.numel() == 0 or all(a == b or size == 1 for size, a, b in strides)
+        self.check(f"{name} stride", "" if is_equal else f"{candidate.stride()} instead of {reference.stride()}")
+        if not reference.is_floating_point():
+            difference = discrete_difference(candidate, reference, oracle, sensitivity, ties, self._factor)
+            self.check(f"{name} values", difference)
             return
-        place, dtype = self._later(f"{name} values"), str(own.dtype).removeprefix("torch.")
-        is_empty = not own.numel()
+        check, dtype = self._pending_check(f"{name} values"), str(reference.dtype).removeprefix("torch.")
+        is_empty = not reference.numel()
         self.compared.add(name)
 
-        def judge(facts: list[float]) -> None:
-            found = judged(facts, dtype, near, self._factor)
-            self._settle(place, found.wrong)
-            self._silence(name, tells=found.tells or is_empty)
-            if found.error > self._worst[0]:
-                self._worst = (found.error, found.own_error)
+        def judge(values: list[float]) -> None:
+            agreement = judge_measurement(values, dtype, sensitivity, self._factor)
+            self._decide(check, agreement.problem)
+            self._note_conclusive(name, agreement.is_conclusive or is_empty)
+            if agreement.error > self._worst[0]:
+                self._worst = (agreement.error, agreement.reference_error)
 
-        self._left.append((measured(mine, own, oracle), judge))
-        if doubt is not None:
-            self._doubted(name, mine, own, oracle, near, doubt)
+        self._pending.append((measure(candidate, reference, oracle), judge))
+        if ill_conditioned is not None:
+            self._ill_conditioned(name, candidate, reference, oracle, sensitivity, ill_conditioned)
 
-    def _doubted(
+    def _ill_conditioned(
         self,
         name: str,
-        mine: torch.Tensor,
-        own: torch.Tensor,
+        candidate: torch.Tensor,
+        reference: torch.Tensor,
         oracle: torch.Tensor,
-        near: float,
-        doubt: Mapping[str, Any],
+        sensitivity: float,
+        facts: Mapping[str, Any],
     ) -> None:
-        """What is asked of a result beyond its distance from the oracle's, which may be as large as it is."""
-        factor, dtype = max(self._factor, FACTORS["budget"]), str(own.dtype).removeprefix("torch.")
-        if doubt["is_strange"]:
-            beside = self._later(f"{name} beside your own")
+        """Further checks of a result that may be far from the oracle."""
+        factor, dtype = max(self._factor, FACTORS["budget"]), str(reference.dtype).removeprefix("torch.")
+        if facts["is_unexplained"]:
+            check = self._pending_check(f"{name} against your code")
 
-            def judge_beside(facts: list[float]) -> None:
-                apart, allowed = facts[0] / (facts[1] + LEAST), max(TOLERANCE[dtype], factor * near)
-                detail = f"{apart:.2e} from your own result, allowed is {allowed:.2e}: float64 gives another one than your code"
-                self._settle(beside, detail if apart > allowed else "")
-                self._silence(name, tells=allowed < 1.0)
+            def judge_distance(values: list[float]) -> None:
+                distance, limit = values[0] / (values[1] + LEAST), max(TOLERANCE[dtype], factor * sensitivity)
+                detail = (
+                    f"{distance:.2e} from your code's result, the limit is {limit:.2e}: float64 gives another result"
+                )
+                self._decide(check, detail if distance > limit else "")
+                self._note_conclusive(name, limit < 1.0)
 
-            self._left.append((beside_own(mine, own), judge_beside))
-        elif doubt["spread"] is not None and near > NOISE and oracle.shape == own.shape:
-            place = self._later(f"{name} by element")
+            self._pending.append((distance_from_reference(candidate, reference), judge_distance))
+        elif facts["spread"] is not None and sensitivity > NOISE and oracle.shape == reference.shape:
+            check = self._pending_check(f"{name} by element")
 
-            def judge_singly(facts: list[float]) -> None:
-                wrong, tells = too_many(facts)
-                self._settle(place, wrong)
-                self._silence(name, tells=tells)
+            def judge_elements(values: list[float]) -> None:
+                problem, is_conclusive = judge_counts(values)
+                self._decide(check, problem)
+                self._note_conclusive(name, is_conclusive)
 
-            self._left.append((singly(mine, own, oracle, doubt["spread"], factor), judge_singly))
+            counts = elementwise_counts(candidate, reference, oracle, facts["spread"], factor)
+            self._pending.append((counts, judge_elements))
 
-    def _silence(self, name: str, *, tells: bool) -> None:
-        (self.silent.discard if tells else self.silent.add)(name)
+    def _note_conclusive(self, name: str, is_conclusive: bool) -> None:
+        (self.inconclusive.discard if is_conclusive else self.inconclusive.add)(name)
 
-    def exact(self, name: str, mine: Any, own: Any, oracle: Any) -> None:
-        """Where arithmetic is exact for the reference, no rounding excuses a difference."""
-        if not isinstance(own, torch.Tensor):
+    def exact(self, name: str, candidate: Any, reference: Any, oracle: Any) -> None:
+        """Check that there is no difference if the reference's arithmetic is exact: no rounding can explain one."""
+        if not isinstance(reference, torch.Tensor):
             return
-        fits = isinstance(mine, torch.Tensor) and mine.shape == own.shape
-        wide, count = own.double(), own.numel()
-        rounded = (wide != oracle.double()).any() if oracle.shape == own.shape else torch.ones((), device=own.device)
-        wrong = (mine.double() != wide).sum() if fits else torch.tensor(count, device=own.device)
-        place = self._later(f"{name} exact")
+        has_same_shape = isinstance(candidate, torch.Tensor) and candidate.shape == reference.shape
+        wide, count, device = reference.double(), reference.numel(), reference.device
+        is_comparable = oracle.shape == reference.shape
+        rounded = (wide != oracle.double()).any() if is_comparable else torch.ones((), device=device)
+        differing = (candidate.double() != wide).sum() if has_same_shape else torch.tensor(count, device=device)
+        check = self._pending_check(f"{name} exact")
 
-        def judge(facts: list[float]) -> None:
-            if facts[0]:
-                self._drop(place)
+        def judge(values: list[float]) -> None:
+            if values[0]:
+                self._drop(check)
                 return
-            detail = f"{int(facts[1])} of {count} elements differ on whole numbers, where arithmetic is exact"
-            self._settle(place, detail if facts[1] else "")
+            detail = f"{int(values[1])} of {count} elements differ on whole numbers, where arithmetic is exact"
+            self._decide(check, detail if values[1] else "")
 
-        self._left.append((torch.stack([rounded.double(), wrong.double()]), judge))
+        self._pending.append((torch.stack([rounded.double(), differing.double()]), judge))
 
-    def untouched(self, name: str, before: torch.Tensor, mine: torch.Tensor | None) -> None:
-        """An input that the user's own code leaves alone must be left alone, to the bit."""
-        wrong = ""
-        if mine is not None:
-            fits = (mine.shape, mine.dtype) == (before.shape, before.dtype)
-            wrong = f"{int((before != mine).sum())} elements were overwritten" if fits else "it is another tensor"
-        self.check(f"input {name} unchanged", wrong)
+    def unchanged(self, name: str, before: torch.Tensor, after: torch.Tensor | None) -> None:
+        """Check that an input that the reference does not change is bitwise unchanged; ``after`` is None if it is."""
+        problem = ""
+        if after is not None:
+            has_same_type = (after.shape, after.dtype) == (before.shape, before.dtype)
+            count = int((before != after).sum()) if has_same_type else 0
+            problem = f"{count} elements were overwritten" if has_same_type else "it is another tensor"
+        self.check(f"input {name} unchanged", problem)
 
 
 def compare_case(
     inputs: Mapping[str, torch.Tensor],
-    want: Mapping[str, Any],
-    seen: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    observed: Mapping[str, Any],
     precision: str,
     *,
     exact: bool = False,
 ) -> dict[str, Any]:
-    """Every check of one case, the worst relative errors, and under ``silent`` the results on which nothing can be said.
+    """Every check of one case, the worst relative errors, and under ``inconclusive`` the results that could not be judged.
 
-    With ``exact``, results that the reference gives without any error must be given without any.
+    With ``exact``, results that the reference computes without error must have none.
     """
     comparison = Comparison(precision)
-    count, wanted = len(seen["results"]), len(want["results"])
-    comparison.check("number of results", f"{count} instead of {wanted}" if count != wanted else "")
-    for i, (mine, own) in enumerate(zip(seen["facts"], want["facts"], strict=False)):
-        comparison.facts(f"result {i}", mine, own)
-    outputs = len(want["facts"])
-    for i, (mine, own) in enumerate(zip(seen["results"], want["results"], strict=False)):
+    count, expected_count = len(observed["results"]), len(expected["results"])
+    comparison.check("number of results", f"{count} instead of {expected_count}" if count != expected_count else "")
+    for i, (candidate, reference) in enumerate(zip(observed["facts"], expected["facts"], strict=False)):
+        comparison.facts(f"result {i}", candidate, reference)
+    outputs = len(expected["facts"])
+    for i, (candidate, reference) in enumerate(zip(observed["results"], expected["results"], strict=False)):
         name = f"result {i}" if i < outputs else f"gradient {i - outputs}"
-        near, ties, doubt = want["near"].get(i, 0.0), want["ties"].get(i), want["doubts"].get(i)
-        comparison.tensor(name, mine, own, want["oracle"][i], near, ties, doubt)
+        oracle, sensitivity = expected["oracle"][i], expected["sensitivity"].get(i, 0.0)
+        ties, ill_conditioned = expected["ties"].get(i), expected["ill_conditioned"].get(i)
+        comparison.tensor(name, candidate, reference, oracle, sensitivity, ties, ill_conditioned)
         if exact:
-            comparison.exact(name, mine, own, want["oracle"][i])
-    for name, held in inputs.items():
-        mine, own = seen["after"].get(name), want["after"].get(name)
-        if own is None:
-            comparison.untouched(name, held, mine)
+            comparison.exact(name, candidate, reference, oracle)
+    for name, before in inputs.items():
+        candidate, reference = observed["after"].get(name), expected["after"].get(name)
+        if reference is None:
+            comparison.unchanged(name, before, candidate)
         else:
-            oracle = want["oracle_after"].get(name, own)
-            mine, near = held if mine is None else mine, want["near"].get(name, 0.0)
-            comparison.tensor(f"input {name} afterwards", mine, own, oracle, near, None, want["doubts"].get(name))
-    checks, (error, reference_error) = comparison.found()
+            oracle, sensitivity = expected["oracle_after"].get(name, reference), expected["sensitivity"].get(name, 0.0)
+            candidate, ill_conditioned = (
+                before if candidate is None else candidate,
+                expected["ill_conditioned"].get(name),
+            )
+            comparison.tensor(
+                f"input {name} afterwards", candidate, reference, oracle, sensitivity, None, ill_conditioned
+            )
+    checks, (error, reference_error) = comparison.finish()
     return {
         "checks": checks,
         "error": error,
         "reference_error": reference_error,
         "results": sorted(comparison.compared),
-        "silent": sorted(comparison.silent),
+        "inconclusive": sorted(comparison.inconclusive),
     }
 
 
-FEW = 8.0
-"""How many times more is always allowed of one element than of many; of several as their errors' mean scatters."""
-
-
-def agreement(mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, near: float, factor: float) -> Agreement:
-    """Whether a floating point result is within its budget.
+def agreement(
+    candidate: torch.Tensor, reference: torch.Tensor, oracle: torch.Tensor, sensitivity: float, factor: float
+) -> Agreement:
+    """Whether the error of a floating-point result is permitted.
 
     Args:
-        mine: the candidate's result.
-        own: that of the user's own code.
-        oracle: the float64 oracle's.
-        near: how far the oracle moves where the inputs move by rounding alone, as a relative L2 distance. Where the
-            problem itself magnifies rounding (a constant row, normalised; one sum that cancels), the user's own error is
-            partly luck, and this is the least error that can be asked for.
-        factor: how many times the user's own error is allowed.
+        candidate: the candidate's result.
+        reference: the reference's result.
+        oracle: the float64 oracle's result.
+        sensitivity: how far rounding moves the oracle, as a relative L2 distance. If the function magnifies rounding (it
+            normalises a constant row, or a sum cancels), the reference's error may be small by chance, so it counts as at
+            least this.
+        factor: how many times the reference's error is permitted.
     """
-    facts = numbers(list(measured(mine, own, oracle).unbind()))
-    return judged(facts, str(own.dtype).removeprefix("torch."), near, factor)
+    values = numbers(list(measure(candidate, reference, oracle).unbind()))
+    return judge_measurement(values, str(reference.dtype).removeprefix("torch."), sensitivity, factor)
 
 
-def measured(mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
-    """What :func:`judged` decides by, still on the device: five counts of elements, and three L2 norms."""
-    counts = torch.zeros(5, dtype=torch.float64, device=own.device)
-    distances = Distances(own.device)
-    for part, theirs, truth in pieces(mine, own, oracle):
-        finite = comparable(theirs, truth)
-        part, theirs, truth = map(computable, (part, theirs, truth))
-        broken = finite & ~torch.isfinite(part)
-        # Where only one of the user's code and the oracle overflows, the range of the dtype decides, not correctness.
-        none = torch.isnan(theirs) & torch.isnan(truth)
-        both = torch.isinf(theirs) & torch.isinf(truth) & (theirs.double() == truth.double())
-        found = (broken, none & ~torch.isnan(part), both & (part != theirs), finite, finite | none | both)
-        counts += torch.stack([each.sum() for each in found])
-        distances.add(truth, finite, part, theirs)
-    return torch.cat([counts, *(norm.reshape(1) for norm in (*distances.apart, distances.scale))])
+def measure(candidate: torch.Tensor, reference: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
+    """The input of :func:`judge_measurement`, still on the device: five counts of elements, and three L2 norms."""
+    counts = torch.zeros(5, dtype=torch.float64, device=reference.device)
+    distances = Distances(reference.device)
+    for part, reference_part, oracle_part in pieces(candidate, reference, oracle):
+        is_finite = comparable(reference_part, oracle_part)
+        part, reference_part, oracle_part = map(computable, (part, reference_part, oracle_part))
+        is_broken = is_finite & ~torch.isfinite(part)
+        # If only one of reference and oracle overflows, the range of the dtype is the cause, and neither result is wrong.
+        both_nan = torch.isnan(reference_part) & torch.isnan(oracle_part)
+        both_infinite = torch.isinf(reference_part) & torch.isinf(oracle_part)
+        both_infinite &= reference_part.double() == oracle_part.double()
+        not_nan, not_infinite = both_nan & ~torch.isnan(part), both_infinite & (part != reference_part)
+        masks = (is_broken, not_nan, not_infinite, is_finite, is_finite | both_nan | both_infinite)
+        counts += torch.stack([mask.sum() for mask in masks])
+        distances.add(oracle_part, is_finite, part, reference_part)
+    return torch.cat([counts, *(norm.reshape(1) for norm in (*distances.values, distances.norm))])
 
 
-def judged(facts: Sequence[float], dtype: str, near: float, factor: float) -> Agreement:
-    """What :func:`agreement` gives, of what :func:`measured` read."""
-    broken, lost, infinite, count, told = map(int, facts[:5])
+def judge_measurement(values: Sequence[float], dtype: str, sensitivity: float, factor: float) -> Agreement:
+    """The result of :func:`agreement` from the values of :func:`measure`."""
+    broken, not_nan, not_infinite, finite_count, checked = map(int, values[:5])
     if broken:
         return Agreement(f"{broken} elements are NaN or infinite, or were never written", float("inf"))
-    if lost:
-        return Agreement(f"{lost} elements should be NaN", float("inf"))
-    if infinite:
-        return Agreement(f"{infinite} elements should be infinite", float("inf"))
-    if not count:
-        return Agreement("", tells=told > 0)
-    error, own_error = (norm / (facts[7] + LEAST) for norm in facts[5:7])
-    own_error = max(own_error, near)
-    if near > NOISE:
-        # The tolerance is for results that rounding leaves what they are; how far noise goes varies with the order of operations.
-        budget = max(factor, FACTORS["budget"]) * own_error
-        return Agreement(_beyond(error, own_error, budget), tells=budget < 1.0)
-    # Of few elements the user's own error may be next to none by luck, and a sum in another order is no worse for it.
-    floor = FLOAT64_FLOOR if dtype == "float64" else 4 * EPSILON[dtype] * (1.0 + FEW / math.sqrt(count))
-    # Beyond the tolerance twice the user's own error is the limit; of few elements its size is luck, of one wholly.
-    luck = 2.0 + (factor - 2.0) / math.sqrt(count)
-    budget = min(max(factor * own_error, floor), max(TOLERANCE[dtype], luck * own_error))
-    return Agreement(_beyond(error, own_error, budget), error, own_error, budget < 1.0)
+    if not_nan:
+        return Agreement(f"{not_nan} elements should be NaN", float("inf"))
+    if not_infinite:
+        return Agreement(f"{not_infinite} elements should be infinite", float("inf"))
+    if not finite_count:
+        return Agreement("", is_conclusive=checked > 0)
+    error, reference_error = (norm / (values[7] + LEAST) for norm in values[5:7])
+    reference_error = max(reference_error, sensitivity)
+    if sensitivity > NOISE:
+        # Tolerances apply to well-conditioned results; rounding noise depends on the order of operations.
+        limit = max(factor, FACTORS["budget"]) * reference_error
+        return Agreement(_excess(error, reference_error, limit), is_conclusive=limit < 1.0)
+    # With few elements, the reference's error may be tiny by chance; a sum in another order is not worse for that.
+    slack = 1.0 + SINGLE_ELEMENT_SLACK / math.sqrt(finite_count)
+    floor = FLOAT64_FLOOR if dtype == "float64" else 4 * EPSILON[dtype] * slack
+    # Above the dtype tolerance, allow twice the reference's error. With few elements that error is mostly chance, so allow
+    # more: the full factor for a single element.
+    above_tolerance = 2.0 + (factor - 2.0) / math.sqrt(finite_count)
+    limit = min(max(factor * reference_error, floor), max(TOLERANCE[dtype], above_tolerance * reference_error))
+    return Agreement(_excess(error, reference_error, limit), error, reference_error, limit < 1.0)
 
 
-def _beyond(error: float, own_error: float, budget: float) -> str:
-    if error <= budget:
+def _excess(error: float, reference_error: float, limit: float) -> str:
+    if error <= limit:
         return ""
-    return f"relative L2 error {error:.2e}, the user's own code has {own_error:.2e}, allowed is {budget:.2e}"
+    return f"relative L2 error {error:.2e}; your code has {reference_error:.2e}, the limit is {limit:.2e}"
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Compares integer and boolean results: values on an edge, and indices of extreme values. Runs in workers."""
+"""Compares integer and boolean results: values next to a rounding edge, and indices of extreme values. Runs in workers."""
 
 from __future__ import annotations
 
@@ -11,75 +11,86 @@ from mtmc_lsp.verify.worker.comparison.distances import NOISE
 
 
 def discrete_difference(
-    mine: torch.Tensor, own: torch.Tensor, oracle: Any, near: float, ties: Mapping[str, Any] | None, factor: float
+    candidate: torch.Tensor,
+    reference: torch.Tensor,
+    oracle: Any,
+    sensitivity: float,
+    ties: Mapping[str, Any] | None,
+    factor: float,
 ) -> str:
-    """What is wrong with an integer or boolean result.
+    """The error of an integer or boolean result as text; empty if there is none.
 
-    Rounding decides where a value lies on an edge (``round(x / scale)``, ``x > threshold``): as many elements may be another
-    than the oracle's as ``factor`` times those of the user's own code, or of the oracle on inputs that moved by rounding
-    (``near``, a part of all), and by no more than the own ones are. An index may differ where the values at both places tie.
+    Rounding decides the result of ``round(x / scale)`` or ``x > threshold`` if a value is next to an edge. The number of
+    elements that differ from the oracle may be ``factor`` times that of the reference, or that of the oracle on perturbed
+    inputs. Each difference may be as large as the largest difference of the reference. An index may differ if the values at
+    both indices tie.
 
     Args:
-        mine: the candidate's result.
-        own: that of the user's own code.
-        oracle: the float64 oracle's.
-        near: how far the oracle moves with rounding, as a part of its elements.
-        ties: of indices: ``values`` they were chosen from, along ``dim``; ``epsilon``, up to what part of them floats tie;
-            ``is_order``, whether each row's are several, which then must be different ones.
-        factor: how many times the user's own differences are allowed.
+        candidate: the candidate's result.
+        reference: the reference's result.
+        oracle: the float64 oracle's result.
+        sensitivity: the part of the oracle's elements that rounding changes.
+        ties: for indices: the ``values`` that they were selected from, along ``dim``; ``epsilon``, the relative difference up to
+            which floats tie; ``is_order``, whether each row has several indices, which must be distinct.
+        factor: how many times the reference's differences are permitted.
     """
-    wrong = mine != own
-    if ties is not None and bool(wrong.any()):
+    differs = candidate != reference
+    if ties is not None and bool(differs.any()):
         values, dim = ties["values"], ties["dim"]
-        a, b = (_pick(values, index, dim) for index in (mine, own))
+        a, b = (_values_at(values, index, dim) for index in (candidate, reference))
         if a is not None and b is not None:
-            wrong &= ~_tie(a, b, ties["epsilon"], is_order=ties["is_order"]).view(wrong.shape)
-        if ties["is_order"] and mine.dim():
-            ordered = mine.sort(dim).values
+            differs &= ~_tie(a, b, ties["epsilon"], is_order=ties["is_order"]).view(differs.shape)
+        if ties["is_order"] and candidate.dim():
+            ordered = candidate.sort(dim).values
             repeated = int((ordered.diff(dim=dim) == 0).sum())
             if repeated:
-                return f"{repeated} indices are given twice"
-    count = int(wrong.sum())
+                return f"{repeated} indices occur twice"
+    count = int(differs.sum())
     if not count:
         return ""
-    detail = f"{count} of {own.numel()} elements differ"
-    if ties is not None or not isinstance(oracle, torch.Tensor) or oracle.shape != own.shape:
+    detail = f"{count} of {reference.numel()} elements differ"
+    if ties is not None or not isinstance(oracle, torch.Tensor) or oracle.shape != reference.shape:
         return detail
-    own_wrong, moved = int((own != oracle).sum()), near * own.numel()
-    allowed = min(factor * max(own_wrong, moved), max(2.0 * own_wrong, NOISE * own.numel()))
-    if not allowed:
+    reference_count, moved = int((reference != oracle).sum()), sensitivity * reference.numel()
+    limit = min(factor * max(reference_count, moved), max(2.0 * reference_count, NOISE * reference.numel()))
+    if not limit:
         return detail
-    count = int((mine != oracle).sum())
-    if count <= allowed and _furthest(mine, oracle) <= max(1, _furthest(own, oracle)):
+    count = int((candidate != oracle).sum())
+    if count <= limit and _largest_difference(candidate, oracle) <= max(1, _largest_difference(reference, oracle)):
         return ""
-    return f"{detail}; {count} from the oracle's, of the user's own code {own_wrong}, allowed are {int(allowed)}"
+    return (
+        f"{detail}; {count} differ from the float64 oracle, {reference_count} in your code, the limit is {int(limit)}"
+    )
 
 
-def _tie(mine: torch.Tensor, own: torch.Tensor, epsilon: float, *, is_order: bool) -> torch.Tensor:
-    """Where values are as good as the ones chosen.
+def _tie(candidate: torch.Tensor, reference: torch.Tensor, epsilon: float, *, is_order: bool) -> torch.Tensor:
+    """Where the values at the candidate's indices are as good as those at the reference's.
 
-    Equal ones are, infinite ones too; finite floats are that differ by rounding alone; integers and truth values have none.
-    Of several NaN torch takes the first as the extreme one, so no other index is right; an order leaves open which comes first.
+    Equal values tie, infinite ones included. Finite floats tie if they differ by rounding alone; integers and booleans never
+    differ by rounding. Torch returns the first NaN as the extreme value, so no other index is correct. A sort leaves the order
+    of NaNs open.
     """
-    same = mine == own
-    if not own.is_floating_point():
-        return same
-    close = torch.isfinite(mine) & torch.isfinite(own) & ((mine - own).abs() <= epsilon * own.abs())
-    return same | close | (torch.isnan(mine) & torch.isnan(own)) if is_order else same | close
+    is_equal = candidate == reference
+    if not reference.is_floating_point():
+        return is_equal
+    is_finite = torch.isfinite(candidate) & torch.isfinite(reference)
+    is_close = is_finite & ((candidate - reference).abs() <= epsilon * reference.abs())
+    both_nan = torch.isnan(candidate) & torch.isnan(reference)
+    return is_equal | is_close | both_nan if is_order else is_equal | is_close
 
 
-def _furthest(result: torch.Tensor, oracle: torch.Tensor) -> int:
+def _largest_difference(result: torch.Tensor, oracle: torch.Tensor) -> int:
     """The largest difference of two integer results."""
     return int((result.to(torch.int64) - oracle.to(torch.int64)).abs().max())
 
 
-def _pick(values: torch.Tensor, index: torch.Tensor, dim: int | None) -> torch.Tensor | None:
-    """The values at the indices that a reduction over ``dim`` returned; None where an index is out of range."""
+def _values_at(values: torch.Tensor, index: torch.Tensor, dim: int | None) -> torch.Tensor | None:
+    """The values at the indices that a reduction over ``dim`` returned; None if an index is out of range."""
     if dim is None:
         values, dim = values.flatten(), 0
     if not values.dim():
         return values
-    places = index if index.dim() == values.dim() else index.unsqueeze(dim)
-    if bool((places < 0).any()) or bool((places >= values.shape[dim]).any()):
+    indices = index if index.dim() == values.dim() else index.unsqueeze(dim)
+    if bool((indices < 0).any()) or bool((indices >= values.shape[dim]).any()):
         return None
-    return values.gather(dim, places)
+    return values.gather(dim, indices)

@@ -1,4 +1,4 @@
-"""Distances between results, and where results can be compared at all. Runs in workers."""
+"""Distances between results, and the elements at which results can be compared. Runs in workers."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from mtmc_lsp.core.dtypes import TOLERANCE
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 
 PIECE = 1 << 26
-"""Elements that are compared at a time: their float64 copies take a few gigabytes at most."""
+"""Elements that are compared at a time: their float64 copies need at most a few gigabytes."""
 LEAST = 1e-300
-"""Keeps a division by a norm of 0 from failing."""
+"""Avoids a division by a norm of 0."""
 NOISE = 0.01
-"""Where rounding of the inputs alone moves the oracle by this much, the result is rounding noise and says nothing."""
+"""If rounding moves the oracle by this relative distance, the result is rounding noise and proves nothing."""
 
 
-def comparable(own: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
+def comparable(reference: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
     """Where values can be compared.
 
-    What is beyond the dtype's range has no right answer in it: the largest number, as ``nan_to_num`` gives it, is another one.
-    So near its end that an error within the tolerance leads beyond it has none either.
+    A value beyond the dtype's range has no correct result in that dtype; the largest number, as ``nan_to_num`` returns it,
+    differs between dtypes. The same holds for values so close to the end of the range that a permitted error exceeds it.
     """
-    dtype = str(own.dtype).removeprefix("torch.")
-    end = torch.finfo(own.dtype).max * (1.0 - TOLERANCE[dtype])
-    return finite(own) & finite(oracle) & (oracle.double().abs() <= end)
+    dtype = str(reference.dtype).removeprefix("torch.")
+    limit = torch.finfo(reference.dtype).max * (1.0 - TOLERANCE[dtype])
+    return finite(reference) & finite(oracle) & (oracle.double().abs() <= limit)
 
 
 def finite(values: torch.Tensor) -> torch.Tensor:
-    """Where values are neither infinite nor NaN, of float8 too."""
+    """Where values are neither infinite nor NaN; also for float8."""
     return torch.isfinite(computable(values))
 
 
 def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The same parts of tensors of one shape, each small enough that float64 copies of it take little memory."""
+    """The same parts of tensors of one shape, each small enough that float64 copies of it need little memory."""
     total = tensors[0].numel()
     if total <= PIECE:
         yield tensors
@@ -47,45 +47,48 @@ def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 
 
 class Distances:
-    """L2 distances of results from another one, and that one's L2 norm, added up piece by piece where they are."""
+    """L2 distances of results from another result, and its L2 norm, accumulated piece by piece on the device."""
 
     def __init__(self, device: torch.device) -> None:
-        self.apart: list[torch.Tensor] = []
-        """Of each result."""
-        self.scale = torch.zeros((), dtype=torch.float64, device=device)
+        self.values: list[torch.Tensor] = []
+        """The distance of each result."""
+        self.norm = torch.zeros((), dtype=torch.float64, device=device)
 
     def add(self, other: torch.Tensor, where: torch.Tensor, *results: torch.Tensor) -> None:
-        """Take in a piece of each result, as far as ``where`` is true."""
-        before = self.apart or [torch.zeros_like(self.scale) for _ in results]
-        self.apart = [torch.hypot(d, apart(result, other, where)) for d, result in zip(before, results, strict=True)]
-        self.scale = torch.hypot(self.scale, size(other, where))
+        """Add a piece of each result, at the elements where ``where`` is true."""
+        before = self.values or [torch.zeros_like(self.norm) for _ in results]
+        self.values = [
+            torch.hypot(d, distance(result, other, where)) for d, result in zip(before, results, strict=True)
+        ]
+        self.norm = torch.hypot(self.norm, masked_norm(other, where))
 
     def relative(self) -> list[torch.Tensor]:
-        """The distances as parts of the norm."""
-        return [distance / (self.scale + LEAST) for distance in self.apart]
+        """The distances divided by the norm."""
+        return [value / (self.norm + LEAST) for value in self.values]
 
 
-def apart(result: torch.Tensor, oracle: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """The L2 distance of a result from the oracle's, over the elements ``where`` is true."""
-    return size(result.double() - oracle.double(), where)
+def distance(result: torch.Tensor, oracle: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """The L2 distance between a result and the oracle's, over the elements where ``where`` is true."""
+    return masked_norm(result.double() - oracle.double(), where)
 
 
-def size(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """The L2 norm of the elements ``where`` is true."""
+def masked_norm(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """The L2 norm of the elements where ``where`` is true."""
     return torch.linalg.vector_norm(torch.where(where, values.double(), 0.0))
 
 
-def sensitivity(moved: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
-    """How far the oracle is from itself on inputs that are moved a little, still on the device.
+def oracle_distance(result: torch.Tensor, reference: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
+    """The relative L2 distance between a result and the oracle's, still on the device.
 
-    A relative L2 distance; of integers and truth values the part of them that are others.
+    For integers and booleans, the part of the elements that differ. 0 if the results cannot be compared.
     """
-    nothing = torch.zeros((), dtype=torch.float64, device=own.device)
-    if not moved.shape == own.shape == oracle.shape:
-        return nothing
-    if not own.is_floating_point():
-        return (moved != oracle).double().mean() if own.numel() and not own.is_complex() else nothing
-    distances = Distances(own.device)
-    for there, theirs, truth in pieces(moved, own, oracle):
-        distances.add(truth, comparable(theirs, truth) & finite(there), there)
+    zero = torch.zeros((), dtype=torch.float64, device=reference.device)
+    if not result.shape == reference.shape == oracle.shape:
+        return zero
+    if not reference.is_floating_point():
+        is_ordinary = reference.numel() and not reference.is_complex()
+        return (result != oracle).double().mean() if is_ordinary else zero
+    distances = Distances(reference.device)
+    for part, reference_part, oracle_part in pieces(result, reference, oracle):
+        distances.add(oracle_part, comparable(reference_part, oracle_part) & finite(part), part)
     return distances.relative()[0]

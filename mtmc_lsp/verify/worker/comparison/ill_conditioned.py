@@ -1,9 +1,9 @@
-"""What holds of results that rounding moves far, so that the norm of their errors says little. Runs in workers.
+"""Checks for results that rounding moves far, for which the norm of the errors proves little. Runs in workers.
 
-An error of the user's own code that is not small beside its result has one of two reasons. Either rounding is magnified, for
-something cancels or a value lies on an edge. Then the float64 oracle itself scatters as far when its operations round by chance
-to the user's dtypes, and it scatters at *these elements*: elsewhere a candidate is as exact as ever, and what is not is wrong.
-Or the oracle does not scatter, and computes something else than the user's code: then that code's own result is what counts.
+A large relative error of the reference has one of two causes. The first is magnified rounding: values cancel, or a value is next
+to an edge. Then the float64 oracle varies as much if its operations round stochastically to the user's dtypes, and it varies at
+*the same elements*: at the others a candidate must be as exact as usual. The second is that the oracle computes another function
+than the reference. Then the oracle does not vary, and the candidate is compared with the reference's results.
 """
 
 from __future__ import annotations
@@ -17,52 +17,53 @@ from mtmc_lsp.core.dtypes import EPSILON
 from mtmc_lsp.verify.worker.comparison.distances import PIECE, Distances, comparable, finite, pieces
 
 OUTLIERS = 0.01
-"""The part of the elements that may be further off than their scatter: at edges which no draw happened to cross."""
+"""The part of the elements that may exceed their limit: some edges are not crossed in any draw."""
 
 
 @dataclass
 class IllConditioned:
-    """A result whose own error is far from small."""
+    """A reference result with a large error."""
 
     spread: torch.Tensor | None = None
-    """How far each element of the oracle scatters; ``None`` for results so large that there is no room for it."""
-    is_strange: bool = False
-    """Whether the own error is not explained by that."""
+    """How far each element of the oracle varies; ``None`` for results that are too large to store it."""
+    is_unexplained: bool = False
+    """Whether the reference's error is larger than rounding explains."""
 
-    def take_in(self, there: torch.Tensor, oracle: torch.Tensor) -> None:
-        """Note one more draw of the oracle's result."""
-        if oracle.numel() > PIECE or there.shape != oracle.shape:
+    def add_draw(self, result: torch.Tensor, oracle: torch.Tensor) -> None:
+        """Add the oracle's result with stochastic rounding."""
+        if oracle.numel() > PIECE or result.shape != oracle.shape:
             return
-        apart = (there.double() - oracle.double()).abs().nan_to_num_(nan=torch.inf, posinf=torch.inf).float()
-        self.spread = apart if self.spread is None else torch.maximum(self.spread, apart)
+        difference = (result.double() - oracle.double()).abs().nan_to_num_(nan=torch.inf, posinf=torch.inf).float()
+        self.spread = difference if self.spread is None else torch.maximum(self.spread, difference)
 
 
-def singly(
-    mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, spread: torch.Tensor, factor: float
+def elementwise_counts(
+    candidate: torch.Tensor, reference: torch.Tensor, oracle: torch.Tensor, spread: torch.Tensor, factor: float
 ) -> torch.Tensor:
-    """Counts of elements that are further off than ``factor`` times what rounding explains, that zeros would be, and of all."""
-    found = torch.zeros(3, dtype=torch.float64, device=own.device)
-    epsilon = EPSILON[str(own.dtype).removeprefix("torch.")]
-    for part, theirs, truth, scatter in pieces(mine, own, oracle, spread):
-        told = comparable(theirs, truth)
-        exact = truth.double()
-        allowed = factor * torch.maximum(scatter.double(), (theirs.double() - exact).abs()) + 4 * epsilon * exact.abs()
-        outside, zeros = ((value.abs() > allowed) & told for value in (part.double() - exact, exact))
-        found += torch.stack([each.sum() for each in (outside, zeros, told)])
-    return found
+    """Counts of elements: beyond ``factor`` times the rounding error, where zeros would be beyond it, and all."""
+    counts = torch.zeros(3, dtype=torch.float64, device=reference.device)
+    epsilon = EPSILON[str(reference.dtype).removeprefix("torch.")]
+    for part, reference_part, oracle_part, spread_part in pieces(candidate, reference, oracle, spread):
+        is_compared = comparable(reference_part, oracle_part)
+        exact = oracle_part.double()
+        rounding = torch.maximum(spread_part.double(), (reference_part.double() - exact).abs())
+        limit = factor * rounding + 4 * epsilon * exact.abs()
+        outside, zeros = ((value.abs() > limit) & is_compared for value in (part.double() - exact, exact))
+        counts += torch.stack([mask.sum() for mask in (outside, zeros, is_compared)])
+    return counts
 
 
-def beside_own(mine: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """The L2 distance of a result from the user's own, and that one's norm, where it is finite."""
-    distances = Distances(own.device)
-    for part, theirs in pieces(mine, own):
-        distances.add(theirs, finite(theirs), part)
-    return torch.stack([distances.apart[0], distances.scale])
+def distance_from_reference(candidate: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """The L2 distance between the candidate's and the reference's result, and the reference's norm, where that is finite."""
+    distances = Distances(reference.device)
+    for part, reference_part in pieces(candidate, reference):
+        distances.add(reference_part, finite(reference_part), part)
+    return torch.stack([distances.values[0], distances.norm])
 
 
-def too_many(facts: Sequence[float]) -> tuple[str, bool]:
-    """What is wrong by the counts of :func:`singly`, and whether they say anything: whether zeros would be wrong."""
-    outside, zeros, count = map(int, facts)
-    permitted = int(OUTLIERS * count)
-    detail = f"{outside} of {count} elements are further off than rounding moves them, allowed are {permitted}"
-    return detail if outside > permitted else "", zeros > permitted
+def judge_counts(counts: Sequence[float]) -> tuple[str, bool]:
+    """The error according to :func:`elementwise_counts`, and whether the check is conclusive: whether zeros would fail."""
+    outside, zeros, count = map(int, counts)
+    limit = int(OUTLIERS * count)
+    detail = f"{outside} of {count} elements differ by more than rounding explains, the limit is {limit}"
+    return detail if outside > limit else "", zeros > limit

@@ -1,4 +1,4 @@
-"""Makes Triton's interpreter do what a GPU does where it does not. Needs only torch and triton: it is written into files, too."""
+"""Patches of Triton's interpreter where it differs from a GPU. Needs only torch and triton: reproductions include this text."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ OTHER_NAME = {
     "normcdf": "special.ndtr", "normcdfinv": "special.ndtri", "erfcx": "special.erfcx", "cyl_bessel_i0": "special.i0",
     "cyl_bessel_i1": "special.i1",
 }  # fmt: skip
-"""Functions of CUDA's mathematical library, and torch's of the same meaning."""
+"""libdevice functions, with the torch functions that compute the same."""
 
 
 def patch_interpreter() -> None:
-    """Mend what honest kernels run into; must come before their modules are imported."""
+    """Fix differences that correct kernels run into; call it before their modules are imported."""
     from triton.runtime import interpreter
 
     if interpreter.InterpreterBuilder.create_splat.__module__ == __name__:
         return
-    _spread_truth(interpreter)
-    # Other versions have some of these otherwise, and what a kernel then runs into is said by the interpreter.
-    for mend in (_pass_floats, _round_to_float8, _give_libdevice, _choose_configs):
+    _splat_booleans(interpreter)
+    # Other versions of Triton lack some of these internals. A kernel that needs such a patch then fails with an error.
+    for patch in (_pass_float_arguments, _round_to_float8, _define_libdevice, _choose_first_config):
         with contextlib.suppress(AttributeError, ImportError):
-            mend(interpreter)
+            patch(interpreter)
 
 
-def _spread_truth(interpreter: Any) -> None:
-    """The truth of a scalar comparison is spread over a tile as truth values.
+def _splat_booleans(interpreter: Any) -> None:
+    """Broadcast the result of a scalar comparison to a tile of booleans.
 
-    Of the operands' type, as the interpreter notes it, ``(loaded_float != 0) & mask`` would be an operation on floats.
+    The interpreter gives it the operands' type, so that ``(loaded_float != 0) & mask`` would be an operation on floats.
     """
     import numpy
 
@@ -51,8 +51,8 @@ def _spread_truth(interpreter: Any) -> None:
     interpreter.InterpreterBuilder.create_splat = create_splat
 
 
-def _pass_floats(interpreter: Any) -> None:
-    """A float argument of a kernel is a float32 value there, with methods, not a number of Python's."""
+def _pass_float_arguments(interpreter: Any) -> None:
+    """Pass float arguments of kernels as float32 scalars of Triton, not as Python numbers."""
     import numpy
 
     original, tl = interpreter._implicit_cvt, interpreter.tl
@@ -66,31 +66,32 @@ def _pass_floats(interpreter: Any) -> None:
 
 
 def _round_to_float8(interpreter: Any) -> None:
-    """Casts to eight bits round to the nearest, and end at the largest number: the interpreter makes 1.97 to 1."""
+    """Make casts to float8 round to nearest and saturate: the interpreter converts 1.97 to 1."""
     import numpy
     import torch
 
     original, tl = interpreter._convert_float, interpreter.tl
-    eight = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+    float8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
-    def _convert_float(value: Any, kind: Any, other: Any, rounding: Any) -> Any:
-        if other not in eight or kind not in (tl.float16, tl.float32) or rounding is interpreter._ir.ROUNDING_MODE.RTZ:
-            return original(value, kind, other, rounding)
+    def _convert_float(value: Any, source: Any, target: Any, rounding: Any) -> Any:
+        truncates = rounding is interpreter._ir.ROUNDING_MODE.RTZ
+        if target not in float8 or source not in (tl.float16, tl.float32) or truncates:
+            return original(value, source, target, rounding)
         wide = torch.from_numpy(numpy.array(value, dtype=numpy.float32))
-        end = torch.finfo(eight[other]).max
-        return wide.clamp(-end, end).to(eight[other]).view(torch.uint8).numpy()
+        largest = torch.finfo(float8[target]).max
+        return wide.clamp(-largest, largest).to(float8[target]).view(torch.uint8).numpy()
 
     interpreter._convert_float = _convert_float
 
 
-def _give_libdevice(interpreter: Any) -> None:
-    """Functions of CUDA's mathematical library, of which the interpreter has none, are torch's."""
+def _define_libdevice(interpreter: Any) -> None:
+    """Implement libdevice functions, which the interpreter lacks, by torch."""
     import torch
 
     names = {**{name: name for name in SAME_NAME}, **OTHER_NAME}
-    for place in ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice"):
+    for module_name in ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice"):
         with contextlib.suppress(ImportError):
-            module = importlib.import_module(place)
+            module = importlib.import_module(module_name)
             for name, path in names.items():
                 function: Any = torch
                 for part in path.split("."):
@@ -105,12 +106,12 @@ def _by_torch(interpreter: Any, function: Any) -> Any:
 
     tl = interpreter.tl
 
-    def call(*given: Any, **_: Any) -> Any:
-        values = [g.value if isinstance(g, tl.constexpr) else g for g in given]
+    def call(*args: Any, **_: Any) -> Any:
+        values = [arg.value if isinstance(arg, tl.constexpr) else arg for arg in args]
         kinds = [value.dtype for value in values if isinstance(value, tl.tensor)]
         arrays = [v.handle.data if isinstance(v, tl.tensor) else numpy.array([v], dtype=numpy.float32) for v in values]
-        made = function(*(torch.from_numpy(numpy.ascontiguousarray(array)) for array in arrays))
-        result = made.to(torch.from_numpy(arrays[0]).dtype).numpy()
+        computed = function(*(torch.from_numpy(numpy.ascontiguousarray(array)) for array in arrays))
+        result = computed.to(torch.from_numpy(arrays[0]).dtype).numpy()
         is_block = any(isinstance(value, tl.tensor) and value.type.is_block() for value in values)
         kind = tl.block_type(kinds[0], list(result.shape)) if is_block else kinds[0]
         return tl.tensor(interpreter.TensorHandle(result, kinds[0]), kind)
@@ -118,8 +119,8 @@ def _by_torch(interpreter: Any, function: Any) -> Any:
     return call
 
 
-def _choose_configs(interpreter: Any) -> None:
-    """Of the configurations that would be timed the first is taken: the interpreter has no times."""
+def _choose_first_config(interpreter: Any) -> None:
+    """Make the autotuner choose its first configuration: times in the interpreter are meaningless."""
     from triton.runtime.autotuner import Autotuner
 
     Autotuner._bench = lambda self, *args, config, **meta: [1.0, 1.0, 1.0]

@@ -1,4 +1,4 @@
-"""Source text made fit for Triton's interpreter, which runs on CPU tensors and computes bfloat16 wrongly."""
+"""Adapts source text to Triton's interpreter, which runs on CPU tensors and computes bfloat16 wrongly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ GPU_TO_CPU = (
     ("torch.cuda.synchronize()", "None"),
     ('"cuda"', '"cpu"'),
     ("'cuda'", "'cpu'"),
-    # A CPU computes the products of the user's own code in full float32, so the kernel's operands are not rounded there either.
+    # On a CPU the reference computes products in full float32, so the kernel must not round its operands either.
     ("tl.where(x == x, rounded, x)", "x"),
 )
 BEGIN, END = "# mtmc: begin", "# mtmc: end"
@@ -23,20 +23,20 @@ BFLOAT16_TO_FLOAT32 = (
 )
 
 
-def on_cpu(candidate: str, own: str) -> str:
-    """The candidate with the GPU's names turned into the CPU's, so that its guard holds under the interpreter.
+def on_cpu(candidate: str, original: str) -> str:
+    """The candidate with GPU names replaced by CPU names, so that its guard accepts calls under the interpreter.
 
-    Only in lines that the user did not write: their body must go on as it does in the reference.
+    Only generated lines are changed: the user's code must do the same as in the reference.
     """
-    kept = set(own.splitlines())
+    user_lines = set(original.splitlines())
     rewritten = []
     in_new_block = False
     for line in candidate.splitlines(keepends=True):
         text = line.rstrip("\r\n")
-        # The guard of another target, applied before, has the same lines; only its own begin differs.
+        # The file may contain the generated block of another target, with the same lines except the first.
         if text.startswith(BEGIN):
-            in_new_block = text not in kept
-        rewritten.append(_replaced(line, GPU_TO_CPU) if in_new_block or text not in kept else line)
+            in_new_block = text not in user_lines
+        rewritten.append(_replaced(line, GPU_TO_CPU) if in_new_block or text not in user_lines else line)
         if text.startswith(END):
             in_new_block = False
     return "".join(rewritten)

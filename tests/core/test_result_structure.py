@@ -1,4 +1,4 @@
-"""The forms of results: what is taken apart is put together again as it was."""
+"""Structures of results: flattened results are rebuilt in the same structure."""
 
 from __future__ import annotations
 

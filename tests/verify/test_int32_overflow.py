@@ -1,4 +1,4 @@
-"""A case whose offsets pass 2^31 is planned where it fits, and left out with a reason where it does not."""
+"""A case with offsets beyond 2^31 is planned if memory suffices, and otherwise omitted with a reason."""
 
 from __future__ import annotations
 

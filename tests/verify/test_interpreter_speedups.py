@@ -1,4 +1,4 @@
-"""The interpreter's reductions and scans, by halves of a tile, give what one element after the other gives."""
+"""The vectorised reductions and scans of the interpreter equal those that run element by element."""
 
 from __future__ import annotations
 

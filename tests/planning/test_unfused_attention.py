@@ -35,7 +35,7 @@ import torch.nn.functional as F
 def f(q, k, v):
     return F.scaled_dot_product_attention(q, k, v)
 """
-RULE = next(rule for rule in ALGEBRA if rule.name == "written-out-attention")
+RULE = next(rule for rule in ALGEBRA if rule.name == "unfused-attention")
 
 
 @pytest.mark.parametrize("more", ["", ", scale=0.3"], ids=["usual scale", "scaled"])

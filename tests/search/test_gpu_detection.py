@@ -1,4 +1,4 @@
-"""Which GPU torch would use, told without importing it: from pretended builds of torch and a pretended driver."""
+"""The GPU that torch would use is detected without importing torch; tests use fake builds of torch and a fake driver."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What is left of a run without its last step."""
+"""A run after its last step was undone."""
 
 from __future__ import annotations
 

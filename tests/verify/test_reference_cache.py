@@ -1,4 +1,4 @@
-"""What the reference's process keeps of its cases, and what it says where float64 does not fit."""
+"""The cache of the reference process, and its answer if float64 does not fit into memory."""
 
 from __future__ import annotations
 
@@ -12,35 +12,34 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.worker import tensor_ipc
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.messages import CaseRequest, JudgeRequest, ReferenceRequest
-from mtmc_lsp.verify.worker import expectations
-from mtmc_lsp.verify.worker import reference_cache as keeping
+from mtmc_lsp.verify.worker import expectations, reference_cache
 from mtmc_lsp.verify.worker.judge_command import judge
 from mtmc_lsp.verify.worker.reference_commands import compute_reference
 
 
 @pytest.fixture(autouse=True)
 def empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_kept", {})
+    monkeypatch.setattr(reference_cache, "_cache", {})
 
 
 def test_what_has_room_is_kept_in_memory_and_the_rest_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "HOST_BYTES", 1000)
+    monkeypatch.setattr(reference_cache, "HOST_BYTES", 1000)
     small, large = ({"results": [torch.arange(count)]} for count in (10, 1000))
     for name, value in (("small", small), ("large", large)):
-        keeping.keep(str(tmp_path / name), value, or_file=True)
-        assert keeping.is_there(str(tmp_path / name))
-        assert torch.equal(keeping.kept(str(tmp_path / name), "cpu")["results"][0], value["results"][0])
+        reference_cache.store(str(tmp_path / name), value, or_file=True)
+        assert reference_cache.is_cached(str(tmp_path / name))
+        assert torch.equal(reference_cache.load(str(tmp_path / name), "cpu")["results"][0], value["results"][0])
     assert [path.name for path in tmp_path.iterdir()] == ["large"]
-    assert not keeping.is_there(str(tmp_path / "other"))
-    monkeypatch.setattr(keeping, "FILE_BYTES", 7000)
-    keeping.keep(str(tmp_path / "too large"), large, or_file=True)
-    assert not keeping.is_there(str(tmp_path / "too large"))
+    assert not reference_cache.is_cached(str(tmp_path / "other"))
+    monkeypatch.setattr(reference_cache, "FILE_BYTES", 7000)
+    reference_cache.store(str(tmp_path / "too large"), large, or_file=True)
+    assert not reference_cache.is_cached(str(tmp_path / "too large"))
 
 
 def test_what_is_kept_anew_takes_the_old_ones_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "HOST_BYTES", 1000)
+    monkeypatch.setattr(reference_cache, "HOST_BYTES", 1000)
     for _ in range(3):
-        keeping.keep(str(tmp_path / "case"), [torch.zeros(200)], or_file=True)
+        reference_cache.store(str(tmp_path / "case"), [torch.zeros(200)], or_file=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -48,7 +47,7 @@ SOURCE = "# mtmc: x=f32[N,D] N=64 D=32\ndef f(x):\n    return x.exp().sum(-1)\n"
 
 
 def case_request(capture: Capture, folder: Path, sizes: dict[str, int]) -> CaseRequest:
-    return CaseRequest(capture, own=None, case=Case(sizes, "normal", 1), inputs=str(folder / "inputs"))
+    return CaseRequest(capture, user_source=None, case=Case(sizes, "normal", 1), inputs=str(folder / "inputs"))
 
 
 def test_where_float64_does_not_fit_the_users_results_are_compared_with(
@@ -75,8 +74,8 @@ def test_a_process_that_was_started_again_computes_again_what_it_had_kept(captur
     data = case_request(captured(SOURCE, "f"), tmp_path, {"N": 8, "D": 4})
     expected, results = str(tmp_path / "expected"), str(tmp_path / "results")
     assert compute_reference(ReferenceRequest(data, expected)).has_oracle
-    first = keeping.kept(expected, "cpu")
-    keeping._kept.clear()
+    first = reference_cache.load(expected, "cpu")
+    reference_cache._cache.clear()
     tensor_ipc.export_(first, results, in_memory=False)
     checks = judge(JudgeRequest(data, expected, results, "budget")).checks
     assert all(check.status is CheckStatus.PASSED for check in checks)

@@ -10,7 +10,7 @@ from tests.codegen.families import source
 from tests.codegen.harness import verified
 from tests.planning.situations import fully_fused, proposed, schedule_of, start, with_algebra
 
-RULE = "rows-first"
+RULE = "reduce-rows-first"
 CASES = {
     "a divergence of distributions": "x=F[B,33], y=F[B,33]: F.kl_div(F.log_softmax(x, -1), F.softmax(y, -1), reduction='batchmean')",
     "a mean loss of normalised rows": "x=F[B,19], y=F[B,19]: F.mse_loss(F.layer_norm(x, (19,)), y)",
@@ -57,7 +57,7 @@ def test_the_planner_states_that_it_sums_rows_first(captured) -> None:
     )
     capture = captured(text, "f")
     action = proposed(capture, start(capture, text), ActionKind.ALGEBRA)[0]
-    assert action.text == "take the sum of the kl_div along rows first, in line 6"
+    assert action.text == "compute the sum of the kl_div along rows first, in line 6"
     assert (
         action.rationale
         == "The sum of all elements is the sum of the sums of its rows; the result is the same by algebra."

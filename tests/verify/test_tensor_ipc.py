@@ -1,4 +1,4 @@
-"""What one worker gives another arrives as it was, by file or in GPU memory, also where the taker is locked in."""
+"""Tensors shared between workers arrive unchanged, through files or GPU memory, also in a sandboxed process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtmc_lsp.core.errors import HandoverFailed
+from mtmc_lsp.core.errors import TensorSharingFailed
 from mtmc_lsp.process.worker import tensor_ipc
 
 TAKER = """\
@@ -88,7 +88,7 @@ def test_nothing_is_read_beside_what_was_packed(
 ) -> None:
     where = {tensor_ipc.OFFSET: first, "dtype": "float32", "shape": shape, "stride": stride}
     torch.save(left([where], torch.zeros(512, dtype=torch.uint8)), tmp_path / "results.pt")
-    with pytest.raises(HandoverFailed, match=f"at {first} exceeds the 512 packed bytes"):
+    with pytest.raises(TensorSharingFailed, match=f"at {first} exceeds the 512 packed bytes"):
         tensor_ipc.import_(str(tmp_path / "results.pt"), "cpu")
 
 
@@ -115,7 +115,7 @@ MALFORMED = {
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_file_of_something_else_is_refused(name: str, tmp_path: Path) -> None:
     torch.save(MALFORMED[name], tmp_path / "results.pt")
-    with pytest.raises(HandoverFailed, match=r"is malformed|packed bytes|unknown dtype"):
+    with pytest.raises(TensorSharingFailed, match=r"is malformed|packed bytes|unknown dtype"):
         tensor_ipc.import_(str(tmp_path / "results.pt"), "cpu")
 
 
@@ -126,10 +126,10 @@ def test_what_was_withdrawn_is_not_taken_for_the_value(tmp_path: Path, monkeypat
     monkeypatch.setattr(tensor_ipc, "_driver", lambda: SimpleNamespace(cuMemFree_v2=lambda a: freed.append(a.value)))
     monkeypatch.setattr(tensor_ipc, "_shared", {str(path): [7, 8]})
     torch.save(left({"x": {tensor_ipc.HANDLE: "a handle"}}), path)
-    tensor_ipc.withdraw(str(path))
+    tensor_ipc.release(str(path))
     assert freed == [7, 8] and not path.exists()
     tensor_ipc.export_({"x": torch.arange(3)}, str(path), in_memory=True)
-    tensor_ipc.withdraw(str(path))
+    tensor_ipc.release(str(path))
     assert path.exists(), "what is in the file itself stays"
 
 
@@ -192,7 +192,7 @@ def test_what_is_said_to_be_offered_is_not_read_beyond_the_memory_that_is_there(
     monkeypatch.setattr(tensor_ipc, "_driver", lambda: driver)
     monkeypatch.setattr(tensor_ipc, "_elements", lambda *_: pytest.fail("it was read"))
     torch.save(left({"results": [offered(shape, stride)]}), tmp_path / "results.pt")
-    with pytest.raises(HandoverFailed, match=said):
+    with pytest.raises(TensorSharingFailed, match=said):
         tensor_ipc.import_(str(tmp_path / "results.pt"), "cpu")
     assert not driver.open
 
@@ -219,7 +219,7 @@ from mtmc_lsp.process.worker import tensor_ipc
 torch.zeros(1, device="cuda")
 try:
     tensor_ipc.import_(sys.argv[1], "cuda")
-except tensor_ipc.HandoverFailed as error:
+except tensor_ipc.TensorSharingFailed as error:
     print(error.message)
 print(float(torch.ones(3, device="cuda").sum()))
 """
@@ -234,7 +234,7 @@ def test_memory_that_is_smaller_than_said_is_not_read_and_the_reader_goes_on(tmp
     torch.save(told, path)
     arguments = [sys.executable, "-c", LIED_TO, path, str(Path(tensor_ipc.__file__).parents[3])]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
-    tensor_ipc.withdraw(path)
+    tensor_ipc.release(path)
     refused, alive = done.stdout.splitlines()
     assert refused.startswith(f"a tensor of {1 << 36} bytes exceeds the shared allocation of ")
     assert alive == "3.0", done.stderr
@@ -278,8 +278,8 @@ def test_large_tensors_stay_in_gpu_memory_and_reach_a_process_that_is_locked_in(
         taker.stdin.write("\n")
     finally:
         taker.communicate(timeout=30)
-    with pytest.raises(HandoverFailed, match="cannot be opened"):
+    with pytest.raises(TensorSharingFailed, match="cannot be opened"):
         tensor_ipc.import_(answered, "cuda")
     free = torch.cuda.mem_get_info()[0]
-    tensor_ipc.withdraw(given)
+    tensor_ipc.release(given)
     assert torch.cuda.mem_get_info()[0] >= free + x.numel() * 4

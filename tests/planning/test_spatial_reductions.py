@@ -10,7 +10,7 @@ from tests.codegen.families import source
 from tests.codegen.harness import verified
 from tests.planning.situations import fully_fused, operations, proposed, start, with_algebra
 
-RULE = "sum-before-places"
+RULE = "hoist-spatial-reduction"
 CASES = {
     "of images": "x=F[B,3,7,6], w=F[5,3,3,2], b=F[5]: (F.conv2d(x, w, b, 2, (2, 1), (2, 1)) * 0.5).mean((2, 3)).relu()",
     "of lines, summed": "x=F[B,3,11], w=F[4,3,4], b=F[4]: F.conv1d(x, w, b, padding=3).sum(2, keepdim=True) * 2",

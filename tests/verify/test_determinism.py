@@ -1,4 +1,4 @@
-"""Results that differ from call to call are held against a candidate only where the user's own code is settled."""
+"""A candidate whose results vary between calls is rejected only if the reference is deterministic."""
 
 from __future__ import annotations
 

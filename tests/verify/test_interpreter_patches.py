@@ -1,4 +1,4 @@
-"""What honest kernels of others rely on, and the interpreter lacks, works in a verification."""
+"""Features that correct kernels need and that the interpreter lacks work in a verification."""
 
 from __future__ import annotations
 

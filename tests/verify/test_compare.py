@@ -1,4 +1,4 @@
-"""When two results agree."""
+"""Comparison of a result with the reference and the oracle."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 
 from mtmc_lsp.verify.worker.comparison.compare import FACTORS, Comparison, agreement
 from mtmc_lsp.verify.worker.comparison.discrete import discrete_difference
-from mtmc_lsp.verify.worker.comparison.distances import sensitivity
+from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
 
 
-def judged(mine, own, oracle, near=0.0, precision="budget"):
-    return agreement(mine, own, oracle, near, FACTORS[precision]).wrong
+def judged(mine, own, oracle, sensitivity=0.0, precision="budget"):
+    return agreement(mine, own, oracle, sensitivity, FACTORS[precision]).problem
 
 
 def sample(dtype=torch.float32):
@@ -60,7 +60,7 @@ def test_a_problem_that_magnifies_rounding_is_given_that_much() -> None:
     _, oracle = sample()
     own, mine = oracle.float(), moved(oracle, 3e-5).float()
     assert judged(mine, own, oracle)
-    assert judged(mine, own, oracle, near=sensitivity(moved(oracle, 1e-5), own, oracle)) == ""
+    assert judged(mine, own, oracle, sensitivity=oracle_distance(moved(oracle, 1e-5), own, oracle)) == ""
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_where_rounding_decides_on_which_side_of_an_edge_a_value_lies_others_may
     mine = oracle.clone()
     mine[1::50] -= 1
     assert discrete_difference(mine, own, oracle, moved, None, 8.0) == "", "20 others, and the user's own code has 10"
-    assert "of the user's own code 10, allowed are 20" in discrete_difference(oracle + 1, own, oracle, moved, None, 8.0)
+    assert "10 in your code, the limit is 20" in discrete_difference(oracle + 1, own, oracle, moved, None, 8.0)
     assert discrete_difference(mine.where(mine == oracle, mine - 1), own, oracle, moved, None, 8.0), "2 off, not 1"
     few = oracle.clone()
     few[3] += 1
@@ -116,8 +116,8 @@ def test_of_integers_that_move_with_the_inputs_rounding_the_part_is_told() -> No
     own = torch.arange(8, dtype=torch.int8)
     moved = own.clone()
     moved[2] += 1
-    assert sensitivity(moved, own, own) == 1 / 8
-    assert sensitivity(own, own, own) == 0.0
+    assert oracle_distance(moved, own, own) == 1 / 8
+    assert oracle_distance(own, own, own) == 0.0
 
 
 def test_so_near_the_end_of_a_dtype_that_rounding_leads_beyond_no_result_is_wrong() -> None:
@@ -154,17 +154,17 @@ def test_of_one_number_twice_the_users_own_error_is_luck_and_eight_times_is_not(
 def test_what_is_noise_must_still_be_written() -> None:
     own, oracle = sample()
     unwritten = own.index_fill(0, torch.tensor([3]), float("nan"))
-    assert judged(own * 2, own, oracle, near=0.2) == ""
-    assert judged(own * 2, own, oracle, near=0.02), "rounding does not move it that far"
-    assert "never written" in judged(unwritten, own, oracle, near=0.2)
+    assert judged(own * 2, own, oracle, sensitivity=0.2) == ""
+    assert judged(own * 2, own, oracle, sensitivity=0.02), "rounding does not move it that far"
+    assert "never written" in judged(unwritten, own, oracle, sensitivity=0.2)
 
 
 def test_an_input_that_is_left_alone_is_no_other_tensor_afterwards() -> None:
     """What a candidate left may claim any shape: it is not compared element by element with one that it does not have."""
     comparison = Comparison("budget")
     before = torch.ones(4)
-    comparison.untouched("x", before, torch.ones(1).expand(1 << 40))
-    comparison.untouched("x", before, torch.tensor([1.0, 2.0, 1.0, 1.0]))
-    comparison.untouched("x", before, None)
-    details = [check["detail"] for check in comparison.found()[0]]
+    comparison.unchanged("x", before, torch.ones(1).expand(1 << 40))
+    comparison.unchanged("x", before, torch.tensor([1.0, 2.0, 1.0, 1.0]))
+    comparison.unchanged("x", before, None)
+    details = [check["detail"] for check in comparison.finish()[0]]
     assert details == ["it is another tensor", "1 elements were overwritten", ""]

@@ -1,4 +1,4 @@
-"""The user's code in float64: rounded where it casts down, exact elsewhere, and told of the user's dtypes."""
+"""The reference in float64: rounded where it casts to a narrower float, exact elsewhere, with the user's dtypes visible."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def test_an_input_that_is_cast_itself_is_the_same_number_for_all(monkeypatch: py
     """Moved by rounding it would now and then be cast to the next number, which no implementation may do."""
     x = sample(torch.float32, 300, 300)
     for cast in (lambda x: x.half().float(), lambda x: x.t()[5:].bfloat16().float(), lambda x: x.int()):
-        assert expected(cast, {"x": x}, monkeypatch)["near"][0] == 0.0
-    changed = expected(lambda x: x.clone().mul_(1.1).half().float(), {"x": x}, monkeypatch)["near"][0]
+        assert expected(cast, {"x": x}, monkeypatch)["sensitivity"][0] == 0.0
+    changed = expected(lambda x: x.clone().mul_(1.1).half().float(), {"x": x}, monkeypatch)["sensitivity"][0]
     assert changed > 0.0, "what was computed lies on one side of an edge or the other"
 
 
@@ -127,7 +127,7 @@ def test_results_scatter_only_where_their_dtype_cannot_hold_them() -> None:
     for dtype in (torch.float32, torch.float16):
         low = x.to(dtype)
         wide = low.double()
-        with mode, mode.holding({"x": wide, "n": whole}, {"x": low, "n": whole.to(dtype)}, scattered=1):
+        with mode, mode.with_inputs({"x": wide, "n": whole}, {"x": low, "n": whole.to(dtype)}, rounding_seed=1):
             found, exact, view = wide * wide, whole * whole[:, None], wide.t()
         apart = (found - wide * wide).abs() / (wide * wide)
         assert 0.1 * torch.finfo(dtype).eps < float(apart.max()) <= torch.finfo(dtype).eps
@@ -144,7 +144,7 @@ def test_equal_elements_may_scatter_alike() -> None:
     spreads = {}
     for together in (True, False):
         wide = low.double()
-        with mode, mode.holding({"x": wide}, {"x": low}, scattered=1, together=together):
+        with mode, mode.with_inputs({"x": wide}, {"x": low}, rounding_seed=1, shares_draw=together):
             found = wide * wide
         spreads[together] = len(found.unique())
         assert not torch.equal(found, wide * wide)

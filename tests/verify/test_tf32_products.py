@@ -1,4 +1,4 @@
-"""Code that runs TF32 on the workload is not asked to be finer on small sizes; code that does not, is."""
+"""If the reference runs TF32 on the workload, candidates may be as imprecise on small sizes; otherwise not."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch.nn.functional as F
 
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import AUTOGRAD, VALUES, Case
-from mtmc_lsp.verify.worker import expectations as expecting
-from mtmc_lsp.verify.worker.oracle import NarrowProducts
+from mtmc_lsp.verify.worker import expectations
+from mtmc_lsp.verify.worker.oracle import Tf32Products
 
 SOURCE = "# mtmc: a=f32[M,K] b=f32[K,N] M=40 K=64 N=24\ndef f(a, b):\n    return a @ b\n"
 TF32 = 2.0**-11
 
 
-def both() -> NarrowProducts:
-    return NarrowProducts(convolutions=True, products=True)
+def both() -> Tf32Products:
+    return Tf32Products(convolutions=True, products=True)
 
 
 def distance(result: torch.Tensor, other: torch.Tensor) -> float:
@@ -52,7 +52,7 @@ def test_operands_are_rounded_as_tensor_cores_take_them(name: str) -> None:
 def test_only_what_may_run_in_tf32_is_rounded() -> None:
     torch.manual_seed(0)
     x, w = torch.randn(16, 16, dtype=torch.float64), torch.randn(16, 8, dtype=torch.float64)
-    with NarrowProducts(convolutions=True, products=False):
+    with Tf32Products(convolutions=True, products=False):
         assert torch.equal(x @ w, x @ w)
         assert torch.equal(PRODUCTS["a product"](x, w), torch.einsum("ik,kj->ij", x, w))
     ends = torch.tensor([[float("inf"), 1.0], [float("nan"), 2.0]], dtype=torch.float64)
@@ -65,7 +65,7 @@ def expected(capture: Capture, rows: int, *, is_first: bool, own: object, kind: 
     case = Case(sizes={}, distribution="normal", seed=3, kind=kind)
     torch.manual_seed(rows)
     inputs = {"a": torch.randn(rows, 64), "b": torch.randn(64, 24)}
-    return float(expecting.expected_of(own, capture, inputs, "cpu", case, is_first=is_first)["near"][0])
+    return float(expectations.expected_of(own, capture, inputs, "cpu", case, is_first=is_first)["sensitivity"][0])
 
 
 def in_tf32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -79,25 +79,25 @@ def in_tf32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def test_small_sizes_are_judged_by_what_the_workload_itself_runs(
     runs_narrow: bool, captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expecting, "_narrow", {})
+    monkeypatch.setattr(expectations, "_tf32_state", {})
     capture = captured(f"import torch\n{SOURCE}", "f")
     capture = replace(capture, graph=replace(capture.graph, fp32_matmul="tf32"))
-    monkeypatch.setattr(expecting, "run_case", lambda module, capture, inputs, *rest, **more: {
+    monkeypatch.setattr(expectations, "run_case", lambda module, capture, inputs, *rest, **more: {
         "results": [(in_tf32 if runs_narrow else torch.matmul)(inputs["a"], inputs["b"])], "after": {}
     })  # fmt: skip
     assert expected(capture, 40, is_first=True, own=None) < 1e-6, "of the workload itself its own error is asked for"
-    near = expected(capture, 5, is_first=False, own=None)
-    assert (near > 0.1 * TF32) is runs_narrow, near
+    sensitivity = expected(capture, 5, is_first=False, own=None)
+    assert (sensitivity > 0.1 * TF32) is runs_narrow, sensitivity
 
 
 def test_gradients_choose_for_themselves(captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library may run them in TF32 where it does not run the results so."""
-    monkeypatch.setattr(expecting, "_narrow", {"seen": False})
+    monkeypatch.setattr(expectations, "_tf32_state", {"observed": False})
     capture = captured(f"import torch\n{SOURCE}", "f")
-    monkeypatch.setattr(expecting, "run_case", lambda module, capture, inputs, *rest, **more: {
+    monkeypatch.setattr(expectations, "run_case", lambda module, capture, inputs, *rest, **more: {
         "results": [inputs["a"] @ inputs["b"]], "after": {}
     })  # fmt: skip
-    for mode, is_coarse in (("tf32", True), ("ieee", False)):
+    for mode, is_imprecise in (("tf32", True), ("ieee", False)):
         there = replace(capture, graph=replace(capture.graph, fp32_matmul=mode))
-        near = expected(there, 5, is_first=False, own=None, kind=AUTOGRAD)
-        assert (near > 0.1 * TF32) is is_coarse
+        sensitivity = expected(there, 5, is_first=False, own=None, kind=AUTOGRAD)
+        assert (sensitivity > 0.1 * TF32) is is_imprecise

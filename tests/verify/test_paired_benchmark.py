@@ -1,4 +1,4 @@
-"""One timing from start to end on a pretended clock, and what makes it refuse."""
+"""A complete timing with a fake clock, and the conditions under which it is rejected."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_weights_that_a_library_gathered_in_memory_of_its_own_follow_new_content
         Costing(lambda: torch.tanh(x * w), 40.0),
         Costing(lambda: torch.tanh(x * gathered), 100.0),
         {"x": x, "w": w},
-        moved=lambda: [("w", gathered)] if follows else [],
+        relocated=lambda: [("w", gathered)] if follows else [],
     )
     if follows:
         assert run_paired_benchmark(contest, FakeClock(contest.candidate), 0.0).speed is Speed.FASTER

@@ -1,4 +1,4 @@
-"""What is kept of a call's results."""
+"""The recorded results of a call."""
 
 from __future__ import annotations
 
