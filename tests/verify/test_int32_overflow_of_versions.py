@@ -67,7 +67,7 @@ def far_check(
     with Reference(capture, REFERENCE, sys.executable, seed=3, worker=processes) as reference:
         engine = VerificationEngine(reference, processes)
         engine.has_gpu = has_gpu
-        return engine.verify_int32_offsets(VersionInFile(capture, REFERENCE, "text")), processes
+        return engine.verify_int32_offsets(VersionInFile(capture, REFERENCE, "@triton.jit")), processes
 
 
 def test_a_version_is_called_once_with_more_elements_than_32_bits_count(judge: Any) -> None:
