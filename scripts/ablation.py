@@ -2,7 +2,7 @@
 
 Usage: mtmc bench DIR --out RESULTS --time-limit 90 --budget 30
        python scripts/ablation.py DIR=RESULTS ... --out FILE [--jobs 5] [--per-action 3] [--time-limit 90] [--budget 30]
-       python scripts/ablation.py DIR=RESULTS ... --summary FILE
+       python scripts/ablation.py --summary FILE
 
 The results of ``mtmc bench`` are with all actions. Each action (and each rewrite rule) that was accepted there runs again
 switched off, on the problems where its steps gained most. Use the same limits. Start it again to resume. Needs a GPU.
@@ -40,7 +40,7 @@ class Trial:
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="+", metavar="DIR=RESULTS", help="a suite and its results with all actions")
+    parser.add_argument("suites", nargs="*", metavar="DIR=RESULTS", help="a suite and its results with all actions")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--summary", type=Path)
     parser.add_argument("--jobs", type=int, default=5)
@@ -48,14 +48,22 @@ def main() -> int:
     parser.add_argument("--time-limit", type=float, default=90)
     parser.add_argument("--budget", type=float, default=30)
     options = parser.parse_args()
+    if options.summary:
+        show(read(options.summary))
+        return 0
+    if not options.out or not options.suites:
+        parser.error("name DIR=RESULTS and --out, or --summary")
     complete: dict[str, tuple[Path, dict[str, Any]]] = {}
+    known = {line["problem"] for line in read(options.out) if not line["without"]}
     for pair in options.suites:
         folder, _, results = pair.partition("=")
         for record in read(Path(results)):
-            complete[record["problem"]] = (Path(folder), line_of(record, ""))
-    if options.out:
-        run_all(trials(complete, options.per_action), options)
-    show([line for _, line in complete.values()], read(options.summary or options.out))
+            line = line_of(record, "")
+            complete[line["problem"]] = (Path(folder), line)
+            if line["problem"] not in known:
+                append_result(options.out, line)
+    run_all(trials(complete, options.per_action), options)
+    show(read(options.out))
     return 0
 
 
@@ -154,18 +162,19 @@ def trials(complete: Mapping[str, tuple[Path, Mapping[str, Any]]], most: int) ->
     return chosen
 
 
-def show(complete: Sequence[Mapping[str, Any]], ablated: Sequence[Mapping[str, Any]]) -> None:
+def show(lines: Sequence[Mapping[str, Any]]) -> None:
     """For each name: how often it was tried and accepted, and the results with and without it, as a Markdown table."""
     counts: dict[str, list[int]] = {}
-    for line in complete:
+    whole = {line["problem"]: line for line in lines if not line["without"]}
+    for line in whole.values():
         for name, status, _ in line["steps"]:
             count = counts.setdefault(name, [0, 0])
             count[0] += 1
             count[1] += status == "accepted"
-    whole = {line["problem"]: line for line in complete}
     without: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for line in ablated:
-        without[line["without"]].append(line)
+    for line in lines:
+        if line["without"]:
+            without[line["without"]].append(line)
     print(
         "| switched off | tried | accepted | problems | with it | without it | ratio | seconds with | seconds without |"
     )

@@ -362,8 +362,13 @@ class GreedySearch:
             faster = self._timing is not None and self._timing.speed is Speed.FASTER
             return RunStatus.IMPROVED if faster else RunStatus.NO_GAIN
         verdicts = [step.verdict for step in self._steps if step.verdict is not None]
-        # An uncertifiable version is not known to be incorrect.
-        judged = [verdict for verdict in verdicts if verdict.status is not VerdictStatus.UNCERTIFIABLE]
+        # A version that is uncertifiable or ran out of memory is not known to be incorrect.
+        judged = [
+            verdict
+            for verdict in verdicts
+            if verdict.status is not VerdictStatus.UNCERTIFIABLE
+            and not (verdict.failure is not None and verdict.failure.is_out_of_memory)
+        ]
         all_incorrect = bool(judged) and not any(verdict.is_correct for verdict in judged)
         return RunStatus.INCORRECT if all_incorrect else RunStatus.NO_GAIN
 

@@ -121,8 +121,8 @@ class VerificationEngine:
             return Verification(Verdict(VerdictStatus.UNCERTIFIABLE, text_checks, self._mode, reason=TOO_LARGE))
         outcomes: list[CaseOutcome] = []
 
-        def verdict(status: VerdictStatus, reason: str) -> Verdict:
-            return self._verdict(candidate, outcomes, text_checks, status, reason)
+        def verdict(status: VerdictStatus, reason: str, failure: FailureKind | None = None) -> Verdict:
+            return self._verdict(candidate, outcomes, text_checks, status, reason, failure)
 
         reduced_failure = ""
         for trial in trials:
@@ -134,7 +134,8 @@ class VerificationEngine:
                 if uncertain:
                     return Verification(verdict(VerdictStatus.UNCERTIFIABLE, uncertain))
                 outcomes += self._on_request(candidate, outcomes, on_case, far, sanitizer)
-                return Verification(verdict(outcomes[-1].status, outcomes[-1].reason))
+                last = outcomes[-1]
+                return Verification(verdict(last.status, last.reason, last.failure))
             if trial.is_full:
                 draws_otherwise = trial.capture.uses_random and not candidate.draws_same_numbers
                 if failed.status is VerdictStatus.INCORRECT and draws_otherwise:
@@ -142,7 +143,7 @@ class VerificationEngine:
                 smallest = failed if reproduction is None else self._shrunk(candidate, runner, failed)
                 reason = f"{smallest.reason} (on {smallest.case.label})"
                 if reproduction is None:
-                    return Verification(verdict(smallest.status, reason))
+                    return Verification(verdict(smallest.status, reason, smallest.failure))
                 # The failure may only occur after several calls, so the reproduction makes as many.
                 written = self._reference.reproduce(
                     self._prepared(smallest.case),
@@ -151,7 +152,7 @@ class VerificationEngine:
                     reason=reason,
                     calls=runner.calls,
                 )
-                return Verification(verdict(smallest.status, reason), written)
+                return Verification(verdict(smallest.status, reason, smallest.failure), written)
             # It may be right for the full-size parameters that it was written for.
             reduced_failure = reduced_failure or failed.reason
             self._process.next()
@@ -330,13 +331,16 @@ class VerificationEngine:
         text_checks: tuple[Check, ...],
         status: VerdictStatus,
         reason: str,
+        failure: FailureKind | None,
     ) -> Verdict:
         checks = (*text_checks, *(check for outcome in outcomes for check in outcome.checks))
         worst = max(outcomes, key=lambda outcome: outcome.error)
         notes = self._notes(outcomes) + candidate.notes(
             self._trial, outcomes, self._process.isolation, interpreted=not self.has_gpu
         )
-        return Verdict(status, checks, self._mode, worst.error, worst.reference_error, reason, tuple(notes))
+        return Verdict(
+            status, checks, self._mode, worst.error, worst.reference_error, reason, tuple(notes), failure=failure
+        )
 
     def _notes(self, outcomes: Sequence[CaseOutcome]) -> list[str]:
         """What the run reduced or replaced."""

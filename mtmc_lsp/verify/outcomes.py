@@ -32,7 +32,8 @@ class CaseOutcome:
     """Kernel launches of the judged call."""
     ran: bool = True
     """Whether the candidate ran on the case."""
-    is_out_of_memory: bool = False
+    failure: FailureKind | None = None
+    """The kind of failure if the candidate did not run to its end."""
     lacks_kernel: bool = False
     """Whether it failed because no kernel was launched."""
     compared: frozenset[str] = frozenset()
@@ -40,6 +41,11 @@ class CaseOutcome:
     """Of the compared results, those for which zeros pass as well."""
     trivial: frozenset[str] | None = None
     """Answers without any computation that pass as well; ``None`` if the case cannot tell."""
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether the candidate ran out of memory."""
+        return self.failure is not None and self.failure.is_out_of_memory
 
     @property
     def is_correct(self) -> bool:
@@ -68,7 +74,7 @@ def skipped(case: Case, name: str, why: str, *, ran: bool) -> CaseOutcome:
 
 def failed_run(case: Case, status: VerdictStatus, reason: str, kind: FailureKind) -> CaseOutcome:
     """The outcome of a candidate that did not run to its end."""
-    return CaseOutcome(case, status, reason=reason, ran=False, is_out_of_memory=kind.is_out_of_memory)
+    return CaseOutcome(case, status, reason=reason, ran=False, failure=kind)
 
 
 def judged_outcome(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from handwritten import ADD_IN_PLACE, CANCELLED, DROP, PICK, RESIDUE, RMS, SCALE_MODULE, Handwritten
 
+from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.results import CheckStatus, VerdictStatus
 from mtmc_lsp.verify.cases import Case
 from tests.codegen.checker import Checker
@@ -118,6 +119,14 @@ def test_a_rewrite_without_kernels_is_judged_by_its_results(measurer_of) -> None
     verdict = measurer_of(RMS).verify(rewritten.candidate((", eps)", ", 2 * eps)")))
     assert verdict.status is INCORRECT
     assert "relative L2 error" in verdict.reason
+
+
+def test_a_candidate_that_runs_out_of_memory_is_told_from_one_that_raises(measurer_of) -> None:
+    """Another attempt with more memory may succeed, so callers need the kind of the failure."""
+    candidate = RMS.candidate(("    return out\n", "    raise MemoryError\n"))
+    assert measurer_of(RMS).verify(candidate).failure is FailureKind.OUT_OF_MEMORY
+    candidate = RMS.candidate(("    return out\n", "    raise ValueError\n"))
+    assert measurer_of(RMS).verify(candidate).failure is FailureKind.EXCEPTION
 
 
 def test_after_a_crash_the_next_candidate_is_judged_as_ever(measurer_of) -> None:
