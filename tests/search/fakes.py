@@ -112,6 +112,9 @@ class FakeMeasurer:
             raise WorkerFailed("the process ended with signal SIGSEGV", kind=FailureKind.CRASHED)
         if _outcome(candidate) == "wrong":
             return Verdict(VerdictStatus.INCORRECT, (), "gpu", 0.5, 1e-7, "values: relative error 0.5")
+        if _outcome(candidate) == "no memory":
+            reason, kind = "it ran out of memory", FailureKind.GPU_OUT_OF_MEMORY
+            return Verdict(VerdictStatus.RUNTIME_ERROR, (), "gpu", reason=reason, failure=kind)
         return Verdict(VerdictStatus.CORRECT, (), "gpu", 1e-7, 1e-7)
 
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:

@@ -204,6 +204,8 @@ def test_without_a_gpu_a_run_is_unmeasured_and_carries_no_time() -> None:
         (["slower"], RunStatus.NO_GAIN),
         (["wrong", "uncompiled", "crash"], RunStatus.INCORRECT),
         (["uncompiled"], RunStatus.NO_GAIN),
+        (["no memory"], RunStatus.NO_GAIN),
+        (["no memory", "wrong"], RunStatus.INCORRECT),
         (["wrong", "slower"], RunStatus.NO_GAIN),
         (["wrong", "better"], RunStatus.IMPROVED),
     ],
