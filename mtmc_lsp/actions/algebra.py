@@ -27,7 +27,7 @@ from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import StepStatus
 from mtmc_lsp.device.choice import default_model
-from mtmc_lsp.fusion.repeated_blocks import alike, form
+from mtmc_lsp.fusion.repeated_blocks import form, groups_of_equal
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.lower import GraphBox
 from mtmc_lsp.ir.primitives import KernelIR
@@ -84,7 +84,7 @@ class Algebra:
             for rule in rules
             if self.suits(situation, rule, node) and (edit := rule.match(graph, node))
         )
-        groups = alike(list(matches), lambda match: (match[0], _form(graph, match[1])))[: self.most]
+        groups = groups_of_equal(list(matches), lambda match: (match[0], _form(graph, match[1])))[: self.most]
         if not groups:
             return
         search = situation.search()

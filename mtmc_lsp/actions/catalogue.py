@@ -82,7 +82,7 @@ def proposals(situation: Situation) -> list[MacroAction]:
         if not situation.is_late or (handler.kind is ActionKind.FUSE and not actions):
             actions += handler.propose(situation)
     if not actions and situation.has_gpu and not situation.schedule.kernels and not situation.history:
-        actions = fuse.doubted(situation)
+        actions = fuse.uncertain(situation)
     overhead = LaunchOverhead(situation, BY_KIND)
     host_us = {action.key: overhead.saved_us(action) for action in actions}
     most = max(host_us.values(), default=0.0)

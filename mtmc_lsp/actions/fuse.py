@@ -31,7 +31,7 @@ from mtmc_lsp.actions.base import (
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import to_json
-from mtmc_lsp.fusion.repeated_blocks import MANY, alike, form
+from mtmc_lsp.fusion.repeated_blocks import MANY, form, groups_of_equal
 from mtmc_lsp.fusion.search import Fusion, has_fp32_product
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch
@@ -92,10 +92,10 @@ class Fuse:
         return actions
 
 
-def doubted(situation: Situation) -> list[MacroAction]:
+def uncertain(situation: Situation) -> list[MacroAction]:
     """The most promising kernel, to be measured once where the model predicts no gain for any: estimates may be wrong."""
     searches = map(situation.search, range(situation.precisions.ranks))
-    candidates = [fusion for search in searches if (fusion := search.least_doubted()) is not None]
+    candidates = [fusion for search in searches if (fusion := search.least_uncertain()) is not None]
     fusion = max(candidates, key=lambda each: each.saved_us, default=None)
     if fusion is None:
         return []
@@ -152,7 +152,7 @@ def sites_of(action: MacroAction) -> list[MacroAction]:
 
 def _together(fusions: Sequence[Fusion], situation: Situation, ir: KernelIR) -> list[list[Fusion]]:
     """Groups of fusions that are one step each: those of one form, and in a large target the small ones without a product."""
-    groups = alike(fusions, lambda fusion: _form(ir, fusion))
+    groups = groups_of_equal(fusions, lambda fusion: _form(ir, fusion))
     least = SMALL * situation.present.us
     small = [group for group in groups if len(group) == 1 and _is_small(group[0], least)]
     if len(small) < MANY:

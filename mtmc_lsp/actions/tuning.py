@@ -18,7 +18,7 @@ from mtmc_lsp.actions.base import IllegalAction, Situation, changed_plan, ir_for
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import to_json
-from mtmc_lsp.fusion.repeated_blocks import alike, form
+from mtmc_lsp.fusion.repeated_blocks import form, groups_of_equal
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region, RegionKind
 from mtmc_lsp.schedule.configs import IllegalConfig, KernelConfig, LoopOrder, MatmulConfig, TileConfig, field_names
@@ -67,7 +67,7 @@ class Autotune:
         """Other configurations of each kernel, to measure."""
         ir = situation.ir
         kernels = list(situation.kernels()) if situation.has_gpu else []
-        for group in alike(kernels, lambda kernel: _same_work(ir, *kernel)):
+        for group in groups_of_equal(kernels, lambda kernel: _same_work(ir, *kernel)):
             plan, region = group[0]
             others = [region for _, region in group[1:]]
             nodes = tuple(name for _, each in group for name in each.nodes)

@@ -49,7 +49,7 @@ def _kind(kind: TensorType) -> Hashable:
     return (kind.dtype, len(kind.shape), kind.is_channels_last)
 
 
-def alike(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
+def groups_of_equal(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
     """Groups of items with equal keys; groups of fewer than :data:`MANY` become single items. Order is preserved."""
     by_key: dict[Hashable, list[Item]] = {}
     for item in items:

@@ -91,7 +91,7 @@ class FusionSearch:
         """For each set that growth passed through, its final set."""
         self._work = 0
 
-    def least_doubted(self) -> Fusion | None:
+    def least_uncertain(self) -> Fusion | None:
         """The possible kernel with the smallest predicted loss; ``None`` if there is none."""
         fusions = [
             fusion for seed in self._around.seeds() if (fusion := self._fusion(self._around.closed(seed))) is not None

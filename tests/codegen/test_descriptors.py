@@ -146,7 +146,7 @@ def test_the_plan_uses_descriptors_only_for_supported_operands(text: str, moved:
         ir_of(capture.graph, Schedule()), Schedule(), H200, precision=lambda node: PrecisionMode.NATIVE
     )
     # The library's kernel of a plain product may be as fast, so no fusion may pay.
-    fusion = next(each for each in [*search.best(), search.least_doubted()] if each is not None)
+    fusion = next(each for each in [*search.best(), search.least_uncertain()] if each is not None)
     assert isinstance(fusion.config, MatmulConfig)
     assert fusion.config.tma is moved
 

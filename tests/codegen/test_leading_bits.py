@@ -92,7 +92,7 @@ def chosen(checker: Checker, rows: int) -> tuple[Capture, str, Mapping[str, int 
     search = FusionSearch(
         ir_of(capture.graph, Schedule()), Schedule(), H200, precision=lambda node: PrecisionMode.FP16X3
     )
-    fusion = search.least_doubted()
+    fusion = search.least_uncertain()
     assert fusion is not None
     return capture, text, fusion.config
 

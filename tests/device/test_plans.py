@@ -43,7 +43,7 @@ TILE = MatmulConfig(128, 256, 64, 8, 8, 3, PrecisionMode.IEEE)
 def planned(captured, text: str, device: DeviceModel) -> Fusion:
     """The fusion with the largest predicted gain, or the smallest predicted loss."""
     ir = ir_of(captured(text, "f").graph, Schedule())
-    fusion = FusionSearch(ir, Schedule(), device).least_doubted()
+    fusion = FusionSearch(ir, Schedule(), device).least_uncertain()
     assert fusion is not None
     return fusion
 
