@@ -15,7 +15,7 @@ from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, Node, Ref
 from mtmc_lsp.core.protocols import CannotCode, State
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.fusion.repeated_blocks import MANY, alike, form
+from mtmc_lsp.fusion.repeated_blocks import MANY, form, groups_of_equal
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.rewrites import ir_of
@@ -258,7 +258,7 @@ def test_the_form_of_nodes_depends_on_operations_but_not_on_names_and_sizes(firs
 
 @given(st.lists(st.integers(0, 3), max_size=20))
 def test_every_item_is_in_one_group_and_groups_are_large_or_single(items):
-    groups = alike(list(enumerate(items)), lambda item: item[1])
+    groups = groups_of_equal(list(enumerate(items)), lambda item: item[1])
     assert sorted(item for group in groups for item in group) == list(enumerate(items))
     assert all(len({key for _, key in group}) == 1 for group in groups)
     assert all(len(group) == 1 or len(group) >= MANY for group in groups)
