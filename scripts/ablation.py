@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import queue
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from mtmc_lsp.app.bench.runner import append_result, visible_devices
@@ -30,11 +30,11 @@ from mtmc_lsp.app.bench.runner import append_result, visible_devices
 
 @dataclass(frozen=True)
 class Trial:
-    """One problem with one set of names switched off."""
+    """One problem with one action or rewrite rule switched off."""
 
     suite: Path
     problem: str
-    without: str = ""
+    without: str
 
 
 def main() -> int:
@@ -88,7 +88,7 @@ def run_all(trials: Sequence[Trial], options: argparse.Namespace) -> None:
         finally:
             slots.put(device)
         append_result(options.out, line)
-        print(f"{trial.problem} without {trial.without or 'nothing'}: {line['verified']}", file=sys.stderr, flush=True)
+        print(f"{trial.problem} without {trial.without}: {line['verified']}", file=sys.stderr, flush=True)
 
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(run, todo))
@@ -110,7 +110,7 @@ def run_one(trial: Trial, device: str, limit: float, budget: float) -> dict[str,
             "1",
         ]
         command += ["--time-limit", str(limit), "--budget", str(budget), "--out", str(out)]
-        command += ["--without", trial.without] if trial.without else []
+        command += ["--without", trial.without]
         environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": device} if device else {})}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         records = [record for record in read(out) if record["problem"] == trial.problem]
@@ -183,19 +183,15 @@ def show(lines: Sequence[Mapping[str, Any]]) -> None:
         pairs = [(whole[line["problem"]], line) for line in without[name]]
         cells = [name, *map(str, counts[name])]
         if pairs:
-            first, second = (geomean(line["verified"] or 1.0 for line in side) for side in zip(*pairs, strict=True))
+            first, second = (
+                geometric_mean(line["verified"] or 1.0 for line in side) for side in zip(*pairs, strict=True)
+            )
             seconds = [sum(line["seconds"] or 0 for line in side) / len(pairs) for side in zip(*pairs, strict=True)]
             cells += [str(len(pairs)), f"{first:.2f}x", f"{second:.2f}x", f"{first / second:.2f}"]
             cells += [f"{number:.1f}" for number in seconds]
         else:
             cells += [""] * 6
         print("| " + " | ".join(cells) + " |")
-
-
-def geomean(values: Iterable[float]) -> float:
-    """The geometric mean."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs))
 
 
 if __name__ == "__main__":

@@ -169,8 +169,8 @@ def new_plan(
     """A new kernel with an explicit configuration.
 
     Args:
-        config: the configuration as JSON data. None, in actions that name none, for the first one on the representative device:
-            the planner names the configurations that differ on its device (:func:`named_configs`).
+        config: the configuration as JSON data. None for the first configuration on the representative device; an
+            action names the configurations that differ on the planner's device (:func:`named_configs`).
 
     Raises:
         IllegalAction: the nodes cannot be one kernel, or the configuration is not legal for it.
@@ -184,9 +184,9 @@ def new_plan(
 
 
 def named_configs(ir: KernelIR, plans: Iterable[KernelPlan], device: DeviceModel) -> list[dict[str, object]]:
-    """The parameters of an action for new kernels with another first configuration on ``device`` than they have now."""
-    firsts = ((plan, default_config(ir, region_of(ir, plan), device)) for plan in plans)
-    return [{"nodes": list(plan.nodes), "config": to_json(first)} for plan, first in firsts if first != plan.config]
+    """Action parameters for the new kernels whose first configuration on ``device`` differs from their present one."""
+    configs = ((plan, default_config(ir, region_of(ir, plan), device)) for plan in plans)
+    return [{"nodes": list(plan.nodes), "config": to_json(config)} for plan, config in configs if config != plan.config]
 
 
 def ir_for(graph: Graph, schedule: Schedule) -> KernelIR:

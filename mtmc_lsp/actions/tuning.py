@@ -22,6 +22,7 @@ from mtmc_lsp.fusion.repeated_blocks import form, groups_of_equal
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region, RegionKind
 from mtmc_lsp.schedule.configs import IllegalConfig, KernelConfig, LoopOrder, MatmulConfig, TileConfig, field_names
+from mtmc_lsp.schedule.device_limits import max_warps
 from mtmc_lsp.schedule.legality import has_order, kind_word, reconfigured
 from mtmc_lsp.schedule.matmul_configs import stage_bytes
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
@@ -38,7 +39,7 @@ ROUNDS = 2
 TILE_SHARE, REFINEMENT_SHARE = 0.10, 0.03
 """Shares of the kernel's time that a better choice may save: estimates that only order the steps."""
 MOST_STAGES = 6
-"""Pipeline stages beyond which no loop became faster on an H200."""
+"""Most pipeline stages that fine-tuning tries, where shared memory holds them."""
 PERSISTENT_WAVES = 4
 """Programs per multiprocessor from which on persistence is tried."""
 MIN_GAIN_LAUNCHES = 1 / 40
@@ -72,12 +73,11 @@ class Autotune:
             others = [region for _, region in group[1:]]
             nodes = tuple(name for _, each in group for name in each.nodes)
             rounds = times_tried(situation, self.kind, nodes)
-            tiles = (
-                [] if rounds else _distinct_changes(plan.config, variants(ir, region, plan.config, situation.device))
-            )
-            choices = tiles or _distinct_changes(plan.config, refinements(situation, plan, region))
             if rounds >= ROUNDS:
                 continue
+            configs = variants(ir, region, plan.config, situation.device) if rounds == 0 else []
+            tiles = _distinct_changes(plan.config, configs)
+            choices = tiles or _distinct_changes(plan.config, refinements(situation, plan, region))
             _, lines = where(ir, nodes)
             word = kind_word(region.kind)
             name = f"the {len(group)} {word} kernels of {lines}" if others else f"the {word} kernel of {lines}"
@@ -97,7 +97,7 @@ def refinements(situation: Situation, plan: KernelPlan, region: Region) -> list[
     """Configurations that differ from a kernel's in warps, stages, program order or the number of programs."""
     config, device = plan.config, situation.device
     changes: list[Changes] = [
-        {"warps": number} for number in (config.warps // 2, config.warps * 2) if 1 <= number <= 16
+        {"warps": number} for number in (config.warps // 2, config.warps * 2) if 1 <= number <= max_warps(device) // 2
     ]
     if _has_stages(region, config):
         numbers = [number for number in (config.stages - 1, config.stages + 1, config.stages + 2) if number >= 1]

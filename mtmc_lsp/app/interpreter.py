@@ -93,8 +93,8 @@ def versions(python: str) -> dict[str, str]:
         raise EnvironmentNotAble(
             f"the interpreter {python} does not work: {''.join(lines)}", remedy="Name another with --python."
         ) from None
-    versions_found: dict[str, str] = json.loads(answer)
-    return versions_found
+    installed: dict[str, str] = json.loads(answer)
+    return installed
 
 
 def gpu_of(python: str) -> str | None:
@@ -124,14 +124,10 @@ def checked_python(python: str) -> str:
         EnvironmentNotAble: it does not run, or lacks torch or triton; the remedy is the command that installs them.
     """
     located = shutil.which(python) or python
-    versions_found = versions(located)
+    installed = versions(located)
     for name in LEAST:
-        if not is_recent(name, versions_found[name]):
-            state = (
-                f"has {name} {versions_found[name]}, which is too old"
-                if versions_found[name]
-                else f"does not have {name}"
-            )
+        if not is_recent(name, installed[name]):
+            state = f"has {name} {installed[name]}, which is too old" if installed[name] else f"does not have {name}"
             raise EnvironmentNotAble(
                 f"the interpreter {located} {state}", remedy=f"Run: {install_command(located, name)}"
             )

@@ -65,6 +65,11 @@ class Verdict:
     """The kind of failure if the candidate raised an exception or its process failed."""
 
     @property
+    def is_out_of_memory(self) -> bool:
+        """Whether the candidate ran out of memory."""
+        return self.failure is not None and self.failure.is_out_of_memory
+
+    @property
     def is_correct(self) -> bool:
         """Whether the candidate passed verification."""
         return self.status is VerdictStatus.CORRECT

@@ -71,10 +71,10 @@ def max_strided_columns(device: DeviceModel) -> int:
 def min_split_elements(device: DeviceModel) -> int:
     """Elements of a float32 reduction from which on splitting rows pays for the second kernel (H200: 2^18).
 
-    They take as long to read at the bandwidth of 8 multiprocessors as the second kernel takes to launch.
+    Eight multiprocessors take about as long to read them as the second kernel takes to launch; the next power of two.
     """
     read_per_launch = device.launch_us * 1e-6 * device.bandwidth / device.sm_count
-    return round(8.0848 * read_per_launch / ITEMSIZE["float32"])
+    return 1 << int(8 * read_per_launch / ITEMSIZE["float32"]).bit_length()
 
 
 def max_accumulators(device: DeviceModel) -> int:
@@ -107,8 +107,8 @@ def short_row(device: DeviceModel) -> int:
 
 
 def transaction_columns(device: DeviceModel) -> int:
-    """Fixed cost of a tile, in columns: a row of four-byte elements begins and ends within a sector, so two sectors are read
-    in vain at most (NVIDIA: 16, CDNA: 32)."""
+    """Fixed cost of a tile, in columns: a row of four-byte elements begins and ends within a sector, so at most two
+    sectors are read unnecessarily (NVIDIA: 16, CDNA: 32)."""
     return 2 * device.sector_bytes // ITEMSIZE["float32"]
 
 

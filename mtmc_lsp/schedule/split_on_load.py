@@ -33,7 +33,7 @@ from mtmc_lsp.schedule.device_limits import default_elements, max_row_elements, 
 
 LEAST_CHANNELS = 16
 """Channels from which on a convolution loops over the positions of its kernel, with a block of channels each: the depth of a
-tensor-core instruction (``TensorCores.least_tile``)."""
+tensor-core instruction."""
 LEAST_SPLIT_ROWS = 32
 """Rows of a product from which on its operands are split: half a WGMMA. Measured on an H200."""
 FEW_ROWS = 256

@@ -366,8 +366,7 @@ class GreedySearch:
         judged = [
             verdict
             for verdict in verdicts
-            if verdict.status is not VerdictStatus.UNCERTIFIABLE
-            and not (verdict.failure is not None and verdict.failure.is_out_of_memory)
+            if verdict.status is not VerdictStatus.UNCERTIFIABLE and not verdict.is_out_of_memory
         ]
         all_incorrect = bool(judged) and not any(verdict.is_correct for verdict in judged)
         return RunStatus.INCORRECT if all_incorrect else RunStatus.NO_GAIN

@@ -17,6 +17,7 @@ from mtmc_lsp.verify.source_scan import scan
 from mtmc_lsp.verify.trials import Trial, trials
 
 KERNEL_DECORATOR = "@triton.jit"
+"""The text above each kernel, with or without arguments after it."""
 VERSION_REPEAT_SECONDS = 1.0
 """Time for the many calls of the smallest case of a version: ``optimize`` verifies many versions."""
 FOREIGN_REPEAT_SECONDS = 3600.0

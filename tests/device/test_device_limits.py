@@ -37,7 +37,7 @@ MEASURED: dict[Callable[[DeviceModel], int], tuple[int, int, int]] = {
     limits.max_looped_elements: (8192, 8192, 16384),
     limits.max_shared_row_elements: (4096, 4096, 8192),
     limits.max_strided_columns: (256, 256, 512),
-    limits.min_split_elements: (60075, 2**18, 114357),
+    limits.min_split_elements: (2**16, 2**18, 2**17),
     limits.max_accumulators: (64, 64, 128),
     limits.max_promoted_elements: (16384, 16384, 32768),
     limits.default_elements: (1024, 1024, 2048),

@@ -10,6 +10,7 @@ from mtmc_lsp.actions.catalogue import proposals
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import BaselineTime, Ratio, Speed, Timing
 from mtmc_lsp.core.run import Candidate, Step
@@ -71,6 +72,12 @@ def region_and_program(capture: Capture) -> tuple[KernelIR, Region]:
     """The kernel IR of a graph, and all of its nodes as one region."""
     ir = ir_of(capture.graph, Schedule())
     return ir, analyse(ir, tuple(node.name for node in ir.graph.nodes))
+
+
+def matching_nodes(graph: Graph, rule: str) -> list[str]:
+    """The nodes that a rewrite rule matches."""
+    rewrite = next(item for item in ALGEBRA if item.name == rule)
+    return [node.name for node in graph.nodes if rewrite.match(graph, node)]
 
 
 def start(capture: Capture, text: str) -> Candidate:

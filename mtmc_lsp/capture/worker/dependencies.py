@@ -148,8 +148,8 @@ class _Collector:
 
     def _function(self, code: CodeType, namespace: dict[str, Any]) -> Any:
         for value in list(namespace.values()):
-            is_own_class = isinstance(value, type) and value.__module__ == namespace.get("__name__")
-            for function in (value, *(vars(value).values() if is_own_class else ())):
+            is_defined_here = isinstance(value, type) and value.__module__ == namespace.get("__name__")
+            for function in (value, *(vars(value).values() if is_defined_here else ())):
                 if isinstance(function, FunctionType) and function.__code__ is code:
                     return function
         return None

@@ -34,7 +34,7 @@ MIN_DYNAMIC_HELD_DEPTH = 512
 """Minimum length of rows with dynamic K that are held at once."""
 MAX_ELEMENTS_PER_THREAD = 128
 """Maximum number of elements per thread. They take half of the registers of a thread (NVIDIA; CDNA has twice as many)."""
-LAUNCHES_PER_SPLIT = 7.84
+LAUNCHES_PER_SPLIT = 8
 """Time of moving the operands, in kernel launches, up to which one launch splits both operands. For larger operands the launch
 overhead is negligible, and each split uses its best number of warps. H200, 4096 cubed: 730 us with one launch, 720 us with two
 (2048: 111, 134)."""
@@ -94,8 +94,9 @@ def write_both_splits(
 
 
 def _max_elements_in_one_launch(device: DeviceModel) -> int:
-    """Elements of both operands up to which one launch splits both (H200: 2^24); eight bytes are moved for each."""
-    return int(LAUNCHES_PER_SPLIT * device.launch_us * 1e-6 * device.bandwidth / 8)
+    """Elements of both operands up to which one launch splits both, a power of two (H200: 2^24). Eight bytes move for each."""
+    elements = int(LAUNCHES_PER_SPLIT * device.launch_us * 1e-6 * device.bandwidth / 8)
+    return 1 << (elements.bit_length() - 1)
 
 
 class _SplitWriter:
