@@ -7,14 +7,20 @@ from pathlib import Path
 
 from mtmc_lsp.capture.messages import CaptureRequest
 from mtmc_lsp.capture.module_paths import package_of, project_root
-from mtmc_lsp.capture.recorded_calls import find_record, workload_from_record
+from mtmc_lsp.capture.recorded_calls import RecordedTarget, find_record, recorded_form, workload_from_record
 from mtmc_lsp.core.errors import Location, NoWorkload, TargetUnsupported
 from mtmc_lsp.core.workload import Capture, Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.assigned_names import assigned_names
 from mtmc_lsp.source.dependencies import with_definitions
 from mtmc_lsp.source.targets import find_targets
-from mtmc_lsp.source.workload.directive import parse_directive, suggest_directive, workload_from_annotations
+from mtmc_lsp.source.workload.directive import (
+    module_form,
+    parse_directive,
+    suggest_directive,
+    workload_from_annotations,
+)
+from mtmc_lsp.source.workload.module_usage import module_usage
 
 
 def find_workload(path: str, text: bytes, target: Target, records: Path | None = None) -> Workload:
@@ -30,15 +36,15 @@ def find_workload(path: str, text: bytes, target: Target, records: Path | None =
             where=Location(path, target.start_line),
             remedy="Choose a PyTorch function, for example the one that launches this kernel.",
         )
+    record = find_record(target, records) if records is not None else None
     workload = parse_directive(text, target, path) or workload_from_annotations(text, target, path)
     if workload is None and any(item.qualname == "get_inputs" for item in find_targets(text, path)):
         workload = Workload(target, WorkloadSource.GET_INPUTS)
-    calls = find_record(target, records) if workload is None and records is not None else None
-    if calls is not None:
-        workload = workload_from_record(target, calls)
+    if workload is None and record is not None:
+        workload = workload_from_record(target, record)
     if workload is None:
         reason = (
-            f": none of its {calls.count} recorded calls can be repeated: {calls.calls[0].unusable}" if calls else ""
+            f": none of its {record.count} recorded calls can be repeated: {record.calls[0].unusable}" if record else ""
         )
         raise NoWorkload(
             f"no example inputs are known for {target.qualname}{reason}",
@@ -46,7 +52,25 @@ def find_workload(path: str, text: bytes, target: Target, records: Path | None =
             remedy=f"Add this line above it, with your sizes:\n    {suggest_directive(text, target)}\n"
             "  or record real calls: mtmc record -- python your_program.py",
         )
-    return workload
+    return _with_module_form(workload, path, text, record)
+
+
+def _with_module_form(workload: Workload, path: str, text: bytes, record: RecordedTarget | None) -> Workload:
+    """The workload with the dtype and mode of its module: as in the directive, else as recorded, else as in the file's text."""
+    target = workload.target
+    form, notes = module_form(text, target, path), list(workload.assumed)
+    observed = [(recorded_form(record), "as in the recorded calls")] if record is not None else []
+    usage = module_usage(text, target) if workload.source is not WorkloadSource.GET_INPUTS else None
+    if usage is not None:
+        observed.append((usage.form, f"as in line {usage.line} of the file"))
+    for other, origin in observed:
+        completed = form.completed_by(other)
+        if completed.dtype not in (form.dtype, "float32"):
+            notes.append(f"the parameters of {target.class_name} are {completed.dtype}, {origin}")
+        if completed.training != form.training and completed.training:
+            notes.append(f"{target.class_name} is in training mode, {origin}")
+        form = completed
+    return replace(workload, module=form, assumed=tuple(notes))
 
 
 def run_capture(workload: Workload, source: bytes, worker: Worker, timeout_s: float) -> Capture:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.core.dtypes import SHORT, is_float
+from mtmc_lsp.core.dtypes import SHORT, is_float, short_dtype
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.core.workload import ArgumentSpec, Target, TargetKind, TensorSpec, Workload, WorkloadSource
+from mtmc_lsp.core.workload import ArgumentSpec, ModuleForm, Target, TargetKind, TensorSpec, Workload, WorkloadSource
 from mtmc_lsp.process.project_files import read_bytes, replace_bytes
 
 RECORDS = "records.jsonl"
@@ -34,6 +34,8 @@ class RecordedCall:
     """Number of these calls that recorded gradients."""
     varying: tuple[str, ...] = ()
     """Names of numeric arguments that differed between calls. ``arguments`` has their first value."""
+    module_dtype: str = ""
+    """Dtype of the module's floating-point parameters; empty for a function, and if there are several dtypes."""
     unusable: str = ""
     """Why these calls cannot become a workload, as a clause; empty if they can."""
 
@@ -42,7 +44,16 @@ class RecordedCall:
         """The call as a directive."""
         arguments = [f"{item.name}={_directive_value(item)}" for item in self.arguments]
         init = [f"{item.name}={_directive_value(item)}" for item in self.init_arguments]
-        return " ".join(["# mtmc:", *arguments, *(["init:", *init] if init else [])])
+        # Without a word, parameters are as the constructor creates them, which is float32 with few exceptions.
+        words = replace(self.module_form, dtype="") if self.module_dtype == "float32" else self.module_form
+        module = [f"module={words.words}"] if words.words else []
+        return " ".join(["# mtmc:", *module, *arguments, *(["init:", *init] if init else [])])
+
+    @property
+    def module_form(self) -> ModuleForm:
+        """The dtype and mode of the module. Calls that record gradients run the original code, so their mode does not count."""
+        is_training = self.in_training == self.count and not self.under_autograd
+        return ModuleForm(self.module_dtype, True if self.in_training and is_training else None)
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,8 @@ def merge_records(records: Iterable[list[dict[str, Any]]]) -> list[RecordedTarge
         signatures = calls.setdefault(key, {})
         for call in function["calls"]:
             signature = json.dumps(
-                [[_signature_part(item) for item in call["arguments"]], call["init"]], sort_keys=True
+                [[_signature_part(item) for item in call["arguments"]], call["init"], call.get("module_dtype")],
+                sort_keys=True,
             )
             signatures[signature] = _sum_of(signatures[signature], call) if signature in signatures else call
     targets = []
@@ -116,6 +128,7 @@ def _call(data: Mapping[str, Any]) -> RecordedCall:
         data["training"],
         data["grad"],
         tuple(item["name"] for item in data["arguments"] if item.get("varies")),
+        data.get("module_dtype", ""),
         _unusable(data),
     )
 
@@ -164,8 +177,7 @@ def _directive_value(item: ArgumentSpec) -> str:
     if item.tensor is None:
         return repr(item.constant).replace(" ", "") if not isinstance(item.constant, str) else repr(item.constant)
     spec = item.tensor
-    short = next((short for short, full in SHORT.items() if full == spec.dtype), spec.dtype)
-    text = f"{short}[{','.join(map(str, spec.shape))}]"
+    text = f"{short_dtype(spec.dtype)}[{','.join(map(str, spec.shape))}]"
     if spec.stride is not None:
         text += f"{{{','.join(map(str, spec.stride))}}}"
     if spec.low is not None and spec.high is not None:
@@ -210,6 +222,11 @@ def find_record(target: Target, file: Path) -> RecordedTarget | None:
     return next((item for item in read_records(file) if (item.path, item.qualname) == (target.path, name)), None)
 
 
+def recorded_form(record: RecordedTarget) -> ModuleForm:
+    """The dtype and mode of the module in the most frequent recorded calls."""
+    return record.calls[0].module_form if record.calls else ModuleForm()
+
+
 def workload_from_record(target: Target, record: RecordedTarget) -> Workload | None:
     """The workload of the most frequent recorded calls; ``None`` if they cannot be repeated."""
     call = record.calls[0] if record.calls else None
@@ -229,7 +246,7 @@ def _assumed(record: RecordedTarget, call: RecordedCall) -> Iterable[str]:
     for name in call.varying:
         value = next(item.constant for item in call.arguments if item.name == name)
         yield f"{name} varied between calls; the workload uses {value!r}"
-    if call.in_training:
+    if call.in_training and not call.module_form.training:
         yield "the module was recorded in training mode; it is optimised in evaluation mode"
     if call.under_autograd:
         yield (

@@ -56,6 +56,12 @@ SHORT: dict[str, str] = {
 }
 """Short names as written in directives, mapped to full names."""
 
+
+def short_dtype(dtype: str) -> str:
+    """The short name of a dtype; a dtype without one as it is."""
+    return next((short for short, full in SHORT.items() if full == dtype), dtype)
+
+
 TOLERANCE: dict[str, float] = {
     "float64": 1e-10,
     "float32": 1e-4,

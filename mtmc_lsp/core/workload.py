@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from mtmc_lsp.core.dtypes import short_dtype
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.sizes import Size
 
@@ -81,6 +82,26 @@ class ArgumentSpec:
 
 
 @dataclass(frozen=True)
+class ModuleForm:
+    """The dtype and mode in which the user runs the target's module."""
+
+    dtype: str = ""
+    """Of its floating-point parameters and buffers; empty as the constructor creates them."""
+    training: bool | None = None
+    """Whether it is in training mode; ``None`` if the user does not say so."""
+
+    def completed_by(self, other: ModuleForm) -> ModuleForm:
+        """This form, with what it leaves open taken from another one."""
+        return ModuleForm(self.dtype or other.dtype, other.training if self.training is None else self.training)
+
+    @property
+    def words(self) -> str:
+        """The form as in a directive: ``bf16,eval``; empty if it is open."""
+        mode = {None: "", True: "train", False: "eval"}[self.training]
+        return ",".join(word for word in (short_dtype(self.dtype) if self.dtype else "", mode) if word)
+
+
+@dataclass(frozen=True)
 class StateTensor:
     """A state tensor of the target's module: an attribute that each call replaces."""
 
@@ -109,6 +130,8 @@ class Workload:
     """1-based line of the directive or annotation, 0 if there is none."""
     assumed: tuple[str, ...] = ()
     """Assumptions that were made, as sentences for the user."""
+    module: ModuleForm = ModuleForm()
+    """How the module is prepared before the call; open for functions."""
     state: tuple[StateTensor, ...] = ()
     """State tensors that the target was observed to keep between calls: passed as extra arguments, returned as extra results."""
 
@@ -118,7 +141,7 @@ class Workload:
 
         A file with ``get_inputs`` defines its own calling convention, and KernelBench's harness uses the initial mode.
         """
-        return self.source is WorkloadSource.GET_INPUTS
+        return self.source is WorkloadSource.GET_INPUTS and self.module.training is None
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,35 @@ def test_the_workload_of_a_record_equals_the_workload_of_its_directive() -> None
     assert from_directive.arguments == from_record.arguments
 
 
+@pytest.mark.parametrize(
+    ("dtype", "training", "grad", "words"),
+    [
+        ("bfloat16", 0, 0, "module=bf16 "),
+        ("float32", 0, 0, ""),
+        ("float16", 2, 0, "module=f16,train "),
+        ("float16", 2, 2, "module=f16 "),
+        ("float16", 1, 0, "module=f16 "),
+        ("", 2, 0, "module=train "),
+    ],
+)
+def test_a_record_keeps_the_dtype_and_mode_of_the_module(dtype: str, training: int, grad: int, words: str) -> None:
+    record = process_record(2, tensor("x", [2], [1]), qualname="M.forward")
+    record[0]["calls"][0] |= {"training": training, "grad": grad, "module_dtype": dtype}
+    (merged,) = merge_records([record])
+    assert merged.calls[0].directive == f"# mtmc: {words}x=f32[2]"
+    mode_note = "the module was recorded in training mode; it is optimised in evaluation mode"
+    workload = workload_from_record(target(TargetKind.MODULE, "M"), merged)
+    assert workload is not None
+    assert (mode_note in workload.assumed) == (training > 0 and "train" not in words)
+
+
+def test_calls_of_modules_in_two_dtypes_are_two_signatures() -> None:
+    records = [process_record(1, tensor("x", [2], [1]), qualname="M.forward") for _ in range(2)]
+    for record, dtype in zip(records, ("float32", "bfloat16"), strict=True):
+        record[0]["calls"][0]["module_dtype"] = dtype
+    assert len(merge_records(records)[0].calls) == 2
+
+
 def test_new_records_replace_only_records_of_the_same_target(tmp_path: Path) -> None:
     file = tmp_path / RECORDS
     old = merge_records(

@@ -160,6 +160,7 @@ def test_training_gradients_and_varying_numbers_are_noted(recorded) -> None:
     call = found["loss"]["calls"][0]
     assert (call["count"], call["under_autograd"], call["varying"]) == (6, 6, ["step"])
     assert found["Block.forward"]["calls"][0]["in_training"] == 6
+    assert found["Block.forward"]["calls"][0]["module_dtype"] == "float32"
     assert found["picked"]["calls"][0]["under_autograd"] == 0
 
 

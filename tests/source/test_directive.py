@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtmc_lsp.core.errors import MtmcError, RequestError, TargetUnsupported
-from mtmc_lsp.core.workload import ArgumentSpec, TensorSpec, Workload, WorkloadSource
+from mtmc_lsp.core.workload import ArgumentSpec, ModuleForm, TensorSpec, Workload, WorkloadSource
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.source.workload.directive import parse_directive
 
@@ -115,6 +115,28 @@ def test_an_argument_may_be_called_grad(word: str, constant: object) -> None:
     assert tensor(asking, "x").requires_grad
 
 
+@pytest.mark.parametrize(
+    ("words", "form"),
+    [
+        ("module=bf16,eval", ModuleForm("bfloat16", False)),
+        ("module=train", ModuleForm("", True)),
+        ("module=float16", ModuleForm("float16")),
+        ("", ModuleForm()),
+    ],
+)
+@pytest.mark.parametrize("name", ["M", "M.forward", "M.helper"])
+def test_a_word_gives_the_module_its_dtype_and_mode(words: str, form: ModuleForm, name: str) -> None:
+    helper = "\n    # mtmc: y=f32[8]\n    def helper(self, y):\n        return y\n"
+    text = f"# mtmc: {words} x=f32[4] init: dim=3\n{MODULE}{helper}".encode()
+    workload = parse_directive(text, find_target(text, "m.py", name), "m.py")
+    assert workload is not None and workload.module == form
+
+
+def test_a_tensor_may_be_called_module() -> None:
+    workload = read("x=f32[4] module=f32[4]", "def f(x, module):\n    return x\n")
+    assert [a.name for a in workload.arguments] == ["x", "module"]
+
+
 def test_a_quoted_device_is_the_argument_of_that_name() -> None:
     workload = read("x=f32[4] device='cuda'", "def f(x, device):\n    return x\n")
     assert workload.arguments[1].constant == "cuda"
@@ -209,6 +231,7 @@ def test_an_annotation_completes_a_directive() -> None:
         ("x=i64[4] grad=x", "has no gradient", "Possible arguments: none"),
         ("x=f32[4] mode=sum", "cannot read the value 'sum'", "mode='sum'"),
         ("x=f32[4] mode={1:2}", "mode cannot be {1:2}", "a list"),
+        ("x=f32[4] module=bf16", "f has no module", "Remove module=bf16"),
         ("x=f32[4] init: dim=4", "f is a function", "Remove `init:`"),
     ],
 )
@@ -226,6 +249,9 @@ def test_an_invalid_directive_is_reported_with_file_line_and_remedy(directive: s
         ("x=f32[4]", "M() needs a value for 'dim'", "init: dim=..."),
         ("x=f32[4] init: dim=4 depth=2", "M() has no parameter 'depth'", "dim, heads"),
         ("x=f32[4] init: dim=big", "cannot read the value 'big'", "dim='big'"),
+        ("module=fp8 x=f32[4] init: dim=4", "unknown word 'fp8' in module=fp8", "module=bf16,eval"),
+        ("module=i64 x=f32[4] init: dim=4", "unknown word 'int64' in module=i64", "module=bf16,eval"),
+        ("module=eval,train x=f32[4] init: dim=4", "module=eval,train contradicts itself", "module=bf16,eval"),
     ],
 )
 def test_invalid_constructor_arguments_are_reported(directive: str, message: str, remedy: str) -> None:

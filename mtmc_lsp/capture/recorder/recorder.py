@@ -216,7 +216,8 @@ class Recorder:
         if not tensors or any(type(value) not in plain for value in tensors):
             return
         init = self._constructor(path, qualname, instance) if instance is not None else self._inits["[]"]
-        key = (id(init), *(_key(value, torch) for _, value in values))
+        dtype = _first_dtype(instance) if instance is not None else None
+        key = (id(init), dtype, *(_key(value, torch) for _, value in values))
         with self._lock:
             records = self._records.setdefault((path, qualname), {})
             record = records.get(key)
@@ -228,6 +229,7 @@ class Recorder:
                 record = {"count": 0, "training": 0, "grad": 0, "arguments": arguments, "init": init}
                 # Checked once, because checking all parameters takes longer than a small call.
                 record["has_gradients"] = instance is not None and any(p.requires_grad for p in instance.parameters())
+                record["module_dtype"] = _module_dtype(instance) if instance is not None else ""
                 records[key] = record
             record["count"] += 1
             record["training"] += bool(instance is not None and instance.training)
@@ -296,6 +298,19 @@ def _argument(name: str, value: Any, torch: types.ModuleType) -> dict[str, Any]:
     if _is_constant(value):
         return {"name": name, "constant": list(value) if isinstance(value, (list, tuple)) else value}
     return {"name": name, "other": type(value).__name__}
+
+
+def _first_dtype(instance: Any) -> Any:
+    """The dtype of the module's first parameter, which is quick to read in every call."""
+    parameter = next(instance.parameters(), None)
+    return None if parameter is None else parameter.dtype
+
+
+def _module_dtype(instance: Any) -> str:
+    """The dtype of all floating-point parameters and buffers; empty if there are none, or several dtypes."""
+    tensors = (*instance.parameters(), *instance.buffers())
+    dtypes = {str(tensor.dtype).replace("torch.", "") for tensor in tensors if tensor.is_floating_point()}
+    return dtypes.pop() if len(dtypes) == 1 else ""
 
 
 def _is_constant(value: Any) -> bool:

@@ -112,10 +112,18 @@ def random_values(
     return torch.randint(first, last + 1, shape, generator=generator, device=device).to(kind)
 
 
-def constructed(kind: Any, positional: Sequence[Any], named: Mapping[str, Any], device: str) -> torch.nn.Module:
-    """Construct a module on the device."""
-    instance: torch.nn.Module = kind(*positional, **named).to(device)
+def constructed(
+    kind: Any, positional: Sequence[Any], named: Mapping[str, Any], device: str, dtype: str
+) -> torch.nn.Module:
+    """Construct a module on the device; its floating-point tensors get the dtype, unless that is empty."""
+    instance: torch.nn.Module = kind(*positional, **named).to(device, getattr(torch, dtype) if dtype else None)
     return instance
+
+
+def set_mode(instance: torch.nn.Module, workload: Workload) -> None:
+    """Set training or evaluation mode as in the workload."""
+    if not workload.as_constructed:
+        instance.train(bool(workload.module.training))
 
 
 def build_call(
@@ -158,9 +166,10 @@ def build_call(
     instance = None
     function = resolve(module, target.qualname)
     if target.kind in (TargetKind.MODULE, TargetKind.METHOD):
-        instance = construct(resolve(module, target.class_name), init_positional, init_named, device)
-        if not workload.as_constructed:
-            instance.eval()
+        instance = construct(
+            resolve(module, target.class_name), init_positional, init_named, device, workload.module.dtype
+        )
+        set_mode(instance, workload)
         function = (
             instance.forward
             if target.kind is TargetKind.MODULE

@@ -23,6 +23,7 @@ from mtmc_lsp.capture.worker.export import export_graph
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
 from mtmc_lsp.capture.worker.module_state import StateFound, non_parameter_tensors, refuse_new_state
 from mtmc_lsp.capture.worker.module_structure import aliases_in, class_name, used_modules
+from mtmc_lsp.capture.worker.modules.module_dtype import with_module_dtype
 from mtmc_lsp.capture.worker.passes.graph_cleanup import (
     Layout,
     remove_dead_nodes,
@@ -54,14 +55,18 @@ EAGER_LIMIT_ELEMENTS = 1 << 23
 
 def capture(request: CaptureRequest) -> Capture:
     """Capture a target. Repeats the capture when it finds state tensors, with these as further arguments."""
-    workload = request.workload
-    module = _load_module(workload.target, request.source)
-    text = (request.source or Path(workload.target.path).read_text("utf-8")).splitlines()
-    while True:
-        try:
-            return _capture_once(module, workload, request.variables, text)
-        except StateFound as state:
-            workload = replace(workload, state=(*workload.state, *state.tensors))
+    target = request.workload.target
+    module = _load_module(target, request.source)
+    text = (request.source or Path(target.path).read_text("utf-8")).splitlines()
+
+    def with_state(workload: Workload) -> Capture:
+        while True:
+            try:
+                return _capture_once(module, workload, request.variables, text)
+            except StateFound as state:
+                workload = replace(workload, state=(*workload.state, *state.tensors))
+
+    return with_module_dtype(with_state, request.workload)
 
 
 def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str], text: Sequence[str]) -> Capture:

@@ -5,11 +5,14 @@ A directive consists of entries in any order, on one line or several::
     # mtmc: x=bf16[B,S,D] weight=bf16[D] eps=1e-6 B=8 S=2048 D=4096 grad=x device=cuda
     # mtmc: index=i64[B]@0..V-1 y=f32[64,32]{1,64} B=64 V=50257
     # mtmc: x=f32[64,512] init: dim=512 hidden=4*512
+    # mtmc: module=bf16,eval x=bf16[B,512] B=64 init: dim=512
 
 ``name=dtype[sizes]`` describes a tensor, optionally followed by ``{strides}`` and an inclusive value range ``@low..high``.
 ``name=value`` is a constant if the target has a parameter of that name, and a named size otherwise. Entries after ``init:``, up
 to the end of the line, are constructor arguments. Parameters without an entry use their default or their jaxtyping annotation.
-``grad`` and ``device`` are options, unless the target has a parameter of that name and the value is a tensor, a number or quoted.
+``module`` is the dtype of the module's floating-point parameters and buffers, ``eval`` or ``train``, or both.
+``grad``, ``device`` and ``module`` are options, unless the target has a parameter of that name and the value is a tensor, a
+number or quoted.
 """
 
 from __future__ import annotations
@@ -19,7 +22,15 @@ from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.core.workload import ArgumentSpec, Target, TargetKind, TensorSpec, Workload, WorkloadSource
+from mtmc_lsp.core.workload import (
+    ArgumentSpec,
+    ModuleForm,
+    Target,
+    TargetKind,
+    TensorSpec,
+    Workload,
+    WorkloadSource,
+)
 from mtmc_lsp.source.syntax import comments_above, line_of, parse_with_recovery, text_of, with_decorators
 from mtmc_lsp.source.targets import definitions
 from mtmc_lsp.source.workload.annotations import AnnotatedTensor, annotated_tensor, assumed_sizes
@@ -27,9 +38,9 @@ from mtmc_lsp.source.workload.directive_syntax import Entry, Reader
 from mtmc_lsp.source.workload.signatures import Parameter, Signature, constructor_of, signature_of
 from mtmc_lsp.source.workload.suggestion import suggest_directive
 
-__all__ = ["parse_directive", "suggest_directive", "workload_from_annotations"]
+__all__ = ["module_form", "parse_directive", "suggest_directive", "workload_from_annotations"]
 
-OPTIONS = ("device", "grad")
+OPTIONS = ("device", "grad", "module")
 
 
 def parse_directive(text: bytes, target: Target, path: str) -> Workload | None:
@@ -64,8 +75,24 @@ def workload_from_annotations(text: bytes, target: Target, path: str) -> Workloa
     return _Builder(text, target, path, entries).workload(WorkloadSource.ANNOTATIONS)
 
 
+def module_form(text: bytes, target: Target, path: str) -> ModuleForm:
+    """The dtype and mode that the directive gives the target's module.
+
+    Raises:
+        RequestError: see :func:`parse_directive`.
+    """
+    entries = _entries(text, target, path)
+    signature = signature_of(text, target)
+    if signature is None or not any(entry.name == "module" for entry in entries):
+        return ModuleForm()
+    return _Builder(text, target, path, entries).module
+
+
 def _entries(text: bytes, target: Target, path: str) -> tuple[Entry, ...]:
-    """The entries above the target. A directive above a class applies to ``forward``; its ``init:`` part to every method."""
+    """The entries above the target.
+
+    A directive above a class applies to ``forward``; its ``init:`` part and ``module`` apply to every method.
+    """
     reader = Reader(path)
     above_class = _lines(text, target, target.class_name) if target.class_name else []
     if target.kind is TargetKind.MODULE:
@@ -74,9 +101,12 @@ def _entries(text: bytes, target: Target, path: str) -> tuple[Entry, ...]:
     if target.kind is TargetKind.METHOD and target.qualname.endswith(".forward"):
         return reader.entries(above_class + target_lines)
     entries = reader.entries(target_lines)
-    if any(entry.in_init for entry in entries):
-        return entries
-    return entries + tuple(entry for entry in reader.entries(above_class) if entry.in_init)
+    has_init, has_module = any(e.in_init for e in entries), any(e.name == "module" for e in entries)
+    return entries + tuple(
+        entry
+        for entry in reader.entries(above_class)
+        if (entry.in_init and not has_init) or (entry.name == "module" and not entry.in_init and not has_module)
+    )
 
 
 def _lines(text: bytes, target: Target, qualname: str) -> list[tuple[int, str]]:
@@ -125,6 +155,7 @@ class _Builder:
         self.line = entries[0].line if entries else target.start_line
         options = {w.name: w for w in entries if not w.in_init and w.name in OPTIONS and not self._is_argument(w)}
         self.options = options
+        self.module = self.reader.module_form(options.get("module"), target)
         self.entries = [entry for entry in entries if entry not in options.values()]
         self.argument_entries = {w.name: w for w in self.entries if not w.in_init and w.name in signature.names}
 
@@ -166,7 +197,15 @@ class _Builder:
         ]
         sizes = {name: value for name, value in sizes.items() if name not in fixed_sizes}
         return Workload(
-            self.target, source, tuple(arguments), tuple(inits), sizes, self._device(), self.line, tuple(assumed)
+            self.target,
+            source,
+            tuple(arguments),
+            tuple(inits),
+            sizes,
+            self._device(),
+            self.line,
+            tuple(assumed),
+            self.module,
         )
 
     def _sizes_and_init(self) -> tuple[dict[str, int], list[Entry]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from mtmc_lsp.core.dtypes import SHORT
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.core.workload import TensorSpec
+from mtmc_lsp.core.workload import ModuleForm, Target, TensorSpec
 
 JAXTYPING = {
     "Float": "float32", "Float64": "float64", "Float32": "float32", "Float16": "float16", "BFloat16": "bfloat16",
@@ -21,6 +21,9 @@ JAXTYPING = {
 """jaxtyping name to dtype."""
 
 EXAMPLE = "Write `# mtmc: x=f32[64,1024] eps=1e-6`, with sizes as numbers, or as names such as B followed by `B=64`."
+MODULE_DTYPES = ("f64", "f32", "f16", "bf16")
+MODES = {"eval": False, "train": True}
+MODULE_EXAMPLE = f"Write module=bf16,eval: a dtype ({', '.join(MODULE_DTYPES)}), and eval or train."
 TENSOR = re.compile(
     r"(?P<dtype>\w+)\[(?P<shape>[^\[\]]*)\](?:\{(?P<stride>[^{}]*)\})?(?:@(?P<low>\S+?)\.\.(?P<high>\S+))?"
 )
@@ -167,6 +170,22 @@ class Reader:
                 "Use a number, True, False, None, a string or a list.",
             )
         return value
+
+    def module_form(self, entry: Entry | None, target: Target) -> ModuleForm:
+        """The dtype and mode in an entry such as ``module=bf16,eval``; an open form without an entry."""
+        if entry is None:
+            return ModuleForm()
+        if not target.class_name:
+            raise self.error(f"{target.qualname} has no module", entry.line, f"Remove module={entry.value}.")
+        words = entry.value.split(",")
+        dtypes = [SHORT.get(word, word) for word in words if word not in MODES]
+        modes = [MODES[word] for word in words if word in MODES]
+        unknown = [dtype for dtype in dtypes if dtype not in [SHORT[name] for name in MODULE_DTYPES]]
+        if unknown:
+            raise self.error(f"unknown word {unknown[0]!r} in module={entry.value}", entry.line, MODULE_EXAMPLE)
+        if len(dtypes) > 1 or len(modes) > 1:
+            raise self.error(f"module={entry.value} contradicts itself", entry.line, MODULE_EXAMPLE)
+        return ModuleForm(dtypes[0] if dtypes else "", modes[0] if modes else None)
 
     def _arithmetic(self, entry: Entry, sizes: Mapping[str, int]) -> int:
         try:

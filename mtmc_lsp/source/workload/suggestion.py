@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tree_sitter import Node
 
-from mtmc_lsp.core.dtypes import SHORT
+from mtmc_lsp.core.dtypes import short_dtype
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Target, TargetKind
 from mtmc_lsp.source.syntax import field, text_of, walk
@@ -64,9 +64,10 @@ def _argument(parameter: Parameter, inputs: Mapping[str, str]) -> tuple[str, set
     """A value for one argument, and the named sizes that it uses."""
     annotated = annotated_tensor(parameter)
     if annotated is not None:
-        short = next(short for short, full in SHORT.items() if full == annotated.spec.dtype)
         sizes = ",".join(str(size).replace(" ", "") for size in annotated.spec.shape)
-        return f"{short}[{sizes}]", {name for size in annotated.spec.shape for name in size.symbols()}
+        return f"{short_dtype(annotated.spec.dtype)}[{sizes}]", {
+            name for size in annotated.spec.shape for name in size.symbols()
+        }
     annotation = parameter.annotation.strip("\"'")
     if annotation in SCALARS:
         return SCALARS[annotation], set()

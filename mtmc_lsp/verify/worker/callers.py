@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.worker.calls import Call, init_arguments, make_tensor, resolve
+from mtmc_lsp.capture.worker.calls import Call, init_arguments, make_tensor, resolve, set_mode
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.graph import InputKind
@@ -90,8 +90,9 @@ def _instance(
             raise
         positional, named = arguments
     torch.manual_seed(0)
-    instance = shared(kind, positional, named, device)
-    return instance if workload.as_constructed else instance.eval()
+    instance = shared(kind, positional, named, device, workload.module.dtype)
+    set_mode(instance, workload)
+    return instance
 
 
 def _place_parameters(

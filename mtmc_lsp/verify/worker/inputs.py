@@ -52,6 +52,8 @@ def make_inputs(
                 result[item.name] = _whole(shape, distribution, generator).to(held.dtype)
             else:
                 result[item.name] = _varied(held, shape, generator)
+            if widened and held.dtype is torch.bfloat16:
+                result[item.name] = result[item.name].float()
             continue
         if distribution == "given" and capture.workload.source is WorkloadSource.GET_INPUTS:
             result[item.name] = user_values[item.name].detach().clone()

@@ -14,7 +14,7 @@ import torch
 
 from mtmc_lsp.capture.worker.calls import constructed
 
-_originals: dict[tuple[Any, str, str], torch.nn.Module] = {}
+_originals: dict[tuple[Any, str, str, str], torch.nn.Module] = {}
 
 
 class SharedInstance:
@@ -39,27 +39,34 @@ class SharedInstance:
 
 
 def instance_of(
-    kind: Any, positional: Sequence[Any], named: Mapping[str, Any], device: str, *, replaced: Iterable[str]
+    kind: Any,
+    positional: Sequence[Any],
+    named: Mapping[str, Any],
+    device: str,
+    dtype: str = "",
+    *,
+    replaced: Iterable[str],
 ) -> torch.nn.Module:
     """A new instance, which shares with others only the memory of the tensors in ``replaced``.
 
     Args:
         device: where its tensors are.
+        dtype: of its floating-point tensors; empty as the constructor creates them.
         replaced: dotted names of the parameters and buffers that the caller replaces or only reads.
     """
     if any(isinstance(value, torch.Tensor) for value in (*positional, *named.values())):
-        return constructed(kind, positional, named, device)
-    key = (kind, repr((positional, named)), device)
+        return constructed(kind, positional, named, device, dtype)
+    key = (kind, repr((positional, named)), device, dtype)
     if key not in _originals:
-        _originals[key] = constructed(kind, positional, named, device)
+        _originals[key] = constructed(kind, positional, named, device, dtype)
     if _has_closures(_originals[key]):
-        return constructed(kind, positional, named, device)
+        return constructed(kind, positional, named, device, dtype)
     try:
         return _copy(_originals[key], frozenset(replaced))
     except (
         Exception
     ):  # a module may hold an object that cannot be copied: a lock, a handle, a tensor with autograd history
-        return constructed(kind, positional, named, device)
+        return constructed(kind, positional, named, device, dtype)
 
 
 def _has_closures(original: torch.nn.Module) -> bool:

@@ -1,0 +1,1 @@
+"""What capture knows about modules: their dtype, and tensors outside parameters and buffers."""
