@@ -21,6 +21,8 @@ class InputKind(Enum):
     """A parameter of the module. Its sizes follow from the constructor, so verification never varies them."""
     BUFFER = "buffer"
     """A buffer of the module. Its sizes are not varied either."""
+    ATTRIBUTE = "attribute"
+    """A tensor in a plain attribute of the module. Like a buffer, but it may be on another device than the arguments."""
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,17 @@ class Mutation:
 
 
 @dataclass(frozen=True)
+class TensorContainer:
+    """A list, tuple or dictionary in an attribute of the module that holds input tensors."""
+
+    access: str
+    """Python expression for it: ``self.anchors``."""
+    length: int
+    keys: tuple[str, ...] | None = None
+    """The keys of a dictionary as Python literals; ``None`` for a list or tuple."""
+
+
+@dataclass(frozen=True)
 class Graph:
     """A functional ATen graph: nodes in execution order, with symbolic sizes and the conditions under which it is valid."""
 
@@ -275,6 +288,8 @@ class Graph:
     """Other inputs of the graph: globals, helper functions, class attributes, environment variables."""
     modules: tuple[UsedModule, ...] = ()
     """Containers come before their contents."""
+    containers: tuple[TensorContainer, ...] = ()
+    """Containers of attribute tensors; outer ones come first."""
     aliases: tuple[tuple[str, str], ...] = ()
     """Aliases: pairs of access expressions for one object. The second one is used in the graph."""
     fp32_matmul: str = "ieee"

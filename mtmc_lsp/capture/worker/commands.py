@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,11 +19,12 @@ from mtmc_lsp.capture.worker.calls import Call, build_call, constructed, user_er
 from mtmc_lsp.capture.worker.convolution_modes import convolution_modes
 from mtmc_lsp.capture.worker.dependencies import dependencies
 from mtmc_lsp.capture.worker.dependency_recorder import DependencyRecorder
-from mtmc_lsp.capture.worker.eager_run import buffers, flat_function, run_eagerly, run_without_data
+from mtmc_lsp.capture.worker.eager_run import buffers, call_slots, flat_function, run_eagerly, run_without_data
 from mtmc_lsp.capture.worker.export import export_graph
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
 from mtmc_lsp.capture.worker.module_state import StateFound, non_parameter_tensors, refuse_new_state
 from mtmc_lsp.capture.worker.module_structure import aliases_in, class_name, used_modules
+from mtmc_lsp.capture.worker.modules.attribute_tensors import containers_of
 from mtmc_lsp.capture.worker.modules.module_dtype import with_module_dtype
 from mtmc_lsp.capture.worker.passes.graph_cleanup import (
     Layout,
@@ -123,7 +125,9 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     accesses = (*(access for access in tensors if access.startswith("self.")), *uses.reads, *graph.state_attributes)
     modules = used_modules(call.instance, module, uses.called, accesses)
     used = {*(item.access for item in modules), *tensors}
-    graph = replace(graph, modules=modules, aliases=aliases_in(call.instance, used))
+    attributes = [i.access for i in (*graph.inputs, *graph.unread_inputs) if i.kind is InputKind.ATTRIBUTE]
+    containers = containers_of(call.instance, attributes)
+    graph = replace(graph, modules=modules, containers=containers, aliases=aliases_in(call.instance, used))
     graph = replace(graph, dependencies=dependencies(module, calling, constructing, call.instance))
     return Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),
@@ -178,6 +182,14 @@ def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
             names = tuple(str(s) if s.is_symbol else "" for s in spec.shape) if spec else ()
             result.append(InputTensor(name, state.get(name, name), InputKind.ARGUMENT, value.detach(), names))
     used_names = {item.name for item in result}
+
+    def new_name(path: str) -> str:
+        name = re.sub(r"\W+", "_", re.sub(r"\W+$", "", path))
+        while name in used_names:
+            name += "_"
+        used_names.add(name)
+        return name
+
     if call.instance is not None:
         tensors = [(n, p, InputKind.PARAMETER) for n, p in call.instance.named_parameters()]
         tensors += [(n, b, InputKind.BUFFER) for n, b in buffers(call)]
@@ -188,11 +200,12 @@ def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
                     where=Location(workload.target.path, workload.target.start_line),
                     remedy="Specify the number of features, for example BatchNorm1d(64) instead of LazyBatchNorm1d().",
                 )
-            name = full.replace(".", "_")
-            while name in used_names:
-                name += "_"
-            used_names.add(name)
+            name = new_name(full)
             result.append(InputTensor(name, access_of(full), kind, value.detach()))
+        device = next((item.value.device for item in result), torch.device("cpu"))
+        for slot in call_slots(call):
+            name = new_name(slot.access.removeprefix("self."))
+            result.append(InputTensor(name, slot.access, InputKind.ATTRIBUTE, slot.value.detach().to(device)))
     return result
 
 

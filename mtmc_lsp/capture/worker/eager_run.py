@@ -15,6 +15,7 @@ from mtmc_lsp.capture.worker.export import export_error
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
 from mtmc_lsp.capture.worker.module_state import non_parameter_tensors, refuse_new_state
 from mtmc_lsp.capture.worker.module_structure import class_name
+from mtmc_lsp.capture.worker.modules.attribute_tensors import TensorSlot, assigned, attribute_tensors, slot_at
 from mtmc_lsp.capture.worker.passes.graph_cleanup import Layout
 from mtmc_lsp.capture.worker.side_effects import Snapshot, access_of
 from mtmc_lsp.core.errors import Location, TargetUnsupported
@@ -26,6 +27,12 @@ def buffers(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
     """The buffers of the call's module, without state tensors, which are arguments of the call."""
     named = call.instance.named_buffers() if call.instance is not None else iter(())
     return ((name, buffer) for name, buffer in named if access_of(name) not in call.accesses)
+
+
+def call_slots(call: Call) -> list[TensorSlot]:
+    """The attribute tensors of the call's module, without state tensors. A tensor with several accesses has the first one."""
+    slots = [slot for slot in attribute_tensors(call.instance) if slot.access not in call.accesses]
+    return list({id(slot.value): slot for slot in reversed(slots)}.values())[::-1]
 
 
 def _values(call: Call, inputs: list[InputTensor], tensors: tuple[torch.Tensor, ...]) -> list[Any]:
@@ -50,6 +57,7 @@ class _Bound(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 def flat_function(call: Call, inputs: list[InputTensor]) -> Any:
     """The target as a function of the input tensors only, parameters included."""
     parameters = [item for item in inputs if item.kind is not InputKind.ARGUMENT]
+    slots = [slot_at(call.instance, item.access) for item in inputs if item.kind is InputKind.ATTRIBUTE]
     names = []
     if call.instance is not None:
         names = [n for n, _ in call.instance.named_parameters()] + [n for n, _ in buffers(call)]
@@ -59,8 +67,10 @@ def flat_function(call: Call, inputs: list[InputTensor]) -> Any:
         if call.instance is None or not parameters:
             return call.run(values)
         tensors_of_module = tensors[len(inputs) - len(parameters) :]
-        by_name = {f"instance.{name}": tensor for name, tensor in zip(names, tensors_of_module, strict=True)}
-        return torch.func.functional_call(_Bound(call.instance, call), by_name, (values,))
+        registered, further = tensors_of_module[: len(names)], tensors_of_module[len(names) :]
+        by_name = {f"instance.{name}": tensor for name, tensor in zip(names, registered, strict=True)}
+        with assigned(slots, further):
+            return torch.func.functional_call(_Bound(call.instance, call), by_name, (values,))
 
     return flat
 

@@ -174,6 +174,8 @@ def _recording_class(kind: type, access: str, uses: AttributeUses, path: str) ->
         members = object.__getattribute__(self, "__dict__")
         if not name.startswith("_") and (name in members or _is_class_value(kind, name)):
             uses.record_read(f"{access}.{name}", value)
+        if isinstance(value, torch.Tensor):
+            uses.tensors.add(f"{access}.{name}")
         return value
 
     def __getattr__(self: Any, name: str) -> Any:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.codegen.kernel.snippets import call_text
+from mtmc_lsp.codegen.module.attribute_inputs import attribute_conditions, may_be_elsewhere, tensor_text
 from mtmc_lsp.codegen.module.guard_helpers import (
     ALIGNED,
     ARE_ON_CURRENT_DEVICE,
@@ -76,12 +77,13 @@ def write_guard(
     """
     size_bindings = bindings(graph, names)
     texts = {symbol: binding.text for symbol, binding in size_bindings.items()}
-    tensors = [names[item.name] for item in graph.inputs]
+    tensors = [tensor_text(graph, item, names) for item in graph.inputs]
     # A tuple of one needs its comma.
     tensor_tuple = f"({tensors[0]},)" if len(tensors) == 1 else call_text("", tensors, "    ")
     values = _values(graph)
     # Check the module structure first: a different structure may lack the tensors that are read below.
-    structure_checks = _structure(graph, [text for access, text in values if access.startswith("self.")], up_to_date)
+    module_values = [text for access, text in values if access.startswith("self.")]
+    structure_checks = _structure(graph, attribute_conditions(graph, names), module_values, up_to_date)
     group_inputs = _group_inputs(graph) if _uses_group_checks(graph) else None
     conditions = _common_conditions(graph, use_helper=group_inputs is not None)
     conditions.append("not torch.is_autocast_enabled()")
@@ -106,7 +108,7 @@ def write_guard(
     result = f"(\n        {body}\n    )"
     returned = f"tensors if {result} else None" if as_tuple else result
     text = f"{structure_checks}    tensors = {tensor_tuple}\n    return {returned}\n"
-    accesses = [item.access for item in graph.modules] + tensors
+    accesses = [item.access for item in graph.modules] + [names[item.name] for item in graph.inputs]
     summary = "The launcher's arguments, or None if the original code must run" if as_tuple else GUARD_SUMMARY
     return (
         f"def {call_text(name, parameters)}{'' if as_tuple else ' -> bool'}:\n"
@@ -122,6 +124,10 @@ MAX_TENSORS_LOOKED_UP_AGAIN = 8
 
 def returns_tensors(graph: Graph) -> bool:
     """Whether the guard returns the tensors for the launcher instead of a boolean."""
+    return _has_many_tensors(graph) or any(may_be_elsewhere(graph, item) for item in graph.inputs)
+
+
+def _has_many_tensors(graph: Graph) -> bool:
     return sum(item.kind is not InputKind.ARGUMENT for item in graph.inputs) > MAX_TENSORS_LOOKED_UP_AGAIN
 
 
@@ -168,7 +174,7 @@ def _no_overlap(graph: Graph, names: dict[str, str]) -> list[str]:
     return [f"(torch.compiler.is_compiling() or {NO_OVERLAP}(({', '.join([*changed, *others])}), {len(changed)}))"]
 
 
-def _structure(graph: Graph, values: list[str], up_to_date: str) -> str:
+def _structure(graph: Graph, attributes: Iterable[str], values: list[str], up_to_date: str) -> str:
     """Statements that return False (or None) if globals changed or the module's structure differs from the captured one."""
     # The module's own hooks have already run when this code executes; only its class and values need checks.
     conditions = [f"type(self) is {item.kind}" for item in graph.modules if item.access == "self"]
@@ -178,6 +184,7 @@ def _structure(graph: Graph, values: list[str], up_to_date: str) -> str:
             length = f", {item.length}" if item.length is not None else ""
             conditions.append(f"{IS_UNCHANGED_MODULE}({item.access}, {item.kind}{length})")
     conditions += [f"{again} is {first}" for again, first in graph.aliases]
+    conditions += attributes
     conditions += values
     if up_to_date:
         conditions.insert(0, up_to_date)
@@ -249,7 +256,7 @@ def _group_checks(group_inputs: Sequence[GraphInput], names: dict[str, str]) -> 
 
 def _uses_group_checks(graph: Graph) -> bool:
     """Whether the guard uses group checks: for modules with many tensors, all contiguous."""
-    return returns_tensors(graph) and all(item.type.is_contiguous for item in graph.inputs)
+    return _has_many_tensors(graph) and all(item.type.is_contiguous for item in graph.inputs)
 
 
 def _group_inputs(graph: Graph) -> list[GraphInput]:
@@ -330,7 +337,7 @@ LEAST_MODULES_IN_GROUP = 3
 def _modules_with_equal_values(graph: Graph) -> dict[tuple[str, ...], list[str]]:
     """Groups of modules with equal attribute values, and the names of these attributes."""
     owners: dict[tuple[str, str], list[str]] = {}
-    for access, value in graph.constants.items() if returns_tensors(graph) else ():
+    for access, value in graph.constants.items() if _has_many_tensors(graph) else ():
         owner, _, name = access.rpartition(".")
         special = isinstance(value, float) and not math.isfinite(value)
         if owner.startswith("self.") and name.isidentifier() and not special:

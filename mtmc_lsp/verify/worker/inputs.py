@@ -11,6 +11,7 @@ import torch
 
 from mtmc_lsp.capture.worker.calls import Call, build_call, random_values
 from mtmc_lsp.capture.worker.module_state import AttributeSlot
+from mtmc_lsp.capture.worker.modules.attribute_tensors import attribute_tensors, slot_at
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
@@ -162,17 +163,8 @@ def _varied(value: torch.Tensor, shape: list[int], generator: torch.Generator) -
     return torch.where(positive, above, around).to(value.dtype)
 
 
-def _owner(instance: Any, access: str) -> tuple[Any, str]:
-    owner = instance
-    parts = access.replace("[", ".").replace("]", "").split(".")[1:]
-    for part in parts[:-1]:
-        owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
-    return owner, parts[-1]
-
-
 def _read(instance: Any, access: str) -> torch.Tensor:
-    owner, name = _owner(instance, access)
-    value = owner[int(name)] if name.isdigit() else getattr(owner, name)
+    value = slot_at(instance, access).value
     assert isinstance(value, torch.Tensor)
     return value
 
@@ -239,6 +231,8 @@ def slots_of(instance: torch.nn.Module) -> dict[int, list[AttributeSlot]]:
             for name, tensor in held.items():
                 if tensor is not None:
                     slots.setdefault(id(tensor), []).append((held, name))
+    for slot in attribute_tensors(instance):
+        slots.setdefault(id(slot.value), []).append((slot.holder, slot.key))
     return slots
 
 
@@ -267,7 +261,7 @@ def relocated(instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor
     moved = []
     for item in capture.graph.inputs if instance is not None else ():
         if item.kind is not InputKind.ARGUMENT:
-            with contextlib.suppress(AttributeError, IndexError):
+            with contextlib.suppress(AttributeError, LookupError):
                 tensor, assigned = _read(instance, item.access).detach(), inputs[item.name]
                 if tensor.shape == assigned.shape and tensor.data_ptr() != assigned.data_ptr():
                     moved.append((item.name, tensor))
