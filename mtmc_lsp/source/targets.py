@@ -13,6 +13,7 @@ from tree_sitter import Node
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetNotFound
 from mtmc_lsp.core.workload import Target, TargetKind
 from mtmc_lsp.source.imports import bindings
+from mtmc_lsp.source.refused_definitions import assigned_callable, unsupported_definition
 from mtmc_lsp.source.syntax import (
     field,
     first_error,
@@ -25,10 +26,10 @@ from mtmc_lsp.source.syntax import (
     with_decorators,
 )
 
-UNSUPPORTED_DECORATORS = frozenset(
-    {"property", "cached_property", "setter", "deleter", "staticmethod", "classmethod", "overload"}
-)
+UNSUPPORTED_DECORATORS = frozenset({"property", "cached_property", "setter", "deleter", "classmethod", "overload"})
 """Decorators of functions that are not called as ``instance.method(...)`` or ``function(...)``."""
+AUTOGRAD_METHODS = frozenset({"forward", "backward", "setup_context", "jvp", "vmap"})
+"""Static methods of ``torch.autograd.Function``, which autograd calls with a context."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,8 @@ def find_definition(text: bytes, path: str, name: str) -> Definition:
 def is_offered(definition: Definition) -> bool:
     """Whether the user may select it as a target: a function that is called on tensors."""
     name = definition.target.qualname.rpartition(".")[2]
+    if definition.target.kind is TargetKind.FUNCTION and "." in definition.target.qualname and name in AUTOGRAD_METHODS:
+        return False
     if definition.target.kind is TargetKind.METHOD and name.startswith("__") and name != "__call__":
         return False
     return not any(
@@ -139,12 +142,12 @@ def _not_found(text: bytes, path: str, name: str, names: list[str]) -> RequestEr
             if error is not None and line <= root.end_point[0] + 1:
                 return _syntax_error(text, path, name, error)
         if all(existing.rpartition(".")[2] != last for existing in names):
-            return TargetNotFound(
-                f"{name!r} is not a function, module, method of a module or kernel; it may be a static method, a property, "
-                "a coroutine, or defined inside a function or another class",
-                where=Location(path, line),
-                remedy="Move its tensor code into a function of the file, and call that function.",
-            )
+            problem, remedy = unsupported_definition(text, last)
+            return TargetNotFound(f"{name!r} {problem}", where=Location(path, line), remedy=remedy)
+    assigned = assigned_callable(text, name)
+    if assigned is not None:
+        line, problem, remedy = assigned
+        return TargetNotFound(f"{name!r} {problem}", where=Location(path, line), remedy=remedy)
     close = difflib.get_close_matches(name, names, 3, 0.4) or names[:8]
     remedy = f"Available targets: {', '.join(close)}." if close else "The file defines no function, module or kernel."
     return TargetNotFound(f"no function, method, module or kernel called {name!r}", where=Location(path), remedy=remedy)
@@ -231,7 +234,7 @@ def _kind(inner: Node, name: str, scope: tuple[str, ...], names: FileNames, *, i
         return None
     if any(_is_jit(_decorator(item), names.imports) for item in _decorators(inner)):
         return TargetKind.KERNEL
-    if not scope:
+    if not scope or any(_decorator(item) == "staticmethod" for item in _decorators(inner)):
         return TargetKind.FUNCTION
     return TargetKind.METHOD if in_module else None
 

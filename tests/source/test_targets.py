@@ -67,6 +67,7 @@ def test_functions_methods_modules_and_kernels_are_found_and_nothing_else() -> N
         "Outer.Inner": TargetKind.MODULE,
         "Outer.Inner.forward": TargetKind.METHOD,
         "Outer.forward": TargetKind.METHOD,
+        "Outer.helper": TargetKind.FUNCTION,
         "broken": TargetKind.FUNCTION,
     }
 
@@ -251,14 +252,50 @@ def test_a_file_of_a_byte_order_mark_and_an_error_has_no_targets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "name"),
+    ("text", "name", "problem", "remedy"),
     [
-        ("class A:\n    @staticmethod\n    def f(x):\n        return x\n", "A.f"),
-        ("async def f(x):\n    return x\n", "f"),
+        (
+            "class A:\n    @classmethod\n    def f(cls, x):\n        return x\n",
+            "A.f",
+            "is a class method",
+            "a static method",
+        ),
+        (
+            "class A:\n    @property\n    def f(self):\n        return 1\n",
+            "A.f",
+            "is a property",
+            "Move its tensor code",
+        ),
+        (
+            "class A:\n    def f(self, x):\n        return x\n",
+            "A.f",
+            "is a method of A, which is not an nn.Module",
+            "Make A",
+        ),
+        (
+            "class A:\n    def __call__(self, x):\n        return x\n",
+            "A",
+            "is a class, but not an nn.Module",
+            "Optimise",
+        ),
+        (
+            "def make(k):\n    def f(x):\n        return x * k\n    return f\n",
+            "f",
+            "is defined inside make",
+            "optimise make",
+        ),
+        ("async def f(x):\n    return x\n", "f", "is a coroutine", "Move its tensor code"),
+        ("f = lambda x: x\n", "f", "is a lambda expression", "def f(...)"),
+        ("f = partial(g, eps=1e-6)\n", "f", "is a functools.partial object of g", "Optimise g, with eps=1e-6"),
+        ("f = torch.compile(g)\n", "f", "is the result of compile(...)", "Optimise g."),
     ],
 )
-def test_what_is_defined_but_cannot_be_a_target_is_told_apart_from_what_is_not_there(text: str, name: str) -> None:
+def test_what_is_defined_but_cannot_be_a_target_is_told_apart_from_what_is_not_there(
+    text: str, name: str, problem: str, remedy: str
+) -> None:
     """'No function called f' is no answer to somebody who is looking at it."""
-    with pytest.raises(TargetNotFound, match="may be a static method, a property, a coroutine") as caught:
+    with pytest.raises(TargetNotFound) as caught:
         find_target(f"def g(x):\n    return x\n\n\n{text}".encode(), "m.py", name)
+    assert f"{name!r} {problem}" in caught.value.message
+    assert remedy in caught.value.remedy
     assert caught.value.where is not None and caught.value.where.line >= 5

@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from mtmc_lsp.capture.worker.module_state import AttributeSlot, attribute_slot, with_explicit_state
+from mtmc_lsp.capture.worker.tracing.target_body import body_of
 from mtmc_lsp.capture.worker.value_signs import run_without_values
 from mtmc_lsp.core.errors import (
     EnvironmentNotAble,
@@ -50,6 +51,8 @@ class Call:
     state_homes: Mapping[str, AttributeSlot] = field(default_factory=dict)
     """Names of state tensors, which the function does not take as arguments, to the attributes that hold them. See
     :mod:`mtmc_lsp.capture.worker.module_state`."""
+    decorated: Any = None
+    """The function with its decorators; ``None`` if there are none."""
     accesses: frozenset[str] = frozenset()
     """Python expressions for the state tensors inside the target's body."""
 
@@ -179,7 +182,10 @@ def build_call(
         value.to(device) if isinstance(value, torch.Tensor) and value.device.type != device else value
         for value in positional
     ]
-    call = _bound(function, instance, positional, named, target)
+    body = body_of(function, target)
+    call = _bound(body, instance, positional, named, target)
+    if body is not function:
+        call = replace(call, decorated=function)
     return _with_state(call, workload.state, target, device, seed if values else None) if workload.state else call
 
 

@@ -45,6 +45,7 @@ from mtmc_lsp.capture.worker.side_effects import (
     refuse_random,
 )
 from mtmc_lsp.capture.worker.size_branches import more_than_one_value, never_empty, rolled_within, sizes_above_one
+from mtmc_lsp.capture.worker.tracing.target_body import check_decorators, observed_call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
@@ -80,6 +81,9 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     device = "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
     constructing, calling = DependencyRecorder(), DependencyRecorder()
     call = _build_target(module, workload, device, constructing)
+    if call.decorated is not None:
+        workload = _for_body(call, workload)
+        call = _build_target(module, workload, device, constructing)
     inputs = _inputs(call, workload)
     _check_inputs(inputs, workload.target)
     elements = sum(item.value.numel() for item in inputs)
@@ -90,7 +94,7 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
             returned = run_eagerly(module, call, inputs, workload.target)
     before = non_parameter_tensors(call.instance)
     with single_recurrent_operators(), recording_attribute_uses(call.instance, workload.target.path) as uses:
-        function = flat_function(call, inputs)
+        function = flat_function(call, inputs, workload.target)
         try:
             graph, notes = export_graph(
                 function, inputs, workload.target, variables, named_class, text, call.target_result
@@ -119,7 +123,7 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     graph = separate_unread_inputs(remove_dead_nodes(with_returned_inputs(graph, returned_inputs)), uses.tensors)
     _check_graph(graph, workload.target)
     if device == "cuda":
-        modes = convolution_modes(lambda: flat_function(call, inputs)(*(item.value.clone() for item in inputs)), graph)
+        modes = convolution_modes(lambda: function(*(item.value.clone() for item in inputs)), graph)
         graph = replace(graph, observed_convolution_modes=modes)
     tensors = [item.access for item in (*graph.inputs, *graph.unread_inputs)]
     accesses = (*(access for access in tensors if access.startswith("self.")), *uses.reads, *graph.state_attributes)
@@ -169,6 +173,32 @@ def _build_target(module: Any, workload: Workload, device: str, constructing: De
         ) from error
     except Exception as error:
         raise user_error(error, workload.target, "while its inputs are created") from error
+
+
+def _for_body(call: Call, workload: Workload) -> Workload:
+    """The workload of a decorated target with the dtypes that its decorator passes to the body."""
+    target = workload.target
+    values = {n: v for n, v in zip(call.names, call.values, strict=True) if n not in call.variadic}
+    sizes = sum(value.numel() for value in values.values() if isinstance(value, torch.Tensor))
+    if sizes > EAGER_LIMIT_ELEMENTS and not torch.cuda.is_available():
+        return workload
+    positional = tuple(value for name, value in values.items() if name not in call.keyword)
+    named = {name: value for name, value in values.items() if name in call.keyword and name not in call.state_homes}
+    try:
+        observed = observed_call(call.decorated, call.function, positional, named)
+    except Exception as error:
+        raise user_error(error, target, "on the workload's inputs") from error
+    dtypes = check_decorators(observed, values, target)
+    if not dtypes:
+        return workload
+    arguments = tuple(
+        replace(item, tensor=replace(item.tensor, dtype=dtypes[item.name]))
+        if item.tensor is not None and item.name in dtypes
+        else item
+        for item in workload.arguments
+    )
+    notes = [f"{name} is {dtype}, as the decorator of {target.qualname} passes it" for name, dtype in dtypes.items()]
+    return replace(workload, arguments=arguments, assumed=(*workload.assumed, *notes))
 
 
 def _inputs(call: Call, workload: Workload) -> list[InputTensor]:

@@ -18,6 +18,7 @@ from mtmc_lsp.capture.worker.module_structure import class_name
 from mtmc_lsp.capture.worker.modules.attribute_tensors import TensorSlot, assigned, attribute_tensors, slot_at
 from mtmc_lsp.capture.worker.passes.graph_cleanup import Layout
 from mtmc_lsp.capture.worker.side_effects import Snapshot, access_of
+from mtmc_lsp.capture.worker.tracing.local_modes import under_local_modes
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Target
@@ -54,7 +55,7 @@ class _Bound(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return self.__dict__["call"].run(values)
 
 
-def flat_function(call: Call, inputs: list[InputTensor]) -> Any:
+def flat_function(call: Call, inputs: list[InputTensor], target: Target) -> Any:
     """The target as a function of the input tensors only, parameters included."""
     parameters = [item for item in inputs if item.kind is not InputKind.ARGUMENT]
     slots = [slot_at(call.instance, item.access) for item in inputs if item.kind is InputKind.ATTRIBUTE]
@@ -72,7 +73,7 @@ def flat_function(call: Call, inputs: list[InputTensor]) -> Any:
         with assigned(slots, further):
             return torch.func.functional_call(_Bound(call.instance, call), by_name, (values,))
 
-    return flat
+    return under_local_modes(flat, target)
 
 
 def run_eagerly(module: ModuleType, call: Call, inputs: list[InputTensor], target: Target) -> list[Layout]:
@@ -90,7 +91,7 @@ def run_eagerly(module: ModuleType, call: Call, inputs: list[InputTensor], targe
             torch.manual_seed(0)
             tensors = tuple(item.value.clone(memory_format=torch.preserve_format) for item in inputs)
             with torch.no_grad():
-                value = flat_function(call, inputs)(*tensors)
+                value = flat_function(call, inputs, target)(*tensors)
             _check_returned(call.target_result(value), target, partial(class_name, file=module))
             changed = [not torch.equal(t, item.value) for t, item in zip(tensors, inputs, strict=True)]
             written = [t if is_changed else None for t, is_changed in zip(tensors, changed, strict=True)]
@@ -176,7 +177,7 @@ def run_without_data(
         fake_inputs = tuple(mode.from_tensor(item.value, static_shapes=True) for item in inputs)
         try:
             with counter:
-                value = flat_function(call, inputs)(*fake_inputs)
+                value = flat_function(call, inputs, target)(*fake_inputs)
         except Exception as error:
             raise export_error(error, target) from error
     _check_returned(call.target_result(value), target, named_class)

@@ -32,7 +32,7 @@ from mtmc_lsp.capture.worker.literal_tensors import literal_inputs
 from mtmc_lsp.capture.worker.passes.decompositions import decompositions
 from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import NonPolynomialSize, Watch
 from mtmc_lsp.capture.worker.size_conditions import Question, recording_questions
-from mtmc_lsp.core.errors import Location, TargetUnsupported
+from mtmc_lsp.core.errors import Location, MtmcError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.process.worker.failures import exception_chain
@@ -262,8 +262,10 @@ def _export(
             raise export_error(error, target) from error
 
 
-def export_error(error: Exception, target: Target) -> TargetUnsupported:
+def export_error(error: Exception, target: Target) -> MtmcError:
     """The error for the user when torch cannot trace the target, with the innermost line of the user's file."""
+    if isinstance(error, MtmcError):
+        return error
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == target.path]
     line = frames[-1].lineno if frames and frames[-1].lineno else target.start_line
     causes = list(exception_chain(error))

@@ -1,0 +1,107 @@
+"""Local modes in the target's body: ``.data``, gradients, autocast. Those that kernels cannot follow are refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from mtmc_lsp.capture.worker.dependency_recorder import is_user_file
+from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, Location, TargetUnsupported
+from mtmc_lsp.core.workload import Target
+
+GRADIENTS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
+GET_DATA, SET_DATA = torch.Tensor.data.__get__, torch.Tensor.data.__set__
+
+
+class _LocalModes(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
+    """Replaces ``x.data`` by ``x.detach()``, which torch can trace, and refuses gradients."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self._target = target
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Each access of a descriptor's method creates a new object, so these are compared by value.
+        if func == GET_DATA:
+            return args[0].detach()
+        if func == SET_DATA:
+            raise self._refused("assigns .data of a tensor", "Write the new value with copy_(...), or return it.")
+        if func in GRADIENTS:
+            raise self._refused(
+                "computes gradients, and Triton versions have no backward pass",
+                "Move the code before or after this line into a separate function, and optimise that.",
+            )
+        if func is torch._C._set_grad_enabled and args[0]:
+            raise self._refused(
+                "turns gradients on, and Triton versions do not record any",
+                "Remove enable_grad() or set_grad_enabled(True), or optimise the code around it.",
+            )
+        return func(*args, **(kwargs or {}))
+
+    def _refused(self, problem: str, remedy: str) -> TargetUnsupported:
+        return TargetUnsupported(f"{self._target.qualname} {problem}", where=running_line(self._target), remedy=remedy)
+
+
+@contextmanager
+def local_modes(target: Target, device: str) -> Iterator[None]:
+    """Follow or refuse the local modes of the code that runs inside.
+
+    Args:
+        device: type of the device that holds the tensors.
+    """
+    create, enter = torch.autocast.__init__, torch.autocast.__enter__
+
+    def watched_create(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        # Torch disables a region for a GPU where there is none.
+        create(self, device_type, *args, **kwargs)
+        is_enabled = args[1] if len(args) > 1 else kwargs.get("enabled", True)
+        self._is_for_gpu = is_enabled and device_type != "cpu"
+
+    def watched_enter(self: Any) -> Any:
+        if device == "cpu" and (self._enabled or getattr(self, "_is_for_gpu", False)):
+            # Autocast converts other operations on a CPU than on a GPU.
+            raise EnvironmentNotAble(
+                f"{target.qualname} runs operations under torch.autocast, which differs between CPU and GPU",
+                where=running_line(target),
+                remedy="Run this on a machine with a GPU, or convert the tensors in the code: x.to(torch.bfloat16).",
+                kind=FailureKind.NO_GPU,
+            )
+        return enter(self)
+
+    def is_compiling() -> bool:
+        # Kernels replace what the body does in eager mode. Torch itself must know that it traces.
+        return not is_user_file(sys._getframe(1).f_code.co_filename) and compiling()
+
+    compiling = torch.compiler.is_compiling
+    torch.autocast.__init__, torch.autocast.__enter__ = watched_create, watched_enter
+    torch.compiler.is_compiling = is_compiling
+    try:
+        # Functions that the user compiles are traced as they are written.
+        with _LocalModes(target), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        torch.compiler.is_compiling = compiling
+        torch.autocast.__init__, torch.autocast.__enter__ = create, enter
+
+
+def running_line(target: Target) -> Location:
+    """The line of the target's file that is running."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != target.path:
+        frame = frame.f_back
+    return Location(target.path, frame.f_lineno if frame is not None else target.start_line)
+
+
+def under_local_modes(function: Callable[..., Any], target: Target) -> Callable[..., Any]:
+    """The function of tensors under :func:`local_modes`."""
+
+    def run(*tensors: torch.Tensor) -> Any:
+        with local_modes(target, tensors[0].device.type):
+            return function(*tensors)
+
+    return run
