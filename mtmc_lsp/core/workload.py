@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from mtmc_lsp.core.containers import Container, ContainerKind
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.sizes import Size
 
@@ -72,12 +73,25 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ArgumentSpec:
-    """One argument of the target or of its constructor: a tensor to generate, or a constant."""
+    """One argument of the target or of its constructor: a tensor to generate, a constant, or a container of these."""
 
     name: str
+    """Name of the parameter; for an item of a container its path: ``position_embeddings[0]``."""
     tensor: TensorSpec | None = None
     constant: object = None
-    """An int, float, bool, str, None or a list of these, if ``tensor`` is ``None``."""
+    """An int, float, bool, str, None or a list of these, if ``tensor`` and ``container`` are ``None``."""
+    container: Container | None = None
+    items: tuple[ArgumentSpec, ...] = ()
+    """The items of the container."""
+
+
+def leaves_of(arguments: Iterable[ArgumentSpec]) -> Iterator[ArgumentSpec]:
+    """The arguments, with each container replaced by the leaves in it."""
+    for argument in arguments:
+        if argument.container is None:
+            yield argument
+        else:
+            yield from leaves_of(argument.items)
 
 
 @dataclass(frozen=True)
@@ -113,6 +127,11 @@ class Workload:
     """State tensors that the target was observed to keep between calls: passed as extra arguments, returned as extra results."""
 
     @property
+    def tensors(self) -> Mapping[str, TensorSpec]:
+        """All tensors among the arguments, by path."""
+        return {leaf.name: leaf.tensor for leaf in leaves_of(self.arguments) if leaf.tensor is not None}
+
+    @property
     def as_constructed(self) -> bool:
         """Whether modules stay in their initial mode (training by default) instead of being set to eval mode.
 
@@ -126,11 +145,11 @@ class CapturedArgument:
     """An argument of the captured call, recorded so that it can be generated with other shapes."""
 
     name: str
-    """Parameter name of the target (without ``self``)."""
+    """Parameter name of the target (without ``self``); for an item of a container its path."""
     input: str | None = None
     """Name of the graph input if this is a tensor, else ``None``."""
     constant: object = None
-    """Value if it is not a tensor; an empty dictionary for empty ``*args`` and ``**kwargs``."""
+    """Value if it is neither a tensor nor a container."""
     keyword: bool = False
     """Whether it must be passed by keyword."""
     low: float | None = None
@@ -139,6 +158,25 @@ class CapturedArgument:
     """Largest observed value of an integer tensor."""
     is_state: bool = False
     """Whether this is a state tensor of the module, which the caller does not pass."""
+    container: Container | None = None
+    items: tuple[CapturedArgument, ...] = ()
+    """The items of the container."""
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether a container's leaves are arguments by themselves. Lists and tuples of plain values are one argument."""
+        kind = self.container.kind if self.container is not None else None
+        if kind in (None, ContainerKind.TUPLE, ContainerKind.LIST):
+            return any(item.input is not None or item.is_structured for item in self.items)
+        return True
+
+    @property
+    def leaves(self) -> Iterator[CapturedArgument]:
+        """All leaves of a container; the argument itself if it is none."""
+        if self.container is None:
+            yield self
+        for item in self.items:
+            yield from item.leaves
 
 
 @dataclass(frozen=True)
@@ -174,3 +212,8 @@ class Capture:
     """Named sizes that verification may vary: sizes of arguments, not of parameters."""
     uses_random: bool = False
     """Whether the graph draws random numbers (dropout), so outputs are compared under a shared seed."""
+
+    @property
+    def leaves(self) -> tuple[CapturedArgument, ...]:
+        """The arguments, with each container replaced by the leaves in it."""
+        return tuple(leaf for argument in self.arguments for leaf in argument.leaves)

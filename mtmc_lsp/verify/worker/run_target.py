@@ -12,12 +12,13 @@ import torch
 
 from mtmc_lsp.capture.result_structure import is_nested, leaves, parts, structure_of
 from mtmc_lsp.capture.worker.calls import Call
+from mtmc_lsp.capture.worker.strided_tensors import laid_out
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, Case
 from mtmc_lsp.verify.worker.comparison.batched_reads import unequal
-from mtmc_lsp.verify.worker.inputs import laid_out, prepared_call
+from mtmc_lsp.verify.worker.inputs import prepared_call
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
 
 _modules: dict[tuple[str, str], Any] = {}
