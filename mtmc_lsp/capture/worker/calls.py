@@ -7,26 +7,24 @@ import sys
 import traceback
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import count
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mtmc_lsp.capture.worker.argument_containers import (
+from mtmc_lsp.capture.worker.arguments.containers import (
     FurtherArguments,
     FurtherKeywords,
     is_structured,
     leaves_with_paths,
-    made,
     rebuilt,
     with_leaves,
 )
+from mtmc_lsp.capture.worker.arguments.strided_tensors import filled, on_device
+from mtmc_lsp.capture.worker.arguments.value_signs import run_without_values
+from mtmc_lsp.capture.worker.arguments.values import argument_values, random_values, resolve, without_values
 from mtmc_lsp.capture.worker.module_state import AttributeSlot, attribute_slot, with_explicit_state
-from mtmc_lsp.capture.worker.strided_tensors import filled, on_device
-from mtmc_lsp.capture.worker.value_signs import run_without_values
 from mtmc_lsp.core.errors import (
     EnvironmentNotAble,
     FailureKind,
@@ -36,7 +34,7 @@ from mtmc_lsp.core.errors import (
     TargetRaises,
     TargetUnsupported,
 )
-from mtmc_lsp.core.workload import ArgumentSpec, StateTensor, Target, TargetKind, TensorSpec, Workload, WorkloadSource
+from mtmc_lsp.core.workload import StateTensor, Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.process.worker.failures import classify
 
 VARIADIC: Mapping[Any, type] = {
@@ -106,49 +104,6 @@ class Call:
     def target_result(self, returned: Any) -> Any:
         """The return value of the target, from the return value of :meth:`run`."""
         return returned[0] if self.state_homes else returned
-
-
-def resolve(module: ModuleType, qualname: str) -> Any:
-    """The object called ``qualname`` in the module. For a ``torch.compile`` wrapper, the original function."""
-    item: Any = module
-    for part in qualname.split("."):
-        item = getattr(item, part)
-    while callable(getattr(item, "_torchdynamo_orig_callable", None)) and not isinstance(item, type):
-        item = item._torchdynamo_orig_callable
-    return item
-
-
-def make_tensor(spec: TensorSpec, sizes: Mapping[str, int], device: str, seed: int) -> torch.Tensor:
-    """Create a random tensor according to the workload."""
-    # Generated on its device: a GPU is much faster than a CPU.
-    generator = torch.Generator(device).manual_seed(seed)
-    shape = [size.value(sizes) for size in spec.shape]
-    high = spec.high if spec.high_size is None else float(spec.high_size.value(sizes))
-
-    def values(of_shape: Sequence[int]) -> torch.Tensor:
-        return random_values(of_shape, spec.dtype, generator, spec.low, high)
-
-    if spec.stride is None:
-        return values(shape).requires_grad_(spec.requires_grad)
-    return filled(shape, [s.value(sizes) for s in spec.stride], values).requires_grad_(spec.requires_grad)
-
-
-def random_values(
-    shape: Sequence[int], dtype: str, generator: torch.Generator, low: float | None, high: float | None
-) -> torch.Tensor:
-    """Random floats (normal, or uniform in a given range), integers in the range (0 or 1 by default), or bools.
-
-    They are generated on the generator's device.
-    """
-    kind, device = getattr(torch, dtype), generator.device
-    if kind.is_floating_point:
-        if low is not None and high is not None:
-            return (torch.rand(shape, generator=generator, device=device) * (high - low) + low).to(kind)
-        return torch.randn(shape, generator=generator, device=device).to(kind)
-    if kind is torch.bool:
-        return torch.rand(shape, generator=generator, device=device) < 0.5
-    first, last = int(low or 0), int(high if high is not None else 1)
-    return torch.randint(first, last + 1, shape, generator=generator, device=device).to(kind)
 
 
 def constructed(kind: Any, positional: Sequence[Any], named: Mapping[str, Any], device: str) -> torch.nn.Module:
@@ -230,7 +185,7 @@ def _with_state(call: Call, state: Sequence[StateTensor], target: Target, device
         ):
             values.append(initial.detach().to(device))
         elif seed is None:
-            values.append(_without_values(item.shape, getattr(torch, item.dtype), device))
+            values.append(without_values(item.shape, getattr(torch, item.dtype), device))
         else:
             generator = torch.Generator(device).manual_seed(seed)
             values.append(random_values(item.shape, item.dtype, generator, None, None))
@@ -252,13 +207,9 @@ def _shaped_like(make: Callable[[], Any], device: str) -> list[Any]:
         return list(make())
 
     def bare(leaf: Any) -> Any:
-        return _without_values(leaf.shape, leaf.dtype, device) if isinstance(leaf, FakeTensor) else leaf
+        return without_values(leaf.shape, leaf.dtype, device) if isinstance(leaf, FakeTensor) else leaf
 
     return [with_leaves(item, bare) for item in traced.results]
-
-
-def _without_values(shape: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
-    return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 def _stand_ins(make: Callable[[], Any], device: str) -> list[Any]:
@@ -296,44 +247,6 @@ def init_arguments(module: Any) -> tuple[list[Any], dict[str, Any]] | None:
     if len(init) == 2 and isinstance(init[0], (list, tuple)) and isinstance(init[1], dict):
         return list(init[0]), dict(init[1])
     return list(init), {}
-
-
-def argument_values(
-    module: ModuleType,
-    arguments: Sequence[ArgumentSpec],
-    sizes: Mapping[str, int],
-    device: str,
-    seed: int,
-    read: Container[str] | None = None,
-) -> dict[str, Any]:
-    """The value of each argument by name. With ``read``, only the tensors whose paths are in it have values."""
-    numbers = count()
-
-    def leaf(spec: ArgumentSpec) -> Any:
-        number = next(numbers)
-        if spec.tensor is None:
-            return spec.constant
-        if read is None or spec.name in read:
-            return make_tensor(spec.tensor, sizes, device, seed + number)
-        shape = [size.value(sizes) for size in spec.tensor.shape]
-        return _without_values(shape, getattr(torch, spec.tensor.dtype), device)
-
-    return {spec.name: made(spec, leaf, partial(_resolve_class, module)) for spec in arguments}
-
-
-def _resolve_class(module: ModuleType, name: str) -> Any:
-    """The class that a file calls ``name``.
-
-    Raises:
-        TypeError: the file has no such class.
-    """
-    try:
-        kind = resolve(module, name)
-    except AttributeError:
-        raise TypeError(f"the file has no class {name}") from None
-    if not isinstance(kind, type):
-        raise TypeError(f"{name} is no class")
-    return kind
 
 
 def _on_device(value: Any, device: str) -> Any:

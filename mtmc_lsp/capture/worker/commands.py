@@ -14,13 +14,14 @@ from torch.nn.parameter import is_lazy
 
 from mtmc_lsp.capture.messages import CaptureRequest
 from mtmc_lsp.capture.module_paths import module_name
-from mtmc_lsp.capture.worker.arguments import (
+from mtmc_lsp.capture.worker.arguments.description import (
     NOT_PLAIN,
     captured_arguments,
     names_of_leaves,
     plain_value,
     refuse_unknown_containers,
 )
+from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.capture.worker.calls import Call, build_call, constructed, user_error
 from mtmc_lsp.capture.worker.convolution_modes import convolution_modes
 from mtmc_lsp.capture.worker.dependencies import dependencies
@@ -49,7 +50,6 @@ from mtmc_lsp.capture.worker.side_effects import (
     refuse_random,
 )
 from mtmc_lsp.capture.worker.size_branches import more_than_one_value, never_empty, rolled_within, sizes_above_one
-from mtmc_lsp.capture.worker.strided_tensors import laid_out
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported

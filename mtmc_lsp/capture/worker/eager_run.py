@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.result_structure import PLAIN, can_be_rebuilt, classes, leaves, parts, tensors_of
-from mtmc_lsp.capture.worker.argument_containers import same_objects
+from mtmc_lsp.capture.worker.arguments.containers import same_objects
+from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.capture.worker.calls import Call, user_error
 from mtmc_lsp.capture.worker.export import export_error
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
@@ -18,7 +19,6 @@ from mtmc_lsp.capture.worker.module_state import non_parameter_tensors, refuse_n
 from mtmc_lsp.capture.worker.module_structure import class_name
 from mtmc_lsp.capture.worker.passes.graph_cleanup import Layout
 from mtmc_lsp.capture.worker.side_effects import Snapshot, access_of
-from mtmc_lsp.capture.worker.strided_tensors import laid_out
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Target

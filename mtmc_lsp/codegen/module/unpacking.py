@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mtmc_lsp.codegen.kernel.snippets import LINE
-from mtmc_lsp.core.containers import Container, ContainerKind
 from mtmc_lsp.core.graph import Graph
-from mtmc_lsp.core.workload import CapturedArgument
+from mtmc_lsp.core.workload import CapturedArgument, Container, ContainerKind
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import (
     ArgumentSpec,
+    ContainerKind,
     Target,
     TargetKind,
     TensorSpec,
@@ -219,7 +220,20 @@ class _Builder:
     def _content(self, parameter: Parameter) -> Value:
         """The value of an argument in the directive; an annotated tensor without an entry is a leaf."""
         entry = self.argument_entries.get(parameter.name)
-        return entry.content if entry is not None else Value(parameter.name, "")
+        if entry is None:
+            return Value(parameter.name, "")
+        if parameter.further is None:
+            return entry.content
+        container = entry.content.container
+        is_tuple = parameter.further is ContainerKind.POSITIONAL
+        if container is None or container.kind is not (ContainerKind.TUPLE if is_tuple else ContainerKind.DICT):
+            stars, example = ("*", "(f32[64],)") if is_tuple else ("**", '{"mask":f32[64]}')
+            raise self.reader.error(
+                f"{parameter.name} must be a {'tuple' if is_tuple else 'dictionary'}, since it is {stars}{parameter.name}",
+                entry.line,
+                f"Write {parameter.name}={example}.",
+            )
+        return replace(entry.content, container=replace(container, kind=parameter.further))
 
     def _tensors(self, parameter: Parameter) -> dict[str, _Tensor]:
         """The tensors in an argument, by path."""

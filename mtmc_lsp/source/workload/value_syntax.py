@@ -6,7 +6,7 @@ import ast
 import re
 from dataclasses import dataclass
 
-from mtmc_lsp.core.containers import Container, ContainerKind
+from mtmc_lsp.core.workload import Container, ContainerKind
 
 OPENING = {"[": "]", "(": ")", "{": "}"}
 CLASS = re.compile(r"(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\((?P<items>.*)\)", re.DOTALL)

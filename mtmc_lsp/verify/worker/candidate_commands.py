@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.worker.strided_tensors import laid_out, shares_elements
+from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out, shares_elements
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.worker.strided_tensors import laid_out
+from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.worker.calls import Call, build_call, random_values
+from mtmc_lsp.capture.worker.arguments.strided_tensors import filled, laid_out
+from mtmc_lsp.capture.worker.arguments.values import random_values
+from mtmc_lsp.capture.worker.calls import Call, build_call
 from mtmc_lsp.capture.worker.module_state import AttributeSlot
-from mtmc_lsp.capture.worker.strided_tensors import filled, laid_out
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.result_structure import is_nested, leaves, parts, structure_of
+from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.capture.worker.calls import Call
-from mtmc_lsp.capture.worker.strided_tensors import laid_out
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture

@@ -6,12 +6,13 @@ import copy
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from mtmc_lsp.core.containers import Container, ContainerKind
-from mtmc_lsp.core.workload import ArgumentSpec
+from mtmc_lsp.core.workload import ArgumentSpec, CapturedArgument, Container, ContainerKind
+
+Spec = TypeVar("Spec", ArgumentSpec, CapturedArgument)
 
 
 class FurtherArguments(tuple[Any, ...]):
@@ -119,8 +120,8 @@ def same_objects(one: Any, other: Any) -> bool:
     return all(map(same_objects, items_of(one, first), items_of(other, second)))
 
 
-def made(spec: ArgumentSpec, leaf: Callable[[ArgumentSpec], Any], resolve_class: Callable[[str], Any]) -> Any:
-    """The argument that a workload describes.
+def made(spec: Spec, leaf: Callable[[Spec], Any], resolve_class: Callable[[str], Any]) -> Any:
+    """The argument that a workload or a capture describes.
 
     Args:
         leaf: the value of a tensor or a constant.

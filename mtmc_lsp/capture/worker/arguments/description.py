@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.worker.argument_containers import container_of, items_of
+from mtmc_lsp.capture.worker.arguments.containers import container_of, items_of
 from mtmc_lsp.capture.worker.calls import Call
-from mtmc_lsp.core.containers import ContainerKind
 from mtmc_lsp.core.errors import Location, TargetUnsupported
-from mtmc_lsp.core.workload import CapturedArgument, Target
+from mtmc_lsp.core.workload import CapturedArgument, ContainerKind, Target
 
 PLAIN = (bool, int, float, str)
 NOT_PLAIN = object()
