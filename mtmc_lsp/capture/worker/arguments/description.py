@@ -131,7 +131,11 @@ def _unpacked(call: Call) -> dict[str, str]:
     except (OSError, TypeError, SyntaxError):
         return {}
     paths_by_parts = {_parts(path): path for path in call.names}
-    containers = {_parts(path) for name, value in call.containers.items() for path in _container_paths(name, value)}
+    containers = {
+        _parts(path): [_parts(item) for item in items]
+        for name, value in call.containers.items()
+        for path, items in _container_paths(name, value)
+    }
     result: dict[str, str] = {}
 
     def assign(to: ast.expr, parts: tuple[str, ...]) -> None:
@@ -139,8 +143,8 @@ def _unpacked(call: Call) -> dict[str, str]:
             if parts in paths_by_parts:
                 result.setdefault(paths_by_parts[parts], to.id)
         elif isinstance(to, (ast.Tuple, ast.List)) and parts in containers:
-            for i, item in enumerate(to.elts):
-                assign(item, (*parts, repr(i)))
+            for item, path in zip(to.elts, containers[parts], strict=False):
+                assign(item, path)
 
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
@@ -153,12 +157,14 @@ def _unpacked(call: Call) -> dict[str, str]:
     return {path: name for path, name in result.items() if list(result.values()).count(name) == 1}
 
 
-def _container_paths(path: str, value: Any) -> Iterator[str]:
+def _container_paths(path: str, value: Any) -> Iterator[tuple[str, list[str]]]:
+    """The path of each container, with the paths of its items."""
     container = container_of(value)
     if container is not None:
-        yield path
-        for key, item in zip(container.keys, items_of(value, container), strict=True):
-            yield from _container_paths(container.path(path, key), item)
+        paths = [container.path(path, key) for key in container.keys]
+        yield path, paths
+        for item_path, item in zip(paths, items_of(value, container), strict=True):
+            yield from _container_paths(item_path, item)
 
 
 def _parts(path: str) -> tuple[str, ...]:
