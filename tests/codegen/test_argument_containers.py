@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from mtmc_lsp.actions.catalogue import IllegalAction, apply_action
 from mtmc_lsp.capture.client import find_workload, run_capture
+from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.errors import TargetUnsupported
+from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from tests.codegen.checker import Checker
@@ -278,3 +282,21 @@ def test_a_class_that_the_file_does_not_name_is_refused(user_file, interpreter_w
     ) as error:
         run_capture(workload, source, interpreter_worker, 120)
     assert error.value.remedy == "Import Pair at the top of the file."
+
+
+def test_a_target_may_return_what_it_expands(captured) -> None:
+    text = "import torch\n# mtmc: x=f32[N,D] row=f32[N,D]{0,1} N=5 D=12\ndef f(x, row):\n    return (x * row).sum(0).expand(3, -1)\n"
+    capture = captured(text, "f")
+    assert verified(capture, fully_fused(capture, start(capture, text))).reason == ""
+
+
+def test_a_cuda_graph_is_illegal_for_arguments_whose_copies_have_other_strides(captures: dict[str, Capture]) -> None:
+    for name, is_legal in (("rotate", True), ("masked", False), ("frames", False)):
+        candidate = fully_fused(captures[name], start(captures[name], TEXT))
+        schedule = from_json(Schedule, candidate.schedule)
+        action = MacroAction(ActionKind.CUDA_GRAPH, (), (0, 0), {})
+        if is_legal:
+            assert apply_action(captures[name].graph, schedule, action).cuda_graph
+        else:
+            with pytest.raises(IllegalAction, match="gaps or shared elements"):
+                apply_action(captures[name].graph, schedule, action)

@@ -138,13 +138,7 @@ def snapshot(result: Any) -> Any:
     bare = plain(result)
     if not isinstance(bare, torch.Tensor):
         return bare
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(bare.shape, bare.stride(), strict=True))
-    expanded = any(size > 1 and not stride for size, stride in zip(bare.shape, bare.stride(), strict=True))
-    if bare.numel() > 0 and (expanded or extent < bare.numel()):
-        # Elements share memory, as in an expanded gradient, and cannot be written one by one.
-        return bare.detach().as_strided((extent,), (1,)).clone().as_strided(bare.shape, bare.stride())
-    fresh = torch.empty_strided(bare.shape, bare.stride(), dtype=bare.dtype, device=bare.device)
-    return fresh.copy_(bare.detach())
+    return laid_out(bare.detach(), bare.stride())
 
 
 def plain(result: Any) -> Any:
