@@ -264,6 +264,8 @@ def _export(
 
 def export_error(error: Exception, target: Target) -> TargetUnsupported:
     """The error for the user when torch cannot trace the target, with the innermost line of the user's file."""
+    if isinstance(error, TargetUnsupported):
+        return error
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == target.path]
     line = frames[-1].lineno if frames and frames[-1].lineno else target.start_line
     causes = list(exception_chain(error))

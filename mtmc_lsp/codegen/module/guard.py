@@ -11,6 +11,7 @@ from mtmc_lsp.codegen.kernel.snippets import call_text
 from mtmc_lsp.codegen.module.guard_helpers import (
     ALIGNED,
     ARE_ON_CURRENT_DEVICE,
+    HAS_ITEMS,
     HAVE_TYPE_AND_SHAPE,
     HAVE_VALUES,
     IS_UNCHANGED_MODULE,
@@ -18,6 +19,7 @@ from mtmc_lsp.codegen.module.guard_helpers import (
     PLAIN_CALL,
 )
 from mtmc_lsp.codegen.module.module_lookups import cache_lookups, parts
+from mtmc_lsp.codegen.module.unpacking import Unpacking
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
 from mtmc_lsp.core.sizes import Size, rename_symbols
 
@@ -64,11 +66,13 @@ def write_guard(
     *,
     uses_atomics: bool = False,
     up_to_date: str = "",
+    unpacked: Unpacking | None = None,
 ) -> str:
     """Source of the guard function.
 
     Args:
         names: Python for each graph input, in terms of ``parameters``.
+        unpacked: how to read the tensors inside containers among the arguments.
         limits: further conditions over named sizes.
         aligned: graph inputs whose addresses must be multiples of 16 bytes.
         uses_atomics: whether the Triton version is non-deterministic because it uses atomic additions.
@@ -81,7 +85,10 @@ def write_guard(
     tensor_tuple = f"({tensors[0]},)" if len(tensors) == 1 else call_text("", tensors, "    ")
     values = _values(graph)
     # Check the module structure first: a different structure may lack the tensors that are read below.
-    structure_checks = _structure(graph, [text for access, text in values if access.startswith("self.")], up_to_date)
+    module_values = [text for access, text in values if access.startswith("self.")]
+    unpacked = unpacked or Unpacking()
+    structure_checks = _structure(graph, [*unpacked.conditions, *module_values], up_to_date)
+    structure_checks += "".join(f"    {line}\n" for line in unpacked.statements)
     group_inputs = _group_inputs(graph) if _uses_group_checks(graph) else None
     conditions = _common_conditions(graph, use_helper=group_inputs is not None)
     conditions.append("not torch.is_autocast_enabled()")
@@ -304,13 +311,10 @@ def _values(graph: Graph) -> list[tuple[str, str]]:
     for access, value in graph.constants.items():
         if access in checked:
             continue
-        if isinstance(value, dict):
-            # ``*args`` and ``**kwargs`` must be empty, as in the captured call.
-            text = f"not {access}"
-        elif value is None or isinstance(value, bool):
+        if value is None or isinstance(value, bool):
             text = f"{access} is {value}"
         elif isinstance(value, list):
-            text = f"isinstance({access}, (list, tuple)) and [*{access}] == {value!r}"
+            text = call_text(HAS_ITEMS, [access, repr(value)], "        ")
         elif isinstance(value, float) and not math.isfinite(value):
             # NaN is the only value that differs from itself.
             equals = f"{access} != {access}" if math.isnan(value) else f'{access} == float("{value}")'

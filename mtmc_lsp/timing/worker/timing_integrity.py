@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.worker.arguments.strided_tensors import shares_elements
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.errors import MeasurementRejected
 from mtmc_lsp.core.graph import Graph
@@ -130,8 +131,8 @@ class Retest:
 
     def _fill(self, contents: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in (*self._inputs.items(), *self._relocated()):
-            # Expanded tensors cannot be written, so nothing can have changed them.
-            if 0 not in tensor.stride() and not torch.equal(tensor, contents[name]):
+            # Expanded and overlapping tensors cannot be written, so nothing can have changed them.
+            if not shares_elements(tensor.shape, tensor.stride()) and not torch.equal(tensor, contents[name]):
                 tensor.copy_(contents[name])
 
     def _compare(
