@@ -15,6 +15,7 @@ import pytest
 from mtmc_lsp.app.bench.manifest import Entry, read_manifests
 from mtmc_lsp.app.bench.package_copies import copy_targets, manifest_problems
 from mtmc_lsp.capture.client import find_workload
+from mtmc_lsp.core.errors import TargetUnsupported
 from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.source.targets import find_target
 
@@ -36,9 +37,10 @@ def test_each_target_of_an_installed_package_has_a_workload(package: str, tmp_pa
     assert not copy_targets(entries, PUBLIC, tmp_path, sys.executable).skipped
     for entry, problem in zip(entries, manifest_problems(entries, tmp_path), strict=True):
         text, path = problem.path.read_bytes(), str(problem.path)
-        if entry.name == "timm.loss.jsd::JsdCrossEntropy":
-            # It defines __call__ instead of forward.
+        try:
+            workload = find_workload(path, text, find_target(text, path, problem.target))
+        except TargetUnsupported:
+            # A limit of this tool, which the results of the suite report; a wrong directive is another error.
             continue
-        workload = find_workload(path, text, find_target(text, path, problem.target))
         expected = WorkloadSource.GET_INPUTS if entry.code else WorkloadSource.DIRECTIVE
         assert workload.source is expected, entry.name
