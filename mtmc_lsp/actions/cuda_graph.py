@@ -1,19 +1,19 @@
 """CUDA graph: replay all launches of a call as one graph, where launch overhead exceeds compute time.
 
 *Legal* where a call only computes its results, and updates of the module's buffers, from its arguments and the module's tensors:
-it changes no argument, draws no random numbers, and its results do not alias arguments. Arguments are copied into the graph's
-memory and results out of it. The graph reads and writes the module's tensors in place; if they are replaced, it is captured
-again. Capturing runs nothing, so the first call updates buffers once.
+it changes no argument, draws no random numbers, its arguments fill their memory without gaps, and its results do not alias
+arguments. Arguments are copied into the graph's memory and results out of it. The graph reads and writes the module's tensors in
+place; if they are replaced, it is captured again. Capturing runs nothing, so the first call updates buffers once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
-from mtmc_lsp.core.graph import Graph, InputKind
+from mtmc_lsp.core.graph import Graph, InputKind, TensorType
 from mtmc_lsp.ir.primitives import PrimOp
 from mtmc_lsp.ir.regions import VIEWS
 from mtmc_lsp.rewrites.graph_editing import base_name
@@ -41,6 +41,8 @@ class CudaGraph:
         arguments = {item.name for item in ir.graph.inputs if item.kind is InputKind.ARGUMENT}
         if any(mutation.input in arguments for mutation in ir.graph.mutations):
             raise IllegalAction("cuda-graph: the call changes its arguments")
+        if any(item.name in arguments and not _is_dense(item.type, ir.graph.sizes) for item in ir.graph.inputs):
+            raise IllegalAction("cuda-graph: an argument has gaps or shared elements in memory, which its copy has not")
         drawn = any(node.draws for node in ir.graph.nodes)
         if drawn or any(prim.op is PrimOp.RANDOM for prim in ir.prims.values()):
             raise IllegalAction("cuda-graph: each call draws new random numbers")
@@ -83,3 +85,16 @@ class CudaGraph:
         except IllegalAction:
             return
         yield action
+
+
+def _is_dense(kind: TensorType, sizes: Mapping[str, int]) -> bool:
+    """Whether the elements fill their memory without gaps, each in one position. A copy then has the same strides."""
+    dense = 1
+    dimensions = (
+        (stride.value(sizes), size.value(sizes)) for stride, size in zip(kind.stride, kind.shape, strict=True)
+    )
+    for stride, size in sorted((stride, size) for stride, size in dimensions if size > 1):
+        if stride != dense:
+            return False
+        dense *= size
+    return True

@@ -6,11 +6,12 @@ import re
 
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.run import RunResult, StepStatus
-from mtmc_lsp.core.workload import ArgumentSpec, TargetKind, TensorSpec, WorkloadSource
+from mtmc_lsp.core.workload import ArgumentSpec, ContainerKind, TargetKind, TensorSpec, WorkloadSource, leaves_of
 from mtmc_lsp.source.compose import strip_generated
 
 REFERENCE = "Model"
 """The name of the user's code in KernelBench's format."""
+FURTHER = (ContainerKind.POSITIONAL, ContainerKind.KEYWORDS)
 MARKS = re.compile(r"[ \t]*# mtmc: (begin|end) .*\n|  # mtmc: (dispatch|import)")
 
 
@@ -60,9 +61,12 @@ def _check(result: RunResult) -> None:
     if "." in target.class_name:
         remedy = "Move the class to the top of the file."
         raise RequestError(f"{target.class_name} is inside another definition", where=where, remedy=remedy)
-    if any(argument.tensor is not None for argument in result.workload.init_arguments):
+    if any(leaf.tensor is not None for leaf in leaves_of(result.workload.init_arguments)):
         remedy = "Give it get_inputs() and get_init_inputs()."
         raise RequestError("the constructor takes tensors", where=where, remedy=remedy)
+    if any(a.container is not None and a.container.kind in FURTHER for a in result.workload.arguments):
+        remedy = "Give each argument a parameter."
+        raise RequestError("the call passes further arguments by *args or **kwargs", where=where, remedy=remedy)
 
 
 def _method(result: RunResult) -> str:
@@ -87,42 +91,53 @@ def _model(result: RunResult, kind: str = "ModelNew") -> str:
     """``ModelNew`` for a directive's workload: tensors by name, constants as they were."""
     name, method = result.target.class_name, _method(result)
     arguments = result.workload.arguments
-    tensors = [argument.name for argument in arguments if argument.tensor is not None]
-    passed = ", ".join(f"{a.name}={a.name if a.tensor is not None else repr(a.constant)}" for a in arguments)
+    tensors = [_variable(path) for path in result.workload.tensors]
+    passed = ", ".join(f"{argument.name}={_expression(argument)}" for argument in arguments)
     call = f"super().{method}" if name else result.target.qualname
     lines = [f"class {kind}({name or 'torch.nn.Module'}):"]
     if result.workload.init_arguments:
         init = result.workload.init_arguments
-        parameters = ", ".join(f"{a.name}={a.constant!r}" for a in init)
+        parameters = ", ".join(f"{a.name}={_expression(a)}" for a in init)
         passed_on = ", ".join(f"{a.name}={a.name}" for a in init)
         lines += [f"    def __init__(self, {parameters}):", f"        super().__init__({passed_on})", ""]
     lines += [f"    def forward(self, {', '.join(tensors)}):", f"        return {call}({passed})"]
     return "\n\n" + "\n".join(lines) + "\n"
 
 
+def _variable(path: str) -> str:
+    """A variable for a tensor: ``position_embeddings_0`` for ``position_embeddings[0]``."""
+    return re.sub(r"\W+", "_", path).strip("_")
+
+
+def _expression(argument: ArgumentSpec) -> str:
+    if argument.container is not None:
+        return argument.container.expression([_expression(item) for item in argument.items])
+    return _variable(argument.name) if argument.tensor is not None else repr(argument.constant)
+
+
 def _inputs(result: RunResult) -> str:
-    inputs = [_tensor(argument, dict(result.workload.sizes)) for argument in result.workload.arguments]
-    lines = "".join(f"        {text},\n" for text in inputs if text)
+    inputs = [_tensor(spec, dict(result.workload.sizes)) for spec in result.workload.tensors.values()]
+    lines = "".join(f"        {text},\n" for text in inputs)
     return f"\n\ndef get_inputs():\n    return [\n{lines}    ]\n\n\ndef get_init_inputs():\n    return []\n"
 
 
-def _tensor(argument: ArgumentSpec, sizes: dict[str, int]) -> str:
-    """The expression that makes the tensor; empty for a constant."""
-    spec = argument.tensor
-    if spec is None:
-        return ""
+def _tensor(spec: TensorSpec, sizes: dict[str, int]) -> str:
+    """The expression that makes the tensor."""
     shape = tuple(size.value(sizes) for size in spec.shape)
-    text = _values(spec, shape, sizes)
-    if spec.stride is not None:
+    if spec.stride is None:
+        text = _values(spec, shape, sizes)
+    else:
+        # The memory from the first to the last element: several elements may be one in memory.
         strides = tuple(stride.value(sizes) for stride in spec.stride)
-        text = f"torch.empty_strided({shape}, {strides}, dtype=torch.{spec.dtype}).copy_({text})"
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if all(shape) else 0
+        text = f"{_values(spec, (extent,), sizes)}.as_strided({shape}, {strides})"
     return f"{text}.requires_grad_()" if spec.requires_grad else text
 
 
 def _values(spec: TensorSpec, shape: tuple[int, ...], sizes: dict[str, int]) -> str:
     high = spec.high_size.value(sizes) if spec.high_size is not None else spec.high
     if spec.dtype == "bool":
-        return f"torch.rand({shape}) < 0.5"
+        return f"(torch.rand({shape}) < 0.5)"
     if spec.dtype.startswith(("int", "uint")):
         most = int(high) if high is not None else 1
         return f"torch.randint({int(spec.low or 0)}, {most + 1}, {shape}, dtype=torch.{spec.dtype})"

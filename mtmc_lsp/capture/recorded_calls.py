@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,17 @@ from mtmc_lsp.core.dtypes import SHORT, is_float, short_dtype
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.core.workload import ArgumentSpec, ModuleForm, Target, TargetKind, TensorSpec, Workload, WorkloadSource
+from mtmc_lsp.core.workload import (
+    ArgumentSpec,
+    Container,
+    ModuleForm,
+    Target,
+    TargetKind,
+    TensorSpec,
+    Workload,
+    WorkloadSource,
+    leaves_of,
+)
 from mtmc_lsp.process.project_files import read_bytes, replace_bytes
 
 RECORDS = "records.jsonl"
@@ -97,6 +107,8 @@ def merge_records(records: Iterable[list[dict[str, Any]]]) -> list[RecordedTarge
 
 def _signature_part(argument: Mapping[str, Any]) -> Any:
     """The part of an argument that is equal in all calls of one signature."""
+    if "items" in argument:
+        return [argument["name"], argument["container"], [_signature_part(item) for item in argument["items"]]]
     if "tensor" in argument:
         return [argument["name"], [argument["tensor"][name] for name in ("shape", "stride", "dtype")]]
     if type(argument.get("constant")) in (int, float):
@@ -105,42 +117,59 @@ def _signature_part(argument: Mapping[str, Any]) -> Any:
 
 
 def _sum_of(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    arguments = []
-    for a, b in zip(one["arguments"], other["arguments"], strict=True):
-        item = dict(a)
-        if "tensor" in a:
-            low = [t["low"] for t in (a["tensor"], b["tensor"]) if "low" in t]
-            high = [t["high"] for t in (a["tensor"], b["tensor"]) if "high" in t]
-            item["tensor"] = {**a["tensor"], **({"low": min(low), "high": max(high)} if low else {})}
-        elif "constant" in a:
-            item["varies"] = a.get("varies", False) or b.get("varies", False) or a["constant"] != b["constant"]
-        arguments.append(item)
+    arguments = [_merged(a, b) for a, b in zip(one["arguments"], other["arguments"], strict=True)]
     counts = {name: one[name] + other[name] for name in ("count", "training", "grad")}
     return {**one, **counts, "arguments": arguments}
 
 
+def _merged(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """The record of an argument of equal calls in two processes."""
+    item = dict(a)
+    if "items" in a:
+        item["items"] = [_merged(one, other) for one, other in zip(a["items"], b["items"], strict=True)]
+    elif "tensor" in a:
+        low = [t["low"] for t in (a["tensor"], b["tensor"]) if "low" in t]
+        high = [t["high"] for t in (a["tensor"], b["tensor"]) if "high" in t]
+        item["tensor"] = {**a["tensor"], **({"low": min(low), "high": max(high)} if low else {})}
+    elif "constant" in a:
+        item["varies"] = a.get("varies", False) or b.get("varies", False) or a["constant"] != b["constant"]
+    return item
+
+
+def _leaves(arguments: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The arguments, with each container replaced by the leaves in it."""
+    for item in arguments:
+        if "items" in item:
+            yield from _leaves(item["items"])
+        else:
+            yield item
+
+
 def _call(data: Mapping[str, Any]) -> RecordedCall:
-    init = tuple(_spec(item) for item in data["init"] if "tensor" not in item and "other" not in item)
     return RecordedCall(
         data["count"],
-        tuple(_spec(item) for item in data["arguments"] if "other" not in item),
-        init,
+        tuple(_spec(item) for item in data["arguments"] if _is_known(item)),
+        tuple(_spec(item) for item in data["init"] if _is_known(item) and "tensor" not in item),
         data["training"],
         data["grad"],
-        tuple(item["name"] for item in data["arguments"] if item.get("varies")),
+        tuple(item["name"] for item in _leaves(data["arguments"]) if item.get("varies")),
         data.get("module_dtype", ""),
         _unusable(data),
     )
 
 
+def _is_known(argument: Mapping[str, Any]) -> bool:
+    return not any("other" in leaf for leaf in _leaves([argument]))
+
+
 def _unusable(data: Mapping[str, Any]) -> str:
-    for item in data["arguments"]:
+    for item in _leaves(data["arguments"]):
         if "other" in item:
             return f"argument {item['name']!r} was a {item['other']}"
         dtype = item["tensor"]["dtype"] if "tensor" in item else "float32"
         if dtype not in SHORT.values():
             return f"argument {item['name']!r} had dtype {dtype}, which is not supported"
-    for item in data["init"]:
+    for item in _leaves(data["init"]):
         if "constant" not in item:
             kind = item.get("other", "tensor")
             return f"constructor argument {item['name']!r} was a {kind}"
@@ -148,6 +177,9 @@ def _unusable(data: Mapping[str, Any]) -> str:
 
 
 def _spec(item: Mapping[str, Any]) -> ArgumentSpec:
+    if "items" in item:
+        container = from_json(Container, item["container"])
+        return ArgumentSpec(item["name"], container=container, items=tuple(map(_spec, item["items"])))
     if "tensor" not in item:
         return ArgumentSpec(item["name"], None, item["constant"])
     tensor = item["tensor"]
@@ -174,6 +206,8 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _directive_value(item: ArgumentSpec) -> str:
+    if item.container is not None:
+        return item.container.expression([_directive_value(part) for part in item.items]).replace(", ", ",")
     if item.tensor is None:
         return repr(item.constant).replace(" ", "") if not isinstance(item.constant, str) else repr(item.constant)
     spec = item.tensor
@@ -244,7 +278,7 @@ def workload_from_record(target: Target, record: RecordedTarget) -> Workload | N
 def _assumed(record: RecordedTarget, call: RecordedCall) -> Iterable[str]:
     yield f"the inputs have the shapes and dtypes of {call.count} of the {record.count} recorded calls"
     for name in call.varying:
-        value = next(item.constant for item in call.arguments if item.name == name)
+        value = next(item.constant for item in leaves_of(call.arguments) if item.name == name)
         yield f"{name} varied between calls; the workload uses {value!r}"
     if call.in_training and not call.module_form.training:
         yield "the module was recorded in training mode; it is optimised in evaluation mode"

@@ -28,6 +28,7 @@ from mtmc_lsp.codegen.module.launcher import Launcher
 from mtmc_lsp.codegen.module.naming import identifier, value_name
 from mtmc_lsp.codegen.module.shared_kernels import SharedKernels
 from mtmc_lsp.codegen.module.side_by_side import side_by_side
+from mtmc_lsp.codegen.module.unpacking import unpacking
 from mtmc_lsp.codegen.module.up_to_date import write_check
 from mtmc_lsp.codegen.recurrent.recurrent_launcher import RecurrentSteps
 from mtmc_lsp.codegen.tile.split_kernel import write_split_kernels
@@ -314,7 +315,8 @@ def _module_block(
     uses_cuda_graph: bool,
 ) -> str:
     graph = capture.graph
-    access = {item.name: item.access for item in graph.inputs}
+    unpacked = unpacking(graph, capture.arguments)
+    access = {item.name: item.access for item in graph.inputs} | unpacked.names
     check = write_check(f"{base}_up_to_date", graph.dependencies)
     guard = write_guard(
         f"{base}_fits",
@@ -325,6 +327,7 @@ def _module_block(
         tuple(launcher.aligned),
         uses_atomics=launcher.uses_atomics,
         up_to_date=f"{base}_up_to_date()" if check else "",
+        unpacked=unpacked,
     )
     summary = f"``{capture.workload.target.qualname}`` with Triton kernels."
     sources = list(dict.fromkeys(text for kernel in kernels for text in (*kernel.functions.values(), kernel.source)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from mtmc_lsp.commands.options import Arch, AsJson, MaxAutotune, Python, read_project_settings
+from mtmc_lsp.commands.options import Arch, AsJson, MaxAutotune, Python, check_choice, read_project_settings
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.settings import override_settings
 
@@ -30,6 +30,10 @@ def bench(
         Optional[Path],  # noqa: UP045
         typer.Argument(metavar="DIR", help="A folder of problems: files with `Model` and `get_inputs`."),
     ] = None,
+    suite: Annotated[
+        str, typer.Option("--suite", metavar="NAME", help="A suite of this tool's repository: public, everyday.")
+    ] = "",
+    half: Annotated[str, typer.Option("--half", help="Of a suite of installed packages: looking or reporting.")] = "",
     out: Annotated[
         Path, typer.Option("--out", help="The file of results; what is in it is not run again.")
     ] = DEFAULT_OUT,
@@ -69,7 +73,7 @@ def bench(
 ) -> int:
     """Optimise every problem of a folder; each result is a line of a file, and a run that was ended goes on."""
     from mtmc_lsp.app.bench.runner import read_results
-    from mtmc_lsp.app.bench.suite import choose, find_problems, parse_shard
+    from mtmc_lsp.app.bench.suite import choose, parse_shard
     from mtmc_lsp.app.bench.summary import check_one_build, summarise
     from mtmc_lsp.report.bench_tables import show_summary
     from mtmc_lsp.report.documents import document
@@ -77,9 +81,10 @@ def bench(
 
     if summary is not None and not summary.is_file():
         raise RequestError(f"there is no file {summary}", remedy="Name a file that `mtmc bench --out` wrote.")
+    folder = _suite_folder(folder, suite)
     if folder is None and summary is None:
         raise RequestError("no folder of problems is named", remedy="Write mtmc bench DIR.")
-    problems = find_problems(folder) if folder is not None else []
+    problems = _problems(folder, half, out) if folder is not None else []
     problems = choose(problems, pattern, limit, parse_shard(shard))
     if folder is not None and not problems:
         raise RequestError("no problem is left", remedy="Change --filter or --shard.")
@@ -88,7 +93,8 @@ def bench(
         settings = read_project_settings(folder.absolute(), arch, budget, max_autotune=max_autotune)
         if without:
             settings = override_settings(settings, exclude_actions=tuple(name.strip() for name in without.split(",")))
-        _solve(problems, out, _plan(problems[0], settings, seconds, python), jobs, fresh)
+        plan = _plan(folder, problems[0], settings, seconds, python)
+        _solve(_with_files(problems, folder, plan), out, plan, jobs, fresh)
     requested = [(problem.name, problem.level) for problem in problems]
     names = {name for name, _ in requested}
     results = summary or out
@@ -103,12 +109,67 @@ def bench(
     return 0 if result_summary.scores[0].correct else 1
 
 
-def _plan(problem: Problem, settings: Settings, seconds: float, python: str) -> Plan:
-    """How problems are solved: by the interpreter of the project of ``problem``, unless the command line names one."""
+def _suite_folder(folder: Path | None, suite: str) -> Path | None:
+    """The folder of problems that the command line names, if it names one."""
+    from mtmc_lsp.app.provenance import PACKAGE
+
+    if not suite:
+        return folder
+    if folder is not None:
+        raise RequestError("both a folder and --suite are named", remedy="Name one of them.")
+    suites = PACKAGE.parent / "benchmarks"
+    if not (suites / suite).is_dir():
+        raise RequestError(
+            f"there is no suite {suite}",
+            remedy="Suites are folders of benchmarks/ in the repository of mtmc-lsp: clone it.",
+        )
+    return suites / suite
+
+
+def _problems(folder: Path, half: str, out: Path) -> list[Problem]:
+    """The problems of a folder: those that its manifests name, or those in its files."""
+    from mtmc_lsp.app.bench.manifest import HALVES, is_manifest_folder, read_manifests
+    from mtmc_lsp.app.bench.package_copies import manifest_problems
+    from mtmc_lsp.app.bench.suite import find_problems
+    from mtmc_lsp.process.project_files import FOLDER
+
+    if half:
+        check_choice("half", half, HALVES)
+    if not is_manifest_folder(folder):
+        if half:
+            raise RequestError("--half is for suites of installed packages", remedy="Use --shard 1/2.")
+        return find_problems(folder)
+    entries = [entry for entry in read_manifests(folder) if half in ("", entry.half)]
+    return manifest_problems(entries, out.resolve().parent / FOLDER / "suites" / folder.resolve().name)
+
+
+def _with_files(problems: list[Problem], folder: Path, plan: Plan) -> list[Problem]:
+    """The problems whose files exist; those of installed packages are copied first, and a line tells what is skipped."""
+    from mtmc_lsp.app.bench.manifest import is_manifest_folder, read_manifests
+    from mtmc_lsp.app.bench.package_copies import copy_targets
+
+    if not is_manifest_folder(folder):
+        return problems
+    names = {problem.name for problem in problems}
+    entries = [entry for entry in read_manifests(folder) if entry.name in names]
+    copies = copy_targets(entries, folder, problems[0].suite, plan.python)
+    if copies.skipped:
+        print(
+            f"{len(copies.skipped)} of {len(problems)} problems are skipped, because their packages are not installed: "
+            f"{copies.remedy}",
+            file=sys.stderr,
+        )
+    return [problem for problem in problems if problem.name not in copies.skipped]
+
+
+def _plan(folder: Path, problem: Problem, settings: Settings, seconds: float, python: str) -> Plan:
+    """How problems are solved: by the interpreter of the suite's project, unless the command line names one."""
+    from mtmc_lsp.app.bench.manifest import is_manifest_folder
     from mtmc_lsp.app.bench.runner import Plan, describe_environment
     from mtmc_lsp.app.interpreter import checked_python, find_python
 
-    interpreter = checked_python(python or find_python(problem.path, settings))
+    project_file = folder.resolve() / "manifest" if is_manifest_folder(folder) else problem.path
+    interpreter = checked_python(python or find_python(project_file, settings))
     return Plan(settings, interpreter, seconds, describe_environment(interpreter))
 
 

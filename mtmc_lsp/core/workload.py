@@ -1,8 +1,13 @@
-"""Targets (the code to optimise) and workloads (its example inputs)."""
+"""Targets (the code to optimise) and workloads (its example inputs).
+
+Arguments may be containers: tuples, lists, dictionaries, named tuples and dataclasses. The items of a container are its *leaves*
+(tensors and plain values) and further containers. A *path* is the Python expression of an item in terms of the target's
+parameters: ``position_embeddings[0]``, ``batch['mask']``, ``config.weight``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -54,6 +59,47 @@ class WorkloadSource(Enum):
     RECORDED = "recorded"
 
 
+class ContainerKind(Enum):
+    """Kind of a container."""
+
+    TUPLE = "tuple"
+    LIST = "list"
+    DICT = "dict"
+    FIELDS = "fields"
+    """A named tuple or a dataclass: its class takes the fields as keyword arguments."""
+    POSITIONAL = "positional"
+    """The further arguments of ``*args``."""
+    KEYWORDS = "keywords"
+    """The further arguments of ``**kwargs``."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """The kind of one container, and the keys of its items."""
+
+    kind: ContainerKind
+    keys: tuple[int | str, ...]
+    """Indices, keys or names of fields."""
+    class_name: str = ""
+    """Python expression for the class of ``FIELDS``, or of a ``DICT`` that is not a plain dictionary, in the target's file."""
+
+    def path(self, whole: str, key: int | str) -> str:
+        """The path of an item, from the path of the container."""
+        return f"{whole}.{key}" if self.kind is ContainerKind.FIELDS else f"{whole}[{key!r}]"
+
+    def expression(self, items: Sequence[str]) -> str:
+        """Python expression for a new container with these items."""
+        if self.kind in (ContainerKind.TUPLE, ContainerKind.POSITIONAL):
+            return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+        if self.kind is ContainerKind.LIST:
+            return f"[{', '.join(items)}]"
+        pairs = list(zip(self.keys, items, strict=True))
+        if self.kind is ContainerKind.FIELDS:
+            return f"{self.class_name}({', '.join(f'{key}={item}' for key, item in pairs)})"
+        text = "{" + ", ".join(f"{key!r}: {item}" for key, item in pairs) + "}"
+        return f"{self.class_name}({text})" if self.class_name else text
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """Description of an example tensor."""
@@ -73,12 +119,25 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ArgumentSpec:
-    """One argument of the target or of its constructor: a tensor to generate, or a constant."""
+    """One argument of the target or of its constructor: a tensor to generate, a constant, or a container of these."""
 
     name: str
+    """Name of the parameter; for an item of a container its path: ``position_embeddings[0]``."""
     tensor: TensorSpec | None = None
     constant: object = None
-    """An int, float, bool, str, None or a list of these, if ``tensor`` is ``None``."""
+    """An int, float, bool, str, None or a list of these, if ``tensor`` and ``container`` are ``None``."""
+    container: Container | None = None
+    items: tuple[ArgumentSpec, ...] = ()
+    """The items of the container."""
+
+
+def leaves_of(arguments: Iterable[ArgumentSpec]) -> Iterator[ArgumentSpec]:
+    """The arguments, with each container replaced by the leaves in it."""
+    for argument in arguments:
+        if argument.container is None:
+            yield argument
+        else:
+            yield from leaves_of(argument.items)
 
 
 @dataclass(frozen=True)
@@ -136,6 +195,11 @@ class Workload:
     """State tensors that the target was observed to keep between calls: passed as extra arguments, returned as extra results."""
 
     @property
+    def tensors(self) -> Mapping[str, TensorSpec]:
+        """All tensors among the arguments, by path."""
+        return {leaf.name: leaf.tensor for leaf in leaves_of(self.arguments) if leaf.tensor is not None}
+
+    @property
     def as_constructed(self) -> bool:
         """Whether modules stay in their initial mode (training by default) instead of being set to eval mode.
 
@@ -149,11 +213,11 @@ class CapturedArgument:
     """An argument of the captured call, recorded so that it can be generated with other shapes."""
 
     name: str
-    """Parameter name of the target (without ``self``)."""
+    """Parameter name of the target (without ``self``); for an item of a container its path."""
     input: str | None = None
     """Name of the graph input if this is a tensor, else ``None``."""
     constant: object = None
-    """Value if it is not a tensor; an empty dictionary for empty ``*args`` and ``**kwargs``."""
+    """Value if it is neither a tensor nor a container."""
     keyword: bool = False
     """Whether it must be passed by keyword."""
     low: float | None = None
@@ -162,6 +226,25 @@ class CapturedArgument:
     """Largest observed value of an integer tensor."""
     is_state: bool = False
     """Whether this is a state tensor of the module, which the caller does not pass."""
+    container: Container | None = None
+    items: tuple[CapturedArgument, ...] = ()
+    """The items of the container."""
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether a container's leaves are arguments by themselves. Lists and tuples of plain values are one argument."""
+        kind = self.container.kind if self.container is not None else None
+        if kind in (None, ContainerKind.TUPLE, ContainerKind.LIST):
+            return any(item.input is not None or item.is_structured for item in self.items)
+        return True
+
+    @property
+    def leaves(self) -> Iterator[CapturedArgument]:
+        """All leaves of a container; the argument itself if it is none."""
+        if self.container is None:
+            yield self
+        for item in self.items:
+            yield from item.leaves
 
 
 @dataclass(frozen=True)
@@ -197,3 +280,8 @@ class Capture:
     """Named sizes that verification may vary: sizes of arguments, not of parameters."""
     uses_random: bool = False
     """Whether the graph draws random numbers (dropout), so outputs are compared under a shared seed."""
+
+    @property
+    def leaves(self) -> tuple[CapturedArgument, ...]:
+        """The arguments, with each container replaced by the leaves in it."""
+        return tuple(leaf for argument in self.arguments for leaf in argument.leaves)

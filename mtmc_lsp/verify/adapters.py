@@ -168,7 +168,7 @@ class ForeignCandidate:
         notes = [trial.note] if trial.note else []
         if not trial.capture.variable_sizes:
             notes.append("the workload has no variable sizes, so only its shapes were tested")
-        if not any(a.tensor is not None and a.tensor.requires_grad for a in trial.capture.workload.arguments):
+        if not any(tensor.requires_grad for tensor in trial.capture.workload.tensors.values()):
             notes.append("the workload asks for no gradients, so none were compared")
         if not self.takes_empty:
             notes.append("inputs without elements were left out, as requested")

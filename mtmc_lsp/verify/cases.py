@@ -138,7 +138,7 @@ def foreign_cases(
     if interpreted:
         # The first case is as large as possible, because a candidate may refuse small sizes.
         usual = (replace(usual[0], sizes=reduced_sizes(capture)), *usual[1:])
-    has_gradients = any(a.tensor is not None and a.tensor.requires_grad for a in capture.workload.arguments)
+    has_gradients = any(tensor.requires_grad for tensor in capture.workload.tensors.values())
     kinds = (VALUES, AUTOGRAD) if has_gradients else (VALUES,)
     cases = tuple(case for case in usual if case.kind in kinds and (takes_empty or all(case.sizes.values())))
     return (*cases, *_unusual_cases(capture, cases, interpreted, seed + len(usual)))

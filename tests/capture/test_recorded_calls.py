@@ -195,3 +195,42 @@ def kernel(x): ...
     }
     assert (lines["decorated"], lines["conditional"]) == (3, 17)
     assert functions_of("def broken(:\n") == {}
+
+
+def container(name: str, kind: str, keys: list[Any], *items: dict[str, Any], class_name: str = "") -> dict[str, Any]:
+    described = {"kind": kind, "keys": keys, "class_name": class_name}
+    return {"name": name, "container": described, "items": list(items)}
+
+
+def test_containers_are_merged_by_structure_and_become_a_directive_that_can_be_read() -> None:
+    def call(step: int, high: int) -> list[Any]:
+        index = tensor("c.index", [4], [1], "int64", low=0, high=high)
+        return process_record(
+            1,
+            tensor("x", [2], [1]),
+            container("p", "tuple", [0, 1], tensor("p[0]", [2, 3], [0, 1]), {"name": "p[1]", "constant": "a"}),
+            container("c", "fields", ["index", "step"], index, {"name": "c.step", "constant": step}, class_name="C"),
+            container("d", "dict", ["k"], container("d['k']", "list", [0], tensor("d['k'][0]", [2], [1]))),
+        )
+
+    (record,) = merge_records([call(1, 3), call(2, 9)])
+    (recorded,) = record.calls
+    assert (recorded.count, recorded.varying, recorded.unusable) == (2, ("c.step",), "")
+    assert recorded.directive == (
+        "# mtmc: x=f32[2] p=(f32[2,3]{0,1},'a') c=C(index=i64[4]@0..9,step=1) d={'k': [f32[2]]}"
+    )
+    workload = workload_from_record(target(), record)
+    assert workload is not None
+    assert "c.step varied between calls; the workload uses 1" in workload.assumed
+    text = f"{recorded.directive}\ndef f(x, p, c, d): ...\n".encode()
+    parsed = parse_directive(text, find_target(text, "/p/m.py", "f"), "/p/m.py")
+    assert parsed is not None
+    assert parsed.arguments == workload.arguments
+    other = process_record(5, tensor("x", [2], [1]), container("p", "tuple", [0], tensor("p[0]", [2, 3], [0, 1])))
+    assert len(merge_records([call(1, 3), other])[0].calls) == 2
+
+
+def test_a_container_with_something_unknown_in_it_is_named() -> None:
+    unknown = container("c", "fields", ["f"], {"name": "c.f", "other": "function"}, class_name="C")
+    (record,) = merge_records([process_record(1, tensor("x", [2], [1]), unknown)])
+    assert record.calls[0].unusable == "argument 'c.f' was a function"

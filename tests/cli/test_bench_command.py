@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,51 @@ def test_what_is_asked_wrongly_is_said_with_the_remedy(suite: Path) -> None:
     for arguments, words in (
         (("--summary", "none.jsonl"), "there is no file"),
         ((".", "--filter", "level9/*"), "no problem is left"),
+    ):
+        answer = mtmc(suite, "bench", *arguments)
+        assert answer.code == 2, arguments
+        assert words in answer.err
+
+
+def test_a_suite_of_installed_packages_runs_what_is_installed_and_counts_the_rest(tmp_path: Path) -> None:
+    package, suite = tmp_path / "site" / "toy", tmp_path / "toys"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "scales.py").write_text("def scale():\n    return 2.0\n")
+    (package / "layers.py").write_text(
+        "import torch\n\nfrom .scales import scale\n\n\ndef scaled(x):\n    return torch.relu(x) * scale()\n"
+    )
+    (tmp_path / "site" / "toy-1.0.dist-info").mkdir()
+    (tmp_path / "site" / "toy-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n"
+    )
+    target = '[[targets]]\nname = "{}"\nworkload = ["x=f32[B,48] B=8"]\ntags = ["toy"]\n'
+    (suite / "packages").mkdir(parents=True)
+    for name, module in (("toy", "toy.layers::scaled"), ("absent-package", "absent.layers::scaled")):
+        manifest = f'package = "{name}"\nversion = "1.0"\n{target.format(module)}'
+        (suite / "packages" / f"{name}.toml").write_text(manifest)
+    path = os.pathsep.join([str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    answer = mtmc(tmp_path, "bench", str(suite), "--json", "--arch", "sm_90", "--out", "r.jsonl", PYTHONPATH=path)
+    assert answer.code == 0, answer.err
+    assert "1 of 2 problems are skipped, because their packages are not installed" in answer.err
+    assert f"pip install -r {suite / 'requirements.txt'}" in answer.err
+    score = answer.document["summary"]["scores"][0]
+    assert (score["problems"], score["statuses"]) == (2, {"unmeasured": 1, "not_run": 1})
+    assert answer.document["summary"]["not_run"] == ["absent.layers::scaled"]
+    assert [path.name for path in suite.rglob("*.py")] == []
+    # The halves follow from the names: toy.layers is for looking, absent.layers for reporting.
+    shown = mtmc(tmp_path, "bench", str(suite), "--half", "looking", "--summary", "r.jsonl", "--json")
+    assert shown.document["summary"]["scores"][0]["statuses"] == {"unmeasured": 1}
+    shown = mtmc(tmp_path, "bench", str(suite), "--half", "reporting", "--summary", "r.jsonl", "--json")
+    assert shown.document["summary"]["scores"][0]["statuses"] == {"not_run": 1}
+
+
+def test_a_wrong_suite_or_half_is_refused_with_the_remedy(suite: Path) -> None:
+    for arguments, words in (
+        (("--suite", "nothing"), "there is no suite nothing"),
+        ((".", "--suite", "public"), "both a folder and --suite are named"),
+        ((".", "--half", "looking"), "--half is for suites of installed packages"),
+        (("--suite", "public", "--half", "left"), "--half left does not exist"),
     ):
         answer = mtmc(suite, "bench", *arguments)
         assert answer.code == 2, arguments

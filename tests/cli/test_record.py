@@ -296,3 +296,52 @@ def test_a_wrong_request_is_told(arguments: list[str], words: str, tmp_path: Pat
     answer = mtmc(tmp_path, "record", "--json", *arguments)
     assert answer.code == 2
     assert words in f"{answer.error['message']} {answer.error['remedy']}"
+
+
+CONTAINERS = """\
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+
+class Rope(NamedTuple):
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+@dataclass
+class Batch:
+    ids: torch.Tensor
+    weights: dict
+    scale: float = 1.0
+
+
+def combined(x, rope, batch, *more, **named):
+    return x * rope.cos + batch.weights["w"] * batch.scale + more[0] * named["mask"] + rope.sin
+"""
+CONTAINERS_TRAIN = """\
+import torch
+from layers import Batch, Rope, combined
+
+x = torch.randn(4, 6)
+for scale in (2.0, 3.0):
+    batch = Batch(torch.arange(4), {"w": torch.randn(4, 1).expand(4, 6)}, scale)
+    combined(x, Rope(x, x), batch, torch.randn(6), mask=torch.ones(4, 6))
+"""
+
+
+def test_tuples_dataclasses_and_further_arguments_are_recorded_and_optimised(tmp_path: Path) -> None:
+    project(tmp_path, CONTAINERS_TRAIN)
+    (tmp_path / "layers.py").write_text(CONTAINERS)
+    answer = mtmc(tmp_path, "record", "--", sys.executable, "model.py")
+    directive = (
+        "# mtmc: x=f32[4,6] rope=Rope(cos=f32[4,6],sin=f32[4,6]) "
+        "batch=Batch(ids=i64[4]@0..3,weights={'w': f32[4,6]{1,0}},scale=2.0) more=(f32[6],) named={'mask': f32[4,6]}"
+    )
+    assert f"2  {directive}" in answer.out
+    answer = mtmc(tmp_path, "optimize", "layers.py::combined", "--apply", "--json", **NO_GPU)
+    assert answer.code == 0, answer.err
+    edited = (tmp_path / "layers.py").read_text()
+    assert "type(batch.weights) is dict and [*batch.weights] == ['w']" in edited
+    assert "len(more) == 1" in edited

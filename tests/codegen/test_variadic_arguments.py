@@ -1,10 +1,7 @@
-"""Targets with *args and **kwargs are optimised for calls without extra arguments."""
+"""Targets with *args and **kwargs in calls without further arguments; others are in test_argument_containers."""
 
 from __future__ import annotations
 
-import pytest
-
-from mtmc_lsp.core.errors import TargetUnsupported
 from tests.codegen.harness import verified
 from tests.planning.situations import fully_fused, start
 
@@ -24,17 +21,3 @@ def test_without_further_arguments_the_kernel_runs(captured) -> None:
     assert "and not more\n" in candidate.source
     assert "and not named\n" in candidate.source
     assert verified(capture, candidate).reason == ""
-
-
-def test_a_workload_with_further_arguments_is_refused(captured) -> None:
-    text = """import torch
-class Model(torch.nn.Module):
-    def forward(self, x, *more):
-        return x + more[0]
-def get_inputs():
-    return [torch.ones(4, 8), torch.ones(4, 8)]
-def get_init_inputs():
-    return []
-"""
-    with pytest.raises(TargetUnsupported, match=r"several arguments through \*more"):
-        captured(text, "Model")

@@ -7,9 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtmc_lsp.core.errors import MtmcError, RequestError, TargetUnsupported
-from mtmc_lsp.core.workload import ArgumentSpec, ModuleForm, TensorSpec, Workload, WorkloadSource
+from mtmc_lsp.core.json_codec import from_json, to_json
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.workload import (
+    ArgumentSpec,
+    Container,
+    ContainerKind,
+    ModuleForm,
+    TensorSpec,
+    Workload,
+    WorkloadSource,
+    leaves_of,
+)
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.source.workload.directive import parse_directive
+from mtmc_lsp.source.workload.suggestion import suggest_directive
 
 FUNCTION = "def f(x, w=None, eps=1e-6, mode='sum', flag=False, sizes=(1,)):\n    return x\n"
 MODULE = "class M(nn.Module):\n    def __init__(self, dim, heads=8):\n        pass\n\n    def forward(self, x):\n        return x\n"
@@ -216,7 +228,6 @@ def test_an_annotation_completes_a_directive() -> None:
         ("x=f32[4.5]", "cannot read the sizes [4.5]", "separated by commas"),
         ("x=f32[4,8]{1}", "2 sizes and 1 strides", "one stride per size"),
         ("x=f32[4]{-1}", "negative", "Change it"),
-        ("x=f32[4]{0}", "makes its elements share memory", "broadcast"),
         ("x=f32[4-8]", "negative", "Change it"),
         ("x=f32[B//(B-B)] B=2", "divides by zero", "Change a size"),
         ("x=i64[4]@5..1", "is empty", "Swap"),
@@ -230,8 +241,19 @@ def test_an_annotation_completes_a_directive() -> None:
         ("x=f32[4] grad=w", "w is not a tensor argument", "Possible arguments: x"),
         ("x=i64[4] grad=x", "has no gradient", "Possible arguments: none"),
         ("x=f32[4] mode=sum", "cannot read the value 'sum'", "mode='sum'"),
-        ("x=f32[4] mode={1:2}", "mode cannot be {1:2}", "a list"),
         ("x=f32[4] module=bf16", "f has no module", "Remove module=bf16"),
+        (
+            "x=f32[4] mode={1.5:2}",
+            "cannot read mode={1.5:2}: '1.5:2' is not a key with a value",
+            'x={"a":f32[N],"n":2}',
+        ),
+        ("x=f32[4] mode={1:2,1:3}", "has a key twice", "a dictionary as"),
+        ("x=f32[4] w=(f32[4],,2)", "an item of (f32[4],,2) is empty", "a tuple as"),
+        ("x=f32[4] w=Config(f32[4])", "'f32[4]' is not a field with a value", "x=Config(w=f32[N],n=2)"),
+        ("x=f32[4] w=(f32[4],f33[4])", "unknown dtype 'f33'", "bf16"),
+        ("x=f32[4] w=(f32[4],f32[B])", "size 'B' has no value", "Add B=64"),
+        ("x=f32[4] w={'a':sum}", "cannot read the value 'sum'", "w['a']='sum'"),
+        ("x=f32[4] w=(f32[4],2) grad=w[1]", "w[1] is not a tensor argument", "Possible arguments: x, w[0]"),
         ("x=f32[4] init: dim=4", "f is a function", "Remove `init:`"),
     ],
 )
@@ -277,3 +299,85 @@ def test_any_text_gives_a_workload_or_a_user_error(directive: str) -> None:
     except MtmcError as raised:
         error = raised
     assert error is None or (error.where is not None and error.remedy)
+
+
+# Containers ----------------------------------------------------------------------------------------------------------
+
+ATTENTION = "def f(x, rope, batch=None, cfg=None, *more, scale=1.0, **named):\n    return x\n"
+
+
+def described(workload: Workload, name: str) -> ArgumentSpec:
+    return next(argument for argument in workload.arguments if argument.name == name)
+
+
+def test_tuples_lists_dictionaries_and_classes_contain_tensors_and_constants() -> None:
+    workload = read(
+        'x=f32[B,S] rope=(f32[B,S], f32[S]{0}) batch={"x": bf16[B]@0..1, "n": [i64[S], 2*S]} '
+        "cfg=pkg.Config(w=f32[S], eps=1e-5, inner=(3,)) B=2 S=8",
+        ATTENTION,
+    )
+    assert list(workload.tensors) == ["x", "rope[0]", "rope[1]", "batch['x']", "batch['n'][0]", "cfg.w"]
+    assert [(leaf.name, leaf.constant) for leaf in leaves_of(workload.arguments) if leaf.tensor is None] == [
+        ("batch['n'][1]", 16),
+        ("cfg.eps", 1e-5),
+        ("cfg.inner[0]", 3),
+    ]
+    kinds = [item.container.kind for item in workload.arguments if item.container is not None]
+    assert kinds == [ContainerKind.TUPLE, ContainerKind.DICT, ContainerKind.FIELDS]
+    assert described(workload, "cfg").container.class_name == "pkg.Config"
+    assert (workload.tensors["batch['x']"].high, workload.tensors["rope[1]"].stride) == (1.0, (Size.of(0),))
+
+
+def test_a_size_used_by_a_constant_in_a_container_is_fixed() -> None:
+    workload = read("x=f32[B,S] rope=(f32[B], 2*S) B=2 S=8", ATTENTION)
+    assert shape(workload, "x") == ["B", 8]
+    assert workload.sizes == {"B": 2}
+
+
+def test_parentheses_around_arithmetic_are_no_tuple_and_lists_of_numbers_are_one_constant() -> None:
+    workload = read("x=f32[4] rope=(2*3) batch=[[1,2],[3]] cfg=(4,5)", ATTENTION)
+    assert [described(workload, name).constant for name in ("rope", "batch")] == [6, [[1, 2], [3]]]
+    assert described(workload, "cfg").container == Container(ContainerKind.TUPLE, (0, 1))
+
+
+def test_further_arguments_are_a_tuple_and_a_dictionary() -> None:
+    workload = read('x=f32[4] rope=1 more=(f32[4],) named={"gain": f32[4]}', ATTENTION)
+    assert described(workload, "more").container.kind is ContainerKind.POSITIONAL
+    assert described(workload, "named").container.kind is ContainerKind.KEYWORDS
+    with pytest.raises(RequestError, match=r"more must be a tuple, since it is \*more"):
+        read("x=f32[4] rope=1 more=f32[4]", ATTENTION)
+
+
+def test_gradients_may_be_asked_for_a_tensor_in_a_container() -> None:
+    workload = read("x=f32[4] rope=(f32[4],f32[4]) grad=rope[1]", ATTENTION)
+    assert [path for path, spec in workload.tensors.items() if spec.requires_grad] == ["rope[1]"]
+
+
+def test_a_workload_with_containers_survives_json() -> None:
+    workload = read('x=f32[B] rope=(f32[B],{"a":2}) B=2', ATTENTION)
+    assert from_json(Workload, to_json(workload)) == workload
+
+
+SUGGESTED = """class Rope(NamedTuple):
+    cos: torch.Tensor
+    sin: torch.Tensor
+    step: int = 0
+
+def f(x, cache, batch, rope: Rope, pair: tuple[torch.Tensor, torch.Tensor]):
+    k, v = cache
+    return batch["x"] + batch['mask'] + batch["x"]
+"""
+
+
+def test_the_suggested_directive_has_the_containers_that_the_code_takes_apart() -> None:
+    text = SUGGESTED.encode()
+    suggestion = suggest_directive(text, find_target(text, "m.py", "f"))
+    t = "f32[64,1024]"
+    assert suggestion == (
+        f'# mtmc: x={t} cache=({t},{t}) batch={{"x":{t},"mask":{t}}} rope=Rope(cos={t},sin={t}) pair=({t},{t})'
+    )
+    workload = parse_directive(
+        SUGGESTED.replace("def f", f"{suggestion}\ndef f").encode(), find_target(text, "m.py", "f"), "m.py"
+    )
+    assert workload is not None
+    assert len(workload.tensors) == 9

@@ -32,6 +32,10 @@ WRITE_SECONDS = 5.0
 SKIPPED = frozenset({"staticmethod", "classmethod", "property", "cached_property", "jit", "overload", "setter"})
 """Decorators of functions that cannot be targets: not called on an instance, or not executed as Python."""
 PLAIN = (bool, int, float, str, type(None))
+FIELDS = "fields"
+"""Kind of named tuples and dataclasses. The kinds are those of ``mtmc_lsp.core.workload``."""
+FURTHER = {"*": "positional", "**": "keywords"}
+"""Kinds of further arguments."""
 NOT_SIMPLE = 0x20 | 0x80 | 0x200
 """Code flags of generators, coroutines and asynchronous generators."""
 
@@ -173,7 +177,7 @@ class Recorder:
         if is_method and not isinstance(instance, torch.nn.Module):
             return
         values = [(name, local_values.get(name)) for name in (names[1:] if is_method else names)]
-        values += [(name, local_values[name]) for name in variadic if local_values.get(name)]
+        values += [(name, value) for name in variadic if (value := local_values.get(name.lstrip("*")))]
         record = self._record_constructor if is_init else self._record_call
         compiler = torch._C._dynamo.eval_frame.set_eval_frame(None)
         try:
@@ -210,7 +214,7 @@ class Recorder:
     def _record_call(
         self, path: str, qualname: str, instance: Any, values: list[tuple[str, Any]], torch: types.ModuleType
     ) -> None:
-        tensors = [value for _, value in values if isinstance(value, torch.Tensor)]
+        tensors = [tensor for _, value in values for tensor in _tensors(value, torch)]
         plain = (torch.Tensor, torch.nn.Parameter)
         # Tensor subclasses are fake tensors of a tracer or wrappers. Their calls are not calls of the user.
         if not tensors or any(type(value) not in plain for value in tensors):
@@ -281,14 +285,16 @@ def _in_environment(path: str, root: str) -> bool:
 
 
 def _parameters(code: types.CodeType) -> tuple[list[str], list[str]]:
-    """Names of the parameters, and names of ``*args`` and ``**kwargs``."""
+    """Names of the parameters, and names of ``*args`` and ``**kwargs`` with their stars."""
     count = code.co_argcount + code.co_kwonlyargcount
-    variadic = bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
-    return list(code.co_varnames[:count]), list(code.co_varnames[count : count + variadic])
+    stars = [star for flag, star in ((0x04, "*"), (0x08, "**")) if code.co_flags & flag]
+    further = code.co_varnames[count : count + len(stars)]
+    return list(code.co_varnames[:count]), [star + name for star, name in zip(stars, further, strict=True)]
 
 
 def _argument(name: str, value: Any, torch: types.ModuleType) -> dict[str, Any]:
-    """The record of one argument."""
+    """The record of one argument. ``*`` and ``**`` before a name mark further arguments."""
+    stars, name = name[: name.count("*")], name.lstrip("*")
     if type(value) in (torch.Tensor, torch.nn.Parameter):
         if value.layout is not torch.strided:
             return {"name": name, "other": "tensor that is not strided"}
@@ -296,8 +302,16 @@ def _argument(name: str, value: Any, torch: types.ModuleType) -> dict[str, Any]:
         tensor["dtype"] = str(value.dtype).replace("torch.", "")
         return {"name": name, "tensor": tensor}
     if _is_constant(value):
-        return {"name": name, "constant": list(value) if isinstance(value, (list, tuple)) else value}
-    return {"name": name, "other": type(value).__name__}
+        return {"name": name, "constant": value}
+    container = _container(value)
+    if container is None:
+        return {"name": name, "other": type(value).__name__}
+    if stars:
+        container["kind"] = FURTHER[stars]
+    has_fields = container["kind"] == FIELDS
+    paths = (f"{name}.{key}" if has_fields else f"{name}[{key!r}]" for key in container["keys"])
+    items = [_argument(path, item, torch) for path, item in zip(paths, _items(value), strict=True)]
+    return {"name": name, "container": container, "items": items}
 
 
 def _first_dtype(instance: Any) -> Any:
@@ -314,11 +328,46 @@ def _module_dtype(instance: Any) -> str:
 
 
 def _is_constant(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
+    if type(value) is list:
         return len(value) <= LONGEST and all(type(item) in PLAIN and _is_constant(item) for item in value)
     if type(value) is float:
         return value - value == 0
     return type(value) in PLAIN and (not isinstance(value, str) or len(value) <= LONGEST)
+
+
+def _container(value: Any) -> dict[str, Any] | None:
+    """Kind, keys and class of a tuple, list, dictionary, named tuple or dataclass; ``None`` for others and for long ones."""
+    kind = type(value)
+    keys, class_name, name = None, "", FIELDS
+    if kind in (list, tuple):
+        keys, name = list(range(len(value))), kind.__name__
+    elif kind is dict and all(type(key) in (int, str) for key in value):
+        keys, name = list(value), "dict"
+    elif isinstance(value, tuple) and hasattr(kind, "_fields"):
+        keys, class_name = list(kind._fields), kind.__qualname__
+    elif hasattr(kind, "__dataclass_fields__"):
+        keys, class_name = list(kind.__dataclass_fields__), kind.__qualname__
+    if keys is None or len(keys) > LONGEST or "<locals>" in class_name:
+        return None
+    return {"kind": name, "keys": keys, "class_name": class_name}
+
+
+def _items(value: Any) -> list[Any]:
+    """The items of a container."""
+    if type(value) is dict:
+        return list(value.values())
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    return [getattr(value, name, None) for name in type(value).__dataclass_fields__]
+
+
+def _tensors(value: Any, torch: types.ModuleType) -> Iterator[Any]:
+    """The tensors in an argument."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif type(value) not in PLAIN and _container(value) is not None:
+        for item in _items(value):
+            yield from _tensors(item, torch)
 
 
 def _key(value: Any, torch: types.ModuleType) -> object:
@@ -328,11 +377,20 @@ def _key(value: Any, torch: types.ModuleType) -> object:
         return (value.shape, value.stride(), value.dtype) if value.layout is torch.strided else kind
     if kind is bool or kind is str or value is None:
         return value
-    return (kind, repr(value)) if kind in (list, tuple) and _is_constant(value) else kind
+    if kind in PLAIN:
+        return kind
+    if _is_constant(value):
+        return (kind, repr(value))
+    container = _container(value)
+    if container is None:
+        return kind
+    return (kind, *container["keys"], *(_key(item, torch) for item in _items(value)))
 
 
 def _update_range(recorded: dict[str, Any], value: Any, torch: types.ModuleType) -> None:
     """Add the value of another call to the record: extend the range of a tensor, or note that a number varies."""
+    for item, part in zip(recorded.get("items", ()), _items(value) if "items" in recorded else (), strict=True):
+        _update_range(item, part, torch)
     if "constant" in recorded:
         recorded["varies"] = recorded.get("varies", False) or value != recorded["constant"]
     if "tensor" not in recorded or not 0 < value.numel() <= LARGEST_RANGED or value.device.type == "meta":

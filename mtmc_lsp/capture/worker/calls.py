@@ -13,9 +13,19 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from mtmc_lsp.capture.worker.arguments.containers import (
+    FurtherArguments,
+    FurtherKeywords,
+    is_structured,
+    leaves_with_paths,
+    rebuilt,
+    with_leaves,
+)
+from mtmc_lsp.capture.worker.arguments.strided_tensors import filled, on_device
+from mtmc_lsp.capture.worker.arguments.value_signs import run_without_values
+from mtmc_lsp.capture.worker.arguments.values import argument_values, random_values, resolve, without_values
 from mtmc_lsp.capture.worker.module_state import AttributeSlot, attribute_slot, with_explicit_state
 from mtmc_lsp.capture.worker.tracing.target_body import body_of
-from mtmc_lsp.capture.worker.value_signs import run_without_values
 from mtmc_lsp.core.errors import (
     EnvironmentNotAble,
     FailureKind,
@@ -25,11 +35,14 @@ from mtmc_lsp.core.errors import (
     TargetRaises,
     TargetUnsupported,
 )
-from mtmc_lsp.core.workload import ArgumentSpec, StateTensor, Target, TargetKind, TensorSpec, Workload, WorkloadSource
+from mtmc_lsp.core.workload import StateTensor, Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.process.worker.failures import classify
 
-VARIADIC: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-"""Kinds of parameters that take any number of arguments, and their prefix."""
+VARIADIC: Mapping[Any, type] = {
+    inspect.Parameter.VAR_POSITIONAL: FurtherArguments,
+    inspect.Parameter.VAR_KEYWORD: FurtherKeywords,
+}
+"""Kinds of parameters that take any number of arguments."""
 MANY_ELEMENTS = 1 << 26
 """Number of random elements that a CPU generates in about a second."""
 
@@ -42,12 +55,15 @@ class Call:
     """Bound method or function; it takes only the arguments."""
     instance: torch.nn.Module | None
     names: tuple[str, ...]
-    """Parameter names of ``values``, in the same order."""
+    """Paths of ``values``, in the same order: parameter names, ``position_embeddings[0]``."""
     values: tuple[Any, ...]
+    """The arguments, with each container of tensors replaced by its leaves."""
     keyword: frozenset[str]
     """Parameters that must be passed by keyword."""
-    variadic: frozenset[str] = frozenset()
-    """``*args`` and ``**kwargs`` parameters, which are empty."""
+    containers: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments that are containers of tensors, by parameter name."""
+    parameters: tuple[str, ...] = ()
+    """Names of all parameters in order; may be left out if there are no containers."""
     state_homes: Mapping[str, AttributeSlot] = field(default_factory=dict)
     """Names of state tensors, which the function does not take as arguments, to the attributes that hold them. See
     :mod:`mtmc_lsp.capture.worker.module_state`."""
@@ -58,12 +74,31 @@ class Call:
 
     def bound(self, values: Sequence[Any] | None = None) -> Callable[[], Any]:
         """A function that calls the target with ``values`` or the example values, with as little overhead as possible."""
-        function = with_explicit_state(self.function, self.state_homes) if self.state_homes else self.function
-        pairs = list(zip(self.names, self.values if values is None else values, strict=True))
-        pairs = [(name, value) for name, value in pairs if name not in self.variadic]
-        positional = [value for name, value in pairs if name not in self.keyword]
-        named = {name: value for name, value in pairs if name in self.keyword}
+        function = self.with_state
+        positional, named = self.passed(self.values if values is None else values)
         return lambda: function(*positional, **named)
+
+    @property
+    def with_state(self) -> Callable[..., Any]:
+        """The function, which takes the state tensors as further arguments and returns them as further results."""
+        return with_explicit_state(self.function, self.state_homes) if self.state_homes else self.function
+
+    def passed(self, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The positional and keyword arguments of a call with ``values``, in which containers are new."""
+        leaves = iter(values)
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        for name in self.parameters or self.names:
+            value = rebuilt(self.containers[name], leaves) if name in self.containers else next(leaves)
+            if isinstance(value, FurtherArguments):
+                positional += value
+            elif isinstance(value, FurtherKeywords):
+                named.update(value)
+            elif name in self.keyword:
+                named[name] = value
+            else:
+                positional.append(value)
+        return positional, named
 
     def run(self, values: Sequence[Any] | None = None) -> Any:
         """Call the target with ``values`` or the example values."""
@@ -72,47 +107,6 @@ class Call:
     def target_result(self, returned: Any) -> Any:
         """The return value of the target, from the return value of :meth:`run`."""
         return returned[0] if self.state_homes else returned
-
-
-def resolve(module: ModuleType, qualname: str) -> Any:
-    """The object called ``qualname`` in the module. For a ``torch.compile`` wrapper, the original function."""
-    item: Any = module
-    for part in qualname.split("."):
-        item = getattr(item, part)
-    while callable(getattr(item, "_torchdynamo_orig_callable", None)) and not isinstance(item, type):
-        item = item._torchdynamo_orig_callable
-    return item
-
-
-def make_tensor(spec: TensorSpec, sizes: Mapping[str, int], device: str, seed: int) -> torch.Tensor:
-    """Create a random tensor according to the workload."""
-    # Generated on its device: a GPU is much faster than a CPU.
-    generator = torch.Generator(device).manual_seed(seed)
-    shape = [size.value(sizes) for size in spec.shape]
-    high = spec.high if spec.high_size is None else float(spec.high_size.value(sizes))
-    tensor = random_values(shape, spec.dtype, generator, spec.low, high)
-    if spec.stride is not None:
-        strided = torch.empty_strided(shape, [s.value(sizes) for s in spec.stride], dtype=tensor.dtype, device=device)
-        tensor = strided.copy_(tensor)
-    return tensor.requires_grad_(spec.requires_grad)
-
-
-def random_values(
-    shape: Sequence[int], dtype: str, generator: torch.Generator, low: float | None, high: float | None
-) -> torch.Tensor:
-    """Random floats (normal, or uniform in a given range), integers in the range (0 or 1 by default), or bools.
-
-    They are generated on the generator's device.
-    """
-    kind, device = getattr(torch, dtype), generator.device
-    if kind.is_floating_point:
-        if low is not None and high is not None:
-            return (torch.rand(shape, generator=generator, device=device) * (high - low) + low).to(kind)
-        return torch.randn(shape, generator=generator, device=device).to(kind)
-    if kind is torch.bool:
-        return torch.rand(shape, generator=generator, device=device) < 0.5
-    first, last = int(low or 0), int(high if high is not None else 1)
-    return torch.randint(first, last + 1, shape, generator=generator, device=device).to(kind)
 
 
 def constructed(
@@ -164,8 +158,8 @@ def build_call(
         # The module's random values must not depend on those of its arguments.
         torch.manual_seed(seed)
     else:
-        named = _values(workload.arguments, sizes, device, seed, None if values else read)
-        init_named = _values(workload.init_arguments, sizes, device, seed + 1000)
+        named = argument_values(module, workload.arguments, sizes, device, seed, None if values else read)
+        init_named = argument_values(module, workload.init_arguments, sizes, device, seed + 1000)
     instance = None
     function = resolve(module, target.qualname)
     if target.kind in (TargetKind.MODULE, TargetKind.METHOD):
@@ -178,10 +172,7 @@ def build_call(
             if target.kind is TargetKind.MODULE
             else getattr(instance, target.qualname.rpartition(".")[2])
         )
-    positional = [
-        value.to(device) if isinstance(value, torch.Tensor) and value.device.type != device else value
-        for value in positional
-    ]
+    positional = [with_leaves(value, lambda leaf: _on_device(leaf, device)) for value in positional]
     body = body_of(function, target)
     call = _bound(body, instance, positional, named, target)
     if body is not function:
@@ -209,7 +200,7 @@ def _with_state(call: Call, state: Sequence[StateTensor], target: Target, device
         ):
             values.append(initial.detach().to(device))
         elif seed is None:
-            values.append(_without_values(item.shape, getattr(torch, item.dtype), device))
+            values.append(without_values(item.shape, getattr(torch, item.dtype), device))
         else:
             generator = torch.Generator(device).manual_seed(seed)
             values.append(random_values(item.shape, item.dtype, generator, None, None))
@@ -218,6 +209,7 @@ def _with_state(call: Call, state: Sequence[StateTensor], target: Target, device
         names=(*call.names, *homes_by_name),
         values=(*call.values, *values),
         keyword=call.keyword | frozenset(homes_by_name),
+        parameters=(*call.parameters, *homes_by_name),
         state_homes=homes_by_name,
         accesses=frozenset(item.access for item in state),
     )
@@ -228,13 +220,11 @@ def _shaped_like(make: Callable[[], Any], device: str) -> list[Any]:
     traced = run_without_values(make)
     if traced is None:
         return list(make())
-    return [
-        _without_values(item.shape, item.dtype, device) if isinstance(item, FakeTensor) else item for item in traced[0]
-    ]
 
+    def bare(leaf: Any) -> Any:
+        return without_values(leaf.shape, leaf.dtype, device) if isinstance(leaf, FakeTensor) else leaf
 
-def _without_values(shape: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
-    return torch.zeros((), dtype=dtype, device=device).expand(shape)
+    return [with_leaves(item, bare) for item in traced.results]
 
 
 def _stand_ins(make: Callable[[], Any], device: str) -> list[Any]:
@@ -243,18 +233,25 @@ def _stand_ins(make: Callable[[], Any], device: str) -> list[Any]:
     The values are in [-1, 1), or in [0, 1) if no element of the user's tensor is negative. Integers may be indices, so results
     with integer tensors are not replaced.
     """
-    traced, signs = (run_without_values(make) if device != "cpu" else None) or ([], [])
-    tensors = [item for item in traced if isinstance(item, FakeTensor)]
+    traced = run_without_values(make) if device != "cpu" else None
+    if traced is None:
+        return []
+    leaves = [leaf for item in traced.results for _, leaf in leaves_with_paths("", item)]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
     if sum(t.numel() for t in tensors) < MANY_ELEMENTS or not all(t.is_floating_point() for t in tensors):
         return []
-    return [
-        torch.empty_strided(item.shape, item.stride(), dtype=torch.float32, device=device)
-        .uniform_(0.0 if is_nonnegative else -1.0, 1.0)
-        .to(item.dtype)
-        if isinstance(item, FakeTensor)
-        else item
-        for item, is_nonnegative in zip(traced, signs, strict=True)
-    ]
+
+    def stand_in(leaf: Any) -> Any:
+        if not isinstance(leaf, FakeTensor):
+            return leaf
+        low = 0.0 if traced.is_nonnegative(leaf) else -1.0
+
+        def values(shape: Sequence[int]) -> torch.Tensor:
+            return torch.empty(shape, dtype=torch.float32, device=device).uniform_(low, 1.0).to(leaf.dtype)
+
+        return filled(leaf.shape, leaf.stride(), values)
+
+    return [with_leaves(item, stand_in) for item in traced.results]
 
 
 def init_arguments(module: Any) -> tuple[list[Any], dict[str, Any]] | None:
@@ -267,25 +264,8 @@ def init_arguments(module: Any) -> tuple[list[Any], dict[str, Any]] | None:
     return list(init), {}
 
 
-def _values(
-    arguments: Sequence[ArgumentSpec],
-    sizes: Mapping[str, int],
-    device: str,
-    seed: int,
-    read: Container[str] | None = None,
-) -> dict[str, Any]:
-    """The value of each argument by name. With ``read``, only the tensors named there have values."""
-
-    def value(number: int, spec: ArgumentSpec) -> Any:
-        if spec.tensor is None:
-            return spec.constant
-        if read is None or spec.name in read:
-            return make_tensor(spec.tensor, sizes, device, seed + number)
-        return _without_values(
-            [size.value(sizes) for size in spec.tensor.shape], getattr(torch, spec.tensor.dtype), device
-        )
-
-    return {spec.name: value(i, spec) for i, spec in enumerate(arguments)}
+def _on_device(value: Any, device: str) -> Any:
+    return on_device(value, device) if isinstance(value, torch.Tensor) else value
 
 
 def _bound(
@@ -293,20 +273,38 @@ def _bound(
 ) -> Call:
     """Bind the arguments and fill in defaults, so that all values in the graph are known by name."""
     signature = inspect.signature(function)
+    # A workload names `*args` and `**kwargs` like other parameters.
+    kinds = {parameter.name: parameter.kind for parameter in signature.parameters.values()}
+    by_position = [name for name in kinds if name in named and _is_passed_by_position(kinds, named, name)]
+    for name in by_position:
+        value = named.pop(name)
+        positional += value if kinds[name] is inspect.Parameter.VAR_POSITIONAL else [value]
+    for name in [name for name in named if kinds.get(name) is inspect.Parameter.VAR_KEYWORD]:
+        named |= named.pop(name)
     bound = signature.bind(*positional, **named)
     bound.apply_defaults()
-    names = tuple(bound.arguments)
-    kinds = {name: signature.parameters[name].kind for name in names}
-    variadic = frozenset(name for name, kind in kinds.items() if kind in VARIADIC)
-    for name in sorted(variadic):
-        if bound.arguments[name]:
-            raise TargetUnsupported(
-                f"{target.qualname} gets several arguments through {VARIADIC[kinds[name]]}{name}, which is not supported",
-                where=Location(target.path, target.start_line),
-                remedy="Give each of these arguments a parameter, or remove them from the workload.",
-            )
-    keyword = frozenset(name for name, kind in kinds.items() if kind is inspect.Parameter.KEYWORD_ONLY)
-    return Call(function, instance, names, tuple(bound.arguments.values()), keyword, variadic)
+    arguments = {
+        name: VARIADIC[kinds[name]](value) if kinds[name] in VARIADIC else value
+        for name, value in bound.arguments.items()
+    }
+    leaves = [leaf for name, value in arguments.items() for leaf in leaves_with_paths(name, value)]
+    return Call(
+        function,
+        instance,
+        tuple(path for path, _ in leaves),
+        tuple(value for _, value in leaves),
+        frozenset(name for name, kind in kinds.items() if kind is inspect.Parameter.KEYWORD_ONLY),
+        {name: value for name, value in arguments.items() if is_structured(value)},
+        tuple(arguments),
+    )
+
+
+def _is_passed_by_position(kinds: Mapping[str, Any], named: Mapping[str, Any], name: str) -> bool:
+    """Whether an argument must be passed by position: because of its kind, or because ``*args`` follow."""
+    if kinds[name] in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):
+        return True
+    has_further = any(kinds.get(other) is inspect.Parameter.VAR_POSITIONAL for other in named)
+    return has_further and kinds[name] is inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def user_error(error: BaseException, target: Target, doing: str) -> MtmcError:

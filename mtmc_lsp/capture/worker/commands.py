@@ -15,6 +15,14 @@ from torch.nn.parameter import is_lazy
 
 from mtmc_lsp.capture.messages import CaptureRequest
 from mtmc_lsp.capture.module_paths import module_name
+from mtmc_lsp.capture.worker.arguments.description import (
+    NOT_PLAIN,
+    captured_arguments,
+    names_of_leaves,
+    plain_value,
+    refuse_unknown_containers,
+)
+from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.capture.worker.calls import Call, build_call, constructed, user_error
 from mtmc_lsp.capture.worker.convolution_modes import convolution_modes
 from mtmc_lsp.capture.worker.dependencies import dependencies
@@ -85,10 +93,11 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
         workload = _for_body(call, workload)
         call = _build_target(module, workload, device, constructing)
     inputs = _inputs(call, workload)
+    named_class = partial(class_name, file=module)
     _check_inputs(inputs, workload.target)
+    refuse_unknown_containers(call, named_class, workload.target)
     elements = sum(item.value.numel() for item in inputs)
     returned: list[Layout] = []
-    named_class = partial(class_name, file=module)
     if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
         with calling:
             returned = run_eagerly(module, call, inputs, workload.target)
@@ -123,7 +132,8 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     graph = separate_unread_inputs(remove_dead_nodes(with_returned_inputs(graph, returned_inputs)), uses.tensors)
     _check_graph(graph, workload.target)
     if device == "cuda":
-        modes = convolution_modes(lambda: function(*(item.value.clone() for item in inputs)), graph)
+        copies = (laid_out(item.value, item.value.stride()) for item in inputs)
+        modes = convolution_modes(lambda: flat_function(call, inputs, workload.target)(*copies), graph)
         graph = replace(graph, observed_convolution_modes=modes)
     tensors = [item.access for item in (*graph.inputs, *graph.unread_inputs)]
     accesses = (*(access for access in tensors if access.startswith("self.")), *uses.reads, *graph.state_attributes)
@@ -133,15 +143,16 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     containers = containers_of(call.instance, attributes)
     graph = replace(graph, modules=modules, containers=containers, aliases=aliases_in(call.instance, used))
     graph = replace(graph, dependencies=dependencies(module, calling, constructing, call.instance))
+    arguments = captured_arguments(call, {item.path: item.name for item in inputs}, named_class)
     return Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),
         graph=graph,
-        arguments=_arguments(call, inputs),
+        arguments=arguments,
         environment=environment(),
         flops=flops,
         bytes=_bytes(graph),
         module_name=module_name(Path(workload.target.path)),
-        variable_sizes=_variable_sizes(graph, _arguments(call, inputs), workload),
+        variable_sizes=_variable_sizes(graph, arguments, workload),
         uses_random=any(is_random(node.op) for node in graph.nodes),
     )
 
@@ -178,14 +189,14 @@ def _build_target(module: Any, workload: Workload, device: str, constructing: De
 def _for_body(call: Call, workload: Workload) -> Workload:
     """The workload of a decorated target with the dtypes that its decorator passes to the body."""
     target = workload.target
-    values = {n: v for n, v in zip(call.names, call.values, strict=True) if n not in call.variadic}
+    values = dict(zip(call.names, call.values, strict=True))
     sizes = sum(value.numel() for value in values.values() if isinstance(value, torch.Tensor))
     if sizes > EAGER_LIMIT_ELEMENTS and not torch.cuda.is_available():
         return workload
-    positional = tuple(value for name, value in values.items() if name not in call.keyword)
-    named = {name: value for name, value in values.items() if name in call.keyword and name not in call.state_homes}
+    positional, keywords = call.passed(call.values)
+    named = {name: value for name, value in keywords.items() if name not in call.state_homes}
     try:
-        observed = observed_call(call.decorated, call.function, positional, named)
+        observed = observed_call(call.decorated, call.function, tuple(positional), named)
     except Exception as error:
         raise user_error(error, target, "on the workload's inputs") from error
     dtypes = check_decorators(observed, values, target)
@@ -203,14 +214,16 @@ def _for_body(call: Call, workload: Workload) -> Workload:
 
 def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
     """Input tensors: arguments, then parameters, then buffers. The name of a parameter is its access without ``self.``."""
-    specs = {spec.name: spec.tensor for spec in workload.arguments if spec.tensor is not None}
+    specs = workload.tensors
     state = {item.name: item.access for item in workload.state}
+    leaf_names = names_of_leaves(call)
     result: list[InputTensor] = []
-    for name, value in zip(call.names, call.values, strict=True):
+    for path, value in zip(call.names, call.values, strict=True):
         if isinstance(value, torch.Tensor):
-            spec = specs.get(name)
-            names = tuple(str(s) if s.is_symbol else "" for s in spec.shape) if spec else ()
-            result.append(InputTensor(name, state.get(name, name), InputKind.ARGUMENT, value.detach(), names))
+            spec = specs.get(path)
+            sizes = tuple(str(s) if s.is_symbol else "" for s in spec.shape) if spec else ()
+            access = state.get(path, path)
+            result.append(InputTensor(leaf_names[path], access, InputKind.ARGUMENT, value.detach(), sizes, path))
     used_names = {item.name for item in result}
 
     def new_name(path: str) -> str:
@@ -251,7 +264,7 @@ def _check_inputs(inputs: list[InputTensor], target: Target) -> None:
 
 
 def _gradient_notes(workload: Workload) -> tuple[str, ...]:
-    names = [spec.name for spec in workload.arguments if spec.tensor is not None and spec.tensor.requires_grad]
+    names = [path for path, tensor in workload.tensors.items() if tensor.requires_grad]
     if not names:
         return ()
     return (
@@ -262,42 +275,18 @@ def _gradient_notes(workload: Workload) -> tuple[str, ...]:
 
 def _constants(call: Call, reads: dict[str, object], target: Target) -> dict[str, object]:
     constants: dict[str, object] = {}
-    for name, value in zip(call.names, call.values, strict=True):
+    for path, value in zip(call.names, call.values, strict=True):
         if isinstance(value, torch.Tensor):
             continue
-        if name in call.variadic:
-            constants[name] = {}
-            continue
-        if isinstance(value, (tuple, list)) and all(isinstance(item, (bool, int, float, str)) for item in value):
-            value = list(value)
-        if not (value is None or isinstance(value, (bool, int, float, str, list))):
+        plain = plain_value(value)
+        if plain is NOT_PLAIN:
             raise TargetUnsupported(
-                f"argument {name!r} of {target.qualname} is a {type(value).__name__}",
+                f"argument {path!r} of {target.qualname} is a {type(value).__name__}",
                 where=Location(target.path, target.start_line),
-                remedy="Pass tensors and plain Python values only.",
+                remedy="Pass tensors and plain values, or tuples, lists, dictionaries, named tuples and dataclasses of these.",
             )
-        constants[name] = value
+        constants[path] = plain
     return {**constants, **reads}
-
-
-def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument, ...]:
-    arguments = []
-    tensors = {item.name for item in inputs}
-    for name, value in zip(call.names, call.values, strict=True):
-        keyword, is_state = name in call.keyword, name in call.state_homes
-        if name in tensors and isinstance(value, torch.Tensor):
-            low = high = None
-            if not value.is_floating_point() and value.dtype is not torch.bool and value.numel():
-                low, high = float(value.min()), float(value.max())
-            elif value.is_floating_point() and value.numel():
-                # Verification needs only the sign: sums of non-negative numbers have no cancellation.
-                comparable = value.detach().float() if value.itemsize == 1 else value.detach()
-                low = 0.0 if bool(comparable.amin() >= 0) else None
-            arguments.append(CapturedArgument(name, name, None, keyword, low, high, is_state))
-        else:
-            plain = {} if name in call.variadic else list(value) if isinstance(value, tuple) else value
-            arguments.append(CapturedArgument(name, None, plain, keyword))
-    return tuple(arguments)
 
 
 def _check_graph(graph: Graph, target: Target) -> None:
@@ -313,10 +302,8 @@ def _variable_sizes(graph: Graph, arguments: tuple[CapturedArgument, ...], workl
     """Sizes that verification may vary: not sizes of parameters, and not sizes that an index tensor may refer to."""
     fixed: set[str] = set()
     indexing = {item.name for item in graph.inputs if item.type.dtype in ("int64", "int32")}
-    bounded = {
-        spec.name for spec in workload.arguments if spec.tensor is not None and spec.tensor.high_size is not None
-    }
-    for argument in arguments:
+    bounded = {path for path, tensor in workload.tensors.items() if tensor.high_size is not None}
+    for argument in (leaf for item in arguments for leaf in item.leaves):
         may_index = argument.input in indexing and argument.name not in bounded
         if may_index and argument.high is not None and argument.high > 1:
             fixed |= {name for name, value in graph.sizes.items() if value > argument.high}

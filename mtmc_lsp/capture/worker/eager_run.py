@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.result_structure import PLAIN, can_be_rebuilt, classes, leaves, parts, tensors_of
+from mtmc_lsp.capture.worker.arguments.containers import same_objects
+from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.capture.worker.calls import Call, user_error
 from mtmc_lsp.capture.worker.export import export_error
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
@@ -37,22 +39,41 @@ def call_slots(call: Call) -> list[TensorSlot]:
 
 
 def _values(call: Call, inputs: list[InputTensor], tensors: tuple[torch.Tensor, ...]) -> list[Any]:
-    by_name = {
-        item.name: tensor for item, tensor in zip(inputs, tensors, strict=True) if item.kind is InputKind.ARGUMENT
+    by_path = {
+        item.path: tensor for item, tensor in zip(inputs, tensors, strict=True) if item.kind is InputKind.ARGUMENT
     }
-    return [by_name.get(name, value) for name, value in zip(call.names, call.values, strict=True)]
+    return [by_path.get(path, value) for path, value in zip(call.names, call.values, strict=True)]
 
 
 class _Bound(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
     """A module for ``functional_call`` whose ``forward`` is the target's method."""
 
-    def __init__(self, instance: torch.nn.Module, call: Call) -> None:
+    def __init__(self, instance: torch.nn.Module, call: Call, target: Target) -> None:
         super().__init__()
         self.instance = instance
-        self.__dict__["call"] = call
+        self.__dict__["call"], self.__dict__["target"] = call, target
 
     def forward(self, values: list[Any]) -> Any:
-        return self.__dict__["call"].run(values)
+        return _run(self.__dict__["call"], values, self.__dict__["target"])
+
+
+def _run(call: Call, values: list[Any], target: Target) -> Any:
+    """Call the target, which must not change containers among its arguments.
+
+    Raises:
+        TargetUnsupported: the call put another object into a container.
+    """
+    positional, named = call.passed(values)
+    returned = call.with_state(*positional, **named)
+    if call.containers:
+        before, named_before = call.passed(values)
+        if not (all(map(same_objects, before, positional)) and same_objects(named_before, named)):
+            raise TargetUnsupported(
+                f"{target.qualname} changes a container that it gets as an argument, and its Triton version would not",
+                where=Location(target.path, target.start_line),
+                remedy="Return the new value, or write into the tensors with copy_(...).",
+            )
+    return returned
 
 
 def flat_function(call: Call, inputs: list[InputTensor], target: Target) -> Any:
@@ -66,12 +87,12 @@ def flat_function(call: Call, inputs: list[InputTensor], target: Target) -> Any:
     def flat(*tensors: torch.Tensor) -> Any:
         values = _values(call, inputs, tensors)
         if call.instance is None or not parameters:
-            return call.run(values)
+            return _run(call, values, target)
         tensors_of_module = tensors[len(inputs) - len(parameters) :]
         registered, further = tensors_of_module[: len(names)], tensors_of_module[len(names) :]
         by_name = {f"instance.{name}": tensor for name, tensor in zip(names, registered, strict=True)}
         with assigned(slots, further):
-            return torch.func.functional_call(_Bound(call.instance, call), by_name, (values,))
+            return torch.func.functional_call(_Bound(call.instance, call, target), by_name, (values,))
 
     return under_local_modes(flat, target)
 
@@ -89,7 +110,7 @@ def run_eagerly(module: ModuleType, call: Call, inputs: list[InputTensor], targe
             # A change that only the first call makes is a cache, such as a table of positions.
             before, state = Snapshot(module, call.instance) if runs else None, non_parameter_tensors(call.instance)
             torch.manual_seed(0)
-            tensors = tuple(item.value.clone(memory_format=torch.preserve_format) for item in inputs)
+            tensors = tuple(laid_out(item.value, item.value.stride()) for item in inputs)
             with torch.no_grad():
                 value = flat_function(call, inputs, target)(*tensors)
             _check_returned(call.target_result(value), target, partial(class_name, file=module))

@@ -40,6 +40,8 @@ class InputTensor:
     value: torch.Tensor
     size_names: tuple[str, ...] = ()
     """The workload's names of its dimensions; empty for a dimension that is a number."""
+    path: str = ""
+    """The path of an argument of the call; empty for parameters and buffers."""
 
 
 def depends_on_values(target: Target, line: int) -> TargetUnsupported:

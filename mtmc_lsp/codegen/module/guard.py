@@ -12,6 +12,7 @@ from mtmc_lsp.codegen.module.attribute_inputs import attribute_conditions, may_b
 from mtmc_lsp.codegen.module.guard_helpers import (
     ALIGNED,
     ARE_ON_CURRENT_DEVICE,
+    HAS_ITEMS,
     HAVE_TYPE_AND_SHAPE,
     HAVE_VALUES,
     IS_UNCHANGED_MODULE,
@@ -19,6 +20,7 @@ from mtmc_lsp.codegen.module.guard_helpers import (
     PLAIN_CALL,
 )
 from mtmc_lsp.codegen.module.module_lookups import cache_lookups, parts
+from mtmc_lsp.codegen.module.unpacking import Unpacking
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
 from mtmc_lsp.core.sizes import Size, rename_symbols
 
@@ -65,11 +67,13 @@ def write_guard(
     *,
     uses_atomics: bool = False,
     up_to_date: str = "",
+    unpacked: Unpacking | None = None,
 ) -> str:
     """Source of the guard function.
 
     Args:
         names: Python for each graph input, in terms of ``parameters``.
+        unpacked: how to read the tensors inside containers among the arguments.
         limits: further conditions over named sizes.
         aligned: graph inputs whose addresses must be multiples of 16 bytes.
         uses_atomics: whether the Triton version is non-deterministic because it uses atomic additions.
@@ -83,7 +87,10 @@ def write_guard(
     values = _values(graph)
     # Check the module structure first: a different structure may lack the tensors that are read below.
     module_values = [text for access, text in values if access.startswith("self.")]
-    structure_checks = _structure(graph, attribute_conditions(graph, names), module_values, up_to_date)
+    unpacked = unpacked or Unpacking()
+    attributes = attribute_conditions(graph, names)
+    structure_checks = _structure(graph, [*unpacked.conditions, *attributes], module_values, up_to_date)
+    structure_checks += "".join(f"    {line}\n" for line in unpacked.statements)
     group_inputs = _group_inputs(graph) if _uses_group_checks(graph) else None
     conditions = _common_conditions(graph, use_helper=group_inputs is not None)
     conditions.append("not torch.is_autocast_enabled()")
@@ -311,13 +318,10 @@ def _values(graph: Graph) -> list[tuple[str, str]]:
     for access, value in graph.constants.items():
         if access in checked:
             continue
-        if isinstance(value, dict):
-            # ``*args`` and ``**kwargs`` must be empty, as in the captured call.
-            text = f"not {access}"
-        elif value is None or isinstance(value, bool):
+        if value is None or isinstance(value, bool):
             text = f"{access} is {value}"
         elif isinstance(value, list):
-            text = f"isinstance({access}, (list, tuple)) and [*{access}] == {value!r}"
+            text = call_text(HAS_ITEMS, [access, repr(value)], "        ")
         elif isinstance(value, float) and not math.isfinite(value):
             # NaN is the only value that differs from itself.
             equals = f"{access} != {access}" if math.isnan(value) else f'{access} == float("{value}")'

@@ -8,6 +8,7 @@ NO_OVERLAP = "_do_not_overlap"
 ARE_ON_CURRENT_DEVICE = "_are_on_current_device"
 HAVE_TYPE_AND_SHAPE = "_have_type_and_shape"
 HAVE_VALUES = "_have_values"
+HAS_ITEMS = "_has_items"
 ALIGNED = "_are_aligned"
 GUARD_HELPERS = {
     ALIGNED: '''def _are_aligned(tensors) -> bool:
@@ -77,6 +78,14 @@ def _do_not_overlap(tensors, updated) -> bool:
         if t.dtype != dtype or t.shape != shape:
             return False
     return True
+''',
+    HAS_ITEMS: '''def _has_items(actual, expected) -> bool:
+    """Whether nested lists have these values, with the same types; a tuple may replace a list."""
+    if not isinstance(expected, list):
+        return type(actual) is type(expected) and actual == expected
+    if not isinstance(actual, (list, tuple)) or len(actual) != len(expected):
+        return False
+    return all([_has_items(item, value) for item, value in zip(actual, expected)])
 ''',
     HAVE_VALUES: '''def _have_values(values, *modules) -> bool:
     """Whether the attributes of all modules have these values and types; a tuple may replace a list."""

@@ -267,7 +267,7 @@ def _types(
         except MtmcError:
             # Running that function reports the error in its directive.
             return {}
-        tensors = {a.name: a.tensor.dtype for a in workload.arguments if a.tensor is not None} if workload else {}
+        tensors = {path: tensor.dtype for path, tensor in workload.tensors.items()} if workload else {}
         passed_dtypes = {name: tensors.get(text_of(node)) for name, node in passed.items()}
         return {name: POINTER_TYPES[dtype] for name, dtype in passed_dtypes.items() if dtype is not None}
     return {}

@@ -7,7 +7,9 @@ A directive consists of entries in any order, on one line or several::
     # mtmc: x=f32[64,512] init: dim=512 hidden=4*512
     # mtmc: module=bf16,eval x=bf16[B,512] B=64 init: dim=512
 
-``name=dtype[sizes]`` describes a tensor, optionally followed by ``{strides}`` and an inclusive value range ``@low..high``.
+``name=dtype[sizes]`` describes a tensor, optionally followed by ``{strides}`` and an inclusive value range ``@low..high``. Stride
+0 expands a dimension. Containers hold tensors and constants: ``rope=(f32[S,D],f32[S,D])``, ``batch={"x":f32[N],"n":2}``, and
+``config=Config(w=f32[D],eps=1e-5)`` for a dataclass or a named tuple that the file names. Items have paths such as ``rope[0]``.
 ``name=value`` is a constant if the target has a parameter of that name, and a named size otherwise. Entries after ``init:``, up
 to the end of the line, are constructor arguments. Parameters without an entry use their default or their jaxtyping annotation.
 ``module`` is the dtype of the module's floating-point parameters and buffers, ``eval`` or ``train``, or both.
@@ -18,18 +20,21 @@ number or quoted.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import (
     ArgumentSpec,
+    ContainerKind,
     ModuleForm,
     Target,
     TargetKind,
     TensorSpec,
     Workload,
     WorkloadSource,
+    leaves_of,
 )
 from mtmc_lsp.source.syntax import comments_above, line_of, parse_with_recovery, text_of, with_decorators
 from mtmc_lsp.source.targets import definitions
@@ -37,6 +42,7 @@ from mtmc_lsp.source.workload.annotations import AnnotatedTensor, annotated_tens
 from mtmc_lsp.source.workload.directive_syntax import Entry, Reader
 from mtmc_lsp.source.workload.signatures import Parameter, Signature, constructor_of, signature_of
 from mtmc_lsp.source.workload.suggestion import suggest_directive
+from mtmc_lsp.source.workload.value_syntax import Value
 
 __all__ = ["module_form", "parse_directive", "suggest_directive", "workload_from_annotations"]
 
@@ -50,7 +56,7 @@ def parse_directive(text: bytes, target: Target, path: str) -> Workload | None:
         RequestError: an entry is invalid or does not match the target; contains file, line and remedy.
     """
     entries = _entries(text, target, path)
-    if not any(entry.is_tensor and not entry.in_init for entry in entries):
+    if not any(entry.has_tensors and not entry.in_init for entry in entries):
         return None
     return _Builder(text, target, path, entries).workload(WorkloadSource.DIRECTIVE)
 
@@ -169,17 +175,19 @@ class _Builder:
     def workload(self, source: WorkloadSource) -> Workload:
         """Build the workload."""
         sizes, init = self._sizes_and_init()
-        tensors = {p.name: tensor for p in self.signature.parameters if (tensor := self._tensor(p)) is not None}
-        constants = {n: self.reader.constant(w, sizes) for n, w in self.argument_entries.items() if not w.is_tensor}
+        tensors = {path: tensor for p in self.signature.parameters for path, tensor in self._tensors(p).items()}
+        leaves = [leaf for entry in self.argument_entries.values() for leaf in entry.leaves]
+        constants = {leaf.name: self.reader.constant(leaf, sizes) for leaf in leaves if not leaf.is_tensor}
         inits = [self._init(entry, sizes) for entry in init]
         # Sizes used in constants, and sizes that are themselves arguments, cannot be varied.
-        constants_and_init = {**constants, **{item.name: item.constant for item in inits}}
+        constants_and_init = {**constants, **{leaf.name: leaf.constant for leaf in leaves_of(inits)}}
         fixed_sizes = {
             n: v
             for n, v in constants_and_init.items()
             if isinstance(v, int) and not isinstance(v, bool) and n not in sizes
         }
-        non_tensor_entries = [w for w in (*self.argument_entries.values(), *init) if not w.is_tensor]
+        non_tensor_entries = [leaf for entry in (*self.argument_entries.values(), *init) for leaf in entry.leaves]
+        non_tensor_entries = [leaf for leaf in non_tensor_entries if not leaf.is_tensor]
         fixed_sizes.update({n: sizes[n] for entry in non_tensor_entries for n in entry.names if n in sizes})
         known_sizes = {**sizes, **fixed_sizes}
         assumed = [sentence for tensor in tensors.values() for sentence in tensor.assumed]
@@ -191,9 +199,9 @@ class _Builder:
         specs = {name: self._finish_tensor(name, tensor, known_sizes, fixed_sizes) for name, tensor in tensors.items()}
         self._check_grad(specs)
         arguments = [
-            ArgumentSpec(p.name, specs.get(p.name), constants.get(p.name))
+            _with_leaves(self._content(p), specs, constants)
             for p in self.signature.parameters
-            if p.name in specs or p.name in constants
+            if p.name in self.argument_entries or p.name in specs
         ]
         sizes = {name: value for name, value in sizes.items() if name not in fixed_sizes}
         return Workload(
@@ -211,7 +219,8 @@ class _Builder:
     def _sizes_and_init(self) -> tuple[dict[str, int], list[Entry]]:
         """Evaluate the named sizes in order of dependency, and collect the constructor's entries."""
         constructor = self.constructor
-        needed = frozenset[str]().union(*(entry.names for entry in self.entries if entry.is_tensor))
+        leaves = [leaf for entry in self.entries for leaf in entry.leaves]
+        needed = frozenset[str]().union(*(leaf.names for leaf in leaves if leaf.is_tensor))
         sizes: dict[str, int] = {}
         init: list[Entry] = []
         # Plain numbers first, so that `H=2*D D=512` works like the opposite order.
@@ -224,7 +233,7 @@ class _Builder:
                     continue
             elif entry.name in self.argument_entries:
                 continue
-            elif entry.is_tensor:
+            elif entry.has_tensors or entry.content.container is not None:
                 raise self._unknown_parameter(entry)
             value = self.reader.constant(entry, sizes)
             if not isinstance(value, int) or isinstance(value, bool):
@@ -240,12 +249,31 @@ class _Builder:
             f"{self.target.qualname} has no parameter {entry.name!r}", entry.line, f"Its parameters: {names}."
         )
 
-    def _tensor(self, parameter: Parameter) -> _Tensor | None:
+    def _content(self, parameter: Parameter) -> Value:
+        """The value of an argument in the directive; an annotated tensor without an entry is a leaf."""
+        entry = self.argument_entries.get(parameter.name)
+        if entry is None:
+            return Value(parameter.name, "")
+        if parameter.further is None:
+            return entry.content
+        container = entry.content.container
+        is_tuple = parameter.further is ContainerKind.POSITIONAL
+        if container is None or container.kind is not (ContainerKind.TUPLE if is_tuple else ContainerKind.DICT):
+            stars, example = ("*", "(f32[64],)") if is_tuple else ("**", '{"mask":f32[64]}')
+            raise self.reader.error(
+                f"{parameter.name} must be a {'tuple' if is_tuple else 'dictionary'}, since it is {stars}{parameter.name}",
+                entry.line,
+                f"Write {parameter.name}={example}.",
+            )
+        return replace(entry.content, container=replace(container, kind=parameter.further))
+
+    def _tensors(self, parameter: Parameter) -> dict[str, _Tensor]:
+        """The tensors in an argument, by path."""
         entry = self.argument_entries.get(parameter.name)
         if entry is not None:
-            return _Tensor(self.reader.tensor(entry), entry.line, entry) if entry.is_tensor else None
+            return {t.name: _Tensor(self.reader.tensor(t), t.line, t) for t in entry.leaves if t.is_tensor}
         if parameter.has_default:
-            return None
+            return {}
         annotated: AnnotatedTensor | None = annotated_tensor(parameter)
         if annotated is None:
             raise self.reader.error(
@@ -253,13 +281,17 @@ class _Builder:
                 self.line,
                 f"Add {parameter.name}=f32[64,1024] or a constant.",
             )
-        return _Tensor(annotated.spec, parameter.line, None, annotated.assumed)
+        return {parameter.name: _Tensor(annotated.spec, parameter.line, None, annotated.assumed)}
 
     def _init(self, entry: Entry, sizes: dict[str, int]) -> ArgumentSpec:
-        if not entry.is_tensor:
-            return ArgumentSpec(entry.name, None, self.reader.constant(entry, sizes))
-        tensor = _Tensor(self.reader.tensor(entry), entry.line, entry)
-        return ArgumentSpec(entry.name, self._finish_tensor(entry.name, tensor, sizes, {}))
+        specs, constants = dict[str, TensorSpec](), dict[str, object]()
+        for leaf in entry.leaves:
+            if leaf.is_tensor:
+                tensor = _Tensor(self.reader.tensor(leaf), leaf.line, leaf)
+                specs[leaf.name] = self._finish_tensor(leaf.name, tensor, sizes, {})
+            else:
+                constants[leaf.name] = self.reader.constant(leaf, sizes)
+        return _with_leaves(entry.content, specs, constants)
 
     def _check_init(self, init: list[Entry]) -> None:
         if init and not self.target.class_name:
@@ -335,10 +367,6 @@ class _Builder:
                 raise self.reader.error(f"size {size} of {name} divides by zero", line, "Change a size.") from None
             if number < 0 or step < 0:
                 raise self.reader.error(f"a size or stride of {name} is negative", line, "Change it.")
-            if spec.stride is not None and step == 0 and number > 1:
-                raise self.reader.error(
-                    f"stride 0 of {name} makes its elements share memory", line, "Use size 1 and broadcasting instead."
-                )
         spec = self.reader.with_range(tensor.entry, spec, known_sizes) if tensor.entry is not None else spec
         numbers = {key: Size.of(value) for key, value in fixed_sizes.items()}
         high = spec.high_size.substitute(numbers) if spec.high_size is not None else None
@@ -349,3 +377,9 @@ class _Builder:
             high_size=high if high is not None and not high.is_constant else None,
             requires_grad=name in self._grad() and "float" in spec.dtype,
         )
+
+
+def _with_leaves(value: Value, tensors: Mapping[str, TensorSpec], constants: Mapping[str, object]) -> ArgumentSpec:
+    """The argument with this structure and these leaves, by path."""
+    items = tuple(_with_leaves(item, tensors, constants) for item in value.items)
+    return ArgumentSpec(value.path, tensors.get(value.path), constants.get(value.path), value.container, items)

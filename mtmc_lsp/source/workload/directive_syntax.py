@@ -6,11 +6,13 @@ import ast
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from mtmc_lsp.core.dtypes import SHORT
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import ModuleForm, Target, TensorSpec
+from mtmc_lsp.source.workload.value_syntax import OPENING, Value, parse_value
 
 JAXTYPING = {
     "Float": "float32", "Float64": "float64", "Float32": "float32", "Float16": "float16", "BFloat16": "bfloat16",
@@ -24,11 +26,14 @@ EXAMPLE = "Write `# mtmc: x=f32[64,1024] eps=1e-6`, with sizes as numbers, or as
 MODULE_DTYPES = ("f64", "f32", "f16", "bf16")
 MODES = {"eval": False, "train": True}
 MODULE_EXAMPLE = f"Write module=bf16,eval: a dtype ({', '.join(MODULE_DTYPES)}), and eval or train."
+CONTAINERS = (
+    'Write a tuple as x=(f32[N],f32[N]), a dictionary as x={"a":f32[N],"n":2}, '
+    "a dataclass or a named tuple as x=Config(w=f32[N],n=2)."
+)
 TENSOR = re.compile(
     r"(?P<dtype>\w+)\[(?P<shape>[^\[\]]*)\](?:\{(?P<stride>[^{}]*)\})?(?:@(?P<low>\S+?)\.\.(?P<high>\S+))?"
 )
 DECIMAL = re.compile(r"-?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?")
-BRACKETS = {"[": "]", "(": ")", "{": "}"}
 
 
 @dataclass(frozen=True)
@@ -41,10 +46,25 @@ class Entry:
     in_init: bool = False
     """Whether it is after ``init:``."""
 
+    @cached_property
+    def content(self) -> Value:
+        """The value, taken apart if it is a container."""
+        return parse_value(self.name, self.value)
+
+    @property
+    def leaves(self) -> tuple[Entry, ...]:
+        """The tensors and constants in the value, with their paths as names; the entry itself if it is no container."""
+        return tuple(replace(self, name=leaf.path, value=leaf.text) for leaf in self.content.leaves)
+
     @property
     def is_tensor(self) -> bool:
         """Whether the value describes a tensor."""
-        return re.match(r"\w+\[", self.value) is not None
+        return self.content.is_tensor
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether the value describes a tensor or a container with a tensor in it."""
+        return any(leaf.is_tensor for leaf in self.content.leaves)
 
     @property
     def names(self) -> frozenset[str]:
@@ -76,7 +96,12 @@ class Reader:
                     raise self.error(f"cannot read {part!r}", line)
                 if (name, in_init) in entries_by_name:
                     raise self.error(f"{name!r} is set twice", line, "Remove one of them.")
-                entries_by_name[name, in_init] = Entry(name, value, line, in_init)
+                entry = Entry(name, value, line, in_init)
+                try:
+                    entry.content  # noqa: B018 - reports a value that cannot be read
+                except ValueError as problem:
+                    raise self.error(f"cannot read {name}={value}: {problem}", line, CONTAINERS) from None
+                entries_by_name[name, in_init] = entry
         return tuple(entries_by_name.values())
 
     def _split(self, text: str, line: int) -> list[str]:
@@ -87,8 +112,8 @@ class Reader:
                 quote = "" if character == quote else quote
             elif character in "\"'":
                 quote = character
-            elif character in BRACKETS:
-                closing_brackets += BRACKETS[character]
+            elif character in OPENING:
+                closing_brackets += OPENING[character]
             elif closing_brackets and character == closing_brackets[-1]:
                 closing_brackets = closing_brackets[:-1]
             if character.isspace() and not closing_brackets and not quote:
@@ -167,7 +192,7 @@ class Reader:
             raise self.error(
                 f"{entry.name} cannot be {entry.value}",
                 entry.line,
-                "Use a number, True, False, None, a string or a list.",
+                "Use a number, True, False, None, a string, or a tuple, list, dictionary or class of these.",
             )
         return value
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from tree_sitter import Node
 
-from mtmc_lsp.core.workload import Target, TargetKind
-from mtmc_lsp.source.syntax import field, line_of, text_of, walk
+from mtmc_lsp.core.workload import ContainerKind, Target, TargetKind
+from mtmc_lsp.source.syntax import field, line_of, text_of
 from mtmc_lsp.source.targets import Definition, bases_of, definitions
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter. ``self``, ``*args`` and ``**kwargs`` are not included."""
+    """One parameter, without ``self``."""
 
     name: str
     annotation: str
@@ -22,6 +22,8 @@ class Parameter:
     line: int
     default: str = ""
     """Source text; empty if there is none."""
+    further: ContainerKind | None = None
+    """The kind of ``*args`` and ``**kwargs``."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,18 @@ def _signature(node: Node, *, is_method: bool) -> Signature:
     parameters = field(node, "parameters")
     children = parameters.named_children if parameters is not None else []
     parsed = [parameter for child in children if (parameter := _parameter(child))]
-    splats = ("list_splat_pattern", "dictionary_splat_pattern")
-    takes_any = any(item.type in splats for child in children for item in walk(child))
-    return Signature(tuple(parsed[1:] if is_method else parsed), takes_any, node)
+    return Signature(tuple(parsed[1:] if is_method else parsed), any(item.further for item in parsed), node)
+
+
+FURTHER = {"list_splat_pattern": ContainerKind.POSITIONAL, "dictionary_splat_pattern": ContainerKind.KEYWORDS}
+"""Syntax of ``*args`` and ``**kwargs``."""
 
 
 def _parameter(node: Node) -> Parameter | None:
+    pattern = node.named_children[0] if node.type == "typed_parameter" else node
+    if pattern.type in FURTHER and pattern.named_children:
+        further = text_of(pattern.named_children[0])
+        return Parameter(further, text_of(field(node, "type")), True, line_of(node), further=FURTHER[pattern.type])
     if node.type not in ("identifier", "typed_parameter", "default_parameter", "typed_default_parameter"):
         return None
     name = node if node.type == "identifier" else field(node, "name")

@@ -12,6 +12,7 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Target, TargetKind
 from mtmc_lsp.source.syntax import field, text_of, walk
 from mtmc_lsp.source.workload.annotations import annotated_tensor
+from mtmc_lsp.source.workload.container_suggestion import suggested_container
 from mtmc_lsp.source.workload.signatures import Parameter, Signature, constructor_of, signature_of
 
 SCALARS = {"int": "1", "float": "1.0", "bool": "True", "str": '""', "tl.constexpr": "128", "constexpr": "128"}
@@ -50,7 +51,8 @@ def suggest_directive(text: bytes, target: Target) -> str:
     parts, names = [], set()
     for parameter in signature.parameters if signature is not None else ():
         if not parameter.has_default:
-            value, symbols = _argument(parameter, inputs)
+            container = suggested_container(parameter, signature, text) if signature is not None else ""
+            value, symbols = (container, set[str]()) if container else _argument(parameter, inputs)
             parts.append(f"{parameter.name}={value}")
             names |= symbols
     parts += [f"{name}=64" for name in sorted(names)]

@@ -10,17 +10,21 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.worker.calls import Call, init_arguments, make_tensor, resolve, set_mode
+from mtmc_lsp.capture.worker.arguments.containers import made
+from mtmc_lsp.capture.worker.arguments.values import argument_values, resolve, resolve_class
+from mtmc_lsp.capture.worker.calls import Call, init_arguments, set_mode
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.graph import InputKind
-from mtmc_lsp.core.workload import Capture, Target, TargetKind
+from mtmc_lsp.core.workload import Capture, ContainerKind, Target, TargetKind
 from mtmc_lsp.verify.messages import CandidateSource, CaseRequest
 from mtmc_lsp.verify.worker.inputs import dotted, prepared_call, replace_tensor, reusing, slots_of
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
 from mtmc_lsp.verify.worker.run_target import is_interpreted, module_of, target_source
 
+FURTHER = "further argument "
+"""Start of the names of positional arguments that have no parameter."""
 Prepare = Callable[..., tuple[Call, list[Any]]]
 
 _loaded: dict[str, Any] = {}
@@ -68,7 +72,7 @@ def prepared_candidate(
         function = getattr(instance, method)
         if shared.needs_parameters():
             _place_parameters(instance, capture, inputs, target)
-    call = _bound(function, instance, capture, inputs, target)
+    call = _bound(module, function, instance, capture, inputs, target)
     return call, list(call.values)
 
 
@@ -79,9 +83,7 @@ def _instance(
     kind = resolve(module, target.class_name)
     workload = capture.workload
     positional, named = ast.literal_eval(init)
-    for i, spec in enumerate(workload.init_arguments):
-        tensor = spec.tensor
-        named[spec.name] = spec.constant if tensor is None else make_tensor(tensor, workload.sizes, device, 1000 + i)
+    named |= argument_values(module, workload.init_arguments, workload.sizes, device, 1000)
     try:
         inspect.signature(kind).bind(*positional, **named)
     except TypeError:
@@ -118,34 +120,60 @@ def _place_parameters(
         replace_tensor(slots[id(held[name])], value)
 
 
-def _bound(function: Any, instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], target: Target) -> Call:
+def _bound(
+    module: Any, function: Any, instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], target: Target
+) -> Call:
     """The call, with arguments by name if the candidate has the reference's names, else in the reference's order."""
     where = Location(target.path, target.start_line)
     parameters = inspect.signature(function).parameters
     specified = {spec.name for spec in capture.workload.arguments}
     values: dict[str, Any] = {}
+    further: list[Any] = []
     for argument in capture.arguments:
-        if argument.input and argument.input not in inputs:
+        unread = [leaf.name for leaf in argument.leaves if leaf.input and leaf.input not in inputs]
+        if unread:
             raise RequestError(
-                f"the reference does not use its argument {argument.name}, so no values of it can be tried",
+                f"the reference does not use its argument {unread[0]}, so no values of it can be tried",
                 where=Location(capture.workload.target.path, capture.workload.target.start_line),
                 remedy="Remove the argument from both.",
             )
-        if argument.constant == {}:
-            # The reference's ``*args`` or ``**kwargs``, which are empty.
-            continue
+        value = made(
+            argument, lambda leaf: inputs[leaf.input] if leaf.input else leaf.constant, _classes_of(module, where)
+        )
+        kind = argument.container.kind if argument.container is not None else None
+        if kind is ContainerKind.POSITIONAL:
+            further += value
+        elif kind is ContainerKind.KEYWORDS:
+            values.update(value)
         # Defaults of the reference are passed only to a candidate that has a parameter of that name.
-        if argument.input or argument.name in specified or argument.name in parameters:
-            values[argument.name] = inputs[argument.input] if argument.input else argument.constant
-    by_name = all(name in parameters for name in values)
+        elif any(leaf.input for leaf in argument.leaves) or argument.name in specified or argument.name in parameters:
+            values[argument.name] = value
+    by_name = not further and all(name in parameters for name in values)
     try:
         bound = inspect.signature(function).bind(**values) if by_name else None
-        bound = bound or inspect.signature(function).bind(*values.values())
+        bound = bound or inspect.signature(function).bind(*values.values(), *further)
     except TypeError as error:
         raise RequestError(
             f"{target.qualname} cannot be called with the reference's arguments: {error}",
             where=where,
             remedy="Give it the reference's parameters.",
         ) from None
-    names = tuple(values)
-    return Call(function, instance, names, tuple(values.values()), frozenset(names) if by_name else frozenset())
+    names = (*values, *(f"{FURTHER}{i}" for i in range(len(further))))
+    passed = (*values.values(), *further)
+    return Call(function, instance, names, passed, frozenset(names) if by_name else frozenset())
+
+
+def _classes_of(module: Any, where: Location) -> Callable[[str], Any]:
+    """Finds the classes of arguments in the candidate's file."""
+
+    def find(name: str) -> Any:
+        try:
+            return resolve_class(module, name)
+        except TypeError:
+            raise RequestError(
+                f"an argument of the reference is a {name}, which the candidate's file does not name",
+                where=where,
+                remedy=f"Import {name} at the top of the file.",
+            ) from None
+
+    return find

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out, shares_elements
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
@@ -22,7 +23,7 @@ from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest
 from mtmc_lsp.verify.worker.callers import Prepare, load_candidate
 from mtmc_lsp.verify.worker.determinism import differing
-from mtmc_lsp.verify.worker.inputs import ALIASED, laid_out, other_layout
+from mtmc_lsp.verify.worker.inputs import ALIASED, other_layout
 from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
 from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
 from mtmc_lsp.verify.worker.run_target import (
@@ -146,7 +147,7 @@ class _Calls:
     def _restore(self, tensors: dict[str, torch.Tensor], names: Iterable[str]) -> None:
         with torch.no_grad():
             for name in names:
-                if 0 not in tensors[name].stride():
+                if not _shares_elements(tensors[name]):
                     tensors[name].copy_(self._inputs[name])
 
     def _call_on_other_contents(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -156,7 +157,7 @@ class _Calls:
         """
         for name in self._arguments:
             value = tensors[name]
-            if value.is_floating_point() and value.numel() and 0 not in value.stride():
+            if value.is_floating_point() and value.numel() and not _shares_elements(value):
                 value.copy_(value.flip(tuple(range(value.dim()))) * OTHER_SCALE)
         # The code may reject such values. The call on the inputs themselves then shows other errors.
         with contextlib.suppress(Exception):
@@ -196,3 +197,7 @@ def _with_graph_layout(capture: Capture, name: str, tensor: torch.Tensor, case: 
     kind = next(item.type for item in capture.graph.inputs if item.name == name)
     strides = [size.value(case.sizes) for size in kind.stride]
     return tensor if list(tensor.stride()) == strides or not tensor.numel() else laid_out(tensor, strides)
+
+
+def _shares_elements(tensor: torch.Tensor) -> bool:
+    return shares_elements(tensor.shape, tensor.stride())

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture
@@ -20,7 +21,6 @@ from mtmc_lsp.verify.worker.comparison.compare import FACTORS, agreement
 from mtmc_lsp.verify.worker.comparison.distances import NOISE, oracle_distance
 from mtmc_lsp.verify.worker.comparison.ill_conditioned import IllConditioned
 from mtmc_lsp.verify.worker.float64_execution import Float64Mode
-from mtmc_lsp.verify.worker.inputs import laid_out
 from mtmc_lsp.verify.worker.oracle import IndexRecorder, SharedRandomMode, Tf32Products, draw_seeds
 from mtmc_lsp.verify.worker.run_target import copies, outcome, run_case
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.worker.calls import Call, build_call, random_values
+from mtmc_lsp.capture.worker.arguments.strided_tensors import filled, laid_out
+from mtmc_lsp.capture.worker.arguments.values import random_values
+from mtmc_lsp.capture.worker.calls import Call, build_call
 from mtmc_lsp.capture.worker.module_state import AttributeSlot
 from mtmc_lsp.capture.worker.modules.attribute_tensors import attribute_tensors, slot_at
 from mtmc_lsp.core.graph import GraphInput, InputKind
@@ -40,10 +42,11 @@ def make_inputs(
     """
     # Created on their device: a GPU is much faster than a CPU.
     generator = torch.Generator(device).manual_seed(seed)
-    ranges = {a.input: (a.low, a.high) for a in capture.arguments if a.input}
-    specs = {s.name: s.tensor for s in capture.workload.arguments if s.tensor is not None}
-    by_name = dict(zip(call.names, call.values, strict=True))
-    user_values = {a.input: by_name[a.name] for a in capture.arguments if a.input and a.name in by_name}
+    leaves = [leaf for leaf in capture.leaves if leaf.input]
+    ranges = {leaf.input: (leaf.low, leaf.high) for leaf in leaves}
+    paths = {leaf.input: leaf.name for leaf in leaves}
+    specs = capture.workload.tensors
+    by_path = dict(zip(call.names, call.values, strict=True))
     result: dict[str, torch.Tensor] = {}
     for item in capture.graph.inputs:
         if item.kind is not InputKind.ARGUMENT:
@@ -57,9 +60,10 @@ def make_inputs(
                 result[item.name] = result[item.name].float()
             continue
         if distribution == "given" and capture.workload.source is WorkloadSource.GET_INPUTS:
-            result[item.name] = user_values[item.name].detach().clone()
+            given = by_path[paths[item.name]].detach()
+            result[item.name] = laid_out(given, given.stride())
             continue
-        spec = specs.get(item.name)
+        spec = specs.get(paths.get(item.name, ""))
         low, high = ranges.get(item.name, (None, None))
         if spec is not None and spec.low is not None:
             low, high = spec.low, spec.high
@@ -79,28 +83,34 @@ def _values(
     widened: bool,
 ) -> torch.Tensor:
     dtype = "float32" if widened and item.type.dtype == "bfloat16" else item.type.dtype
-    shape = [size.value(sizes) for size in item.type.shape]
-    value = random_values(shape, dtype, generator, low, high)
-    if value.is_floating_point() and low is None:
-        if distribution == "uniform":
-            value = torch.rand(shape, generator=generator, device=generator.device).to(value.dtype)
-        elif distribution == "constant":
-            value = torch.full_like(value, 0.5 + torch.rand((), generator=generator, device=generator.device).item())
-        elif distribution in EXACT:
-            value = _whole(shape, distribution, generator).to(value.dtype)
-        elif distribution == "denormal":
-            least = torch.finfo(value.dtype).tiny
-            below = torch.rand(shape, generator=generator, device=generator.device) < 0.25
-            value = torch.where(below, (value.double() * least / 16).to(value.dtype), value)
-        elif distribution in SPECIAL:
-            value = _with_special(value, SPECIAL[distribution], generator)
-        elif distribution == "mixed":
-            exponents = MAGNITUDES * (2.0 * torch.rand(shape, generator=generator, device=generator.device) - 1.0)
-            value = (computable(value) * torch.pow(10.0, exponents)).to(value.dtype)
-        else:
-            value = (computable(value) * SCALES.get(distribution, 1.0)).to(value.dtype)
-    strides = [size.value(sizes) for size in item.type.stride]
-    return value if list(value.stride()) == strides or not value.numel() else laid_out(value, strides)
+
+    def values(shape: Sequence[int]) -> torch.Tensor:
+        value = random_values(shape, dtype, generator, low, high)
+        is_free = value.is_floating_point() and low is None
+        return _distributed(value, distribution, generator) if is_free else value
+
+    return filled([size.value(sizes) for size in item.type.shape], [s.value(sizes) for s in item.type.stride], values)
+
+
+def _distributed(value: torch.Tensor, distribution: str, generator: torch.Generator) -> torch.Tensor:
+    """Normally distributed floats, changed to another distribution."""
+    shape = value.shape
+    if distribution == "uniform":
+        return torch.rand(shape, generator=generator, device=generator.device).to(value.dtype)
+    if distribution == "constant":
+        return torch.full_like(value, 0.5 + torch.rand((), generator=generator, device=generator.device).item())
+    if distribution in EXACT:
+        return _whole(shape, distribution, generator).to(value.dtype)
+    if distribution == "denormal":
+        least = torch.finfo(value.dtype).tiny
+        below = torch.rand(shape, generator=generator, device=generator.device) < 0.25
+        return torch.where(below, (value.double() * least / 16).to(value.dtype), value)
+    if distribution in SPECIAL:
+        return _with_special(value, SPECIAL[distribution], generator)
+    if distribution == "mixed":
+        exponents = MAGNITUDES * (2.0 * torch.rand(shape, generator=generator, device=generator.device) - 1.0)
+        return (computable(value) * torch.pow(10.0, exponents)).to(value.dtype)
+    return (computable(value) * SCALES.get(distribution, 1.0)).to(value.dtype)
 
 
 def _whole(shape: Sequence[int], distribution: str, generator: torch.Generator) -> torch.Tensor:
@@ -114,13 +124,6 @@ def _with_special(value: torch.Tensor, kinds: tuple[float, ...], generator: torc
         for kind in kinds:
             flat[torch.randint(0, flat.numel(), (count,), generator=generator, device=flat.device)] = kind
     return flat.view(value.shape)
-
-
-def laid_out(value: torch.Tensor, strides: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A new tensor with these values and strides, optionally of another dtype; dimensions of stride 0 are expanded."""
-    stored = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)] if value.numel() else value
-    fresh = torch.empty_strided(stored.shape, tuple(strides), dtype=dtype or value.dtype, device=value.device)
-    return fresh.copy_(stored).as_strided(value.shape, tuple(strides))
 
 
 def other_layout(inputs: dict[str, torch.Tensor], names: Sequence[str], layout: str) -> dict[str, torch.Tensor]:
@@ -182,9 +185,9 @@ def prepared_call(
     With ``shared``, all calls use that instance; otherwise each uses a new one.
     """
     sizes = _call_sizes(capture, inputs)
-    replaced = {argument.name for argument in capture.arguments if argument.input in inputs}
+    input_of = {leaf.name: leaf.input for leaf in capture.leaves if leaf.input and leaf.input in inputs}
     # Arguments that the graph does not use are passed as in the workload: the code may depend on their memory layout.
-    read = {spec.name for spec in capture.workload.arguments} - replaced
+    read = capture.workload.tensors.keys() - input_of.keys()
     construct = shared or reusing(capture)
     call = build_call(module, capture.workload, device, sizes, values=False, read=read, construct=construct)
     if call.instance is not None and (shared is None or shared.needs_parameters()):
@@ -196,14 +199,8 @@ def prepared_call(
         for item in capture.graph.inputs:
             if item.kind is not InputKind.ARGUMENT:
                 replace_tensor(slots[id(_read(call.instance, item.access))], inputs[item.name])
-    values = [
-        inputs[argument.input] if argument.input else _constant(argument.constant, call, argument.name)
-        for argument in capture.arguments
-        if argument.input is None or argument.input in inputs
-    ]
-    if len(values) != len(call.names):
-        by_name = dict(zip(call.names, call.values, strict=True))
-        values = [inputs.get(name, by_name[name]) for name in call.names]
+    pairs = zip(call.names, call.values, strict=True)
+    values = [inputs[input_of[path]] if path in input_of else value for path, value in pairs]
     return call, values
 
 
@@ -216,11 +213,6 @@ def reusing(capture: Capture) -> Callable[..., torch.nn.Module]:
 def dotted(access: str) -> str:
     """The name of a module's tensor in torch: ``layers.0.weight`` for ``self.layers[0].weight``."""
     return access.removeprefix("self.").replace("[", ".").replace("]", "")
-
-
-def _constant(value: object, call: Call, name: str) -> Any:
-    original = dict(zip(call.names, call.values, strict=True)).get(name)
-    return tuple(value) if isinstance(original, tuple) and isinstance(value, list) else value
 
 
 def slots_of(instance: torch.nn.Module) -> dict[int, list[AttributeSlot]]:
@@ -275,14 +267,15 @@ def _call_sizes(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> dict[st
     if the graph may be specialised to them.
     """
     sizes = {name: min(value, 4) for name, value in capture.workload.sizes.items()}
-    specs = {item.name: item.tensor for item in capture.workload.arguments if item.tensor is not None}
-    if set(specs) <= set(inputs):
+    specs = capture.workload.tensors
+    tensors = {leaf.name: inputs[leaf.input] for leaf in capture.leaves if leaf.input and leaf.input in inputs}
+    if specs.keys() <= tensors.keys():
         return sizes
     unread_sizes = [size for item in capture.graph.unread_inputs for size in item.type.shape]
     free = {*capture.graph.sizes, *(name for size in unread_sizes for name in size.symbols())}
     sizes |= {name: value for name, value in capture.workload.sizes.items() if name not in free}
-    for name in set(specs) & set(inputs):
-        for size, length in zip(specs[name].shape, inputs[name].shape, strict=True):
+    for path in specs.keys() & tensors.keys():
+        for size, length in zip(specs[path].shape, tensors[path].shape, strict=True):
             if size.is_symbol:
                 sizes[str(size)] = length
     return sizes

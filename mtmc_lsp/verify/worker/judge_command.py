@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.core.results import Check, CheckStatus
 from mtmc_lsp.process.worker.tensor_ipc import import_, release
 from mtmc_lsp.verify.messages import JudgeAnswer, JudgeRequest
@@ -108,8 +109,8 @@ def _passes(answer: list[torch.Tensor], expected: Mapping[str, Any], precision: 
     answers = iter(answer)
     for i, result in enumerate(expected["results"]):
         if isinstance(result, torch.Tensor):
-            like = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
-            like.copy_(next(answers))
+            same_shape = next(answers).to(result.device).expand(result.shape)
+            like = laid_out(same_shape, result.stride(), result.dtype)
             sensitivity, ties = expected["sensitivity"].get(i, 0.0), expected["ties"].get(i)
             ill_conditioned = expected["ill_conditioned"].get(i)
             comparison.tensor("", like, result, expected["oracle"][i], sensitivity, ties, ill_conditioned)

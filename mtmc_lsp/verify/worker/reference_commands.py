@@ -91,7 +91,7 @@ def inputs_of(data: CaseRequest) -> tuple[Any, dict[str, torch.Tensor]]:
     inputs = make_inputs(capture, start, case.sizes, case.distribution, case.seed, device, data.widened)
     if case.kind == FLOAT64:
         inputs = {name: in_float64(tensor) for name, tensor in inputs.items()}
-    names = [argument.input for argument in capture.arguments if argument.input in inputs]
+    names = [leaf.input for leaf in capture.leaves if leaf.input in inputs]
     return module, other_layout(inputs, names, case.layout)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from mtmc_lsp.core.graph import InputKind
-from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.core.workload import Capture, CapturedArgument, ContainerKind
 from mtmc_lsp.process.project_files import make_folder, writing
 from mtmc_lsp.verify.cases import AUTOGRAD
 from mtmc_lsp.verify.messages import NO_ARGUMENTS, CandidateSource, ReproduceAnswer, ReproduceRequest
@@ -41,6 +42,7 @@ def reproduce(request: ReproduceRequest) -> ReproduceAnswer:
         "REWRITTEN": repr(GPU_TO_CPU + BFLOAT16_TO_FLOAT32 if interpreted else ()),
         "WIDENED": repr(BFLOAT16_TO_FLOAT32 if interpreted else ()),
         "TENSORS": _tensors(inputs, path.with_suffix(".pt")),
+        "LEAVES": _leaves(capture),
         "ARGUMENTS": _arguments(capture),
         "HELD": _parameters(capture),
         "INIT": f"{init}[0], {{**{init}[1], **{named!r}}}",
@@ -77,15 +79,40 @@ def _tensors(inputs: dict[str, torch.Tensor], data: Path) -> str:
     return "{\n" + "".join(f"    {name!r}: {_tensor(value)},\n" for name, value in inputs.items()) + "}"
 
 
-def _arguments(capture: Capture) -> str:
-    """An expression for the arguments by name."""
+def _passed(capture: Capture) -> list[CapturedArgument]:
+    """The arguments that are passed. Defaults are not: the candidate may lack these parameters."""
     specified = [spec.name for spec in capture.workload.arguments]
+    return [a for a in capture.arguments if a.name in specified or any(leaf.input for leaf in a.leaves)]
+
+
+def _leaves(capture: Capture) -> str:
+    """An expression for the tensors and constants in the arguments, by path."""
     lines = [
-        f"    {a.name!r}: {f'TENSORS[{a.input!r}]' if a.input else repr(a.constant)},\n"
-        for a in capture.arguments
-        if a.input or a.name in specified
+        f"    {leaf.name!r}: {f'TENSORS[{leaf.input!r}]' if leaf.input else repr(leaf.constant)},\n"
+        for argument in _passed(capture)
+        for leaf in argument.leaves
     ]
     return "{\n" + "".join(lines) + "}"
+
+
+def _arguments(capture: Capture) -> str:
+    """An expression for the arguments by name, in terms of ``leaves`` and of the classes in ``file``."""
+    lines = [f"        {_key(argument)!r}: {_argument(argument)},\n" for argument in _passed(capture)]
+    return "{\n" + "".join(lines) + "    }"
+
+
+def _key(argument: CapturedArgument) -> str:
+    """The name of an argument, with the stars of ``*args`` and ``**kwargs``."""
+    stars = {ContainerKind.POSITIONAL: "*", ContainerKind.KEYWORDS: "**"}
+    return (stars.get(argument.container.kind, "") if argument.container is not None else "") + argument.name
+
+
+def _argument(argument: CapturedArgument) -> str:
+    container = argument.container
+    if container is None:
+        return f"leaves[{argument.name!r}]"
+    named = replace(container, class_name=f"file.{container.class_name}" if container.class_name else "")
+    return named.expression([_argument(item) for item in argument.items])
 
 
 def _parameters(capture: Capture) -> str:

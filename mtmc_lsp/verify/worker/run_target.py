@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.result_structure import is_nested, leaves, parts, structure_of
+from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.capture.worker.calls import Call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, Case
 from mtmc_lsp.verify.worker.comparison.batched_reads import unequal
-from mtmc_lsp.verify.worker.inputs import laid_out, prepared_call
+from mtmc_lsp.verify.worker.inputs import prepared_call
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
 
 _modules: dict[tuple[str, str], Any] = {}
@@ -138,13 +139,7 @@ def snapshot(result: Any) -> Any:
     bare = plain(result)
     if not isinstance(bare, torch.Tensor):
         return bare
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(bare.shape, bare.stride(), strict=True))
-    expanded = any(size > 1 and not stride for size, stride in zip(bare.shape, bare.stride(), strict=True))
-    if bare.numel() > 0 and (expanded or extent < bare.numel()):
-        # Elements share memory, as in an expanded gradient, and cannot be written one by one.
-        return bare.detach().as_strided((extent,), (1,)).clone().as_strided(bare.shape, bare.stride())
-    fresh = torch.empty_strided(bare.shape, bare.stride(), dtype=bare.dtype, device=bare.device)
-    return fresh.copy_(bare.detach())
+    return laid_out(bare.detach(), bare.stride())
 
 
 def plain(result: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.worker.arguments.containers import leaves_with_paths
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.workload import Target
 
@@ -94,6 +95,11 @@ def observed_call(decorated: Any, body: Any, positional: tuple[Any, ...], named:
 def check_decorators(call: BodyCall | None, passed: dict[str, Any], target: Target) -> dict[str, str]:
     """Compare the arguments that the body gets with those of the workload.
 
+    Args:
+        call: the call of the body.
+        passed: the arguments of the workload; items of containers by path, such as ``rope[0]``.
+        target: the decorated target, for errors.
+
     Returns:
         The dtype of each tensor that the decorator converts, by parameter.
 
@@ -116,10 +122,12 @@ def check_decorators(call: BodyCall | None, passed: dict[str, Any], target: Targ
             "Remove the decorator, and convert the tensors in the code: x.to(torch.bfloat16).",
         )
     dtypes = {}
+    leaves = dict(leaf for name, value in call.arguments.items() for leaf in leaves_with_paths(name, value))
     for name, value in passed.items():
-        actual = call.arguments.get(name)
+        actual = leaves.get(name)
         if isinstance(value, torch.Tensor) and isinstance(actual, torch.Tensor):
-            if (actual.shape, actual.stride()) != (value.shape, value.stride()):
+            converts_item = actual.dtype != value.dtype and not name.isidentifier()
+            if converts_item or (actual.shape, actual.stride()) != (value.shape, value.stride()):
                 text = f"{str(actual.dtype).removeprefix('torch.')}{list(actual.shape)}"
                 raise refused(
                     f"passes {name} to the body as {text} with strides {list(actual.stride())}",

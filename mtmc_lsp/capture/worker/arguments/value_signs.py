@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -73,14 +74,22 @@ def _flat(value: object) -> Iterator[object]:
         yield value
 
 
-def run_without_values(make: Callable[[], Any]) -> tuple[list[Any], list[bool]] | None:
-    """The result of ``make`` with fake tensors, and for each item whether it is known to have no negative elements.
+@dataclass(frozen=True)
+class TracedInputs:
+    """Inputs of fake tensors."""
 
-    ``None`` if ``make`` reads values of tensors.
-    """
+    results: list[Any]
+    signs: SignTracker
+
+    def is_nonnegative(self, tensor: torch.Tensor) -> bool:
+        """Whether one of the tensors is known to have no negative elements."""
+        return self.signs.is_nonnegative(tensor)
+
+
+def run_without_values(make: Callable[[], Any]) -> TracedInputs | None:
+    """The result of ``make`` with fake tensors; ``None`` if ``make`` reads values of tensors."""
     try:
         with FakeTensorMode(), SignTracker() as signs:
-            results = list(make())
+            return TracedInputs(list(make()), signs)
     except Exception:  # user code raises anything where there are no values
         return None
-    return results, [isinstance(item, torch.Tensor) and signs.is_nonnegative(item) for item in results]

@@ -1,0 +1,101 @@
+"""The values of arguments that a workload describes: random tensors, constants, and containers of these. Runs in workers."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from functools import partial
+from itertools import count
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from mtmc_lsp.capture.worker.arguments.containers import made
+from mtmc_lsp.capture.worker.arguments.strided_tensors import filled
+from mtmc_lsp.core.workload import ArgumentSpec, TensorSpec
+
+
+def resolve(module: ModuleType, qualname: str) -> Any:
+    """The object called ``qualname`` in the module. For a ``torch.compile`` wrapper, the original function."""
+    item: Any = module
+    for part in qualname.split("."):
+        item = getattr(item, part)
+    while callable(getattr(item, "_torchdynamo_orig_callable", None)) and not isinstance(item, type):
+        item = item._torchdynamo_orig_callable
+    return item
+
+
+def make_tensor(spec: TensorSpec, sizes: Mapping[str, int], device: str, seed: int) -> torch.Tensor:
+    """Create a random tensor according to the workload."""
+    # Generated on its device: a GPU is much faster than a CPU.
+    generator = torch.Generator(device).manual_seed(seed)
+    shape = [size.value(sizes) for size in spec.shape]
+    high = spec.high if spec.high_size is None else float(spec.high_size.value(sizes))
+
+    def values(of_shape: Sequence[int]) -> torch.Tensor:
+        return random_values(of_shape, spec.dtype, generator, spec.low, high)
+
+    if spec.stride is None:
+        return values(shape).requires_grad_(spec.requires_grad)
+    return filled(shape, [s.value(sizes) for s in spec.stride], values).requires_grad_(spec.requires_grad)
+
+
+def random_values(
+    shape: Sequence[int], dtype: str, generator: torch.Generator, low: float | None, high: float | None
+) -> torch.Tensor:
+    """Random floats (normal, or uniform in a given range), integers in the range (0 or 1 by default), or bools.
+
+    They are generated on the generator's device.
+    """
+    kind, device = getattr(torch, dtype), generator.device
+    if kind.is_floating_point:
+        if low is not None and high is not None:
+            return (torch.rand(shape, generator=generator, device=device) * (high - low) + low).to(kind)
+        return torch.randn(shape, generator=generator, device=device).to(kind)
+    if kind is torch.bool:
+        return torch.rand(shape, generator=generator, device=device) < 0.5
+    first, last = int(low or 0), int(high if high is not None else 1)
+    return torch.randint(first, last + 1, shape, generator=generator, device=device).to(kind)
+
+
+def without_values(shape: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """A tensor of this shape that takes no memory."""
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)
+
+
+def argument_values(
+    module: ModuleType,
+    arguments: Sequence[ArgumentSpec],
+    sizes: Mapping[str, int],
+    device: str,
+    seed: int,
+    read: Container[str] | None = None,
+) -> dict[str, Any]:
+    """The value of each argument by name. With ``read``, only the tensors whose paths are in it have values."""
+    numbers = count()
+
+    def leaf(spec: ArgumentSpec) -> Any:
+        number = next(numbers)
+        if spec.tensor is None:
+            return spec.constant
+        if read is None or spec.name in read:
+            return make_tensor(spec.tensor, sizes, device, seed + number)
+        shape = [size.value(sizes) for size in spec.tensor.shape]
+        return without_values(shape, getattr(torch, spec.tensor.dtype), device)
+
+    return {spec.name: made(spec, leaf, partial(resolve_class, module)) for spec in arguments}
+
+
+def resolve_class(module: ModuleType, name: str) -> Any:
+    """The class that a file calls ``name``.
+
+    Raises:
+        TypeError: the file has no such class.
+    """
+    try:
+        kind = resolve(module, name)
+    except AttributeError:
+        raise TypeError(f"the file has no class {name}") from None
+    if not isinstance(kind, type):
+        raise TypeError(f"{name} is no class")
+    return kind
