@@ -190,7 +190,7 @@ class Editor:
         """The progress messages of a job."""
         return [str(value.message) for value in self.reported(job)]
 
-    async def until(self, condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    async def until(self, condition: Callable[[], Any], seconds: float = 240.0) -> Any:
         """Wait until ``condition`` is truthy. Returns its value."""
         deadline = asyncio.get_running_loop().time() + seconds
         while not (value := condition()):

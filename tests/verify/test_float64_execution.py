@@ -163,3 +163,11 @@ def test_a_shortcut_of_torchs_that_gives_another_number_of_results_has_no_oracle
     found = expected(attended, {"x": torch.rand(2, 0, 16)}, monkeypatch)
     assert len(found["results"]) == 1
     assert found["oracle"] == found["results"]
+
+
+def test_rounded_results_keep_gaps_between_their_elements() -> None:
+    x = torch.ones(1)
+    mode = Float64Mode()
+    with mode.with_inputs({"x": x.double()}, {"x": x}, rounding_seed=0), mode:
+        value = torch.empty_strided((1, 2), (4, 2), dtype=torch.float32).as_strided((1, 2), (4, 2))
+    assert value.stride() == (4, 2)

@@ -284,5 +284,7 @@ def _perturbed(inputs: dict[str, torch.Tensor], seed: int, epsilon: float) -> di
         perturbed.sub_(0.5).mul_(epsilon).add_(1.0).mul_(computable(tensor))
         if tensor.is_cuda:
             perturbed.masked_fill_(computable(tensor).abs() < torch.finfo(tensor.dtype).tiny, 0.0)
-        perturbed_inputs[name] = perturbed
+        # `empty_like` drops gaps between elements and shared elements.
+        same_strides = perturbed.stride() == tensor.stride()
+        perturbed_inputs[name] = perturbed if same_strides else laid_out(perturbed, tensor.stride())
     return perturbed_inputs

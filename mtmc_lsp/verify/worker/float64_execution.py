@@ -10,6 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.core.graph import RANDOM_OPS
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
@@ -248,7 +249,10 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         rounded = factor * plain if self._shares_draw else factor.mul_(plain)
         rounded.copy_(rounded.to(dtype))
         rounded = torch.where((plain.to(dtype) == plain) | ~torch.isfinite(rounded), plain, rounded)
-        return value + torch.where(torch.isfinite(plain), rounded - plain, 0.0) if value.requires_grad else rounded
+        if value.requires_grad:
+            return value + torch.where(torch.isfinite(plain), rounded - plain, 0.0)
+        # Code that follows may depend on the strides, as in `torch.empty_strided(...).as_strided(...)`.
+        return rounded if rounded.stride() == value.stride() else laid_out(rounded, value.stride())
 
 
 def _storage(tensor: torch.Tensor) -> int:
