@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.errors import EnvironmentNotAble, WorkerFailed
+from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, WorkerFailed
 from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.results import Check, CompileReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate
@@ -271,6 +270,19 @@ class LocalMeasurer:
         source = CandidateSource(candidate.source)
         return self._timer.time(source, previous=_generated(previous), more_baselines=more, wait=wait)
 
+    def compile_variants(self, candidates: Sequence[Candidate]) -> list[CompileReport]:
+        """Compile several candidates at once, on all cores.
+
+        A ranking then finds the kernels in Triton's cache; it would compile them one after the other.
+        """
+        try:
+            return self._compiler.compile_variants(candidates)
+        except WorkerFailed as error:
+            if error.kind is FailureKind.DEADLINE:
+                raise
+            # The ranking compiles what is missing.
+            return [CompileReport() for _ in candidates]
+
     def quick(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> list[float | None]:
         """Rank candidates on the GPU: median microseconds, ``None`` for those that fail.
 
@@ -283,15 +295,7 @@ class LocalMeasurer:
         """
         if not self.has_gpu:
             raise EnvironmentNotAble("ranking needs a CUDA GPU")
-        usable = list(range(len(candidates)))
-        with contextlib.suppress(WorkerFailed):
-            # The ranking then finds the kernels in Triton's cache; it would compile them in one process.
-            reports = self._compiler.compile_variants(candidates)
-            usable = [i for i in usable if reports[i].ok]
-        medians: list[float | None] = [None] * len(candidates)
-        for i, median in zip(usable, self._timer.rank([candidates[i].source for i in usable], seconds), strict=True):
-            medians[i] = median
-        return medians
+        return self._timer.rank([candidate.source for candidate in candidates], seconds)
 
     def kernel_times(self, candidate: Candidate) -> tuple[KernelTime, ...]:
         """The kernels of one call by torch's profiler, the slowest first; none without a GPU.

@@ -74,6 +74,8 @@ class Timer:
         self._preparing_since = 0.0
         self._more: set[str] = set()
         """Further baselines that ``process`` compiled for some candidate."""
+        self._failure = "its process ended"
+        """Why there are no baselines."""
         self._is_lost = False
         """Whether ``process`` ended after it had compiled the baselines."""
         self._device: DeviceModel | None = None
@@ -102,9 +104,12 @@ class Timer:
             self._preparation = background.submit(self._prepare_baselines, reference, first)
 
     def _prepare_baselines(self, reference: Reference, first: PreparedCase) -> bool:
-        with contextlib.suppress(MtmcError), reference.sharing_workload(first) as inputs:
-            return self._compile_baselines(self._baselines, inputs)
-        return False
+        try:
+            with reference.sharing_workload(first) as inputs:
+                return self._compile_baselines(self._baselines, inputs)
+        except MtmcError as error:
+            self._failure = error.message
+            return False
 
     def _compile_baselines(self, names: Sequence[str], inputs: str = "") -> bool:
         """Compile the user's code; returns whether the process survived it.
@@ -113,11 +118,12 @@ class Timer:
         """
         gpu = self._pool.gpu
         request = BaselinesRequest(self._capture, self._user_source, tuple(names), inputs, gpu, lock_folder(gpu))
-        # The first timing repeats a failure and reports it.
-        with contextlib.suppress(MtmcError):
+        try:
             self._pool.call_unlocked(self._process, request, WAIT_FACTOR * self._seconds)
-            return True
-        return False
+        except MtmcError as error:
+            self._failure = error.message
+            return False
+        return True
 
     @property
     def has_baselines(self) -> bool:
@@ -179,7 +185,7 @@ class Timer:
     def _why_missing(self) -> str:
         assert self._preparation is not None
         if self._preparation.done():
-            return "torch.compile ended without a result, for lack of memory or time"
+            return f"torch.compile gave no result: {self._failure}"
         return f"torch.compile was still compiling after {time.monotonic() - self._preparing_since:.0f} s"
 
     def _request(self, candidate: CandidateSource, previous: str | None, baselines: tuple[str, ...]) -> TimeRequest:

@@ -1,10 +1,12 @@
-"""Verifies accepted steps in order, in another thread, while the search tries the next ones."""
+"""Verifies accepted steps in order, in another thread, while the search prepares the next ones."""
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from mtmc_lsp.core.protocols import Measurer
@@ -26,14 +28,20 @@ class Certification:
 
     def __init__(self, measurer: Measurer) -> None:
         self._measurer = measurer
-        self._thread = ThreadPoolExecutor(1)
         self._pending: deque[Certified] = deque()
+        self._tasks: queue.SimpleQueue[tuple[Future[Verdict], Candidate] | None] = queue.SimpleQueue()
+        # A daemon: the end of a cancelled run must not wait for a verification.
+        self._thread = threading.Thread(target=self._work, name="certification", daemon=True)
         self.last_seconds = 0.0
         """How long the last verification took."""
 
     def add(self, step: Step, candidate: Candidate) -> None:
         """Verify a step after those that were added before."""
-        self._pending.append(Certified(step, self._thread.submit(self._verify, candidate)))
+        verdict: Future[Verdict] = Future()
+        self._pending.append(Certified(step, verdict))
+        self._tasks.put((verdict, candidate))
+        if not self._thread.is_alive():
+            self._thread.start()
 
     @property
     def pending(self) -> int:
@@ -60,11 +68,18 @@ class Certification:
     def close(self) -> None:
         """Forget the remaining steps and end the thread."""
         self.drop()
-        self._thread.shutdown(wait=False)
+        self._tasks.put(None)
 
-    def _verify(self, candidate: Candidate) -> Verdict:
-        began = time.monotonic()
-        try:
-            return self._measurer.verify(candidate)
-        finally:
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            verdict, candidate = task
+            if not verdict.set_running_or_notify_cancel():
+                continue
+            began = time.monotonic()
+            try:
+                result = self._measurer.verify(candidate)
+            except BaseException as error:  # the search raises it again
+                verdict.set_exception(error)
+            else:
+                verdict.set_result(result)
             self.last_seconds = time.monotonic() - began

@@ -1,8 +1,8 @@
 """The greedy search: propose an action, try it, keep it if it is faster, and verify what is kept.
 
 On a GPU a *trial* compiles a step, compares its results on the timed inputs and times it. A step that is fast enough becomes the
-base of the next trial at once; its verification runs beside these trials. A step is reported only after its verification. If
-that fails, the steps tried on it are forgotten and the search continues from the version before it.
+base of the next trial at once; its verification runs while the next trial is planned, written and compiled. A step is reported
+only after its verification. If that fails, the search continues from the version before it.
 
 The separation of planner and coder follows "Macro Thinking, Micro Coding" (MTMC).
 """
@@ -34,7 +34,7 @@ from mtmc_lsp.search.certification import Certification, Certified
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.failures import failure_reason
 from mtmc_lsp.search.outcome import run_result
-from mtmc_lsp.search.trial import Trial
+from mtmc_lsp.search.trial import BaseWithdrawn, Trial
 
 MAX_FAILURES = 4
 """The run ends after this many consecutive steps that were not accepted."""
@@ -158,8 +158,14 @@ class GreedySearch:
     def _try(self, action: MacroAction) -> None:
         index = len(self._steps) + 1
         self._events.on_action(index, action)
-        trial = Trial(self._capture, self._components, self._events, self.judge, self._best, self._verifies_later)
-        step = trial.of(index, action)
+        trial = Trial(
+            *(self._capture, self._components, self._events, self.judge, self._best, self._verifies_later),
+            confirm=self._confirm,
+        )
+        try:
+            step = trial.of(index, action)
+        except BaseWithdrawn:
+            return
         self._take(step)
         if step.status is StepStatus.ACCEPTED and step.verdict is None and step.candidate is not None:
             self._certification.add(step, step.candidate)
@@ -169,6 +175,15 @@ class GreedySearch:
         self._report()
 
     # Verified steps ----------------------------------------------------------------------------------------------
+
+    def _confirm(self) -> None:
+        """Wait for the verification of the accepted steps; a failed one makes the present trial pointless."""
+        base = self._best
+        if self._certification.pending:
+            self._events.on_stage("verifying")
+            self._settle(wait=True)
+        if self._best is not base:
+            raise BaseWithdrawn
 
     def _settle(self, *, wait: bool) -> None:
         """Take over the verifications that ended, and report the steps up to the next one that runs."""
@@ -184,10 +199,9 @@ class GreedySearch:
             if not verdict.is_correct:
                 step = replace(step, status=StepStatus.FAILED, reason=verdict.reason, failure=verdict.failure)
         except MtmcError as error:
-            reason = failure_reason(error)
-            if error.kind is FailureKind.DEADLINE:
-                reason = f"it was not verified within the budget of {self._limits.seconds:.0f} s; {step.reason}"
-            step = replace(step, status=StepStatus.FAILED, reason=reason, failure=error.kind)
+            step = replace(step, status=StepStatus.FAILED, reason=failure_reason(error), failure=error.kind)
+        if step.failure is FailureKind.DEADLINE:
+            step = replace(step, reason=f"it was not verified within the budget; {certified.step.reason}")
         if step.status is StepStatus.FAILED:
             # Later steps were tried on a version that cannot stay.
             self._certification.drop()

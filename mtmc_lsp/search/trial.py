@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import MtmcError, ResultsDiffer
 from mtmc_lsp.core.protocols import CannotCode, Repairer, Sampler
-from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
+from mtmc_lsp.core.results import Check, CheckStatus, CompileReport, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search.acceptance import Judge
@@ -22,8 +22,15 @@ TRIAL_CHECK = "results while timed"
 """The check of a step that failed before its verification: the timed results differ from those of the user's code."""
 
 
+class BaseWithdrawn(Exception):
+    """The version that a step changes failed its verification, so the step is not tried any further."""
+
+
 class Ranker(Protocol):
     """A measurer that can also compare many variants quickly."""
+
+    def compile_variants(self, candidates: Sequence[Candidate]) -> list[CompileReport]:
+        """The reports of all candidates, which share the cores."""
 
     def quick(self, candidates: Sequence[Candidate]) -> list[float | None]:
         """The median time of each candidate in microseconds; None for a candidate that fails."""
@@ -41,9 +48,16 @@ class Trial:
     """The version that an action changes."""
     verifies_later: bool
     """Whether a step that is fast enough is verified afterwards, by the caller; otherwise before it is timed."""
+    confirm: Callable[[], None] = lambda: None
+    """Called before a step uses the GPU alone. A verification and a timing exclude each other, so the verification of ``base``
+    goes first. Raises :class:`BaseWithdrawn` if it failed."""
 
     def of(self, index: int, action: MacroAction) -> Step:
-        """The step numbered ``index`` with an action."""
+        """The step numbered ``index`` with an action.
+
+        Raises:
+            BaseWithdrawn: the verification of ``base`` failed meanwhile.
+        """
         self.events.on_stage("writing the code")
         coder = self.components.coder
         try:
@@ -81,7 +95,7 @@ class Trial:
         return [coder.write(self.capture, self.base, action)]
 
     def _fastest(self, action: MacroAction, variants: Sequence[Mapping[str, object]]) -> Candidate:
-        self.events.on_stage(f"measuring {len(variants)} configurations")
+        self.events.on_stage(f"compiling {len(variants)} configurations")
         # The present version is first, so that a tie keeps it.
         choices = [self.base]
         for params in variants:
@@ -91,6 +105,9 @@ class Trial:
                 continue
         # Such actions are only planned if steps are timed.
         ranker: Ranker = self.components.measurer  # type: ignore[assignment]
+        choices = [c for c, report in zip(choices, ranker.compile_variants(choices), strict=True) if report.ok]
+        self.confirm()
+        self.events.on_stage(f"measuring {len(choices)} configurations")
         ranked = [(median, i) for i, median in enumerate(ranker.quick(choices)) if median is not None]
         return choices[min(ranked)[1]] if ranked else self.base
 
@@ -145,6 +162,7 @@ class Trial:
                 return replace(step, reason=verdict.reason, failure=verdict.failure)
         if not self.components.has_gpu:
             return self.judge.unmeasured(step, report)
+        self.confirm()
         on_stage("timing")
         try:
             timing = measurer.time(candidate, self.base)

@@ -131,6 +131,9 @@ class FakeMeasurer:
         us = _us(candidate)
         return timing(us, eager=EAGER_US, previous=_us(previous) if previous and previous.id != "root" else None)
 
+    def compile_variants(self, candidates: Sequence[Candidate]) -> list[CompileReport]:
+        return [CompileReport() for _ in candidates]
+
     def quick(self, candidates: Sequence[Candidate]) -> list[float | None]:
         self.calls["quick"] += 1
         return [None if _outcome(candidate) == "crash" else _us(candidate) for candidate in candidates]

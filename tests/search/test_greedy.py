@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtmc_lsp.core.errors import FailureKind, TargetRaises, WorkerFailed
-from mtmc_lsp.core.results import Check, CheckStatus, Timing, Verdict
+from mtmc_lsp.core.results import Check, CheckStatus, CompileReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate, RunStatus, StepStatus
 from mtmc_lsp.search.components import Limits
 from mtmc_lsp.search.greedy import MAX_FAILURES
@@ -272,39 +272,36 @@ def test_a_step_is_told_only_after_all_its_stages() -> None:
 
 
 class SlowVerifier(FakeMeasurer):
-    """A verification lasts until the search has tried ``trials`` versions, or has nothing left to try."""
+    """A verification lasts until the next version is compiled."""
 
-    def __init__(self, trials: int, **options: bool) -> None:
-        super().__init__(**options)
-        self._tried, self._trials = threading.Semaphore(0), trials
-        self.verified: list[str] = []
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self._compiled, self._left = threading.Semaphore(0), steps - 1
 
-    def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
-        self._tried.release()
-        return super().time(candidate, previous)
+    def compile(self, candidate: Candidate) -> CompileReport:
+        self._compiled.release()
+        return super().compile(candidate)
 
     def verify(self, candidate: Candidate) -> Verdict:
-        for _ in range(self._trials if not self.verified else 0):
-            assert self._tried.acquire(timeout=10)
-        self.verified.append(candidate.id)
+        self._left -= 1
+        for _ in range(2 if self._left >= 0 else 0):
+            assert self._compiled.acquire(timeout=10)
         return super().verify(candidate)
 
 
-def test_the_next_steps_are_tried_while_a_step_is_verified() -> None:
+def test_the_next_step_is_written_and_compiled_while_a_step_is_verified() -> None:
     told: list[str] = []
-    actions = [action(i, "better") for i in range(3)]
-    result = search(actions, measurer=SlowVerifier(3), told=told)
-    assert [step.status for step in result.steps] == [StepStatus.ACCEPTED] * 3
-    assert [text for text in told if text.startswith(("action", "step"))] == [
-        *("action 1", "action 2", "action 3", "step 1", "step 2", "step 3")
-    ]
+    result = search([action(i, "better") for i in range(2)], measurer=SlowVerifier(2), told=told)
+    assert [step.status for step in result.steps] == [StepStatus.ACCEPTED] * 2
+    order = ["action 1", "action 2", "step 1", "step 2"]
+    assert [text for text in told if text.startswith(("action", "step"))] == order
 
 
-def test_steps_tried_on_a_version_that_fails_its_verification_are_forgotten() -> None:
-    """The same actions are tried again on the version before it."""
+def test_a_step_prepared_on_a_version_that_fails_its_verification_is_tried_again() -> None:
+    """On the version before it."""
     actions = [action(0, "better"), action(1, "wrong elsewhere"), action(2, "better"), action(3, "better")]
     told: list[str] = []
-    result = search(actions, measurer=SlowVerifier(4), told=told)
+    result = search(actions, told=told)
     assert [step.status.value for step in result.steps] == ["accepted", "failed", "accepted", "accepted"]
     assert [step.action for step in result.steps] == actions
     assert result.steps[1].reason == "values: relative error 0.5"
@@ -334,7 +331,7 @@ class NeverVerifies(FakeMeasurer):
 def test_a_step_that_was_not_verified_within_the_budget_is_not_delivered() -> None:
     result = search([action(0, "better")], measurer=NeverVerifies())
     assert result.steps[0].status is StepStatus.FAILED
-    assert result.steps[0].reason.startswith("it was not verified within the budget of 60 s")
+    assert result.steps[0].reason.startswith("it was not verified within the budget; 1.25x the eager code")
     assert (result.final.source, result.status) == (SOURCE, RunStatus.NO_GAIN)
 
 
