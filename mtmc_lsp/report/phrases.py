@@ -101,6 +101,10 @@ def compiler_line(result: RunResult) -> str:
     if compiled.speedup is None:
         return compiled.note
     seconds = f", which compiles in {compiled.compile_seconds:.1f} s" if compiled.compile_seconds is not None else ""
+    offer = result.offer
+    if offer is not None and offer.recompilations:
+        times = "once" if offer.recompilations == 1 else f"{offer.recompilations} times"
+        seconds += f" and {times} again for other sizes ({offer.recompile_seconds:.1f} s)"
     ratio = compiled.speedup.ratio
     if compiled.speed is Speed.SLOWER:
         return f"torch.compile alone is {1 / ratio:.2f}x as fast as this version{seconds}"

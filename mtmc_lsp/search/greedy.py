@@ -26,14 +26,14 @@ from mtmc_lsp.core.protocols import (
     Sampler,
     State,
 )
-from mtmc_lsp.core.results import CheckStatus, Timing, VerdictStatus
-from mtmc_lsp.core.run import Candidate, RunResult, Step, StepStatus
+from mtmc_lsp.core.results import CheckStatus, Speed, Timing, VerdictStatus
+from mtmc_lsp.core.run import Candidate, CompilerOffer, RunResult, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search.acceptance import Judge
 from mtmc_lsp.search.certification import Certification, Certified
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.failures import failure_reason
-from mtmc_lsp.search.outcome import run_result
+from mtmc_lsp.search.outcome import compiler_offer, run_result
 from mtmc_lsp.search.trial import BaseWithdrawn, Trial
 
 MAX_FAILURES = 4
@@ -116,6 +116,7 @@ class GreedySearch:
                 # The timing against all baselines is the second one of this version, and must confirm the first.
                 while self._complete_timing():
                     self._drop_bases()
+            offer = self._compiler_offer()
         finally:
             self._certification.close()
         return run_result(
@@ -128,6 +129,7 @@ class GreedySearch:
             run_id=run_id,
             source_hash=source_hash,
             seconds=time.monotonic() - began,
+            offer=offer,
         )
 
     def _explore(self) -> None:
@@ -293,6 +295,21 @@ class GreedySearch:
                 self._retake(last)
                 return
             self._withdraw(last)
+
+    def _compiler_offer(self) -> CompilerOffer | None:
+        """The offer to use ``torch.compile`` instead, if it is faster than the last version."""
+        if self._timing is None or self._timing.speed_over("compile") is not Speed.SLOWER:
+            return None
+        offer = compiler_offer(self._capture, self._root.source, self._timing)
+        if offer is None or not isinstance(self._measurer, BaselineTimer) or time.monotonic() >= self._deadline:
+            return offer
+        self._events.on_stage("counting recompilations of torch.compile")
+        try:
+            count, seconds = self._measurer.recompilations()
+        except MtmcError as error:
+            failure_reason(error)
+            return offer
+        return replace(offer, recompilations=count, recompile_seconds=seconds)
 
     def _withdraw(self, changed: Step) -> None:
         """Take an accepted step back that was reported."""

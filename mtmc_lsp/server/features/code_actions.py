@@ -13,16 +13,22 @@ from lsprotocol import types as lsp
 
 from mtmc_lsp.core.run import RunStatus
 from mtmc_lsp.core.workload import TargetKind
-from mtmc_lsp.server.edits import workspace_edit
+from mtmc_lsp.report.phrases import compiler_line
+from mtmc_lsp.server.edits import minimal_edits, workspace_edit
 from mtmc_lsp.server.features.quick_fixes import quick_fixes
 from mtmc_lsp.server.handshake import CODE_ACTION_KIND as KIND
 from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.server.text import ERRORS
+from mtmc_lsp.source.compile_decorator import add_compile_decorator
+from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import OutlineEntry
 from mtmc_lsp.source.syntax import line_start
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.workload.suggestion import suggest_directive
 
 REVIEW_KIND = f"{KIND}.review"
+USE_COMPILER = "useCompiler"
+"""The action that adds ``@torch.compile`` to the target."""
 
 
 def register(server: Server) -> None:
@@ -168,6 +174,9 @@ def _review_offers(ls: Server, document: Document, entry: OutlineEntry) -> list[
         step = review_state.kept_steps[-1]
         offers.append(_Offer("diff", f"Diff of step {step.index}"))
         offers.append(_Offer("undo", f"Undo step {step.index}: {step.action.text}", stale_reason or active_reason))
+    result = review_state.review.result
+    if result is not None and result.offer is not None and not active_reason:
+        offers.append(_Offer(USE_COMPILER, f"Use torch.compile instead: {compiler_line(result)}", stale_reason))
     if review_state.kept_count or review_state.is_edited:
         offers.append(_Offer("undoAll", "Undo all steps"))
     if review_state.review.status is RunStatus.RUNNING and not active_reason:
@@ -212,9 +221,23 @@ def resolve(ls: Server, action: lsp.CodeAction) -> lsp.CodeAction:
     name, uri, target = data.get("name"), data.get("uri"), data.get("target")
     if name == "addWorkload":
         action.edit = directive_edit(ls, str(uri), str(target))
+    elif name == USE_COMPILER:
+        action.edit = decorator_edit(ls, str(uri), str(target))
     elif name is not None:
         action.command = lsp.Command(action.title, f"mtmc.{name}", arguments=[{"uri": uri, "target": target}])
     return action
+
+
+def decorator_edit(ls: Server, uri: str, qualname: str) -> lsp.WorkspaceEdit | None:
+    """An edit that removes the kernels of a target and adds ``@torch.compile`` to it; None if that is not possible."""
+    document = ls.document(uri)
+    if document is None:
+        return None
+    plain = strip_generated(document.text.data, qualname)
+    changed = add_compile_decorator(plain.decode("utf-8", ERRORS), qualname)
+    if changed is None:
+        return None
+    return workspace_edit(ls, document, minimal_edits(document.text, changed.encode("utf-8", ERRORS)))
 
 
 def _relevant_source(text: bytes, entry: OutlineEntry) -> bytes:
