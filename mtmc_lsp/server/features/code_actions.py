@@ -53,7 +53,7 @@ class _Offer:
 def code_actions(ls: Server, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
     """Actions for the target at the cursor or at the selection."""
     document = ls.document(params.text_document.uri)
-    if document is None or not is_user_tensor_file(document):
+    if document is None or not document.uses_tensors:
         return []
     only = params.context.only
     fixes = quick_fixes(ls, document, params.range) if _is_requested(lsp.CodeActionKind.QuickFix.value, only) else []
@@ -71,14 +71,6 @@ def _target_actions(ls: Server, document: Document, params: lsp.CodeActionParams
     offers = [*_review_offers(ls, document, entry), *_offers(ls, document, entry)]
     fitting = [offer for offer in offers if _is_requested(_kind(offer), params.context.only)]
     return [_action(ls, document, entry, o) for o in fitting if not o.disabled or _supports_disabled(ls)]
-
-
-def is_user_tensor_file(document: Document) -> bool:
-    """Whether the file belongs to the user and uses torch or triton."""
-    if {"site-packages", "dist-packages"} & set(Path(document.path).parts):
-        return False
-    packages = {path.split(".")[0] for path in document.outline.names.imports.values()}
-    return bool(packages & {"torch", "triton", "jaxtyping"}) or b"# mtmc:" in document.text.data
 
 
 def _wants_target_actions(only: Any) -> bool:
