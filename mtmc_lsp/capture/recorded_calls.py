@@ -266,12 +266,18 @@ def workload_from_record(target: Target, record: RecordedTarget) -> Workload | N
     call = record.calls[0] if record.calls else None
     if call is None or call.unusable:
         return None
+    workload = recorded_workload(target, call, training=False)
+    return replace(workload, module=ModuleForm(), assumed=tuple(_assumed(record, call)))
+
+
+def recorded_workload(target: Target, call: RecordedCall, *, training: bool) -> Workload:
+    """The workload of one recorded call, with its module in the mode of the call."""
     return Workload(
         target,
         WorkloadSource.RECORDED,
         call.arguments,
         call.init_arguments if target.class_name else (),
-        assumed=tuple(_assumed(record, call)),
+        module=ModuleForm(call.module_dtype, training if target.class_name else None),
     )
 
 

@@ -1,0 +1,106 @@
+"""Observes what the guards of a target decide when it is called. Runs in workers."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mtmc_lsp.guard.worker.phrases import phrase
+from mtmc_lsp.guard.worker.refusal import find_refusal
+
+SUFFIX = "_fits"
+"""The end of the name of every generated guard."""
+UNKNOWN = "its guard refuses the call"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one guard decided."""
+
+    guard: str
+    """Its name."""
+    reason: str = ""
+    """Why it refuses the call, as a clause; empty if the kernels run."""
+    condition: str = ""
+    """The condition that does not hold, as Python."""
+
+
+class _AllKnown(BaseException):
+    """Ends a call whose guards have decided. User code that handles exceptions does not catch it."""
+
+
+def guards_of(source: str, qualname: str) -> tuple[str, ...]:
+    """The guards that a target calls, in the order of its text; for a module those of its ``forward``."""
+    nodes: Sequence[ast.stmt] = ast.parse(source).body
+    for name in qualname.split("."):
+        found = next((node for node in _definitions(nodes) if node.name == name), None)
+        if found is None:
+            return ()
+        nodes = [*(item for item in _definitions(found.body) if item.name == "forward")] or found.body
+        if isinstance(found, ast.FunctionDef):
+            nodes = found.body
+    calls = (node for statement in nodes for node in ast.walk(statement) if isinstance(node, ast.Call))
+    names = sorted((call.lineno, call.func.id) for call in calls if isinstance(call.func, ast.Name))
+    return tuple(dict.fromkeys(name for _, name in names if name.endswith(SUFFIX)))
+
+
+def _definitions(nodes: Sequence[ast.stmt]) -> list[Any]:
+    return [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+
+
+def observe(module: Any, names: Sequence[str], call: Callable[[], object]) -> list[Decision]:
+    """Call the target up to its last guard, or the first one that refuses; what comes after does not run.
+
+    Args:
+        module: the target's module.
+        names: the guards of the target.
+        call: calls it.
+    """
+    decisions: list[Decision] = []
+    originals = {name: getattr(module, name) for name in names}
+
+    def observed(name: str) -> Callable[..., Any]:
+        guard = originals[name]
+
+        @functools.wraps(guard)
+        def decide(*arguments: Any, **named: Any) -> Any:
+            result = guard(*arguments, **named)
+            decisions.append(Decision(name) if accepts(result) else explain(guard, arguments, named))
+            if decisions[-1].reason or {item.guard for item in decisions} == set(names):
+                raise _AllKnown
+            return result
+
+        return decide
+
+    for name in names:
+        setattr(module, name, observed(name))
+    try:
+        call()
+    except _AllKnown:
+        pass
+    finally:
+        for name, guard in originals.items():
+            setattr(module, name, guard)
+    return decisions
+
+
+def accepts(result: object) -> bool:
+    """Whether the result of a guard lets the kernels run."""
+    return result is not None and result is not False
+
+
+def explain(guard: Callable[..., Any], arguments: Sequence[Any], named: dict[str, Any]) -> Decision:
+    """Why a guard refuses a call."""
+    function = inspect.unwrap(guard)
+    try:
+        bound = inspect.signature(function).bind(*arguments, **named).arguments
+        refusal = find_refusal(function, bound)
+        if refusal is not None:
+            return Decision(function.__name__, phrase(refusal), refusal.text)
+    except Exception as error:  # the explanation must not break a program that runs without it
+        return Decision(function.__name__, f"{UNKNOWN} ({type(error).__name__}: {error})")
+    return Decision(function.__name__, UNKNOWN)
