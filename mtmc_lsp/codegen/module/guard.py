@@ -18,6 +18,7 @@ from mtmc_lsp.codegen.module.guard_helpers import (
     IS_UNCHANGED_MODULE,
     NO_OVERLAP,
     PLAIN_CALL,
+    REPORTED,
 )
 from mtmc_lsp.codegen.module.module_lookups import cache_lookups, parts
 from mtmc_lsp.codegen.module.unpacking import Unpacking
@@ -118,7 +119,7 @@ def write_guard(
     accesses = [item.access for item in graph.modules] + [names[item.name] for item in graph.inputs]
     summary = "The launcher's arguments, or None if the original code must run" if as_tuple else GUARD_SUMMARY
     return (
-        f"def {call_text(name, parameters)}{'' if as_tuple else ' -> bool'}:\n"
+        f"@{REPORTED}\ndef {call_text(name, parameters)}{'' if as_tuple else ' -> bool'}:\n"
         f'    """{summary}."""\n'
         f"{cache_lookups(text, accesses, parameters, _stores(graph) if as_tuple else {})}"
     )
