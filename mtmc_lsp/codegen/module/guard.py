@@ -102,6 +102,7 @@ def write_guard(
     conditions += _no_overlap(graph, names)
     conditions += [binding.condition for binding in size_bindings.values() if binding.condition]
     conditions += [text for access, text in values if not access.startswith("self.")]
+    conditions += [f"isinstance({access}, bool)" for access in graph.free_flags]
     conditions += [rename_symbols(text, texts) for text in (*graph.conditions, *limits)]
     if uses_atomics:
         # Code that only requests warnings may use non-deterministic operations. torch.compile can trace this form.
