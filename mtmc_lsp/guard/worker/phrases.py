@@ -178,6 +178,9 @@ def _device(left: ast.expr, right: ast.expr, scope: Scope) -> str:
 def _mode(left: ast.expr, right: ast.expr, scope: Scope) -> str:
     assert isinstance(left, ast.Attribute)
     modes = {True: ("training mode", ".train()"), False: ("evaluation mode", ".eval()")}
+    if isinstance(right, ast.Attribute):
+        pairs = [f"{scope.text(node.value)} is in {modes[bool(scope.value(node))][0]}" for node in (left, right)]
+        return f"{' and '.join(pairs)}; {MADE_FOR} equal modes"
     actual, (expected, remedy) = modes[bool(scope.value(left))][0], modes[bool(scope.value(right))]
     return f"{scope.text(left.value)} is in {actual}; {MADE_FOR} {expected}: call {remedy} before"
 
