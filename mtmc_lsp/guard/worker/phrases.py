@@ -228,6 +228,8 @@ def _not_plain(condition: ast.Call, scope: Scope) -> str:
     import torch
 
     for name, tensor in _named_tensors(scope):
+        if not isinstance(tensor, torch.Tensor):
+            return f"{name} is {_article(type(tensor))}, not a tensor"
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return f"{name} is {_article(type(tensor))}, a subclass of tensors that kernels cannot read"
         if tensor.layout is not torch.strided or tensor.is_nested:

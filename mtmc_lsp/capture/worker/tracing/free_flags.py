@@ -26,6 +26,8 @@ REGISTERED = ("_parameters", "_buffers", "_modules")
 """Dictionaries of a module besides its attributes."""
 MAX_GROUPS = 3
 """Limit for the flags that are tried, since every combination of free flags is traced."""
+MAX_TRACED_NODES = 1000
+"""Limit for the nodes of all these traces: a trace of a large network takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,13 @@ def free_flags(
     flags = [name for name, value in zip(call.names, call.values, strict=True) if isinstance(value, bool)]
     groups = [*([modes] if modes else []), *((name,) for name in flags)][:MAX_GROUPS]
     free: list[tuple[str, ...]] = []
+    traces_left = MAX_TRACED_NODES // max(1, len(graph.nodes))
 
     def is_same(changed: frozenset[str]) -> bool:
+        nonlocal traces_left
+        if not traces_left:
+            return False
+        traces_left -= 1
         modules = [_owner(call, access) for access in changed if access in modes]
         values = [not v if name in changed else v for name, v in zip(call.names, call.values, strict=True)]
         other_call = replace(call, values=tuple(values))
