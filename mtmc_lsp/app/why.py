@@ -9,7 +9,7 @@ from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.capture.client import find_workload
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.capture.recorded_calls import RECORDS, RecordedCall, find_record, recorded_workload
-from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.core.errors import Location, RequestError, TargetUnsupported
 from mtmc_lsp.core.workload import Target, Workload, WorkloadSource
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.process.worker_process import Worker
@@ -51,6 +51,29 @@ class GuardReport:
     def kernels_run(self) -> bool:
         """Whether the kernels run for all of them."""
         return all(call.kernels_run for call in self.calls)
+
+
+def refuse_calls_without_kernels(target: OpenTarget, workload: Workload) -> None:
+    """Refuse to optimise a target for calls that no kernel can serve.
+
+    Raises:
+        TargetUnsupported: the workload is on the CPU, or all recorded calls record gradients.
+    """
+    where = Location(str(target.path), workload.line or target.definition.start_line)
+    if workload.device == "cpu":
+        raise TargetUnsupported(
+            f"the workload of {target.qualname} is on the CPU, where its kernels would never run",
+            where=where,
+            remedy="Leave out device=cpu.",
+        )
+    record = find_record(workload.target, target.project / FOLDER / RECORDS)
+    if workload.source is WorkloadSource.RECORDED and record is not None and record.calls[0].records_gradients:
+        raise TargetUnsupported(
+            f"all recorded calls of {target.qualname} record gradients, for which its kernels would never run",
+            where=where,
+            remedy="Call it under torch.no_grad() or torch.inference_mode() and record again, or describe such a call:\n"
+            f"    {record.calls[0].directive}",
+        )
 
 
 def explain_guard(target: OpenTarget) -> GuardReport:

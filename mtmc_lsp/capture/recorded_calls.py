@@ -50,6 +50,11 @@ class RecordedCall:
     """Why these calls cannot become a workload, as a clause; empty if they can."""
 
     @property
+    def records_gradients(self) -> bool:
+        """Whether all of these calls recorded gradients."""
+        return self.under_autograd == self.count
+
+    @property
     def directive(self) -> str:
         """The call as a directive."""
         arguments = [f"{item.name}={_directive_value(item)}" for item in self.arguments]
@@ -68,7 +73,7 @@ class RecordedCall:
 
 @dataclass(frozen=True)
 class RecordedTarget:
-    """All recorded calls of one function or method, most frequent signature first."""
+    """All recorded calls of one function or method, the signature of the workload first."""
 
     path: str
     qualname: str
@@ -98,11 +103,14 @@ def merge_records(records: Iterable[list[dict[str, Any]]]) -> list[RecordedTarge
             signatures[signature] = _sum_of(signatures[signature], call) if signature in signatures else call
     targets = []
     for key, signatures in calls.items():
-        ordered = sorted(
-            (_call(call) for call in signatures.values()), key=lambda call: (bool(call.unusable), -call.count)
-        )
+        ordered = sorted((_call(call) for call in signatures.values()), key=_rank)
         targets.append(RecordedTarget(*key, tuple(ordered), others[key]))
     return sorted(targets, key=lambda target: (-target.count, target.path, target.qualname))
+
+
+def _rank(call: RecordedCall) -> tuple[bool, bool, int]:
+    """Frequent calls come first, after those calls that kernels can serve: repeatable, and not always with gradients."""
+    return bool(call.unusable), call.records_gradients, -call.count
 
 
 def _signature_part(argument: Mapping[str, Any]) -> Any:
