@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.guard.worker.observed_calls import SUFFIX, accepts, explain
+from mtmc_lsp.guard.conditions import SUFFIX
+from mtmc_lsp.guard.worker.observed_calls import accepts, explain
 
 BEGIN = "# mtmc: begin "
 

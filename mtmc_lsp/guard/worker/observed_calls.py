@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mtmc_lsp.guard.conditions import SUFFIX
 from mtmc_lsp.guard.worker.phrases import phrase
 from mtmc_lsp.guard.worker.refusal import find_refusal
 
-SUFFIX = "_fits"
-"""The end of the name of every generated guard."""
 UNKNOWN = "its guard refuses the call"
 
 
