@@ -177,6 +177,7 @@ def test_a_version_whose_guard_refuses_the_workload_fails_with_the_condition(opt
     assert delivery_check(verdict) == (CheckStatus.FAILED, reason)
 
 
+@pytest.mark.slow
 def test_the_sizes_of_the_workload_count_where_the_interpreter_verifies_smaller_ones(optimised: Optimised) -> None:
     capture, source = optimised(TEXT, "simple")
     verdict = verdict_of(capture, source.replace("x.numel() > 0", "x.shape[0] <= 4000"))
@@ -186,6 +187,7 @@ def test_the_sizes_of_the_workload_count_where_the_interpreter_verifies_smaller_
     )
 
 
+@pytest.mark.slow
 def test_a_correct_version_passes_and_calls_without_kernels_are_explained(optimised: Optimised) -> None:
     """Verification also passes tensors in an unusual layout, for which the guard chooses the original code."""
     verdict = verdict_of(*optimised(TEXT, "simple"))
@@ -195,6 +197,7 @@ def test_a_correct_version_passes_and_calls_without_kernels_are_explained(optimi
     assert any("no kernel ran, only torch code: x is not contiguous" in detail for detail in details)
 
 
+@pytest.mark.slow
 def test_a_reason_that_only_the_reduced_call_shows_is_named_too(optimised: Optimised) -> None:
     capture, source = optimised(TEXT, "simple")
     verdict = verdict_of(capture, source.replace("x.numel() > 0", "x.shape[0] >= 4000"))

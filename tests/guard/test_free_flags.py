@@ -67,6 +67,21 @@ class Eval(nn.Module):
         return torch.relu(self.norm(self.drop(x)))
 
 
+class Noisy(nn.Dropout):
+    def forward(self, x):
+        return super().forward(x) + 1 if self.training else x
+
+
+# mtmc: x=f32[B,16] B=4
+class Subclass(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop = Noisy(0.0)
+
+    def forward(self, x):
+        return torch.tanh(self.drop(x))
+
+
 # mtmc: x=f32[B,16] B=4
 class Switches(nn.Module):
     def forward(self, x):
@@ -164,6 +179,7 @@ assert len(launches) == 2
 """
 
 
+@pytest.mark.slow
 def test_the_results_are_those_of_eager_mode_in_both_modes(run_program: Callable[..., CompletedProcess[str]]) -> None:
     reference = """
 def reference(block, x):
@@ -180,7 +196,7 @@ def reference(block, x):
 
 @torch.no_grad()
 def test_modes_that_matter_stay_conditions(load: Load) -> None:
-    for name in ("Eval", "Switches", "Counts"):
+    for name in ("Eval", "Subclass", "Switches", "Counts"):
         module = load(TEXT, name)
         item = getattr(module, name)()
         assert accepted(module, item.eval(), 3, 16), name

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from subprocess import CompletedProcess
 from types import ModuleType
 
+import pytest
+
 TEXT = """
 import torch
 
@@ -43,9 +45,8 @@ def test_each_reason_is_reported_once_with_file_and_target(run_program: Run) -> 
 
 
 def test_nothing_is_reported_without_the_variable(run_program: Run) -> None:
-    for variables in ({}, {"MTMC_GUARD": ""}, {"MTMC_GUARD": "off"}):
-        done = run_program(TEXT, "gained", PROGRAM, **variables)
-        assert (done.stdout, done.stderr) == ("done\n", "")
+    done = run_program(TEXT, "gained", PROGRAM, MTMC_GUARD="")
+    assert (done.stdout, done.stderr) == ("done\n", "")
 
 
 def test_without_the_variable_the_guard_is_the_function_itself(load: Callable[[str, str], ModuleType]) -> None:
@@ -65,23 +66,8 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_a_compiled_caller_is_traced_as_without_the_variable(run_program: Run) -> None:
     done = run_program(TEXT, "gained", COMPILED, MTMC_GUARD="warn")
     assert done.stdout == "done\n"
     assert "KernelsDoNotRun" not in done.stderr
-
-
-def test_a_program_whose_warnings_are_errors_names_the_reason(run_program: Run) -> None:
-    program = """
-import warnings
-import torch
-from model import gained
-
-warnings.simplefilter("error")
-try:
-    gained(torch.ones(3, 16, 2), torch.ones(16))
-except UserWarning as error:
-    print(error)
-"""
-    done = run_program(TEXT, "gained", program, MTMC_GUARD="warn")
-    assert done.stdout == ("model.py::gained runs its original code: x has 3 dimensions; the kernels were made for 2\n")

@@ -264,7 +264,7 @@ def _other_module(condition: ast.Call, scope: Scope) -> str:
     name = scope.text(condition.args[0])
     expected = _class_name(kind) if isinstance(kind, type) else kind
     if _class_name(type(module)) != expected:
-        return f"{name} is {_article(type(module))}; {MADE_FOR} {expected}"
+        return f"{name} is {_article(type(module))}; {MADE_FOR} {scope.text(condition.args[1])}"
     if module._forward_hooks or module._forward_pre_hooks:
         return f"{name} has hooks, which the kernels would not call"
     if "forward" in module.__dict__:

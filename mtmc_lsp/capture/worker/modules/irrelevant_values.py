@@ -26,6 +26,9 @@ def without_irrelevant_values(instance: torch.nn.Module | None, reads: dict[str,
 
 
 def _irrelevant(module: Any) -> Iterator[str]:
+    if not type(module).__module__.startswith("torch."):
+        # The forward of a subclass may read the values for something else.
+        return
     if isinstance(module, RNNBase) and module.dropout == 0.0:
         yield "training"
     if isinstance(module, _DropoutNd):
