@@ -67,12 +67,13 @@ def refuse_calls_without_kernels(target: OpenTarget, workload: Workload) -> None
             remedy="Leave out device=cpu.",
         )
     record = find_record(workload.target, target.project / FOLDER / RECORDS)
-    if workload.source is WorkloadSource.RECORDED and record is not None and record.calls[0].records_gradients:
+    call = record.typical if record is not None and workload.source is WorkloadSource.RECORDED else None
+    if call is not None and call.records_gradients:
         raise TargetUnsupported(
             f"all recorded calls of {target.qualname} record gradients, for which its kernels would never run",
             where=where,
             remedy="Call it under torch.no_grad() or torch.inference_mode() and record again, or describe such a call:\n"
-            f"    {record.calls[0].directive}",
+            f"    {call.directive}",
         )
 
 

@@ -73,13 +73,19 @@ class RecordedCall:
 
 @dataclass(frozen=True)
 class RecordedTarget:
-    """All recorded calls of one function or method, the signature of the workload first."""
+    """All recorded calls of one function or method, most frequent signature first."""
 
     path: str
     qualname: str
     calls: tuple[RecordedCall, ...]
     others: int = 0
     """Calls with further signatures, which were only counted."""
+
+    @property
+    def typical(self) -> RecordedCall | None:
+        """The most frequent calls, if possible ones that kernels can serve: without gradients. None if there are no calls."""
+        served = (call for call in self.calls if not call.unusable and not call.records_gradients)
+        return next(served, self.calls[0] if self.calls else None)
 
     @property
     def count(self) -> int:
@@ -103,14 +109,11 @@ def merge_records(records: Iterable[list[dict[str, Any]]]) -> list[RecordedTarge
             signatures[signature] = _sum_of(signatures[signature], call) if signature in signatures else call
     targets = []
     for key, signatures in calls.items():
-        ordered = sorted((_call(call) for call in signatures.values()), key=_rank)
+        ordered = sorted(
+            (_call(call) for call in signatures.values()), key=lambda call: (bool(call.unusable), -call.count)
+        )
         targets.append(RecordedTarget(*key, tuple(ordered), others[key]))
     return sorted(targets, key=lambda target: (-target.count, target.path, target.qualname))
-
-
-def _rank(call: RecordedCall) -> tuple[bool, bool, int]:
-    """Frequent calls come first, after those calls that kernels can serve: repeatable, and not always with gradients."""
-    return bool(call.unusable), call.records_gradients, -call.count
 
 
 def _signature_part(argument: Mapping[str, Any]) -> Any:
@@ -265,13 +268,13 @@ def find_record(target: Target, file: Path) -> RecordedTarget | None:
 
 
 def recorded_form(record: RecordedTarget) -> ModuleForm:
-    """The dtype and mode of the module in the most frequent recorded calls."""
-    return record.calls[0].module_form if record.calls else ModuleForm()
+    """The dtype and mode of the module in the typical recorded calls."""
+    return record.typical.module_form if record.typical is not None else ModuleForm()
 
 
 def workload_from_record(target: Target, record: RecordedTarget) -> Workload | None:
-    """The workload of the most frequent recorded calls; ``None`` if they cannot be repeated."""
-    call = record.calls[0] if record.calls else None
+    """The workload of the typical recorded calls; ``None`` if they cannot be repeated."""
+    call = record.typical
     if call is None or call.unusable:
         return None
     workload = recorded_workload(target, call, training=False)

@@ -190,7 +190,7 @@ def test_recorded_calls_are_the_workload_of_a_target_without_a_directive(recorde
     answer = mtmc(folder, "optimize", "pkg/layers.py::scaled", "--arch", "sm_90", "--json", **NO_GPU)
     assert answer.code == 0, answer.err
     assert answer.document["workload"]["source"] == "recorded"
-    assert "of 6 of the" in answer.document["workload"]["assumed"][0]
+    assert "of 2 of the" in answer.document["workload"]["assumed"][0], "the most frequent of those without gradients"
     assert any(step["status"] == "accepted" for step in answer.document["steps"])
 
 
