@@ -13,13 +13,12 @@ from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.adapters import Adapter
 from mtmc_lsp.verify.candidate_process import CandidateProcess
-from mtmc_lsp.verify.case_runner import MANY_CALLS, STOPS, CaseRunner
+from mtmc_lsp.verify.case_runner import MANY_CALLS, CaseRunner
 from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case
+from mtmc_lsp.verify.delivery import REFUSED, delivery_check
 from mtmc_lsp.verify.int32_overflow import FAR_CHECK, FAR_SEED, far_sizes
 from mtmc_lsp.verify.messages import CallPlan, CandidateRequest
 from mtmc_lsp.verify.outcomes import (
-    GUARD_ACCEPTS,
-    REFUSED,
     CaseOutcome,
     Verification,
     first_failed,
@@ -127,7 +126,7 @@ class VerificationEngine:
         trials = candidate.trials(self._start(candidate), interpreted=not self.has_gpu)
         if not trials:
             return Verification(Verdict(VerdictStatus.UNCERTIFIABLE, text_checks, self._mode, reason=TOO_LARGE))
-        delivery = self._delivery_check(candidate)
+        delivery = delivery_check(candidate, self._process, self._pool, self._reference.run_seconds)
         text_checks = (*text_checks, *delivery)
         refused = first_failed(delivery)
         if refused is not None:
@@ -207,26 +206,6 @@ class VerificationEngine:
         if candidate.needs_kernel and not outcome.launches:
             return Check(FAR_CHECK, CheckStatus.SKIPPED, case.label, "no kernel runs at such sizes")
         return Check(FAR_CHECK, CheckStatus.PASSED, case.label)
-
-    def _delivery_check(self, candidate: Adapter) -> tuple[Check, ...]:
-        """Whether the guard accepts the call that the user makes: with its sizes, strides, containers, mode and decorators.
-
-        The cases call the target's body with tensors in the graph's layout, and under the interpreter with smaller sizes.
-        """
-        request = candidate.guarded_call
-        if request is None:
-            return ()
-        try:
-            answer = self._pool.call(self._process, request, self._reference.run_seconds)
-        except MtmcError as error:
-            if error.kind in STOPS:
-                raise
-            # The first case reports what is wrong with the candidate.
-            return (Check(GUARD_ACCEPTS, CheckStatus.SKIPPED, "", error.message),)
-        if not answer.has_guard:
-            return ()
-        status = CheckStatus.FAILED if answer.reason else CheckStatus.PASSED
-        return (Check(GUARD_ACCEPTS, status, "", answer.reason),)
 
     def _start(self, candidate: Adapter) -> str:
         """Start both processes; returns the constructor arguments if the candidate takes any."""

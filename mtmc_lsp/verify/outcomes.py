@@ -10,8 +10,6 @@ from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.verify.cases import SPECIAL_DISTRIBUTIONS, Case
 from mtmc_lsp.verify.messages import CandidateAnswer, JudgeAnswer
 
-GUARD_ACCEPTS = "guard accepts the workload"
-REFUSED = "the guard refuses the workload's own call, so no kernel would run: {reason}"
 KERNEL_LAUNCHED = "kernel launched"
 NOT_LAUNCHED = "no Triton kernel was launched on the workload's inputs"
 LAUNCHED_BEFORE = (

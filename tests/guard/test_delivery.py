@@ -12,8 +12,8 @@ from mtmc_lsp.core.results import CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture, ModuleForm
 from mtmc_lsp.measure.local_measurer import LocalMeasurer
+from mtmc_lsp.verify.delivery import GUARD_ACCEPTS
 from mtmc_lsp.verify.messages import GuardAnswer, GuardRequest
-from mtmc_lsp.verify.outcomes import GUARD_ACCEPTS
 from mtmc_lsp.verify.worker.guard_command import check_guard
 
 TEXT = """

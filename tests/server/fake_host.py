@@ -31,7 +31,7 @@ from mtmc_lsp.server.host import Job, serve, text_of
 from mtmc_lsp.source.compose import compose
 from mtmc_lsp.source.dependencies import with_definitions
 from mtmc_lsp.source.targets import find_target
-from mtmc_lsp.verify.outcomes import GUARD_ACCEPTS
+from mtmc_lsp.verify.delivery import GUARD_ACCEPTS
 
 GAIN = {"better": 0.8, "far": 0.8, "same": 1.0, "slower": 1.5}
 

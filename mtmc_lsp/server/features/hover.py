@@ -17,7 +17,7 @@ from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.compose import DISPATCH
 from mtmc_lsp.source.target_text import generated_block
 from mtmc_lsp.source.triton.glossary import ACTIONS, TRITON
-from mtmc_lsp.verify.outcomes import GUARD_ACCEPTS
+from mtmc_lsp.verify.delivery import GUARD_ACCEPTS
 
 RUN_WHEN = "**The kernels run** on tensors of the current GPU, without gradients and autocast, if"
 MAX_CONDITIONS = 8
