@@ -84,11 +84,7 @@ def explain_guard(target: OpenTarget) -> GuardReport:
         RequestError: the file has no kernels for the target, or no call of it is known; the target's code raises.
     """
     if target.plain == target.text:
-        raise RequestError(
-            f"{target.qualname} has no kernels in this file",
-            where=Location(str(target.path), target.definition.start_line),
-            remedy=f"Run mtmc optimize {target.path.name}::{target.qualname} --apply.",
-        )
+        raise _without_kernels(target)
     calls: list[ExplainedCall] = []
     stands_in = False
     with Worker(target.python, cwd=str(target.project)) as worker:
@@ -97,9 +93,19 @@ def explain_guard(target: OpenTarget) -> GuardReport:
                 workload, module_name(target.path), target.plain.decode(), target.text.decode(), records_gradients
             )
             answer = worker.call(request, CALL_SECONDS)
+            if not answer.has_guard:
+                raise _without_kernels(target)
             stands_in |= answer.stands_in
             calls.append(ExplainedCall(call.name, answer.reason, answer.condition, answer.guard, call.count))
     return GuardReport(tuple(calls), (STANDS_IN,) if stands_in else ())
+
+
+def _without_kernels(target: OpenTarget) -> RequestError:
+    return RequestError(
+        f"{target.qualname} calls no kernels in this file",
+        where=Location(str(target.path), target.definition.start_line),
+        remedy=f"Run mtmc optimize {target.path.name}::{target.qualname} --apply.",
+    )
 
 
 def _calls(target: OpenTarget) -> Iterator[tuple[ExplainedCall, Workload, bool]]:

@@ -91,11 +91,23 @@ def test_a_change_of_the_code_is_the_reason(tmp_path: Path) -> None:
     assert call["reason"] == "the code of bias_gelu changed since the kernels were made: run mtmc optimize again"
 
 
-def test_a_target_without_kernels_is_exit_code_2_and_told_to_optimize(tmp_path: Path) -> None:
-    project(tmp_path, (GOLDEN / "fuse" / "before.py").read_text())
+DISPATCH = FUNCTION[
+    FUNCTION.index("    if bias_gelu_fits") : FUNCTION.index("    return F.gelu(x + bias) * 0.5\n", 4000)
+]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param((GOLDEN / "fuse" / "before.py").read_text(), id="never optimised"),
+        pytest.param(FUNCTION.replace(DISPATCH, ""), id="dispatch statement removed"),
+    ],
+)
+def test_a_target_without_kernels_is_exit_code_2_and_told_to_optimize(tmp_path: Path, text: str) -> None:
+    project(tmp_path, text)
     answer = mtmc(tmp_path, "why", "model.py::bias_gelu", "--json")
     assert answer.code == 2
-    assert "bias_gelu has no kernels in this file" in answer.error["message"]
+    assert "bias_gelu calls no kernels in this file" in answer.error["message"]
     assert answer.error["remedy"] == "Run mtmc optimize model.py::bias_gelu --apply."
 
 
