@@ -10,6 +10,8 @@ STORES = ("_modules", "_parameters", "_buffers")
 """Dictionaries of a module that a guard reads instead of attributes."""
 TENSORS = "tensors"
 """The guard's variable for all tensors of the call."""
+DISPATCH = "# mtmc: dispatch"
+"""The mark at the end of the first line of a dispatch statement."""
 SUFFIX = "_fits"
 """The end of the name of every generated guard."""
 COMMON = (

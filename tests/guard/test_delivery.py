@@ -11,6 +11,7 @@ import pytest
 from mtmc_lsp.core.results import CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture, ModuleForm
+from mtmc_lsp.guard.worker.observed_calls import guards_of
 from mtmc_lsp.measure.local_measurer import LocalMeasurer
 from mtmc_lsp.verify.delivery import GUARD_ACCEPTS
 from mtmc_lsp.verify.messages import GuardAnswer, GuardRequest
@@ -152,6 +153,44 @@ def test_a_workload_on_the_cpu_is_refused(optimised: Optimised) -> None:
 def test_a_file_without_a_guard_is_not_asked(optimised: Optimised) -> None:
     capture, _ = optimised(TEXT, "simple")
     assert not decided(capture, TEXT).has_guard
+
+
+PLACES = """
+import torch
+
+
+def box_fits(x):
+    return False
+
+
+try:
+    import missing
+except ImportError:
+
+    class Block(torch.nn.Module):
+        def forward(self, x):
+            if block_fits(self, x):  # mtmc: dispatch
+                return block_launch(x)
+            return x if box_fits(x) else x + 1
+
+        def step(self, x):
+            if (block_step_tensors := block_step_fits(self, x)) is not None:  # mtmc: dispatch
+                return block_step_launch(*block_step_tensors)
+            return x
+
+
+def box_fits_twice(x):
+    return box_fits(x) and box_fits(x)
+"""
+
+
+def test_only_dispatch_statements_of_the_target_name_guards() -> None:
+    """The user's functions may have such names, too."""
+    assert guards_of(PLACES, "Block") == guards_of(PLACES, "Block.forward") == ("block_fits",)
+    assert guards_of(PLACES, "Block.step") == ("block_step_fits",)
+    assert (
+        guards_of(PLACES, "box_fits_twice") == guards_of(PLACES, "missing") == guards_of(PLACES, "Block.missing") == ()
+    )
 
 
 def verdict_of(capture: Capture, source: str) -> Verdict:

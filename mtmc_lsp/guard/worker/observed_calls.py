@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mtmc_lsp.guard.conditions import SUFFIX
+from mtmc_lsp.guard.conditions import DISPATCH, SUFFIX
 from mtmc_lsp.guard.worker.phrases import phrase
 from mtmc_lsp.guard.worker.refusal import find_refusal
 
@@ -33,22 +33,31 @@ class _AllKnown(BaseException):
 
 
 def guards_of(source: str, qualname: str) -> tuple[str, ...]:
-    """The guards that a target calls, in the order of its text; for a module those of its ``forward``."""
-    nodes: Sequence[ast.stmt] = ast.parse(source).body
+    """The guards in the dispatch statements of a target, in the order of its text; for a module those of its ``forward``."""
+    found: Any = ast.parse(source)
     for name in qualname.split("."):
-        found = next((node for node in _definitions(nodes) if node.name == name), None)
-        if found is None:
-            return ()
-        nodes = [*(item for item in _definitions(found.body) if item.name == "forward")] or found.body
-        if isinstance(found, ast.FunctionDef):
-            nodes = found.body
-    calls = (node for statement in nodes for node in ast.walk(statement) if isinstance(node, ast.Call))
-    names = sorted((call.lineno, call.func.id) for call in calls if isinstance(call.func, ast.Name))
-    return tuple(dict.fromkeys(name for _, name in names if name.endswith(SUFFIX)))
+        found = _definition(found, name)
+    if isinstance(found, ast.ClassDef):
+        found = _definition(found, "forward")
+    lines = source.splitlines()
+    calls = [node for node in ast.walk(found) if isinstance(node, ast.Call)] if found is not None else []
+    names = [
+        (call.lineno, call.func.id)
+        for call in calls
+        if isinstance(call.func, ast.Name) and call.func.id.endswith(SUFFIX) and DISPATCH in lines[call.lineno - 1]
+    ]
+    return tuple(dict.fromkeys(name for _, name in sorted(names)))
 
 
-def _definitions(nodes: Sequence[ast.stmt]) -> list[Any]:
-    return [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+def _definition(node: Any, name: str) -> ast.FunctionDef | ast.ClassDef | None:
+    """The last definition of this name in a body, also inside ``if`` and ``try``; ``None`` if there is none."""
+    definition = None
+    for child in ast.iter_child_nodes(node) if node is not None else ():
+        if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
+            definition = child if child.name == name else definition
+        elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
+            definition = _definition(child, name) or definition
+    return definition
 
 
 def observe(module: Any, names: Sequence[str], call: Callable[[], object]) -> list[Decision]:
