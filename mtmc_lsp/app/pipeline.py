@@ -25,6 +25,7 @@ from mtmc_lsp.app.run_recorder import Revision, RunConfig, RunRecorder
 from mtmc_lsp.app.stored_runs import check_resumable, open_store
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.app.verify_pair import PairOptions, prepare_pair, verify_pair
+from mtmc_lsp.app.why import refuse_calls_without_kernels
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.capture.recorded_calls import RECORDS
 from mtmc_lsp.codegen.coder import BuiltinCoder
@@ -153,6 +154,7 @@ class Pipeline:
             FileChanged: the file of the resumed run changed since it began.
             RequestError: the resumed run began on another machine, or the revised run has no such step.
             ModelNotUsable: a model must be asked and none can be reached; the run can be resumed.
+            TargetUnsupported: no kernel would run for the workload: it is on the CPU, or always records gradients.
         """
         began = time.monotonic()
         end = began + self.target.settings.budget_seconds
@@ -160,6 +162,7 @@ class Pipeline:
         # Before the capture, so that a store that cannot be written is reported at once.
         store = self.store()
         capture, resumed = self.capture(), self._options.resumed
+        refuse_calls_without_kernels(self.target, capture.workload)
         if self._options.revision is not None:
             return self._revise(self._options.revision)
         if resumed is not None:

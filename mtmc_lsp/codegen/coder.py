@@ -332,7 +332,7 @@ def _module_block(
     summary = f"``{capture.workload.target.qualname}`` with Triton kernels."
     sources = list(dict.fromkeys(text for kernel in kernels for text in (*kernel.functions.values(), kernel.source)))
     helpers = _helpers("\n".join(sources))
-    checks = [source for name, source in GUARD_HELPERS.items() if f"{name}(" in guard]
+    checks = [source for name, source in GUARD_HELPERS.items() if re.search(rf"\b{name}\b", guard)]
     launch = launcher.finish(f"{base}_launch", f"{base}_triton", summary)
     memory = [ALLOCATOR_SOURCE] if launcher.makes_descriptors else []
     memory += [CONSTANT_SOURCE] if launcher.makes_constants else []

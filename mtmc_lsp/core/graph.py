@@ -291,7 +291,10 @@ class Graph:
     containers: tuple[TensorContainer, ...] = ()
     """Containers of attribute tensors; outer ones come first."""
     aliases: tuple[tuple[str, str], ...] = ()
-    """Aliases: pairs of access expressions for one object. The second one is used in the graph."""
+    """Aliases: pairs of access expressions that give one object, such as tied weights, of which the graph uses the second one,
+    and modes of modules that may change together only."""
+    free_flags: tuple[str, ...] = ()
+    """Access expressions of boolean arguments that may be true or false."""
     fp32_matmul: str = "ieee"
     """Precision of fp32 matmuls in the user's code: ``ieee`` or ``tf32``."""
     fp32_convolution: str = "ieee"

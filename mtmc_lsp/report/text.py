@@ -15,6 +15,7 @@ from rich.text import Text
 from mtmc_lsp.app.backends import Question
 from mtmc_lsp.app.doctor import Finding
 from mtmc_lsp.app.record import Recording
+from mtmc_lsp.app.why import GuardReport
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.results import CheckStatus, Timing
@@ -252,6 +253,20 @@ def show_pair(out: Console, pair: ForeignVerdict) -> None:
         out.print(f"unmeasured: {pair.untimed}")
     if pair.reproduction:
         out.print(f"  to reproduce: python {pair.reproduction}")
+
+
+def show_guard(out: Console, name: str, report: GuardReport) -> None:
+    """Show for each known call whether the kernels run, and else the reason and the condition."""
+    refused = sum(not call.kernels_run for call in report.calls)
+    summary = f"the kernels run for {len(report.calls) - refused} of {len(report.calls)} known calls"
+    out.print(Text(f"{name}: {summary}", style="bold"))
+    for call in report.calls:
+        mark, style = CHECK_MARK[CheckStatus.PASSED if call.kernels_run else CheckStatus.FAILED]
+        out.print(Text(mark, style), Text(f"{call.name}: {call.reason or 'the kernels run'}"))
+        if call.condition:
+            out.print(Text(f"    {call.guard}: {call.condition}", style="dim"))
+    for note in report.notes:
+        out.print(Text(f"  {note}", style="dim"))
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:

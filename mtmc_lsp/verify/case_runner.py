@@ -10,7 +10,15 @@ from mtmc_lsp.verify.adapters import FULL_SIZE_FACTOR, Adapter
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.cases import is_exact
 from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest
-from mtmc_lsp.verify.outcomes import LAUNCHED_BEFORE, NOT_LAUNCHED, CaseOutcome, failed_run, judged_outcome, skipped
+from mtmc_lsp.verify.outcomes import (
+    LAUNCHED_BEFORE,
+    NOT_LAUNCHED,
+    CaseOutcome,
+    failed_run,
+    judged_outcome,
+    skipped,
+    with_refusal,
+)
 from mtmc_lsp.verify.reference import PreparedCase, Reference
 from mtmc_lsp.verify.trials import Trial
 
@@ -98,7 +106,7 @@ class CaseRunner:
         # The replay of a CUDA graph launches nothing that can be counted; its first call did.
         launches = answer.all_launches if self._candidate.replays_launches else answer.launches
         if prepared.data.is_first and self._candidate.needs_kernel and not launches:
-            reason = LAUNCHED_BEFORE if answer.all_launches else NOT_LAUNCHED
+            reason = LAUNCHED_BEFORE if answer.all_launches else with_refusal(NOT_LAUNCHED, answer.refusal)
             return CaseOutcome(case, VerdictStatus.RUNTIME_ERROR, reason=reason, lacks_kernel=True)
         if self.trial.capture.uses_random and case.expects_kernel and not answer.launches:
             # Torch's random numbers are not those of a kernel.

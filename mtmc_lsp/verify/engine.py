@@ -15,9 +15,16 @@ from mtmc_lsp.verify.adapters import Adapter
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.case_runner import MANY_CALLS, CaseRunner
 from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case
+from mtmc_lsp.verify.delivery import REFUSED, delivery_check
 from mtmc_lsp.verify.int32_overflow import FAR_CHECK, FAR_SEED, far_sizes
 from mtmc_lsp.verify.messages import CallPlan, CandidateRequest
-from mtmc_lsp.verify.outcomes import CaseOutcome, Verification, first_failed, skipped, uncertain_because
+from mtmc_lsp.verify.outcomes import (
+    CaseOutcome,
+    Verification,
+    first_failed,
+    skipped,
+    uncertain_because,
+)
 from mtmc_lsp.verify.reference import PreparedCase, Reference
 from mtmc_lsp.verify.sanitizer import Sanitizer
 from mtmc_lsp.verify.trials import Trial
@@ -119,6 +126,15 @@ class VerificationEngine:
         trials = candidate.trials(self._start(candidate), interpreted=not self.has_gpu)
         if not trials:
             return Verification(Verdict(VerdictStatus.UNCERTIFIABLE, text_checks, self._mode, reason=TOO_LARGE))
+        delivery = delivery_check(candidate, self._process, self._pool, self._reference.run_seconds)
+        text_checks = (*text_checks, *delivery)
+        refused = first_failed(delivery)
+        if refused is not None:
+            return Verification(
+                Verdict(
+                    VerdictStatus.RUNTIME_ERROR, text_checks, self._mode, reason=REFUSED.format(reason=refused.detail)
+                )
+            )
         outcomes: list[CaseOutcome] = []
 
         def verdict(status: VerdictStatus, reason: str, failure: FailureKind | None = None) -> Verdict:

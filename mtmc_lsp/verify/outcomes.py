@@ -103,6 +103,11 @@ def judged_outcome(
     )
 
 
+def with_refusal(text: str, refusal: str) -> str:
+    """A sentence about a call without kernels, with the reason of the guard if it is known."""
+    return f"{text}: {refusal}" if refusal else text
+
+
 def first_failed(checks: Sequence[Check]) -> Check | None:
     """The first check that failed."""
     return next((check for check in checks if check.status is CheckStatus.FAILED), None)
@@ -140,9 +145,8 @@ def _observed(
         checks.append(check("kernel's result used", "" if answer.uses_kernels else unused))
     if case.expects_kernel:
         status = CheckStatus.PASSED if answer.launches else CheckStatus.SKIPPED
-        checks.append(
-            Check(KERNEL_LAUNCHED, status, case.label, "" if answer.launches else "no kernel ran, only torch code")
-        )
+        detail = "" if answer.launches else with_refusal("no kernel ran, only torch code", answer.refusal)
+        checks.append(Check(KERNEL_LAUNCHED, status, case.label, detail))
     return checks
 
 

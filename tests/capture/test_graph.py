@@ -57,7 +57,8 @@ def test_sizes_keep_the_names_of_the_directive(captured) -> None:
 
 def test_defaults_are_constants_and_keyword_arguments_are_passed_by_name(captured) -> None:
     capture = captured(NAMED, "named")
-    assert capture.graph.constants == {"eps": 1e-6, "flag": True}
+    assert capture.graph.constants == {"eps": 1e-6}
+    assert capture.graph.free_flags == ("flag",), "nothing reads it"
     assert [(a.name, a.input, a.keyword) for a in capture.arguments] == [
         ("x", "x", False),
         ("w", "w", False),

@@ -33,6 +33,7 @@ from mtmc_lsp.capture.worker.graph_reader import InputTensor
 from mtmc_lsp.capture.worker.module_state import StateFound, non_parameter_tensors, refuse_new_state
 from mtmc_lsp.capture.worker.module_structure import aliases_in, class_name, used_modules
 from mtmc_lsp.capture.worker.modules.attribute_tensors import containers_of
+from mtmc_lsp.capture.worker.modules.irrelevant_values import without_irrelevant_values
 from mtmc_lsp.capture.worker.modules.module_dtype import with_module_dtype
 from mtmc_lsp.capture.worker.passes.graph_cleanup import (
     Layout,
@@ -43,7 +44,7 @@ from mtmc_lsp.capture.worker.passes.graph_cleanup import (
 )
 from mtmc_lsp.capture.worker.passes.masked_updates import refuse_unknown_sizes, rewrite_masked_updates
 from mtmc_lsp.capture.worker.passes.noop_writes import remove_noop_writes
-from mtmc_lsp.capture.worker.passes.recurrent_layers import drop_irrelevant_modes, single_recurrent_operators
+from mtmc_lsp.capture.worker.passes.recurrent_layers import single_recurrent_operators
 from mtmc_lsp.capture.worker.passes.row_writes import stack_rows
 from mtmc_lsp.capture.worker.side_effects import (
     access_of,
@@ -53,6 +54,7 @@ from mtmc_lsp.capture.worker.side_effects import (
     refuse_random,
 )
 from mtmc_lsp.capture.worker.size_branches import more_than_one_value, never_empty, rolled_within, sizes_above_one
+from mtmc_lsp.capture.worker.tracing.free_flags import free_flags
 from mtmc_lsp.capture.worker.tracing.target_body import check_decorators, observed_call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
@@ -102,16 +104,31 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
         with calling:
             returned = run_eagerly(module, call, inputs, workload.target)
     before = non_parameter_tensors(call.instance)
+
+    def traced(of: Call) -> tuple[Graph, tuple[str, ...]]:
+        graph, notes = export_graph(
+            flat_function(of, inputs, workload.target),
+            inputs,
+            workload.target,
+            variables,
+            named_class,
+            text,
+            of.target_result,
+        )
+        graph = with_layouts(graph, returned)
+        return remove_dead_nodes(remove_noop_writes(stack_rows(rewrite_masked_updates(graph)))), notes
+
+    def run(of: Call) -> tuple[float, list[str]]:
+        with calling:
+            return run_without_data(of, inputs, workload.target, named_class)
+
     with single_recurrent_operators(), recording_attribute_uses(call.instance, workload.target.path) as uses:
         function = flat_function(call, inputs, workload.target)
         try:
-            graph, notes = export_graph(
-                function, inputs, workload.target, variables, named_class, text, call.target_result
-            )
+            first, notes = traced(call)
         finally:
             refuse_new_state(before, uses.writes.keys() - call.accesses, device)
-        graph = with_layouts(graph, returned)
-        graph = remove_dead_nodes(remove_noop_writes(stack_rows(rewrite_masked_updates(graph))))
+        graph = first
         refuse_unknown_sizes(graph, workload.target)
         size_conditions = (
             *sizes_above_one(function, graph, device),
@@ -120,14 +137,22 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
             *rolled_within(graph),
         )
         graph = replace(graph, conditions=tuple(dict.fromkeys((*graph.conditions, *size_conditions))))
-        with calling:
-            flops, returned_inputs = run_without_data(call, inputs, workload.target, named_class)
+        flops, returned_inputs = run(call)
+    with single_recurrent_operators():
+        same = (first, returned_inputs)
+        flags = free_flags(call, uses, same, workload.target.path, lambda of: traced(of)[0], lambda of: run(of)[1])
     uses.refuse_writes(workload.target, {item.access for item in workload.state})
     refuse_random(graph, workload.target)
     refuse_hidden_mutations(graph, workload.target)
     notes += _gradient_notes(workload)
-    constants = _constants(call, drop_irrelevant_modes(call.instance, uses.reads), workload.target)
-    graph = replace(graph, constants=constants, state_attributes=tuple(item.access for item in workload.state))
+    constants = _constants(call, without_irrelevant_values(call.instance, uses.reads), workload.target)
+    constants = {access: value for access, value in constants.items() if access not in (*flags.modes, *flags.arguments)}
+    graph = replace(
+        graph,
+        constants=constants,
+        free_flags=flags.arguments,
+        state_attributes=tuple(item.access for item in workload.state),
+    )
     graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution())
     graph = separate_unread_inputs(remove_dead_nodes(with_returned_inputs(graph, returned_inputs)), uses.tensors)
     _check_graph(graph, workload.target)
@@ -141,7 +166,9 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     used = {*(item.access for item in modules), *tensors}
     attributes = [i.access for i in (*graph.inputs, *graph.unread_inputs) if i.kind is InputKind.ATTRIBUTE]
     containers = containers_of(call.instance, attributes)
-    graph = replace(graph, modules=modules, containers=containers, aliases=aliases_in(call.instance, used))
+    graph = replace(
+        graph, modules=modules, containers=containers, aliases=(*aliases_in(call.instance, used), *flags.equal_modes)
+    )
     graph = replace(graph, dependencies=dependencies(module, calling, constructing, call.instance))
     arguments = captured_arguments(call, {item.path: item.name for item in inputs}, named_class)
     return Capture(

@@ -10,6 +10,7 @@ HAVE_TYPE_AND_SHAPE = "_have_type_and_shape"
 HAVE_VALUES = "_have_values"
 HAS_ITEMS = "_has_items"
 ALIGNED = "_are_aligned"
+REPORTED = "_reported"
 GUARD_HELPERS = {
     ALIGNED: '''def _are_aligned(tensors) -> bool:
     """Whether all tensors start at multiples of 16 bytes, which TMA requires; False under torch.compile, which cannot tell."""
@@ -98,6 +99,16 @@ def _do_not_overlap(tensors, updated) -> bool:
             elif type(actual) is not type(value) or actual != value:
                 return False
     return True
+''',
+    REPORTED: '''def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 ''',
 }
 """Source of each guard helper, by name."""

@@ -37,6 +37,7 @@ COMMANDS = {
     "verify.share_inputs": ("ShareInputsRequest", "reference_commands:share_inputs"),
     "verify.unshare_inputs": ("UnshareInputsRequest", "reference_commands:unshare_inputs"),
     "verify.candidate": ("CandidateRequest", "candidate_commands:run_candidate"),
+    "verify.guard": ("GuardRequest", "guard_command:check_guard"),
     "verify.judge": ("JudgeRequest", "judge_command:judge"),
     "verify.reproduce": ("ReproduceRequest", "reproduction:reproduce"),
     "process.start": ("StartRequest", "start:start"),
@@ -198,6 +199,8 @@ def main() -> None:
 
 def _serve(options: argparse.Namespace, answers_file: int) -> None:
     parent = os.getppid()
+    # Guards that warn are slower; workers measure what the user's program runs otherwise.
+    os.environ.pop("MTMC_GUARD", None)
     if options.sandbox:
         _enter_sandbox(options.sandbox)
     # After entering the sandbox, which applies only to threads that start later.

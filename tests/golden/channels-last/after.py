@@ -35,6 +35,17 @@ def _is_plain_call(tensors) -> bool:
     )
 
 
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
+
+
 def _syntax_text(node) -> str:
     """A syntax tree as text, without docstrings and without the dispatch statements that mtmc inserts."""
     import ast
@@ -108,6 +119,7 @@ def two_convolutions_up_to_date() -> bool:
         return False
 
 
+@_reported
 def two_convolutions_fits(x, w, v) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (

@@ -48,6 +48,17 @@ def _is_plain_call(tensors) -> bool:
     )
 
 
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
+
+
 def _syntax_text(node) -> str:
     """A syntax tree as text, without docstrings and without the dispatch statements that mtmc inserts."""
     import ast
@@ -121,6 +132,7 @@ def biased_softmax_up_to_date() -> bool:
         return False
 
 
+@_reported
 def biased_softmax_fits(x, bias) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
