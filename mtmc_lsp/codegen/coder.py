@@ -38,7 +38,7 @@ from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch
+from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch, Placement
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, TargetKind
 from mtmc_lsp.device.choice import default_model
@@ -75,13 +75,15 @@ IMPORTS = (
 class BuiltinCoder:
     """Generates Triton without a network. The same device, capture, candidate and action always give byte-identical output."""
 
-    def __init__(self, device: DeviceModel | None = None) -> None:
+    def __init__(self, device: DeviceModel | None = None, place: Placement = Placement.END) -> None:
         """Create a coder.
 
         Args:
             device: the GPU that the code is for; None for the one that represents the default architecture.
+            place: where the code goes in the user's file.
         """
         self._device = device or default_model()
+        self._place = place
 
     def start(self, capture: Capture, source: str) -> Candidate:
         """The starting point: the user's file without any generated code."""
@@ -107,6 +109,7 @@ class BuiltinCoder:
         except RecursionError:
             why = "the chain of dependent operations in one kernel is too long for the code generator"
             raise CannotCode(f"{why}; fuse fewer operations") from None
+        code = replace(code, place=self._place)
         text = compose(plain, target, code).decode()
         return Candidate(content_id(text), candidate.id, action, text, code, to_json(changed), launches)
 

@@ -84,6 +84,8 @@ class Settings:
     """What chooses the next step: ``roofline`` or ``llm``."""
     coder: str = "builtin"
     """What writes the step: ``builtin``, ``llm``, or ``auto`` (built-in first, then the model for what it cannot write)."""
+    place: str = "end"
+    """Where generated code goes: ``end``, one block at the end of the file with its imports, or ``above`` the target."""
     exclude_actions: tuple[str, ...] = ()
     """Action kinds and rewrite rules that the planner never proposes, such as ``autotune``."""
     max_autotune: bool = False
@@ -112,6 +114,7 @@ def _archs_problem(archs: tuple[str, ...]) -> str:
 
 PLANNERS = ("roofline", "llm")
 CODERS = ("builtin", "auto", "llm")
+PLACES = ("end", "above")
 
 
 def _one_of(allowed: tuple[str, ...]) -> typing.Callable[[Any], str]:
@@ -130,6 +133,7 @@ CHECKS: dict[str, typing.Callable[[Any], str]] = {
     "max_steps": lambda value: "" if value > 0 else f"{value} steps are not possible; it must be above 0",
     "planner": _one_of(PLANNERS),
     "coder": _one_of(CODERS),
+    "place": _one_of(PLACES),
     "exclude_actions": _exclude_problem,
 }
 """Setting to a function that returns the problem with a value, or an empty string."""

@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[M,K] w=f32[N,K] b=f32[N] M=48 K=40 N=64
+def linear_sum(x, w, b):
+    if linear_sum_fits(x, w, b):  # mtmc: dispatch
+        return (linear_sum_triton if torch.compiler.is_compiling() else linear_sum_launch)(x, w, b)
+    return F.linear(x, w, b).sum(dim=1)
 
 
 # mtmc: begin linear_sum
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def linear_sum_total_kernel(
     w_ptr,
@@ -207,10 +216,3 @@ def linear_sum_triton(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torc
     """``linear_sum_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return linear_sum_launch(x, w, b, wrap_triton(linear_sum_total_kernel), wrap_triton(linear_sum_out_kernel))
 # mtmc: end linear_sum
-
-
-# mtmc: x=f32[M,K] w=f32[N,K] b=f32[N] M=48 K=40 N=64
-def linear_sum(x, w, b):
-    if linear_sum_fits(x, w, b):  # mtmc: dispatch
-        return (linear_sum_triton if torch.compiler.is_compiling() else linear_sum_launch)(x, w, b)
-    return F.linear(x, w, b).sum(dim=1)

@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: q=f32[B,H,S,D] k=f32[B,H,S,D] v=f32[B,H,S,D] B=1 H=2 S=40 D=16
+def attend(q, k, v):
+    if attend_fits(q, k, v):  # mtmc: dispatch
+        return (attend_triton if torch.compiler.is_compiling() else attend_launch)(q, k, v)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 # mtmc: begin attend
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def attend_kernel(
     q_ptr,
@@ -193,10 +202,3 @@ def attend_triton(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Te
     """``attend_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return attend_launch(q, k, v, wrap_triton(attend_kernel))
 # mtmc: end attend
-
-
-# mtmc: q=f32[B,H,S,D] k=f32[B,H,S,D] v=f32[B,H,S,D] B=1 H=2 S=40 D=16
-def attend(q, k, v):
-    if attend_fits(q, k, v):  # mtmc: dispatch
-        return (attend_triton if torch.compiler.is_compiling() else attend_launch)(q, k, v)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -1,10 +1,19 @@
 import torch
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[M,N] weight=f32[N] M=16 N=96
+def rms_norm(x, weight):
+    if rms_norm_fits(x, weight):  # mtmc: dispatch
+        return (rms_norm_triton if torch.compiler.is_compiling() else rms_norm_launch)(x, weight)
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
 
 
 # mtmc: begin rms_norm
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def rms_norm_kernel(
     x_ptr,
@@ -159,10 +168,3 @@ def rms_norm_triton(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``rms_norm_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return rms_norm_launch(x, weight, wrap_triton(rms_norm_kernel))
 # mtmc: end rms_norm
-
-
-# mtmc: x=f32[M,N] weight=f32[N] M=16 N=96
-def rms_norm(x, weight):
-    if rms_norm_fits(x, weight):  # mtmc: dispatch
-        return (rms_norm_triton if torch.compiler.is_compiling() else rms_norm_launch)(x, weight)
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight

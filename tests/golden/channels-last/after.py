@@ -1,11 +1,21 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[B,16,H,W] w=f32[32,16,3,3] v=f32[8,32,1,1] B=2 H=8 W=10
+def two_convolutions(x, w, v):
+    if two_convolutions_fits(x, w, v):  # mtmc: dispatch
+        return (two_convolutions_triton if torch.compiler.is_compiling() else two_convolutions_launch)(x, w, v)
+    y = F.silu(F.conv2d(x, w, padding=1))
+    return F.conv2d(y, v)
 
 
 # mtmc: begin two_convolutions
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def two_convolutions_kernel(conv2d_ptr, y_ptr, n_cols, BLOCK: tl.constexpr):
     """y, in one kernel.
@@ -153,11 +163,3 @@ def two_convolutions_triton(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -
     """``two_convolutions_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return two_convolutions_launch(x, w, v, wrap_triton(two_convolutions_kernel))
 # mtmc: end two_convolutions
-
-
-# mtmc: x=f32[B,16,H,W] w=f32[32,16,3,3] v=f32[8,32,1,1] B=2 H=8 W=10
-def two_convolutions(x, w, v):
-    if two_convolutions_fits(x, w, v):  # mtmc: dispatch
-        return (two_convolutions_triton if torch.compiler.is_compiling() else two_convolutions_launch)(x, w, v)
-    y = F.silu(F.conv2d(x, w, padding=1))
-    return F.conv2d(y, v)

@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f16[B,32,H,W] w=f16[16,32,3,3] b=f16[16] B=2 H=6 W=7
+def conv_relu(x, w, b):
+    if conv_relu_fits(x, w, b):  # mtmc: dispatch
+        return (conv_relu_triton if torch.compiler.is_compiling() else conv_relu_launch)(x, w, b)
+    return F.relu(F.conv2d(x, w, b, padding=1))
 
 
 # mtmc: begin conv_relu
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def conv_relu_kernel(
     x_ptr,
@@ -193,10 +202,3 @@ def conv_relu_triton(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch
     """``conv_relu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return conv_relu_launch(x, w, b, wrap_triton(conv_relu_kernel))
 # mtmc: end conv_relu
-
-
-# mtmc: x=f16[B,32,H,W] w=f16[16,32,3,3] b=f16[16] B=2 H=6 W=7
-def conv_relu(x, w, b):
-    if conv_relu_fits(x, w, b):  # mtmc: dispatch
-        return (conv_relu_triton if torch.compiler.is_compiling() else conv_relu_launch)(x, w, b)
-    return F.relu(F.conv2d(x, w, b, padding=1))

@@ -1,10 +1,19 @@
 import torch
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[M,N] bias=f32[N] M=6 N=24
+def biased_softmax(x, bias):
+    if biased_softmax_fits(x, bias):  # mtmc: dispatch
+        return (biased_softmax_triton if torch.compiler.is_compiling() else biased_softmax_cuda_graph)(x, bias)
+    return torch.softmax(x + bias, -1)
 
 
 # mtmc: begin biased_softmax
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def biased_softmax_kernel(
     x_ptr,
@@ -211,10 +220,3 @@ def biased_softmax_cuda_graph(x, bias):
     """``biased_softmax_launch`` as one CUDA graph."""
     return _run_cuda_graph(biased_softmax_launch, (x, bias), ())
 # mtmc: end biased_softmax
-
-
-# mtmc: x=f32[M,N] bias=f32[N] M=6 N=24
-def biased_softmax(x, bias):
-    if biased_softmax_fits(x, bias):  # mtmc: dispatch
-        return (biased_softmax_triton if torch.compiler.is_compiling() else biased_softmax_cuda_graph)(x, bias)
-    return torch.softmax(x + bias, -1)

@@ -1,11 +1,20 @@
 import torch
 import torch.nn.functional as F
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[B,18,H,W] w=f32[6,18,3,3] B=2 H=5 W=6
+def conv_tanh(x, w):
+    if conv_tanh_fits(x, w):  # mtmc: dispatch
+        return (conv_tanh_triton if torch.compiler.is_compiling() else conv_tanh_launch)(x, w)
+    return torch.tanh(F.conv2d(x, w, padding=1))
 
 
 # mtmc: begin conv_tanh
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def _tanh(x):
     """tanh to a few ulp: an odd polynomial near zero, where the exponential form loses precision by cancellation."""
@@ -314,10 +323,3 @@ def conv_tanh_triton(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         wrap_triton(conv_tanh_out_kernel),
     )
 # mtmc: end conv_tanh
-
-
-# mtmc: x=f32[B,18,H,W] w=f32[6,18,3,3] B=2 H=5 W=6
-def conv_tanh(x, w):
-    if conv_tanh_fits(x, w):  # mtmc: dispatch
-        return (conv_tanh_triton if torch.compiler.is_compiling() else conv_tanh_launch)(x, w)
-    return torch.tanh(F.conv2d(x, w, padding=1))

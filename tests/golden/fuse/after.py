@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[M,N] bias=f32[N] M=32 N=96
+def bias_gelu(x, bias):
+    if bias_gelu_fits(x, bias):  # mtmc: dispatch
+        return (bias_gelu_triton if torch.compiler.is_compiling() else bias_gelu_launch)(x, bias)
+    return F.gelu(x + bias) * 0.5
 
 
 # mtmc: begin bias_gelu
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def bias_gelu_kernel(
     x_ptr,
@@ -160,10 +169,3 @@ def bias_gelu_triton(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """``bias_gelu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return bias_gelu_launch(x, bias, wrap_triton(bias_gelu_kernel))
 # mtmc: end bias_gelu
-
-
-# mtmc: x=f32[M,N] bias=f32[N] M=32 N=96
-def bias_gelu(x, bias):
-    if bias_gelu_fits(x, bias):  # mtmc: dispatch
-        return (bias_gelu_triton if torch.compiler.is_compiling() else bias_gelu_launch)(x, bias)
-    return F.gelu(x + bias) * 0.5

@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f16[B,3,H,W] w=f16[6,3,5,3] B=2 H=13 W=15
+def conv_relu(x, w):
+    if conv_relu_fits(x, w):  # mtmc: dispatch
+        return (conv_relu_triton if torch.compiler.is_compiling() else conv_relu_launch)(x, w)
+    return F.relu(F.conv2d(x, w, stride=(3, 2), padding=(2, 1)))
 
 
 # mtmc: begin conv_relu
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def conv_relu_input_windows_kernel(
     x_ptr,
@@ -260,10 +269,3 @@ def conv_relu_triton(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         wrap_triton(conv_relu_out_kernel),
     )
 # mtmc: end conv_relu
-
-
-# mtmc: x=f16[B,3,H,W] w=f16[6,3,5,3] B=2 H=13 W=15
-def conv_relu(x, w):
-    if conv_relu_fits(x, w):  # mtmc: dispatch
-        return (conv_relu_triton if torch.compiler.is_compiling() else conv_relu_launch)(x, w)
-    return F.relu(F.conv2d(x, w, stride=(3, 2), padding=(2, 1)))

@@ -1,10 +1,35 @@
 import torch
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+class Net(torch.nn.Module):
+    def __init__(self, hidden=16):
+        super().__init__()
+        self.layer = torch.nn.LSTM(8, hidden, 2)
+
+    def forward(self, x):
+        if net_fits(self, x):  # mtmc: dispatch
+            return (net_triton if torch.compiler.is_compiling() else net_launch)(
+                x, self.layer.weight_ih_l0, self.layer.weight_hh_l0, self.layer.bias_ih_l0,
+                self.layer.bias_hh_l0, self.layer.weight_ih_l1, self.layer.weight_hh_l1, self.layer.bias_ih_l1,
+                self.layer.bias_hh_l1,
+            )
+        return self.layer(x)[0]
+
+
+def get_inputs():
+    return [torch.randn(5, 3, 8)]
+
+
+def get_init_inputs():
+    return []
 
 
 # mtmc: begin Net
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def _tanh(x):
     """tanh to a few ulp: an odd polynomial near zero, where the exponential form loses precision by cancellation."""
@@ -287,26 +312,3 @@ def net_triton(
         wrap_triton(net_kernel),
     )
 # mtmc: end Net
-
-
-class Net(torch.nn.Module):
-    def __init__(self, hidden=16):
-        super().__init__()
-        self.layer = torch.nn.LSTM(8, hidden, 2)
-
-    def forward(self, x):
-        if net_fits(self, x):  # mtmc: dispatch
-            return (net_triton if torch.compiler.is_compiling() else net_launch)(
-                x, self.layer.weight_ih_l0, self.layer.weight_hh_l0, self.layer.bias_ih_l0,
-                self.layer.bias_hh_l0, self.layer.weight_ih_l1, self.layer.weight_hh_l1, self.layer.bias_ih_l1,
-                self.layer.bias_hh_l1,
-            )
-        return self.layer(x)[0]
-
-
-def get_inputs():
-    return [torch.randn(5, 3, 8)]
-
-
-def get_init_inputs():
-    return []

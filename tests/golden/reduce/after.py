@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[M,N] weight=f32[N] bias=f32[N] M=16 N=96
+def layer_norm(x, weight, bias):
+    if layer_norm_fits(x, weight, bias):  # mtmc: dispatch
+        return (layer_norm_triton if torch.compiler.is_compiling() else layer_norm_launch)(x, weight, bias)
+    return F.layer_norm(x, (x.shape[-1],), weight, bias)
 
 
 # mtmc: begin layer_norm
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def layer_norm_kernel(
     x_ptr,
@@ -167,10 +176,3 @@ def layer_norm_triton(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor)
     """``layer_norm_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return layer_norm_launch(x, weight, bias, wrap_triton(layer_norm_kernel))
 # mtmc: end layer_norm
-
-
-# mtmc: x=f32[M,N] weight=f32[N] bias=f32[N] M=16 N=96
-def layer_norm(x, weight, bias):
-    if layer_norm_fits(x, weight, bias):  # mtmc: dispatch
-        return (layer_norm_triton if torch.compiler.is_compiling() else layer_norm_launch)(x, weight, bias)
-    return F.layer_norm(x, (x.shape[-1],), weight, bias)

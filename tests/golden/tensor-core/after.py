@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[M,K] w=f32[N,K] M=48 K=64 N=32
+def linear_relu(x, w):
+    if linear_relu_fits(x, w):  # mtmc: dispatch
+        return (linear_relu_triton if torch.compiler.is_compiling() else linear_relu_launch)(x, w)
+    return F.relu(F.linear(x, w))
 
 
 # mtmc: begin linear_relu
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def _unit_scale(largest):
     """The power of two that scales ``largest`` to [64, 128), and its inverse. Exact, also for 0 and subnormals."""
@@ -334,10 +343,3 @@ def linear_relu_triton(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """``linear_relu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return linear_relu_launch(x, w, wrap_triton(linear_relu_kernel_split), wrap_triton(linear_relu_kernel))
 # mtmc: end linear_relu
-
-
-# mtmc: x=f32[M,K] w=f32[N,K] M=48 K=64 N=32
-def linear_relu(x, w):
-    if linear_relu_fits(x, w):  # mtmc: dispatch
-        return (linear_relu_triton if torch.compiler.is_compiling() else linear_relu_launch)(x, w)
-    return F.relu(F.linear(x, w))
