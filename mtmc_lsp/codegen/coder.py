@@ -52,6 +52,7 @@ from mtmc_lsp.schedule.matmul_configs import by_pointers
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.source.compose import compose, strip_generated
+from mtmc_lsp.source.line_wrapping import wrapped
 
 DISTRIBUTION = {
     RegionKind.MAP: "One pass over memory",
@@ -261,6 +262,7 @@ def _docstring(
     """The kernel's docstring: the source lines that it computes, and which memory traffic it avoids."""
     line_numbers = sorted({ir.graph.node(name).line for name in (*region.nodes, *plan.recomputed)} - {0})
     quoted = [lines[n - 1].strip() for n in line_numbers if 0 < n <= len(lines)]
+    quoted = [text if len(text) <= LINE else f"{text[: LINE - 4]} ..." for text in quoted]
     results = ", ".join(value_name(ir, ref) for ref in region.outputs)
     n_intermediates = len(region.nodes) - len(region.outputs)
     memory_note = "; intermediate values are not written to memory" if n_intermediates > 0 else ""
@@ -341,7 +343,7 @@ def _module_block(
     memory += [CONSTANT_SOURCE] if launcher.makes_constants else []
     cuda_graph = [GRAPHS, RUN_CUDA_GRAPH, _cuda_graph_function(capture, base, launcher)] if uses_cuda_graph else []
     version_check = [check] if check else []
-    return "\n\n".join([*helpers, *sources, *checks, *version_check, guard, *memory, launch, *cuda_graph])
+    return wrapped("\n\n".join([*helpers, *sources, *checks, *version_check, guard, *memory, launch, *cuda_graph]))
 
 
 def _cuda_graph_function(capture: Capture, base: str, launcher: Launcher) -> str:

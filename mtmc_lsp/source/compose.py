@@ -38,6 +38,7 @@ from mtmc_lsp.source.imports import (
     missing_imports,
     statement_start,
 )
+from mtmc_lsp.source.line_wrapping import MAX_LINE, wrapped
 from mtmc_lsp.source.syntax import (
     field,
     is_docstring,
@@ -206,8 +207,7 @@ def _one_line_edit(
     if is_docstring(first):
         raise _cannot_insert("has its docstring on the line of its def", first, target)
     step = b"\t" if function_indent.endswith(b"\t") else b"    "
-    head, _, rest = dispatch.rstrip("\n").partition("\n")
-    rendered = _indent_dispatch(f"{head}\n{rest}", function_indent + step, step, newline, ONE_LINE_NOTE)
+    rendered = _indent_dispatch(dispatch, function_indent + step, step, newline, ONE_LINE_NOTE)
     return _Edit(header.end_byte, first.start_byte, newline + rendered + function_indent + step)
 
 
@@ -220,11 +220,11 @@ def _cannot_insert(problem: str, node: Node, target: Target) -> TargetUnsupporte
 
 
 def _indent_dispatch(dispatch: str, indent: bytes, step: bytes, newline: bytes, note: str = "") -> bytes:
-    """Add the marker and indent the statement; each four spaces of its indentation become one ``step``."""
-    lines = dispatch.rstrip("\n").split("\n")
-    lines[0] += f"  {DISPATCH}{note}"
+    """Add the marker, wrap and indent the statement; each four spaces of its indentation become one ``step``."""
+    head, _, body = dispatch.rstrip("\n").partition("\n")
+    marked = f"{head}  {DISPATCH}{note}\n{body}"
     rendered = b""
-    for line in lines:
+    for line in wrapped(marked, MAX_LINE - len(indent.expandtabs(4))).split("\n"):
         inner = line.lstrip(" ")
         depth, rest = divmod(len(line) - len(inner), 4)
         rendered += indent + step * depth + b" " * rest + inner.encode() + newline

@@ -53,7 +53,9 @@ def attend_kernel(
         for start in range(edge_key if at_edge else 0, end_key if at_edge else edge_key, BLOCK_N):
             n = start + tl.arange(0, BLOCK_N)
             n_mask = EVEN_N | (n < n_queries)
-            k = tl.load(k_ptr + batch * 16 * n_queries + head[:, None] + n[None, :] * 16, mask=n_mask[None, :], other=0.0)
+            k = tl.load(
+                k_ptr + batch * 16 * n_queries + head[:, None] + n[None, :] * 16, mask=n_mask[None, :], other=0.0
+            )
             scores = tl.dot(q, k, input_precision="ieee")
             if at_edge:
                 scores = tl.where((n[None, :] <= m) & (n_mask[None, :]), scores, -float("inf"))
@@ -165,7 +167,14 @@ def attend_fits(q, k, v) -> bool:
     tensors = (q, k, v)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))

@@ -127,7 +127,14 @@ def two_convolutions_fits(x, w, v) -> bool:
     tensors = (x, w, v)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -144,8 +151,12 @@ def two_convolutions_launch(x, w, v, two_convolutions_kernel=two_convolutions_ke
     B = x.shape[0]
     H = x.shape[2]
     W = x.shape[3]
-    clone = torch.ops.aten.clone.default(x, memory_format=torch.channels_last).contiguous(memory_format=torch.channels_last)
-    clone_2 = torch.ops.aten.clone.default(w, memory_format=torch.channels_last).contiguous(memory_format=torch.channels_last)
+    clone = torch.ops.aten.clone.default(
+        x, memory_format=torch.channels_last
+    ).contiguous(memory_format=torch.channels_last)
+    clone_2 = torch.ops.aten.clone.default(
+        w, memory_format=torch.channels_last
+    ).contiguous(memory_format=torch.channels_last)
     conv2d = torch.conv2d(clone, clone_2, None, [1, 1], [1, 1]).contiguous(memory_format=torch.channels_last)
     y = torch.empty_strided((B, 32, H, W), (32 * H * W, 1, 32 * W, 32), dtype=torch.float32, device=x.device)
     n_cols = 32 * B * H * W

@@ -61,8 +61,14 @@ def conv_relu_kernel(
         k = step % blocks_k * BLOCK_K + tl.arange(0, BLOCK_K)
         i20 = kernel_position // 3
         i21 = kernel_position % 3
-        inside_2 = (i20 - 1 + h_index >= 0) & (i20 - 1 + h_index < H) & (i21 - 1 + w_index >= 0) & (i21 - 1 + w_index < W)
-        x = tl.load(x_ptr + i20 * W + i21 - W - 1 + k[None, :] * H * W + b_index * 32 * H_W + h_index * W + w_index, mask=m_mask & inside_2, other=0.0)
+        inside_2 = (
+            (i20 - 1 + h_index >= 0) & (i20 - 1 + h_index < H) & (i21 - 1 + w_index >= 0) & (i21 - 1 + w_index < W)
+        )
+        x = tl.load(
+            x_ptr + i20 * W + i21 - W - 1 + k[None, :] * H * W + b_index * 32 * H_W + h_index * W + w_index,
+            mask=m_mask & inside_2,
+            other=0.0,
+        )
         w = tl.load(w_ptr + kernel_position + k[:, None] * 9 + n * K)
         acc = tl.dot(x, w, acc)
     b = tl.load(b_ptr + n).to(tl.float32)
@@ -168,7 +174,14 @@ def conv_relu_fits(x, w, b) -> bool:
     tensors = (x, w, b)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float16 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float16
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))

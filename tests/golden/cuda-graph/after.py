@@ -139,7 +139,14 @@ def biased_softmax_fits(x, bias) -> bool:
     tensors = (x, bias)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -178,11 +185,11 @@ _GRAPHS, _CAPTURING = {}, Lock()
 
 
 def _run_cuda_graph(launch, arguments, fixed, updated=()):
-    """Run ``launch(*arguments, *fixed)`` as one CUDA graph on copies of ``arguments``; return copies of the graph's results.
+    """Run ``launch(*arguments, *fixed)`` as one CUDA graph on copies of ``arguments``; return copies of its results.
 
-    Graphs are cached by layout of ``arguments``, addresses of ``fixed`` (parameters are read in place) and stream. A call takes
-    its graph out of the cache while it runs, and captures run one at a time. ``updated`` lists the indices in ``fixed`` of
-    tensors that a launch writes to.
+    Graphs are cached by layout of ``arguments``, addresses of ``fixed`` (parameters are read in place) and stream.
+    A call takes its graph out of the cache while it runs, and captures run one at a time. ``updated`` lists the
+    indices in ``fixed`` of tensors that a launch writes to.
     """
     if torch.cuda.is_current_stream_capturing():
         return launch(*arguments, *fixed)

@@ -38,7 +38,11 @@ def bias_gelu_kernel(
     x = tl.load(x_ptr + rows * n_cols + cols, mask=row_mask & col_mask, other=0.0)
     bias = tl.load(bias_ptr + cols, mask=col_mask, other=0.0)
     value = x + bias
-    tl.store(out_ptr + rows * n_cols + cols, 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476)) * 0.5, mask=row_mask & col_mask)
+    tl.store(
+        out_ptr + rows * n_cols + cols,
+        0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476)) * 0.5,
+        mask=row_mask & col_mask,
+    )
 
 
 def _is_plain_call(tensors) -> bool:
@@ -137,7 +141,14 @@ def bias_gelu_fits(x, bias) -> bool:
     tensors = (x, bias)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))

@@ -155,7 +155,14 @@ def linear_gelu_fits(x, w, bias) -> bool:
     tensors = (x, w, bias)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float16 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float16
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))

@@ -135,7 +135,7 @@ def _is_plain_call(tensors) -> bool:
 
 
 def _is_unchanged_module(module, kind, length=None) -> bool:
-    """Whether a call of the module runs only the forward method of its class: same class, no hooks, no patched forward."""
+    """Whether a call of the module runs only the forward of its class: same class, no hooks, no patched forward."""
     return (
         (type(module) is kind or f"{type(module).__module__}.{type(module).__qualname__}" == kind)
         and not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
@@ -233,13 +233,26 @@ def net_fits(self, x) -> bool:
     ):
         return False
     tensors = (
-        x, (layer_weight_ih_l0 := layer.weight_ih_l0), (layer_weight_hh_l0 := layer.weight_hh_l0), (layer_bias_ih_l0 := layer.bias_ih_l0),
-        (layer_bias_hh_l0 := layer.bias_hh_l0), (layer_weight_ih_l1 := layer.weight_ih_l1), (layer_weight_hh_l1 := layer.weight_hh_l1), (layer_bias_ih_l1 := layer.bias_ih_l1),
+        x,
+        (layer_weight_ih_l0 := layer.weight_ih_l0),
+        (layer_weight_hh_l0 := layer.weight_hh_l0),
+        (layer_bias_ih_l0 := layer.bias_ih_l0),
+        (layer_bias_hh_l0 := layer.bias_hh_l0),
+        (layer_weight_ih_l1 := layer.weight_ih_l1),
+        (layer_weight_hh_l1 := layer.weight_hh_l1),
+        (layer_bias_ih_l1 := layer.bias_ih_l1),
         (layer_bias_hh_l1 := layer.bias_hh_l1),
     )
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))

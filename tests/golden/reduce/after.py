@@ -44,7 +44,11 @@ def layer_norm_kernel(
     row_sum_2 = tl.sum(tl.where(col_mask, sub_2 * sub_2, 0.0), axis=1, keep_dims=True)
     weight = tl.load(weight_ptr + cols, mask=col_mask, other=0.0)
     bias = tl.load(bias_ptr + cols, mask=col_mask, other=0.0)
-    tl.store(out_ptr + rows * n_cols + cols, sub_2 * tl.rsqrt(row_sum_2 / n_cols + 1e-05) * weight + bias, mask=row_mask & col_mask)
+    tl.store(
+        out_ptr + rows * n_cols + cols,
+        sub_2 * tl.rsqrt(row_sum_2 / n_cols + 1e-05) * weight + bias,
+        mask=row_mask & col_mask,
+    )
 
 
 def _is_plain_call(tensors) -> bool:
@@ -143,7 +147,14 @@ def layer_norm_fits(x, weight, bias) -> bool:
     tensors = (x, weight, bias)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))

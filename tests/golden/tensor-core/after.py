@@ -169,7 +169,8 @@ def linear_relu_kernel(
         x_part = tl.load(x_row + start)
         w_part = tl.load(w_row + start)
         acc = tl.dot(x_part, w_part, acc)
-    # Then high*high in pieces of PIECE blocks of K. FP32 units add the pieces with rounding to nearest; tensor cores round
+    # Then high*high in pieces of PIECE blocks of K. FP32 units add the pieces with rounding to nearest; tensor cores
+    # round
     # towards zero, and that error accumulates over a long sum.
     if ONE_PIECE:
         for start in range(0, K_PAD, BLOCK_K):
@@ -287,7 +288,14 @@ def linear_relu_fits(x, w) -> bool:
     tensors = (x, w)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
