@@ -192,7 +192,7 @@ def editable_code_of(capture: Capture, candidate: Candidate) -> EditableCode:
     if code is None:
         ir = ir_of(capture.graph, Schedule())
         # Torch calls alone are the same for every device.
-        code, _ = render(capture, ir, Schedule(), candidate.source, default_model())
+        code = render(capture, ir, Schedule(), candidate.source, default_model()).code
     return split_code(code)
 
 

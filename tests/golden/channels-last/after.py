@@ -17,7 +17,7 @@ from torch.library import triton_op, wrap_triton  # noqa: E402
 
 
 @triton.jit
-def two_convolutions_kernel(conv2d_ptr, y_ptr, n_cols, BLOCK: tl.constexpr):
+def two_convolutions_y_kernel(conv2d_ptr, y_ptr, n_cols, BLOCK: tl.constexpr):
     """y, in one kernel.
 
         y = F.silu(F.conv2d(x, w, padding=1))
@@ -146,7 +146,7 @@ def two_convolutions_fits(x, w, v) -> bool:
     )
 
 
-def two_convolutions_launch(x, w, v, two_convolutions_kernel=two_convolutions_kernel):
+def two_convolutions_launch(x, w, v, two_convolutions_y_kernel=two_convolutions_y_kernel):
     """``two_convolutions`` with Triton kernels."""
     B = x.shape[0]
     H = x.shape[2]
@@ -160,7 +160,7 @@ def two_convolutions_launch(x, w, v, two_convolutions_kernel=two_convolutions_ke
     conv2d = torch.conv2d(clone, clone_2, None, [1, 1], [1, 1]).contiguous(memory_format=torch.channels_last)
     y = torch.empty_strided((B, 32, H, W), (32 * H * W, 1, 32 * W, 32), dtype=torch.float32, device=x.device)
     n_cols = 32 * B * H * W
-    two_convolutions_kernel[((n_cols + 1023) // 1024,)](
+    two_convolutions_y_kernel[((n_cols + 1023) // 1024,)](
         conv2d, y, n_cols,
         BLOCK=1024, num_warps=4, num_stages=2,
     )
@@ -172,5 +172,5 @@ def two_convolutions_launch(x, w, v, two_convolutions_kernel=two_convolutions_ke
 @triton_op(f"{__name__.replace('.', '_')}::two_convolutions_triton", mutates_args=())
 def two_convolutions_triton(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """``two_convolutions_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
-    return two_convolutions_launch(x, w, v, wrap_triton(two_convolutions_kernel))
+    return two_convolutions_launch(x, w, v, wrap_triton(two_convolutions_y_kernel))
 # mtmc: end two_convolutions

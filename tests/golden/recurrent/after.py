@@ -41,7 +41,7 @@ def _tanh(x):
 
 
 @triton.jit(do_not_specialize=["diagonal"])
-def net_kernel(
+def net_out_kernel(
     gates_ptr,
     weight_ih_ptr,
     weight_hh_ptr,
@@ -280,7 +280,7 @@ def net_launch(
     layer_weight_hh_l1,
     layer_bias_ih_l1,
     layer_bias_hh_l1,
-    net_kernel=net_kernel,
+    net_out_kernel=net_out_kernel,
 ):
     """``Net`` with Triton kernels."""
     s1 = x.shape[1]
@@ -297,7 +297,7 @@ def net_launch(
     memory[0] = zeros_2
     sequence = zeros.new_empty((s0, s1, 16))
     for diagonal in range(s0 + 1):
-        net_kernel[(2, 2, (s1 + 15) // 16)](
+        net_out_kernel[(2, 2, (s1 + 15) // 16)](
             gates, layer_weight_ih_l1, weight_hh, bias_ih, bias_hh, hidden, memory, sequence, diagonal, s0, s1,
             gates.stride(0), gates.stride(1), LINES=2, HIDDEN=16, BLOCK_B=16, BLOCK_H=8, BLOCK_K=16, num_warps=4,
             num_stages=2,
@@ -322,6 +322,6 @@ def net_triton(
     return net_launch(
         x, layer_weight_ih_l0, layer_weight_hh_l0, layer_bias_ih_l0, layer_bias_hh_l0,
         layer_weight_ih_l1, layer_weight_hh_l1, layer_bias_ih_l1, layer_bias_hh_l1,
-        wrap_triton(net_kernel),
+        wrap_triton(net_out_kernel),
     )
 # mtmc: end Net
