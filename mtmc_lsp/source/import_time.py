@@ -15,7 +15,7 @@ from mtmc_lsp.source.syntax import field, text_of, undecorated, walk
 
 DYNAMIC = frozenset({"globals", "locals", "vars", "eval", "exec", "modules", "import_module", "__import__"})
 """Names that give access to a target without naming it."""
-MODULES_WITHOUT_CALLS = sys.stdlib_module_names | {"torch", "triton"}
+MODULES_WITHOUT_CALLS = sys.stdlib_module_names | {"torch", "triton", "typing_extensions"}
 """Modules whose decorators never call what they decorate before a call of the user, and keep it in no registry."""
 DEFINITIONS = ("function_definition", "class_definition")
 NOT_EXECUTED = ("function_definition", "lambda")
