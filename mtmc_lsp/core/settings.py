@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.core.run import Placement
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _archs_problem(archs: tuple[str, ...]) -> str:
 
 PLANNERS = ("roofline", "llm")
 CODERS = ("builtin", "auto", "llm")
-PLACES = ("end", "above")
+PLACES = tuple(place.value for place in Placement)
 
 
 def _one_of(allowed: tuple[str, ...]) -> typing.Callable[[Any], str]:

@@ -39,10 +39,12 @@ class Span:
 
 def find_block(text: bytes, qualname: str) -> Span | None:
     """The generated block of a target."""
-    name = re.escape(qualname.encode())
-    begin, end = BEGIN.encode() + b" " + name, END.encode() + b" " + name
-    pattern = LINE_START + begin + BLANK + rb"(?:.*\n)*?" + end + _LAST_LINE
-    match = re.search(pattern, text, re.MULTILINE)
+    begin, end = (f"{mark} {qualname}".encode() for mark in (BEGIN, END))
+    start = text.find(begin)
+    if start < 0:
+        return None
+    pattern = LINE_START + re.escape(begin) + BLANK + rb"(?:.*\n)*?" + re.escape(end) + _LAST_LINE
+    match = re.compile(pattern, re.MULTILINE).search(text, start)
     return Span(match.start(), match.end()) if match is not None else None
 
 
@@ -76,12 +78,12 @@ def with_gap(text: bytes, offset: int, block: bytes, newline: bytes) -> bytes:
 def remove_block(text: bytes, span: Span) -> bytes:
     """Remove a block and the empty lines that separate it; empty lines that the user removed are not missed."""
     before, after = text[: span.start], text[span.end :]
-    if after:
+    if after.strip():
         gap = re.match(BLANK + rb"{0,%d}" % N_BLANK, after)
         return before + after[gap.end() if gap is not None else 0 :]
     for _ in range(N_BLANK):
         before = re.sub(rb"(?<=\n)[ \t]*(?:\r\n|\n)\Z", b"", before)
-    return before if text.endswith(b"\n") else re.sub(rb"\r?\n\Z", b"", before)
+    return before + after if text.endswith(b"\n") or after else re.sub(rb"\r?\n\Z", b"", before)
 
 
 def without_blocks(text: bytes, *, marked_imports: bool) -> bytes:

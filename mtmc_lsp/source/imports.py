@@ -121,19 +121,26 @@ def missing_imports(root: Node, path: str, required: tuple[str, ...], before: in
 
 
 def check_names_are_free(root: Node, path: str, code: str) -> None:
-    """Refuse code that would replace something that the file defines.
+    """Refuse code that would replace something that the file defines otherwise.
 
     Raises:
-        RequestError: the file and the code bind the same name.
+        RequestError: the file and the code bind the same name by different statements.
     """
-    names = {binding.name for binding in bindings(parse(code.encode()))}
-    conflict = next((binding for binding in bindings(root) if binding.name in names), None)
-    if conflict is not None:
-        raise RequestError(
-            f"the name {conflict.name!r} is used for something else here, but the generated code defines it",
-            where=Location(path, conflict.line),
-            remedy="Rename it in this file.",
-        )
+    defined = {binding.name: statement for statement, binding in _statements(parse(code.encode()))}
+    for statement, binding in _statements(root):
+        if binding.name in defined and statement != defined[binding.name]:
+            raise RequestError(
+                f"the name {binding.name!r} is used for something else here, but the generated code defines it",
+                where=Location(path, binding.line),
+                remedy="Rename it in this file.",
+            )
+
+
+def _statements(root: Node) -> Iterator[tuple[str, Binding]]:
+    """The text of each top-level statement with each name that it binds."""
+    for child in root.named_children:
+        for binding in bindings_of(child):
+            yield text_of(child).replace("\r\n", "\n"), binding
 
 
 @dataclass(frozen=True)

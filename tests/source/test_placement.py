@@ -163,6 +163,21 @@ def test_a_name_of_the_file_that_the_code_would_replace_is_refused() -> None:
         compose(text, find_target(text, "m.py", "f"), code_for("f"))
 
 
+def test_a_helper_that_the_file_already_contains_is_no_conflict() -> None:
+    helper = "def helper():\n    return 1\n"
+    text = f"import os\n\n\n{helper}\n\n{TARGET}".encode()
+    code = GeneratedCode((), f"{helper}\n\ndef f_launch():\n    return helper()\n", "if True:\n    return f_launch()\n")
+    result = compose(text, find_target(text, "m.py", "f"), code)
+    assert strip_generated(result, "f") == text
+    with pytest.raises(RequestError, match="'helper' is used for something else"):
+        compose(text.replace(b"1", b"2"), find_target(text, "m.py", "f"), code)
+
+
+def test_empty_lines_that_were_added_at_the_end_stay() -> None:
+    text = f"import os\n\n\n{TARGET}"
+    assert strip_generated(put(text, "f").encode() + b"\n\n", "f").decode() == text + "\n\n"
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.sampled_from([*OTHERS.values(), *CALLERS.values()]), max_size=4),
