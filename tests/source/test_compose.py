@@ -328,3 +328,17 @@ def test_stripping_a_broken_file_keeps_all_user_code() -> None:
         assert head in left
         assert "def f(x):\n" in left
         assert "    return x + 1\n" in left
+
+
+def test_a_long_dispatch_is_wrapped_at_the_indentation_of_the_target() -> None:
+    arguments = ", ".join(f"argument_number_{i}" for i in range(12))
+    code = GeneratedCode(
+        IMPORTS,
+        "def k_fits(*args):\n    return args\n",
+        f"if (tensors := k_fits(self, {arguments})) is not None:\n    return k_launch({arguments})\n",
+    )
+    raw = f"class M(nn.Module):\n    def forward(self, {arguments.replace(' ', chr(10) + ' ' * 8)}):\n        return 1\n".encode()
+    result = compose(raw, find_target(raw, "m.py", "M"), code)
+    assert max(len(line) for line in result.decode().splitlines()) <= 120
+    assert b"        if (  # mtmc: dispatch\n" in result
+    assert strip_generated(result, "M") == raw
