@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +46,7 @@ from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch, watched
 from mtmc_lsp.search.store import RunRecord, Store
+from mtmc_lsp.source.compiled_use import is_compiled_in_file
 from mtmc_lsp.source.targets import find_target
 
 CAPTURING = "capturing the target"
@@ -67,7 +68,7 @@ class RunOptions:
     revision: Revision | None = None
     """A decision about a step of an earlier run, which this run carries out."""
     deadline: float | None = None
-    """Time of the monotonic clock at which even a running step is ended; by default it is finished."""
+    """Time of the monotonic clock at which everything ends; a run ends earlier if its budget does."""
     fresh: bool = False
     """Whether cached timings are measured again."""
     needs_sandbox: bool = False
@@ -87,6 +88,7 @@ class Pipeline:
     def __init__(self, target: OpenTarget, options: RunOptions = DEFAULTS, events: Events = SILENT) -> None:
         self.target = target
         self._options, self._events = options, events
+        self._deadline = options.deadline
         self._resources = ExitStack()
         self._fork_server: ForkServer | None = None
         self._store: Store | None = None
@@ -152,6 +154,9 @@ class Pipeline:
             RequestError: the resumed run began on another machine, or the revised run has no such step.
             ModelNotUsable: a model must be asked and none can be reached; the run can be resumed.
         """
+        began = time.monotonic()
+        end = began + self.target.settings.budget_seconds
+        self._deadline = end if self._deadline is None else min(end, self._deadline)
         # Before the capture, so that a store that cannot be written is reported at once.
         store = self.store()
         capture, resumed = self.capture(), self._options.resumed
@@ -169,7 +174,8 @@ class Pipeline:
         components = self._open_components(model, steps)
         recorder = RunRecorder(store, run_id, self._run_config(), model, first_step=len(steps) + 1)
         search = GreedySearch(capture, self._source, components, recorder.events(self._events))
-        return recorder.finish(search.run(run_id, self.target.source_hash, steps))
+        result = search.run(run_id, self.target.source_hash, steps)
+        return recorder.finish(replace(result, seconds=time.monotonic() - began))
 
     def verify_file(self) -> Verdict:
         """Capture -> whether the file as it is, generated code included, computes what the user's code computes."""
@@ -181,7 +187,7 @@ class Pipeline:
         """Capture -> the time of the file as it is, generated code included; None without a GPU."""
         measurer = self.measurer()
         self._events.on_stage("timing")
-        return measurer.time(self._file_as_candidate(), None)
+        return measurer.time_with_baselines(self._file_as_candidate(), None, None)
 
     def profile(self, ncu: str = "") -> tuple[Profile, DeviceModel]:
         """Capture -> where the time of a call of the file as it is goes, and the device's limits.
@@ -209,6 +215,14 @@ class Pipeline:
             fresh=self._options.fresh,
             on_case=lambda case: self._events.on_stage(case.label),
         )
+
+    @property
+    def _baseline(self) -> str:
+        """The baseline that a version must beat to be delivered."""
+        setting = self.target.settings.baseline
+        if setting != "current":
+            return setting
+        return "compile" if is_compiled_in_file(self._source, self.target.qualname) else "eager"
 
     # Resources ---------------------------------------------------------------------------------------------------
 
@@ -239,8 +253,8 @@ class Pipeline:
         target, plain = self.target, self.target.plain
         path = str(target.path)
         seconds = CAPTURE_SECONDS
-        if self._options.deadline is not None:
-            seconds = max(LEAST_CAPTURE_SECONDS, min(seconds, self._options.deadline - time.monotonic()))
+        if self._deadline is not None:
+            seconds = max(LEAST_CAPTURE_SECONDS, min(seconds, self._deadline - time.monotonic()))
         definition = find_target(plain, path, target.qualname)
         workload = find_workload(path, plain, definition, target.project / FOLDER / RECORDS)
         fork_server = self._fork_server
@@ -254,7 +268,7 @@ class Pipeline:
             archs=settings.archs,
             precision=settings.precision,
             baselines=settings.compiled_baselines,
-            deadline=self._options.deadline,
+            deadline=self._deadline,
             fresh=self._options.fresh,
             needs_sandbox=self._options.needs_sandbox,
         )
@@ -288,8 +302,9 @@ class Pipeline:
         """The parts of a search; the edits of ``steps`` by a model are known to the coder."""
         settings, measurer = self.target.settings, self.measurer()
         planner, coder = self._open_backends(model, steps)
-        limits = Limits(settings.budget_seconds, settings.max_steps)
-        return SearchComponents(planner, coder, measurer, measurer.has_gpu, limits)
+        seconds = settings.budget_seconds if self._deadline is None else self._deadline - time.monotonic()
+        limits = Limits(max(0.0, seconds), settings.max_steps)
+        return SearchComponents(planner, coder, measurer, measurer.has_gpu, limits, self._baseline)
 
     def _run_config(self) -> RunConfig:
         backends, revision = self._options.backends, self._options.revision

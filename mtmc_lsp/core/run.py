@@ -127,6 +127,7 @@ class RunStatus(Enum):
     """Outcome of a run."""
 
     IMPROVED = "improved"
+    """Faster than the baseline that decides, which is what the user runs today unless the settings say otherwise."""
     NO_GAIN = "no_gain"
     INCORRECT = "incorrect"
     """Steps were proposed, but none passed verification."""
@@ -177,6 +178,8 @@ class RunResult:
     """Wall time of the run in seconds."""
     source_hash: str
     """SHA-256 of the file content that was read."""
+    baseline: str = "eager"
+    """The baseline that the last version must beat to be delivered: ``eager``, ``compile`` or ``best``."""
     model_use: ModelUse | None = None
     """Use of the language model, if any."""
     device: DeviceModel | None = None

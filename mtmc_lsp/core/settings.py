@@ -75,6 +75,9 @@ class Settings:
     """The interpreter for user code; empty to search VIRTUAL_ENV, .venv and the current interpreter."""
     archs: tuple[str, ...] = ("sm_80", "sm_90", "gfx942")
     """Architectures for which kernels are cross-compiled without a GPU."""
+    baseline: str = "current"
+    """What a version must beat to be delivered. ``current``: what the user runs today, eager mode unless the file compiles the
+    target; ``eager``; ``compile``: ``torch.compile``; ``best``: the fastest of all that are timed."""
     precision: str = "budget"
     """``budget``: steps may change rounding within the error budget. ``strict``: such steps are never proposed."""
     budget_seconds: float = 300.0
@@ -113,6 +116,7 @@ def _archs_problem(archs: tuple[str, ...]) -> str:
     return ""
 
 
+BASELINES = ("current", "eager", "compile", "best")
 PLANNERS = ("roofline", "llm")
 CODERS = ("builtin", "auto", "llm")
 PLACES = tuple(place.value for place in Placement)
@@ -129,6 +133,7 @@ def _exclude_problem(names: tuple[str, ...]) -> str:
 
 CHECKS: dict[str, typing.Callable[[Any], str]] = {
     "archs": _archs_problem,
+    "baseline": lambda value: _one_of(BASELINES)(value),
     "precision": lambda value: "" if value in ("budget", "strict") else f"{value!r} is neither budget nor strict",
     "budget_seconds": lambda value: "" if value > 0 else f"{value:g} seconds are not possible; it must be above 0",
     "max_steps": lambda value: "" if value > 0 else f"{value} steps are not possible; it must be above 0",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -64,16 +66,37 @@ def show_head(out: Console, capture: Capture) -> None:
     out.print(Text(line, style="dim"))
 
 
-def show_action(out: Console, index: int, action: MacroAction) -> None:
-    """Show headline and reason of a step before it is tried."""
-    rounding = "  (changes rounding, within the error budget)" if action.changes_rounding else ""
+@dataclass(frozen=True)
+class RunClock:
+    """The present stage of a run, the time that it has taken, and the time that is left; current whenever it is drawn."""
+
+    stage: str
+    began: float
+    """Time of the monotonic clock."""
+    budget: float
+    """Seconds."""
+
+    def __rich__(self) -> Text:
+        elapsed = time.monotonic() - self.began
+        return Text(f"{self.stage}  ({elapsed:.0f} s, {max(0.0, self.budget - elapsed):.0f} s left)")
+
+
+def show_start(out: Console, name: str, path: Path, budget: float) -> None:
+    """Show what begins, at once: the capture that follows takes seconds."""
+    out.print(Text(f"optimizing {name} in {path.name}, at most {budget:.0f} s", style="dim"))
+
+
+def _show_action(out: Console, step: Step) -> None:
+    """Show headline and reason of a step."""
+    rounding = "  (changes rounding, within the error budget)" if step.action.changes_rounding else ""
     out.print()
-    out.print(Text(f"Step {index}  {action.text}{rounding}", style="bold"))
-    out.print(Text(f"  {action.rationale}", style="dim"))
+    out.print(Text(f"Step {step.index}  {step.action.text}{rounding}", style="bold"))
+    out.print(Text(f"  {step.action.rationale}", style="dim"))
 
 
 def show_step(out: Console, step: Step, *, diff: bool) -> None:
-    """Show the result of a step."""
+    """Show a step and its result."""
+    _show_action(out, step)
     if diff and step.diff and step.status is not StepStatus.FAILED:
         out.print(coloured(step.diff))
     if step.verdict is not None:
@@ -106,6 +129,13 @@ def show_replayed(out: Console, step: Step) -> None:
 def show_withdrawn(out: Console, step: Step) -> None:
     """Show an accepted step that was withdrawn at the end of the run."""
     out.print(Text(f"Step {step.index}  withdrawn: {step.reason}", style=STYLE[step.status]))
+
+
+def show_retimed(out: Console, step: Step) -> None:
+    """Show the times of the last accepted step against baselines that were not ready before."""
+    if step.timing is not None:
+        out.print(Text(f"Step {step.index}  against all baselines", style="bold"))
+        out.print(timing_table(step.timing))
 
 
 def coloured(diff: str) -> Text:

@@ -181,7 +181,7 @@ class Jobs:
                 job.step, job.action, job.stage = event["step"], event["text"], "starting"
             elif kind == "step":
                 job.steps.append(event["step"])
-            elif kind == "withdrawn":
+            elif kind == "changed":
                 last = event["step"]
                 job.steps[:] = [last if step["index"] == last["index"] else step for step in job.steps]
             else:

@@ -23,9 +23,22 @@ STOPS = (FailureKind.CANCELLED, FailureKind.DEADLINE)
 class CaseRunner:
     """Runs the cases of one candidate at the sizes of one trial."""
 
-    def __init__(self, reference: Reference, process: CandidateProcess, candidate: Adapter, trial: Trial) -> None:
-        """Set what runs where."""
+    def __init__(
+        self,
+        reference: Reference,
+        process: CandidateProcess,
+        candidate: Adapter,
+        trial: Trial,
+        *,
+        finds_trivial: bool = True,
+    ) -> None:
+        """Set what runs where.
+
+        Args:
+            finds_trivial: whether to find the trivial answers that a case would accept.
+        """
         self._reference, self._process, self._candidate, self.trial = reference, process, candidate, trial
+        self._finds_trivial = finds_trivial
         self._expected_by_sizes: dict[tuple[tuple[str, int], ...], str] = {}
         self.calls = 0
         """The number of calls of the candidate so far."""
@@ -97,7 +110,12 @@ class CaseRunner:
         sizes = tuple(case.sizes.items())
         other = self._expected_by_sizes.get(sizes, "")
         judged = self._reference.judge(
-            prepared, results, is_exact=is_exact(self.trial.capture), other=other, differing=answer.differing or ()
+            prepared,
+            results,
+            is_exact=is_exact(self.trial.capture),
+            other=other,
+            differing=answer.differing or (),
+            finds_trivial=self._finds_trivial,
         )
         outcome = judged_outcome(
             case, answer, judged, is_many=plan.repeats == MANY_CALLS, disabled_kernels=plan.disables_kernels

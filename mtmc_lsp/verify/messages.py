@@ -186,6 +186,8 @@ class JudgeRequest(Request[JudgeAnswer], command="verify.judge"):
     """The expected results of another case with the same sizes."""
     differing: tuple[int, ...] = ()
     """Results that differ between the candidate's calls."""
+    finds_trivial: bool = True
+    """Whether to find the trivial answers that would pass, which costs several further comparisons."""
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,11 @@ class SleepingMeasurer(FakeMeasurer):
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
         return super().time(timed(candidate), previous)
 
+    def time_with_baselines(
+        self, candidate: Candidate, previous: Candidate | None, wait: float | None
+    ) -> Timing | None:
+        return self.time(candidate, previous)
+
 
 class FarSeeingMeasurer(SleepingMeasurer):
     """Rejects the outcome ``far`` in the test with more than 2^31 elements."""

@@ -24,6 +24,7 @@ from typing import Any
 COMMANDS = {
     "capture.capture": ("CaptureRequest", "commands:capture"),
     "compile.launches": ("CompileRequest", "commands:compile_launches"),
+    "compile.variants": ("CompileVariantsRequest", "commands:compile_variants"),
     "timing.time": ("TimeRequest", "timing_commands:time_candidate"),
     "timing.baselines": ("BaselinesRequest", "timing_commands:compile_baselines"),
     "timing.rank": ("RankRequest", "ranking_commands:rank"),

@@ -42,7 +42,7 @@ def judge(request: JudgeRequest) -> JudgeAnswer:
         comparison["reference_error"],
         compared=tuple(comparison["results"]),
         undecided=tuple(comparison["inconclusive"]),
-        trivial=tuple(trivial_answers(inputs, expected, request.precision, other)),
+        trivial=tuple(trivial_answers(inputs, expected, request.precision, other) if request.finds_trivial else ()),
         unexplained=tuple(_unexplained(request, inputs, expected)),
     )
     release_gpu_memory()
