@@ -53,6 +53,7 @@ from mtmc_lsp.capture.worker.side_effects import (
     refuse_random,
 )
 from mtmc_lsp.capture.worker.size_branches import more_than_one_value, never_empty, rolled_within, sizes_above_one
+from mtmc_lsp.capture.worker.tracing.free_numbers import export_with_numbers
 from mtmc_lsp.capture.worker.tracing.target_body import check_decorators, observed_call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
@@ -105,8 +106,13 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     with single_recurrent_operators(), recording_attribute_uses(call.instance, workload.target.path) as uses:
         function = flat_function(call, inputs, workload.target)
         try:
-            graph, notes = export_graph(
-                function, inputs, workload.target, variables, named_class, text, call.target_result
+            graph, notes = export_with_numbers(
+                lambda traced: export_graph(
+                    traced, inputs, workload.target, variables, named_class, text, call.target_result
+                ),
+                call,
+                inputs,
+                workload.target,
             )
         finally:
             refuse_new_state(before, uses.writes.keys() - call.accesses, device)
@@ -127,6 +133,8 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     refuse_hidden_mutations(graph, workload.target)
     notes += _gradient_notes(workload)
     constants = _constants(call, drop_irrelevant_modes(call.instance, uses.reads), workload.target)
+    free = {item.access for item in graph.numbers}
+    constants = {path: value for path, value in constants.items() if path not in free}
     graph = replace(graph, constants=constants, state_attributes=tuple(item.access for item in workload.state))
     graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution())
     graph = separate_unread_inputs(remove_dead_nodes(with_returned_inputs(graph, returned_inputs)), uses.tensors)

@@ -20,6 +20,7 @@ from mtmc_lsp.codegen.module.guard_helpers import (
     PLAIN_CALL,
 )
 from mtmc_lsp.codegen.module.module_lookups import cache_lookups, parts
+from mtmc_lsp.codegen.module.number_conditions import number_conditions
 from mtmc_lsp.codegen.module.unpacking import Unpacking
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
 from mtmc_lsp.core.sizes import Size, rename_symbols
@@ -101,6 +102,7 @@ def write_guard(
     conditions += _no_overlap(graph, names)
     conditions += [binding.condition for binding in size_bindings.values() if binding.condition]
     conditions += [text for access, text in values if not access.startswith("self.")]
+    conditions += number_conditions(graph)
     conditions += [rename_symbols(text, texts) for text in (*graph.conditions, *limits)]
     if uses_atomics:
         # Code that only requests warnings may use non-deterministic operations. torch.compile can trace this form.

@@ -10,6 +10,7 @@ HAVE_TYPE_AND_SHAPE = "_have_type_and_shape"
 HAVE_VALUES = "_have_values"
 HAS_ITEMS = "_has_items"
 ALIGNED = "_are_aligned"
+HAVE_NUMBER_TYPES = "_have_number_types"
 GUARD_HELPERS = {
     ALIGNED: '''def _are_aligned(tensors) -> bool:
     """Whether all tensors start at multiples of 16 bytes, which TMA requires; False under torch.compile, which cannot tell."""
@@ -98,6 +99,13 @@ def _do_not_overlap(tensors, updated) -> bool:
             elif type(actual) is not type(value) or actual != value:
                 return False
     return True
+''',
+    HAVE_NUMBER_TYPES: '''def _have_number_types(compute, *kinds) -> bool:
+    """Whether Python computes these numbers without an error, and they have these types."""
+    try:
+        return [type(number) for number in compute()] == [*kinds]
+    except (ArithmeticError, ValueError):
+        return False
 ''',
 }
 """Source of each guard helper, by name."""

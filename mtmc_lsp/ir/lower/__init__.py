@@ -7,10 +7,10 @@ from functools import lru_cache
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import Number, Size
 from mtmc_lsp.ir.buffer_updates import call_counters
 from mtmc_lsp.ir.lower.rounding_division import with_exact_divisions
-from mtmc_lsp.ir.primitives import Builder, CannotLower, KernelIR, PrimOp
+from mtmc_lsp.ir.primitives import Builder, CannotLower, KernelIR, PrimOp, Scalar
 
 Lowering = Callable[["Call"], "str | tuple[str, ...]"]
 LOWERINGS: dict[str, Lowering] = {}
@@ -62,8 +62,8 @@ class Call:
         """The primitive of a tensor argument, or None."""
         return self.tensor(position, name) if self.has(position, name) else None
 
-    def operand(self, position: int, name: str = "") -> str | bool | int | float:
-        """A tensor's primitive or a Python number; a constant size becomes a number, a symbolic one a primitive."""
+    def operand(self, position: int, name: str = "") -> str | Scalar:
+        """A tensor's primitive or a number; a constant size becomes a number, a symbolic one a primitive."""
         value = self.raw(position, name)
         if isinstance(value, Ref):
             return self.tensor(position, name)
@@ -71,12 +71,17 @@ class Call:
             return value.constant
         if isinstance(value, Size):
             return self.b.size(value, self.out.dtype)
-        if isinstance(value, (bool, int, float)):
+        if isinstance(value, (bool, int, float, Number)):
             return value
         raise CannotLower(f"{self.node.op}: argument {position} is neither a tensor nor a number")
 
+    def scalar(self, position: int, name: str, default: float) -> Scalar:
+        """A number that may be known only at run time."""
+        value = self.raw(position, name, default)
+        return value if isinstance(value, Number) else self.number(position, name, default)
+
     def number(self, position: int, name: str, default: float) -> float:
-        """A Python number."""
+        """A Python number that is known now."""
         value = self.raw(position, name, default)
         if isinstance(value, Size) and value.is_constant:
             return value.constant
