@@ -44,6 +44,7 @@ from mtmc_lsp.capture.worker.passes.graph_cleanup import (
 from mtmc_lsp.capture.worker.passes.masked_updates import refuse_unknown_sizes, rewrite_masked_updates
 from mtmc_lsp.capture.worker.passes.noop_writes import remove_noop_writes
 from mtmc_lsp.capture.worker.passes.recurrent_layers import drop_irrelevant_modes, single_recurrent_operators
+from mtmc_lsp.capture.worker.passes.redundant_nodes import remove_redundant_nodes
 from mtmc_lsp.capture.worker.passes.row_writes import stack_rows
 from mtmc_lsp.capture.worker.side_effects import (
     access_of,
@@ -117,7 +118,8 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
         finally:
             refuse_new_state(before, uses.writes.keys() - call.accesses, device)
         graph = with_layouts(graph, returned)
-        graph = remove_dead_nodes(remove_noop_writes(stack_rows(rewrite_masked_updates(graph))))
+        graph = remove_noop_writes(stack_rows(rewrite_masked_updates(graph)))
+        graph = remove_dead_nodes(remove_redundant_nodes(graph))
         refuse_unknown_sizes(graph, workload.target)
         size_conditions = (
             *sizes_above_one(function, graph, device),
