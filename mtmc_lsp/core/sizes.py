@@ -189,6 +189,8 @@ class Size:
         return " + ".join(parts).replace("+ -", "- ")
 
 
+MATH_FUNCTIONS = frozenset("sqrt exp log log2 log10 log1p expm1 pow sin cos tanh".split())
+"""Functions of ``math`` that may be part of a run-time number."""
 PlainNumber = Union[int, float]
 """A Python number; never a bool."""
 

@@ -15,6 +15,7 @@ from typing import Union
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import Graph, Ref
 from mtmc_lsp.core.sizes import Number, Size, SizeLike, product
+from mtmc_lsp.ir.constant_tables import Tables
 
 ONE = Size.of(1)
 Scalar = Union[bool, int, float, Number]
@@ -177,6 +178,8 @@ class KernelIR:
     """``(node or input, output index)`` to the primitive that computes the value."""
     opaque: frozenset[str]
     """ATen nodes that stay torch calls in every schedule."""
+    tables: Tables = field(default_factory=Tables)
+    """Those of them that torch computes once for each device and size."""
 
     def of(self, ref: Ref) -> Prim:
         """The primitive that computes ``ref``."""

@@ -13,6 +13,7 @@ from mtmc_lsp.codegen.module.constants import constant_text, is_literal_tensor
 from mtmc_lsp.codegen.module.guard import bindings, size_text
 from mtmc_lsp.codegen.module.naming import Names, value_name
 from mtmc_lsp.codegen.module.side_by_side import NUMBERS
+from mtmc_lsp.codegen.module.tables import TableFunction, table_function
 from mtmc_lsp.codegen.module.torch_calls import argument_text, torch_call
 from mtmc_lsp.core.dtypes import POINTER_TYPES
 from mtmc_lsp.core.graph import Mutation, Node, Ref, TensorType
@@ -24,7 +25,7 @@ from mtmc_lsp.ir.concat_outputs import adds_to_zeros
 from mtmc_lsp.ir.output_aliasing import may_overwrite
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import VIEWS, Region
-from mtmc_lsp.ir.run_time_numbers import numbers_of
+from mtmc_lsp.ir.run_time_numbers import numbers_of, numbers_of_node
 from mtmc_lsp.rewrites.convolution_layout import FORMATS, channels_last
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 
@@ -81,6 +82,8 @@ class Launcher:
         self._size_names: dict[str, str] = {}
         self._scratch: dict[Scratch, str] = {}
         self._locals: dict[str, str] = {}
+        self._table_lines: list[str] = []
+        """Statements that create tables: tensors that depend only on sizes."""
         self._counts = call_counters(graph)
         self._allocated: set[str] = set()
         """Variables of tensors that the launcher allocated."""
@@ -136,14 +139,15 @@ class Launcher:
             text = torch_call(node, self.variables, {**self._size_names, **self.number_names}, first)
         result_names = [self.names.unique(value_name(self.ir, Ref(node.name, i))) for i in range(len(node.outputs))]
         is_contiguous = all(kind.is_contiguous for kind in node.outputs) and not _is_view(node)
+        lines = self._table_lines if node.name in self.ir.tables.nodes else self.lines
         if len(result_names) == 1:
             # Kernels expect contiguous tensors; torch may return another layout.
             order = ".contiguous()" if is_contiguous and _may_be_strided(node) else _channels_last(node)
-            self.lines.append(f"{result_names[0]} = {text}{order}")
+            lines.append(f"{result_names[0]} = {text}{order}")
         else:
-            self.lines.append(f"{', '.join(result_names)} = {text}")
+            lines.append(f"{', '.join(result_names)} = {text}")
             if _channels_last(node):
-                self.lines.append(f"{result_names[0]} = {result_names[0]}{_channels_last(node)}")
+                lines.append(f"{result_names[0]} = {result_names[0]}{_channels_last(node)}")
         for i, (name, kind) in enumerate(zip(result_names, node.outputs, strict=True)):
             self._register(Ref(node.name, i), name, kind)
             if _is_view(node):
@@ -368,9 +372,13 @@ class Launcher:
             first = self.input_names[graph.inputs[0].name]
             prelude.append(f"seed = torch.randint(2**31 - 1, ({count},), device={first}.device)")
         kernels = list(dict.fromkeys(launch.kernel for launch in self.launches))
+        tables = self._tables(operator.removesuffix("_triton"))
+        if tables is not None:
+            prelude.append(f"{', '.join(tables.results)}{',' * (len(tables.results) == 1)} = {tables.call}")
         prelude += [f"{variable} = {text}" for text, variable in self._numbers.items()]
         parameters = [*self.parameters, *(f"{kernel}={kernel}" for kernel in kernels)]
         lines = [
+            *(tables.source.split("\n") if tables is not None else []),
             *def_lines(name, parameters),
             f'    """{summary}"""',
             *(f"    {line}" for line in [*prelude, *self.lines]),
@@ -380,6 +388,25 @@ class Launcher:
         if self.is_operator():
             lines += ["", "", *self._operator(name, operator, kernels, len(returned))]
         return "\n".join(lines) + "\n"
+
+    def _tables(self, base: str) -> TableFunction | None:
+        """The function that creates the tables; ``None`` if there are none."""
+        if not self._table_lines:
+            return None
+        graph = self.ir.graph
+        nodes = [graph.node(name) for name in graph.named if name in self.ir.tables.nodes]
+        arguments = [argument for node in nodes for argument in (*node.args, *node.kwargs.values())]
+        sizes = dict.fromkeys(name for each in arguments for size in _sizes_in(each) for name in size.symbols())
+        numbers = dict.fromkeys(name for node in nodes for number in numbers_of_node(node) for name in number.names())
+        results = [self.variables[Ref(name)] for name in self.ir.tables.results if Ref(name) in self.variables]
+        return table_function(
+            base,
+            self.input_names[graph.inputs[0].name],
+            [self._size_names[name] for name in sizes],
+            [self.number_names[name] for name in numbers],
+            self._table_lines,
+            results,
+        )
 
     @property
     def parameters(self) -> list[str]:

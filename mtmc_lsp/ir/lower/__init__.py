@@ -9,6 +9,7 @@ from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Number, Size
 from mtmc_lsp.ir.buffer_updates import call_counters
+from mtmc_lsp.ir.constant_tables import constant_tables
 from mtmc_lsp.ir.lower.rounding_division import with_exact_divisions
 from mtmc_lsp.ir.primitives import Builder, CannotLower, KernelIR, PrimOp, Scalar
 
@@ -140,14 +141,15 @@ def _lower(graph_box: GraphBox) -> KernelIR:
     graph = graph_box.graph
     builder = Builder(graph)
     opaque: set[str] = set()
-    counters = call_counters(graph)
+    counters, tables = call_counters(graph), constant_tables(graph)
     for item in graph.inputs:
         name = builder.add(PrimOp.INPUT, (), item.type.shape, item.type.dtype, input=item.name)
         builder.values[item.name, 0] = name
     for node in graph.nodes:
         builder.origin = node.name
         mark, streams = len(builder.prims), builder.streams
-        has_lowering = _base(node.op) in LOWERINGS and node.name not in counters and _has_supported_dtypes(graph, node)
+        has_lowering = _base(node.op) in LOWERINGS and _has_supported_dtypes(graph, node)
+        has_lowering = has_lowering and node.name not in counters and node.name not in tables.nodes
         try:
             lowered = LOWERINGS[_base(node.op)](Call(builder, node)) if has_lowering else None
         except CannotLower:
@@ -163,7 +165,7 @@ def _lower(graph_box: GraphBox) -> KernelIR:
             )
         for i, name in enumerate((lowered,) if isinstance(lowered, str) else lowered):
             builder.values[node.name, i] = name
-    return KernelIR(graph, with_exact_divisions(builder.prims), builder.values, frozenset(opaque))
+    return KernelIR(graph, with_exact_divisions(builder.prims), builder.values, frozenset(opaque), tables)
 
 
 def _has_supported_dtypes(graph: Graph, node: Node) -> bool:

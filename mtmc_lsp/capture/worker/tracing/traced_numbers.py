@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from mtmc_lsp.core.sizes import Number
+from mtmc_lsp.core.sizes import MATH_FUNCTIONS, Number
 
 BINARY = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "pow": "**"}
 """Recorded operators, by the name of Python's method."""
@@ -24,9 +24,6 @@ INSPECTING = (
     "and or xor rand ror rxor lshift rlshift rshift rrshift invert str repr format"
 ).split()
 """Methods whose result depends on the value in another way than by recorded arithmetic."""
-FUNCTIONS = frozenset("sqrt exp log log2 log10 log1p expm1 pow sin cos tanh".split())
-"""Functions of ``math`` whose calls are recorded."""
-
 LARGEST_USUAL_INTEGER = 32
 """Integers up to this magnitude are too usual to be recognised."""
 
@@ -245,7 +242,7 @@ def _tracing_math(path: str) -> Iterator[None]:
                 return value
             trace, operands = traced[0].trace, [_operand(item) for item in args]
             names = frozenset().union(*(item.names for item in traced))
-            if name not in FUNCTIONS or kwargs or None in operands:
+            if name not in MATH_FUNCTIONS or kwargs or None in operands:
                 trace.inspected |= names
                 return value
             texts = ", ".join(operand[0] for operand in operands if operand is not None)
