@@ -100,20 +100,27 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     refuse_unknown_containers(call, named_class, workload.target)
     elements = sum(item.value.numel() for item in inputs)
     returned: list[Layout] = []
-    if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
+    runs_eagerly = device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS
+    if runs_eagerly:
         with calling:
             returned = run_eagerly(module, call, inputs, workload.target)
     before = non_parameter_tensors(call.instance)
     with single_recurrent_operators(), recording_attribute_uses(call.instance, workload.target.path) as uses:
         function = flat_function(call, inputs, workload.target)
         try:
-            graph, notes = export_with_numbers(
-                lambda traced: export_graph(
-                    traced, inputs, workload.target, variables, named_class, text, call.target_result
-                ),
-                call,
-                inputs,
-                workload.target,
+            export = partial(
+                export_graph,
+                inputs=inputs,
+                target=workload.target,
+                variables=variables,
+                class_name=named_class,
+                text=text,
+                target_result=call.target_result,
+            )
+            # Runs without data would leave tensors without data in caches that no eager run has filled.
+            has_numbers = runs_eagerly and any(type(value) in (int, float) for value in call.values)
+            graph, notes = (
+                export_with_numbers(export, call, inputs, workload.target) if has_numbers else export(function)
             )
         finally:
             refuse_new_state(before, uses.writes.keys() - call.accesses, device)

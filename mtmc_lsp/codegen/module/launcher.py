@@ -31,7 +31,7 @@ from mtmc_lsp.schedule.column_tiles import next_power_of_two
 
 RESERVED_LOCALS = frozenset(
     [
-        *"torch triton tl seed n_rows n_cols n_outer n_batch n_m n_n n_q n_k rows_m rows_n k_pad".split(),
+        *"torch triton tl math seed n_rows n_cols n_outer n_batch n_m n_n n_q n_k rows_m rows_n k_pad".split(),
         ALLOCATOR,
         *NUMBERS,
     ]

@@ -113,7 +113,11 @@ def _free_numbers(call: Call, inputs: list[InputTensor], target: Target) -> list
     """The numbers among the arguments that the target only computes with, as far as runs without data tell."""
     names = names_of_leaves(call)
     pairs = zip(call.names, call.values, strict=True)
-    arguments = [NumberArgument(names[path], path, value) for path, value in pairs if type(value) in (int, float)]
+    arguments = [
+        NumberArgument(names[path], path, value)
+        for path, value in pairs
+        if type(value) in (int, float) and names[path] != "math"
+    ]
     without = _run(call, inputs, target, {}) if arguments else None
     if without is None or len(arguments) > len(INTEGERS) // 2:
         return []
