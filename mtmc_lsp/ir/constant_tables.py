@@ -17,7 +17,7 @@ HEAVY = frozenset(
     "cumprod max min argmax argmin sort argsort topk mm bmm matmul outer einsum index_put scatter index_copy".split()
 )
 """Operations that cost much more than index arithmetic."""
-MOST_CHEAP_NODES = 10
+MOST_CHEAP_NODES = 24
 """Number of cheap operations that a kernel repeats for each element without a noticeable cost."""
 LARGEST_BYTES = 16 << 20
 """Larger tables stay inside the kernels. A table must also be smaller than the arguments."""
