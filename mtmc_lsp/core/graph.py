@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Union
 
 from mtmc_lsp.core.dependencies import Dependency
-from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.core.sizes import Number, NumberArgument, Size, product
 
 
 class InputKind(Enum):
@@ -77,13 +77,14 @@ class Ref:
         return Ref(str(data["ref"]), int(data["index"]))
 
 
-Argument = Union[Ref, Size, bool, int, float, str, None, tuple["Argument", ...]]
-"""An argument of a node: a tensor, a size, a constant (dtypes and devices as strings), or a tuple of arguments."""
+Argument = Union[Ref, Size, Number, bool, int, float, str, None, tuple["Argument", ...]]
+"""An argument of a node: a tensor, a size, a number that is known at run time, a constant (dtypes and devices as strings), or a
+tuple of arguments."""
 
 
 def argument_to_json(value: Argument) -> object:
     """Encode ``value`` as JSON; a size is ``{"size": text}``, an infinite or NaN float ``{"float": text}``."""
-    if isinstance(value, Ref):
+    if isinstance(value, (Ref, Number)):
         return value.to_json()
     if isinstance(value, Size):
         return {"size": str(value)}
@@ -101,6 +102,8 @@ def argument_from_json(data: object) -> Argument:
             return Ref.from_json(data)
         if "float" in data:
             return float(data["float"])
+        if "number" in data:
+            return Number(str(data["number"]), str(data["kind"]), str(data["variable"]))
         return Size.parse(str(data["size"]))
     if isinstance(data, list):
         return tuple(argument_from_json(item) for item in data)
@@ -284,6 +287,8 @@ class Graph:
     """Python values built into the graph, by access expression: ``{"eps": 1e-6, "self.training": False}``.
     The graph is valid only for these values. Each is an int, float, bool, str, None or a list of these. Empty ``*args`` and
     ``**kwargs`` are stored as an empty dictionary."""
+    numbers: tuple[NumberArgument, ...] = ()
+    """Numbers among the arguments for which the graph is valid whatever their value. They are not in ``constants``."""
     dependencies: tuple[Dependency, ...] = ()
     """Other inputs of the graph: globals, helper functions, class attributes, environment variables."""
     modules: tuple[UsedModule, ...] = ()

@@ -294,7 +294,7 @@ class VerificationEngine:
 
     def _sanitized(self, candidate: Adapter, sanitizer: Sanitizer, outcomes: Sequence[CaseOutcome]) -> CaseOutcome:
         """Run the smallest case, and one with other values, under ``compute-sanitizer``."""
-        usable = [o.case for o in outcomes if o.case.expects_kernel and not o.case.layout]
+        usable = [o.case for o in outcomes if o.case.expects_kernel and not (o.case.layout or o.case.numbers)]
         smallest = min(usable, key=self._elements)
         uniform = next((case for case in usable if case.distribution == "uniform"), usable[0])
         requests = []

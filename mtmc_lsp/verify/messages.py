@@ -53,6 +53,11 @@ class CaseRequest:
     shares_memory: bool = False
     """Whether large tensors go from process to process in GPU memory instead of files."""
 
+    @property
+    def call(self) -> Capture:
+        """The capture with the case's values of run-time numbers."""
+        return self.capture.with_numbers(self.case.numbers) if self.case.numbers else self.capture
+
 
 @dataclass(frozen=True)
 class ConstructorAnswer:

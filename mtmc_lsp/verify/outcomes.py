@@ -87,8 +87,8 @@ def judged_outcome(
     status = VerdictStatus.CORRECT if failed is None else VerdictStatus.INCORRECT
     reason = f"{failed.name}: {failed.detail}" if failed is not None else ""
     inside = case.expects_kernel
-    # NaN and infinity tell a constant answer from the right one although nothing is computed.
-    tells = inside and case.distribution not in SPECIAL_DISTRIBUTIONS
+    # NaN and infinity tell a constant answer from the right one although nothing is computed. A factor of 0 hides the answer.
+    tells = inside and case.distribution not in SPECIAL_DISTRIBUTIONS and not case.numbers
     return CaseOutcome(
         case,
         status,

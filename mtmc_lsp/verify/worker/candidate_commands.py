@@ -50,7 +50,7 @@ MAX_ERROR_CHARACTERS = 600
 def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     """Run the planned calls; the results of the judged call go to a file in the scratch folder."""
     data = request.data
-    device = device_for(data.capture, data.case.kind)
+    device = device_for(data.call, data.case.kind)
     results = os.path.join(os.environ[SCRATCH], RESULTS)
     if not request.calls.is_sanitized:
         # Filled memory counts as initialised, and would hide errors from initcheck.
@@ -66,11 +66,10 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     release(results)
     inputs = import_(data.inputs, device)
     if not data.case.layout:
-        inputs = {name: _with_graph_layout(data.capture, name, t, data.case) for name, t in inputs.items()}
-    names = (
-        () if request.candidate.separate else guards_of(request.candidate.text, data.capture.workload.target.qualname)
-    )
-    calls = _Calls(module, prepare, data.capture, data.case, device, inputs, names)
+        inputs = {name: _with_graph_layout(data.call, name, t, data.case) for name, t in inputs.items()}
+    target = data.capture.workload.target
+    names = () if request.candidate.separate else guards_of(request.candidate.text, target.qualname)
+    calls = _Calls(module, prepare, data.call, data.case, device, inputs, names)
     # This counts threads that the threading module does not know.
     threads = _thread._count()
     try:

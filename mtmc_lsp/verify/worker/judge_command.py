@@ -66,8 +66,8 @@ def _unexplained(request: JudgeRequest, inputs: dict[str, torch.Tensor], expecte
     if not request.differing:
         return []
     data = request.data
-    module = module_of(data.capture, target_source(data.user_source, data.capture), None, data.widened)
-    return not_explained(request.differing, module, data.capture, inputs, expected, data.case)
+    module = module_of(data.call, target_source(data.user_source, data.call), None, data.widened)
+    return not_explained(request.differing, module, data.call, inputs, expected, data.case)
 
 
 def _without_stride(check: Check) -> Check:
