@@ -116,4 +116,4 @@ def _name(func: Any) -> str:
 
 def _memory(value: torch.Tensor) -> int:
     """Identifies the memory, which views share."""
-    return value.untyped_storage().data_ptr()
+    return int(value.untyped_storage().data_ptr())
