@@ -36,7 +36,7 @@ class TensorType:
     stride: tuple[Size, ...]
     """In elements, one per dimension."""
 
-    @property
+    @cached_property
     def numel(self) -> Size:
         """Number of elements."""
         return product(self.shape)
@@ -48,6 +48,11 @@ class TensorType:
             stride == dense or size == Size.of(1)
             for size, stride, dense in zip(self.shape, self.stride, contiguous_stride(self.shape), strict=True)
         )
+
+    @cached_property
+    def dense_dims(self) -> tuple[int, ...]:
+        """The dimensions whose neighbouring elements are adjacent in memory (stride 1)."""
+        return tuple(dim for dim, stride in enumerate(self.stride) if stride == Size.of(1))
 
     @property
     def is_channels_last(self) -> bool:

@@ -224,7 +224,8 @@ class Launcher:
             return ""
         self.uses_atomics = True
         graph = self.ir.graph
-        kind, node = graph.type_of(ref), graph.node(ref.name)
+        # The value may be a view that changes nothing, such as `permute(0, 1)`, of the scatter-add's result.
+        kind, node = graph.type_of(ref), graph.node(self.ir.of(ref).origin)
         base = node.args[0]
         assert isinstance(base, Ref)
         is_alone = graph.readers(base.name) == (node,) and base not in graph.escaping
