@@ -136,6 +136,7 @@ class Comparison:
     ) -> None:
         """Further checks of a result that may be far from the oracle."""
         factor, dtype = max(self._factor, FACTORS["budget"]), str(reference.dtype).removeprefix("torch.")
+        has_oracle = oracle.shape == reference.shape
         if facts["is_unexplained"]:
             check = self._pending_check(f"{name} against your code")
 
@@ -148,7 +149,7 @@ class Comparison:
                 self._note_conclusive(name, limit < 1.0)
 
             self._pending.append((distance_from_reference(candidate, reference), judge_distance))
-        elif facts["spread"] is not None and sensitivity > NOISE and oracle.shape == reference.shape:
+        elif facts["spread"] is not None and (sensitivity > NOISE or facts["follows_choice"]) and has_oracle:
             check = self._pending_check(f"{name} by element")
 
             def judge_elements(values: list[float]) -> None:
@@ -215,7 +216,7 @@ def compare_case(
         oracle, sensitivity = expected["oracle"][i], expected["sensitivity"].get(i, 0.0)
         ties, ill_conditioned = expected["ties"].get(i), expected["ill_conditioned"].get(i)
         comparison.tensor(name, candidate, reference, oracle, sensitivity, ties, ill_conditioned)
-        if exact:
+        if exact and ties is None:
             comparison.exact(name, candidate, reference, oracle)
     for name, before in inputs.items():
         candidate, reference = observed["after"].get(name), expected["after"].get(name)
@@ -227,8 +228,9 @@ def compare_case(
                 before if candidate is None else candidate,
                 expected["ill_conditioned"].get(name),
             )
+            ties = expected["ties"].get(name)
             comparison.tensor(
-                f"input {name} afterwards", candidate, reference, oracle, sensitivity, None, ill_conditioned
+                f"input {name} afterwards", candidate, reference, oracle, sensitivity, ties, ill_conditioned
             )
     checks, (error, reference_error) = comparison.finish()
     return {

@@ -28,6 +28,8 @@ class IllConditioned:
     """How far each element of the oracle varies; ``None`` for results that are too large to store it."""
     is_unexplained: bool = False
     """Whether the reference's error is larger than rounding explains."""
+    follows_choice: bool = False
+    """Whether an index of tied scores moves some of its elements."""
 
     def add_draw(self, result: torch.Tensor, oracle: torch.Tensor) -> None:
         """Add the oracle's result with stochastic rounding."""
