@@ -98,8 +98,8 @@ class _FlatTarget:
 def _view_text(view: torch.Tensor, number: int, number_text: Callable[[Any], str]) -> str:
     """Python expression for a view of an input, which is result ``number``."""
     shape, stride = ("".join(f"{number_text(item)}, " for item in items) for items in (view.shape, view.stride()))
-    offset = number_text(view.storage_offset())
-    return f"{RESULTS}[{number}].as_strided(({shape}), ({stride}), {RESULTS}[{number}].storage_offset() + {offset})"
+    source, offset = f"{RESULTS}[{number}]", number_text(view.storage_offset())
+    return f"{source}.as_strided(({shape}), ({stride}), {source}.storage_offset(){'' if offset == '0' else f' + {offset}'})"
 
 
 @contextlib.contextmanager
