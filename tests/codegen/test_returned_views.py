@@ -23,8 +23,9 @@ VIEWS = {
 
 def text_of(name: str) -> str:
     body, workload = VIEWS[name]
-    return f"import torch\n# mtmc: {workload}\ndef f({', '.join(p[0] for p in workload.split() if '[' in p)}):\n" + "".join(
-        f"    {line.strip()}\n" for line in body.split("; ")
+    return (
+        f"import torch\n# mtmc: {workload}\ndef f({', '.join(p[0] for p in workload.split() if '[' in p)}):\n"
+        + "".join(f"    {line.strip()}\n" for line in body.split("; "))
     )
 
 
