@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtmc_lsp.verify.worker.comparison.compare import FACTORS, Comparison, agreement
+from mtmc_lsp.verify.error_limits import FACTORS
+from mtmc_lsp.verify.worker.comparison.compare import Comparison, agreement
 from mtmc_lsp.verify.worker.comparison.discrete import Ties, discrete_difference
 from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
 

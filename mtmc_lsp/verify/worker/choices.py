@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mtmc_lsp.verify.worker.comparison.compare import FACTORS
+from mtmc_lsp.verify.error_limits import FACTORS
 from mtmc_lsp.verify.worker.comparison.discrete import Ties, tie_limits
 from mtmc_lsp.verify.worker.comparison.distances import PIECE
 

@@ -16,11 +16,12 @@ from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import AUTOGRAD, VALUES, Case
+from mtmc_lsp.verify.error_limits import FACTORS, NOISE
 from mtmc_lsp.verify.worker.choices import Choice, ChoiceRecorder, ScoreNoise, TiedChoices
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
-from mtmc_lsp.verify.worker.comparison.compare import FACTORS, agreement
+from mtmc_lsp.verify.worker.comparison.compare import agreement
 from mtmc_lsp.verify.worker.comparison.discrete import Ties
-from mtmc_lsp.verify.worker.comparison.distances import NOISE, oracle_distance
+from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
 from mtmc_lsp.verify.worker.comparison.ill_conditioned import IllConditioned
 from mtmc_lsp.verify.worker.float64_execution import Float64Mode
 from mtmc_lsp.verify.worker.oracle import SharedRandomMode, Tf32Products, draw_seeds

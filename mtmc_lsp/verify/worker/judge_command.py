@@ -43,6 +43,7 @@ def judge(request: JudgeRequest) -> JudgeAnswer:
         compared=tuple(comparison["results"]),
         undecided=tuple(comparison["inconclusive"]),
         trivial=tuple(trivial_answers(inputs, expected, request.precision, other)),
+        measurements=tuple(comparison["measurements"]),
         unexplained=tuple(_unexplained(request, inputs, expected)),
     )
     release_gpu_memory()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.verify.worker.comparison.distances import NOISE
+from mtmc_lsp.verify.error_limits import NOISE
 
 MOST_ALTERNATIVES = 1 << 24
 """Limit for the alternatives of one result that are stored."""
