@@ -45,14 +45,28 @@ class Measurement:
     """Elements that the error covers."""
     checked: int
     """All elements that were compared."""
+    conditioning: float = 0.0
+    """How far rounding of the inputs alone moves the oracle: no code of the user's precision avoids an error of this size."""
 
     @staticmethod
-    def of(name: str, dtype: str, sensitivity: float, values: Sequence[float]) -> Measurement:
+    def of(
+        name: str, dtype: str, sensitivity: float, values: Sequence[float], conditioning: float = 0.0
+    ) -> Measurement:
         """From five counts of elements and the L2 norms of the candidate's error, the reference's error and the result."""
         broken, not_nan, not_infinite, finite, checked = map(int, values[:5])
         error, reference_error = (norm / (values[7] + LEAST) for norm in values[5:7])
         return Measurement(
-            name, dtype, error, reference_error, sensitivity, broken, not_nan, not_infinite, finite, checked
+            name,
+            dtype,
+            error,
+            reference_error,
+            sensitivity,
+            broken,
+            not_nan,
+            not_infinite,
+            finite,
+            checked,
+            conditioning,
         )
 
 
@@ -108,8 +122,18 @@ def judge(measurements: Sequence[Measurement], factor: float) -> Agreement:
     # Above the dtype tolerance, allow twice the reference's error. With few elements that error is mostly chance, so allow
     # more: the full factor for a single element.
     above_tolerance = 2.0 + (factor - 2.0) / math.sqrt(finite)
-    limit = min(max(factor * reference_error, floor), max(TOLERANCE[dtype], above_tolerance * reference_error))
+    # If the function magnifies rounding that much (a constant row in a layer norm), the reference's own error is one draw of
+    # it, and so is the candidate's.
+    conditioning = _root_mean_square([item.conditioning for item in measurements])
+    magnified = factor * conditioning if exceeds_tolerance(conditioning, dtype) else 0.0
+    highest = max(TOLERANCE[dtype], above_tolerance * reference_error, magnified)
+    limit = min(max(factor * reference_error, floor), highest)
     return _agreement(error, reference_error, limit, is_noise=False)
+
+
+def exceeds_tolerance(conditioning: float, dtype: str) -> bool:
+    """Whether rounding of the inputs alone may move a result beyond its dtype's tolerance."""
+    return FACTORS["budget"] * conditioning > TOLERANCE[dtype]
 
 
 def _agreement(error: float, reference_error: float, limit: float, *, is_noise: bool) -> Agreement:

@@ -16,7 +16,7 @@ from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import AUTOGRAD, VALUES, Case
-from mtmc_lsp.verify.error_limits import FACTORS, NOISE
+from mtmc_lsp.verify.error_limits import FACTORS, NOISE, exceeds_tolerance
 from mtmc_lsp.verify.worker.choices import Choice, ChoiceRecorder, ScoreNoise, TiedChoices
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
 from mtmc_lsp.verify.worker.comparison.compare import agreement
@@ -57,7 +57,8 @@ def expected_of(
 
     Returns:
         The entries of :func:`run_case`, and: ``oracle`` and ``oracle_after``, the same in float64; ``sensitivity``, by result
-        (or by name of a changed input), how far rounding of inputs and operations moves the oracle; ``ill_conditioned``, by
+        (or by name of a changed input), how far rounding of inputs and operations moves the oracle; ``conditioning``, how far
+        rounding of inputs alone does; ``ill_conditioned``, by
         result, the facts about a reference result far from the oracle; ``ties``, by result, the fields of :class:`Ties` of an
         integer result that an index of a score decides; ``has_oracle``, whether float64 fitted into memory.
     """
@@ -77,6 +78,7 @@ def expected_of(
         "oracle": reference["results"],
         "oracle_after": reference["after"],
         "sensitivity": {},
+        "conditioning": {},
         "ties": {},
         "ill_conditioned": {},
         "has_oracle": True,
@@ -166,6 +168,8 @@ def _oracle(
     is_small = sum(tensor.numel() for tensor in inputs.values()) <= SMALL
     for draw in range(FEW_DRAWS if recorder.choices or _has_few_elements(outcome(reference)) else 1):
         raise_sensitivity(distances(perturbed_run(seed + draw, mode)))
+    # The error of TF32 products is the reference's choice, not a property of its function.
+    conditioning = {} if uses_tf32 else dict(sensitivity)
     errors = reference_errors(expected, exact)
     ties: dict[ResultKey, Ties] = {}
     following: dict[ResultKey, IllConditioned] = {}
@@ -175,7 +179,7 @@ def _oracle(
         rounded_choices.append(choosing.choices)
         choices = TiedChoices(recorder.choices, rounded_choices, _finest_epsilon(list(inputs.values())))
         ties = {i: choices.ties_of(value) for i, value in exact.items() if i in expected and i not in errors}
-        following = {i: IllConditioned(follows_choice=True) for i in errors}
+        following = {i: IllConditioned(is_uneven=True) for i in errors}
         moved = dict.fromkeys(following, 0.0)
         for draw in range((MANY_DRAWS if is_small else FEW_DRAWS) if choices.is_ambiguous else 0):
             chosen = comparable_results(exact_run(choices.noise(seed, draw), changed))
@@ -191,7 +195,13 @@ def _oracle(
         }
         raise_sensitivity({i: moved[i] for i in following})
     suspects = [i for i in errors if errors[i] > SUSPECT or sensitivity.get(i, 0.0) > NOISE]
-    ill_conditioned = {**{i: IllConditioned() for i in suspects}, **following}
+    # A higher limit for the whole must not excuse single elements.
+    magnified = [i for i in errors if exceeds_tolerance(conditioning.get(i, 0.0), _name(expected[i].dtype))]
+    ill_conditioned = {
+        **{i: IllConditioned(is_uneven=True, outliers=0.0) for i in magnified},
+        **{i: IllConditioned() for i in suspects},
+        **following,
+    }
     # In a result with many elements, the errors average out, so one draw is enough.
     if ill_conditioned or float64_mode.has_rounded or (is_small and _has_few_elements(outcome(reference))):
         for draw in range(MANY_DRAWS if is_small else FEW_DRAWS):
@@ -208,6 +218,7 @@ def _oracle(
         "oracle": oracle["results"],
         "oracle_after": oracle["after"],
         "sensitivity": sensitivity,
+        "conditioning": conditioning,
         # Plain mappings, because they may go through a file.
         "ties": {i: vars(result) for i, result in ties.items() if result.choices or result.alternatives},
         "ill_conditioned": {i: vars(result) for i, result in ill_conditioned.items()},

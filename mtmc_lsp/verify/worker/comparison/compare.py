@@ -72,6 +72,7 @@ class Comparison:
         sensitivity: float,
         ties: Any,
         ill_conditioned: Mapping[str, Any] | None = None,
+        conditioning: float = 0.0,
     ) -> None:
         """Compare one result with the reference's and the oracle's; the arguments are as in :func:`expected_of`."""
         if not isinstance(candidate, torch.Tensor) or not isinstance(reference, torch.Tensor):
@@ -96,7 +97,7 @@ class Comparison:
         self.compared.add(name)
 
         def judge_values(values: list[float]) -> None:
-            measurement = Measurement.of(check["name"], dtype, sensitivity, values)
+            measurement = Measurement.of(check["name"], dtype, sensitivity, values, conditioning)
             self.measurements.append(measurement)
             agreement = judge([measurement], self._factor)
             self._decide(check, agreement.problem)
@@ -132,11 +133,11 @@ class Comparison:
                 self._note_conclusive(name, limit < 1.0)
 
             self._pending.append((distance_from_reference(candidate, reference), judge_distance))
-        elif facts["spread"] is not None and (sensitivity > NOISE or facts["follows_choice"]) and has_oracle:
+        elif facts["spread"] is not None and (sensitivity > NOISE or facts["is_uneven"]) and has_oracle:
             check = self._pending_check(f"{name} by element")
 
             def judge_elements(values: list[float]) -> None:
-                problem, is_conclusive = judge_counts(values)
+                problem, is_conclusive = judge_counts(values, facts["outliers"])
                 self._decide(check, problem)
                 self._note_conclusive(name, is_conclusive)
 
@@ -198,7 +199,8 @@ def compare_case(
         name = f"result {i}" if i < outputs else f"gradient {i - outputs}"
         oracle, sensitivity = expected["oracle"][i], expected["sensitivity"].get(i, 0.0)
         ties, ill_conditioned = expected["ties"].get(i), expected["ill_conditioned"].get(i)
-        comparison.tensor(name, candidate, reference, oracle, sensitivity, ties, ill_conditioned)
+        conditioning = expected["conditioning"].get(i, 0.0)
+        comparison.tensor(name, candidate, reference, oracle, sensitivity, ties, ill_conditioned, conditioning)
         if exact and ties is None:
             comparison.exact(name, candidate, reference, oracle)
     for name, before in inputs.items():
@@ -211,10 +213,9 @@ def compare_case(
                 before if candidate is None else candidate,
                 expected["ill_conditioned"].get(name),
             )
-            ties = expected["ties"].get(name)
-            comparison.tensor(
-                f"input {name} afterwards", candidate, reference, oracle, sensitivity, ties, ill_conditioned
-            )
+            ties, conditioning = expected["ties"].get(name), expected["conditioning"].get(name, 0.0)
+            name = f"input {name} afterwards"
+            comparison.tensor(name, candidate, reference, oracle, sensitivity, ties, ill_conditioned, conditioning)
     checks, (error, reference_error) = comparison.finish()
     return {
         "checks": checks,
