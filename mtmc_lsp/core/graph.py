@@ -292,6 +292,8 @@ class Graph:
     """Containers of attribute tensors; outer ones come first."""
     aliases: tuple[tuple[str, str], ...] = ()
     """Aliases: pairs of access expressions for one object. The second one is used in the graph."""
+    receiver: str = ""
+    """The parameter of a class method that gets the class: ``cls``."""
     fp32_matmul: str = "ieee"
     """Precision of fp32 matmuls in the user's code: ``ieee`` or ``tf32``."""
     fp32_convolution: str = "ieee"
