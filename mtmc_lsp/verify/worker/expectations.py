@@ -6,7 +6,7 @@ Runs in workers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -171,32 +171,29 @@ def _oracle(
     # The error of TF32 products is the reference's choice, not a property of its function.
     conditioning = {} if uses_tf32 else dict(sensitivity)
     errors = reference_errors(expected, exact)
-    ties: dict[ResultKey, Ties] = {}
-    following: dict[ResultKey, IllConditioned] = {}
+    ties = dict[ResultKey, Ties]()
+    following = dict[ResultKey, IllConditioned]()
     if recorder.choices:
         with ChoiceRecorder() as choosing:
             run_case(module, capture, copies(inputs), device, random_mode(), seed, kind, before=changed)
         rounded_choices.append(choosing.choices)
         choices = TiedChoices(recorder.choices, rounded_choices, _finest_epsilon(list(inputs.values())))
+        draws = (MANY_DRAWS if is_small else FEW_DRAWS) if choices.is_ambiguous else 0
+        others = (comparable_results(exact_run(choices.noise(seed, draw), changed)) for draw in range(draws))
         ties = {i: choices.ties_of(value) for i, value in exact.items() if i in expected and i not in errors}
-        following = {i: IllConditioned(is_uneven=True) for i in errors}
-        moved = dict.fromkeys(following, 0.0)
-        for draw in range((MANY_DRAWS if is_small else FEW_DRAWS) if choices.is_ambiguous else 0):
-            chosen = comparable_results(exact_run(choices.noise(seed, draw), changed))
-            for i, value in chosen.items():
-                (following[i] if i in following else ties[i]).add_draw(value, exact[i])
-            moved |= {i: max(moved[i], distance) for i, distance in distances(chosen).items() if i in moved}
+        following, moved = _following(others, exact, ties, errors, distances)
         # The ordinary draws may have swapped ties too, so their distance alone does not tell.
+        names = {i: _name(expected[i]) for i in following}
         following = {
             i: result
             for i, result in following.items()
-            if moved[i] > min(FACTORS["budget"] * sensitivity.get(i, 0.0), TOLERANCE[_name(expected[i].dtype)])
-            and moved[i] > FACTORS["budget"] * EPSILON[_name(expected[i].dtype)]
+            if moved[i] > min(FACTORS["budget"] * sensitivity.get(i, 0.0), TOLERANCE[names[i]])
+            and moved[i] > FACTORS["budget"] * EPSILON[names[i]]
         }
         raise_sensitivity({i: moved[i] for i in following})
     suspects = [i for i in errors if errors[i] > SUSPECT or sensitivity.get(i, 0.0) > NOISE]
     # A higher limit for the whole must not excuse single elements.
-    magnified = [i for i in errors if exceeds_tolerance(conditioning.get(i, 0.0), _name(expected[i].dtype))]
+    magnified = [i for i in errors if exceeds_tolerance(conditioning.get(i, 0.0), _name(expected[i]))]
     ill_conditioned = {
         **{i: IllConditioned(is_uneven=True, outliers=0.0) for i in magnified},
         **{i: IllConditioned() for i in suspects},
@@ -223,6 +220,28 @@ def _oracle(
         "ties": {i: vars(result) for i, result in ties.items() if result.choices or result.alternatives},
         "ill_conditioned": {i: vars(result) for i, result in ill_conditioned.items()},
     }
+
+
+def _following(
+    others: Iterable[Mapping[ResultKey, torch.Tensor]],
+    exact: Mapping[ResultKey, torch.Tensor],
+    ties: Mapping[ResultKey, Ties],
+    errors: Iterable[ResultKey],
+    distances: Callable[[Mapping[ResultKey, torch.Tensor]], Mapping[ResultKey, float]],
+) -> tuple[dict[ResultKey, IllConditioned], dict[ResultKey, float]]:
+    """How the floating-point results follow choices among ties, and how far these move each; adds integer results to ``ties``.
+
+    Args:
+        others: the oracle's results with other choices.
+        errors: the keys of the floating-point results.
+    """
+    following = {i: IllConditioned(is_uneven=True) for i in errors}
+    moved = dict.fromkeys(following, 0.0)
+    for results in others:
+        for i, value in results.items():
+            (following[i] if i in following else ties[i]).add_draw(value, exact[i])
+        moved |= {i: max(moved[i], distance) for i, distance in distances(results).items() if i in moved}
+    return following, moved
 
 
 def reference_errors(
@@ -293,8 +312,8 @@ def _has_few_elements(results: list[Any]) -> bool:
     return any(isinstance(result, torch.Tensor) and 0 < result.numel() <= FEW for result in results)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _finest_epsilon(results: list[Any]) -> float:
