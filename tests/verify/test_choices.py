@@ -211,3 +211,39 @@ def test_operations_that_choose_are_recognised_by_their_results() -> None:
         torch.arange(3)
         (x > 1).sum(1)
     assert recorder.choices == []
+
+
+def test_integers_booleans_and_pooled_images_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal integers and booleans tie; the images' memory is ordered by channels."""
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.randint(0, 3, (20, 8), generator=generator)
+    image = torch.randn(2, 3, 8, 8, generator=generator).to(memory_format=torch.channels_last)
+
+    def reference(x: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.argmax(1), (x > 1).max(1)[1], *F.max_pool2d(image, 2, return_indices=True)
+
+    def last_of_ties(x: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        _, _, *pooled = reference(x, image)
+        return 7 - x.flip(1).argmax(1), 7 - (x > 1).flip(1).long().argmax(1), *pooled
+
+    def off_by_one(x: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        index, flags, values, places = reference(x, image)
+        return index, flags, values, places ^ 1
+
+    def smallest(x: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.argmin(1), *reference(x, image)[1:]
+
+    inputs = {"x": whole, "image": image}
+    assert compared(reference, last_of_ties, inputs, monkeypatch)[0] == ""
+    assert compared(reference, off_by_one, inputs, monkeypatch)[0].startswith("result 3 values")
+    assert compared(reference, smallest, inputs, monkeypatch)[0].startswith("result 0 values")
+
+
+def test_half_precision_scores_tie_by_their_measured_error_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scores themselves are exact: the second of two that differ by one unit is wrong."""
+    scores = torch.tensor([[1.0, 1.0078125, 0.5]] * 8, dtype=torch.bfloat16)
+
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(8, dtype=torch.int64)
+
+    assert "elements differ" in compared(lambda x: x.argmax(1), wrong, {"x": scores}, monkeypatch)[0]

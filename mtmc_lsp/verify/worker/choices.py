@@ -45,6 +45,8 @@ class Choice:
 
     def is_ambiguous(self, limits: torch.Tensor) -> bool:
         """Whether rounding decides in some row; ``limits`` has for each score the difference up to which it ties."""
+        if not self.scores.is_floating_point():
+            return False
         if self.index.shape[self.dim] > 1:
             ordered, order = self.scores.sort(self.dim)
             limits, count = limits.gather(self.dim, order), ordered.shape[self.dim] - 1
@@ -103,35 +105,38 @@ class ScoreNoise(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed
             return result
         generator = torch.Generator(scores.device).manual_seed(self._seed + number + 1000 * (self._draw // 2))
         noise = torch.rand(limit.shape, generator=generator, device=scores.device, dtype=torch.float64).sub_(0.5)
-        noisy = (choice.scores + noise.mul_(limit if self._draw % 2 else -limit)).to(scores.dtype).view(scores.shape)
+        change = noise.mul_(limit if self._draw % 2 else -limit)
+        noisy = (choice.scores + change).to(scores.dtype).reshape(scores.shape)
         other_result = function(noisy, *args[1:], **kwargs)
         other = choice_of(function, (noisy, *args[1:]), kwargs, other_result)
         if other is None:
             return result
         if isinstance(other_result, torch.Tensor):
             return other_result
-        values = choice.chosen(other.index).view(other_result[0].shape)
+        values = choice.chosen(other.index).reshape(other_result[0].shape)
         return type(other_result)((values, *other_result[1:]))
 
 
 def choice_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Choice | None:
     """The choice that an ATen operation made; None if its result is no index of its operand.
 
-    It is recognised by its values: its last result has integers, and the operand's elements at these indices are its first
-    result, or the largest or smallest ones.
+    It is recognised by its schema and its values: its last result has integers, and the operand's elements at these indices are
+    its first result; if there is just one result, it reduces a dimension, and they are the largest or the smallest ones.
     """
     results = list(result) if isinstance(result, (list, tuple)) else [result]
     index = results[-1]
     if not isinstance(index, torch.Tensor) or index.dtype != torch.int64 or function._schema.is_mutable:
         return None
     scores = args[0] if args else None
-    if not isinstance(scores, torch.Tensor) or scores.is_complex() or not scores.numel() or not index.numel():
+    if not isinstance(scores, torch.Tensor) or not scores.numel() or not index.numel():
+        return None
+    if scores.is_complex() or (scores.is_floating_point() and scores.element_size() == 1):
         return None
     values = results[0] if len(results) == 2 and isinstance(results[0], torch.Tensor) else None
     if (len(results) == 2 and values is None) or len(results) > 2:
         return None
     names = [argument.name for argument in function._schema.arguments]
-    if "dim" in names:
+    if "dim" in names and (values is not None or "keepdim" in names):
         position = names.index("dim")
         default = function._schema.arguments[position].default_value
         dim = args[position] if position < len(args) else kwargs.get("dim", default)
@@ -162,7 +167,7 @@ def _selects(choice: Choice, values: torch.Tensor | None) -> bool:
         return False
     selected = choice.chosen()
     if values is not None:
-        return values.dtype == scores.dtype and _is_same(selected, values.detach().view(selected.shape))
+        return values.dtype == scores.dtype and _is_same(selected, values.detach().reshape(selected.shape))
     return any(_is_same(selected, best(dim, keepdim=True)) for best in (scores.amax, scores.amin))
 
 
@@ -181,13 +186,14 @@ class TiedChoices:
 
         Args:
             choices: the choices of the oracle.
-            rounded: the choices of runs with rounding. Those of other sizes are ignored.
+            rounded: the choices of runs with rounding. Those of another number or of other sizes are ignored.
             epsilon: the machine epsilon of the computation.
         """
         self._choices, self._epsilon = choices, epsilon
-        self._errors = [_score_error(choice, number, rounded) for number, choice in enumerate(choices)]
+        alike = [run for run in rounded if len(run) == len(choices)]
+        self._errors = [_score_error(choice, number, alike) for number, choice in enumerate(choices)]
         self._limits = [
-            tie_limits(choice.scores, error, epsilon, FACTORS["budget"])
+            tie_limits(choice.scores, error, epsilon, FACTORS["budget"]) if choice.scores.is_floating_point() else error
             for choice, error in zip(choices, self._errors, strict=True)
         ]
 
@@ -224,9 +230,9 @@ class TiedChoices:
 
 def _score_error(choice: Choice, number: int, rounded: Sequence[Sequence[Choice]]) -> torch.Tensor:
     error = torch.zeros_like(choice.scores, dtype=torch.float64)
-    for run in rounded:
-        other = run[number].scores if number < len(run) else None
-        if other is not None and other.shape == choice.scores.shape and choice.scores.is_floating_point():
+    for run in rounded if choice.scores.is_floating_point() else ():
+        other = run[number].scores
+        if other.shape == choice.scores.shape:
             difference = (other.double() - choice.scores).abs_().nan_to_num_(nan=0.0, posinf=0.0)
             error = torch.maximum(error, difference)
     return error

@@ -177,7 +177,9 @@ def _oracle(
         with ChoiceRecorder() as choosing:
             run_case(module, capture, copies(inputs), device, random_mode(), seed, kind, before=changed)
         rounded_choices.append(choosing.choices)
-        choices = TiedChoices(recorder.choices, rounded_choices, _finest_epsilon(list(inputs.values())))
+        # The error of 16-bit scores is measured.
+        epsilon = min(_finest_epsilon(list(inputs.values())), EPSILON["float32"])
+        choices = TiedChoices(recorder.choices, rounded_choices, epsilon)
         draws = (MANY_DRAWS if is_small else FEW_DRAWS) if choices.is_ambiguous else 0
         others = (comparable_results(exact_run(choices.noise(seed, draw), changed)) for draw in range(draws))
         ties = {i: choices.ties_of(value) for i, value in exact.items() if i in expected and i not in errors}
