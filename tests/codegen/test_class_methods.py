@@ -14,13 +14,20 @@ from tests.planning.situations import fully_fused, start
 
 TEXT = """import torch
 
+class Config:
+    power = 1.0
+
+    def __init__(self):
+        self.shift = 1.0
+
 class Ops:
     scale = 2.0
+    config = Config()
 
     # mtmc: x=f32[B,16] B=8
     @classmethod
     def scaled(cls, x):
-        return cls.soft(x) * cls.scale
+        return cls.soft(x) * cls.scale + cls.config.shift
 
     @classmethod
     def soft(cls, x):
@@ -62,10 +69,13 @@ def test_subclasses_and_changed_attributes_run_the_users_code(captured, tmp_path
     with torch.no_grad():
         assert torch.equal(module.Ops.scaled(x), torch.zeros_like(x))
         assert len(launches) == 1
-        assert torch.equal(module.Others.scaled(x), torch.softmax(x, -1) * 5.0)
+        assert torch.equal(module.Others.scaled(x), torch.softmax(x, -1) * 5.0 + 1.0)
         module.Ops.scale = 3.0
-        assert torch.equal(module.Ops.scaled(x), torch.softmax(x, -1) * 3.0)
+        assert torch.equal(module.Ops.scaled(x), torch.softmax(x, -1) * 3.0 + 1.0)
         module.Ops.scale = 2.0
+        module.Ops.config.shift = 0.5
+        assert torch.equal(module.Ops.scaled(x), torch.softmax(x, -1) * 2.0 + 0.5)
+        module.Ops.config.shift = 1.0
         module.Ops.soft = classmethod(lambda cls, x: x)
-        assert torch.equal(module.Ops.scaled(x), x * 2.0)
+        assert torch.equal(module.Ops.scaled(x), x * 2.0 + 1.0)
     assert len(launches) == 1

@@ -111,13 +111,19 @@ class _Collector:
                     self._value(f"{kind.__qualname__}.{name}", "", value, _file_of(kind), f"{kind.__qualname__}.{name}")
 
     def attributes_of(self, owner: type | None) -> None:
-        """Add the plain attributes of a class method's class, if a function that ran reads an attribute of that name."""
-        for kind in owner.__mro__ if owner is not None else ():
-            for name, value in vars(kind).items():
-                if name in self._attributes and isinstance(value, (*PLAIN, tuple, list, dict)) and _is_of_user(kind):
-                    assert owner is not None
-                    access = f"{owner.__qualname__}.{name}"
-                    self._value(access, access, value, _file_of(kind), access)
+        """Add the attributes of a class method's class, and those of objects in them, that a function that ran reads by name."""
+        attributes: dict[str, tuple[type, Any]] = {}
+        for kind in reversed(owner.__mro__ if owner is not None else ()):
+            attributes |= {name: (kind, value) for name, value in vars(kind).items() if name in self._attributes}
+        for name, (kind, value) in attributes.items():
+            if owner is None or not _is_of_user(kind):
+                continue
+            access = f"{owner.__qualname__}.{name}"
+            if isinstance(value, (*PLAIN, tuple, list, dict)):
+                self._value(access, access, value, _file_of(kind), access)
+            elif not callable(value) and not isinstance(value, (staticmethod, classmethod, property)):
+                for inner in sorted(self._attributes & set(getattr(value, "__dict__", {}))):
+                    self._object(value, (inner,), access, access, _file_of(kind), access)
 
     # Functions -------------------------------------------------------------------------------------------------------
 
