@@ -374,8 +374,11 @@ def _helpers(text: str) -> list[str]:
 
 def _guard_parameters(capture: Capture) -> list[str]:
     target = capture.workload.target
-    receiver = [] if target.kind is TargetKind.FUNCTION else ["self"]
-    return [*receiver, *(argument.name for argument in capture.arguments if not argument.is_state)]
+    receiver = capture.graph.receiver if target.kind is TargetKind.FUNCTION else "self"
+    return [
+        *([receiver] if receiver else []),
+        *(argument.name for argument in capture.arguments if not argument.is_state),
+    ]
 
 
 def _dispatch(capture: Capture, base: str, launcher: Launcher, *, uses_cuda_graph: bool) -> str:

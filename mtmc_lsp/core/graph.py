@@ -305,6 +305,8 @@ class Graph:
     and modes of modules that may change together only."""
     free_flags: tuple[str, ...] = ()
     """Access expressions of boolean arguments that may be true or false."""
+    receiver: str = ""
+    """The parameter of a class method that gets the class: ``cls``."""
     fp32_matmul: str = "ieee"
     """Precision of fp32 matmuls in the user's code: ``ieee`` or ``tf32``."""
     fp32_convolution: str = "ieee"

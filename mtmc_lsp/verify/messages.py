@@ -10,6 +10,7 @@ from mtmc_lsp.core.results import Check
 from mtmc_lsp.core.workload import Capture, Target, Workload
 from mtmc_lsp.process.protocol import NoAnswer, Request
 from mtmc_lsp.verify.cases import Case
+from mtmc_lsp.verify.error_limits import Measurement
 
 NO_ARGUMENTS = "[[], {}]"
 """Constructor arguments: none."""
@@ -205,6 +206,8 @@ class JudgeAnswer:
     """Those of them for which zeros would pass as well, since the reference's rounding errors are as large as the result."""
     trivial: tuple[str, ...] = ()
     """Answers that need no computation and pass as well: ``zeros``, ``a copy of x``."""
+    measurements: tuple[Measurement, ...] = ()
+    """Of the results whose floating-point values were compared."""
     unexplained: tuple[int, ...] = ()
     """Numbers of the results that differ between the candidate's calls, but not between the reference's."""
 

@@ -57,7 +57,7 @@ from mtmc_lsp.capture.worker.side_effects import (
 from mtmc_lsp.capture.worker.size_branches import more_than_one_value, never_empty, rolled_within, sizes_above_one
 from mtmc_lsp.capture.worker.tracing.free_flags import free_flags
 from mtmc_lsp.capture.worker.tracing.free_numbers import export_with_numbers
-from mtmc_lsp.capture.worker.tracing.target_body import check_decorators, observed_call
+from mtmc_lsp.capture.worker.tracing.target_body import check_decorators, observed_call, owner_of, receiver_of
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
@@ -182,7 +182,12 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     graph = replace(
         graph, modules=modules, containers=containers, aliases=(*aliases_in(call.instance, used), *flags.equal_modes)
     )
-    graph = replace(graph, dependencies=dependencies(module, calling, constructing, call.instance))
+    owner = owner_of(call.function)
+    graph = replace(graph, dependencies=dependencies(module, calling, constructing, call.instance, owner))
+    if owner is not None:
+        # Another class, which inherits the method, may have other attributes.
+        receiver = receiver_of(call.function)
+        graph = replace(graph, receiver=receiver, aliases=((receiver, owner.__qualname__),))
     arguments = captured_arguments(call, {item.path: item.name for item in inputs}, named_class)
     return Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),

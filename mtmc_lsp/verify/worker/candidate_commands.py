@@ -37,7 +37,7 @@ from mtmc_lsp.verify.worker.run_target import (
     release_gpu_memory,
     run_case,
     settled,
-    snapshot,
+    snapshots,
     use_one_thread,
 )
 
@@ -103,7 +103,9 @@ class _Calls:
         arguments = {item.name for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT}
         self._arguments = [name for name in inputs if name in arguments]
         # Parameters and buffers stay the same tensors; only their contents are restored.
-        self._parameters = copies({name: tensor for name, tensor in inputs.items() if name not in arguments})
+        parameters = copies({name: tensor for name, tensor in inputs.items() if name not in arguments})
+        # `data` is no view, so that it can be detached in place.
+        self._parameters = {name: tensor.data for name, tensor in parameters.items()}
 
     def run(self, plan: CallPlan) -> tuple[dict[str, Any], dict[str, Any]]:
         """The judged call, and what was observed of all calls."""
@@ -114,8 +116,8 @@ class _Calls:
                 self._call_on_other_contents(tensors)
             with launches.counting():
                 run = self._call(tensors)
-            # A later call must not change these results.
-            judged = run if self._device == "cuda" else {**run, "results": [snapshot(r) for r in run["results"]]}
+            # Later calls must not change these results, nor the module's tensors that all calls share.
+            judged = run if self._device == "cuda" else snapshots(run)
             del run
             differing_results, repeats = self._repeat(judged, plan)
         uses_kernels = True
@@ -158,6 +160,9 @@ class _Calls:
     def _restore(self, tensors: dict[str, torch.Tensor], names: Iterable[str]) -> None:
         with torch.no_grad():
             for name in names:
+                if tensors[name].grad_fn is not None and name in self._parameters:
+                    # A buffer that the last call wrote depends on that call.
+                    tensors[name].detach_()
                 if not _shares_elements(tensors[name]):
                     tensors[name].copy_(self._inputs[name])
 
