@@ -82,7 +82,7 @@ def test_an_unfinished_run_can_be_shown() -> None:
 
 
 def test_steps_are_kept_or_pending_if_the_review_state_is_known() -> None:
-    result = run("better", "better", "wrong")
+    result = run("better", "better", "wrong elsewhere")
     cells = re.findall(r'<td class="word">(\w+)</td>', page_of(result, kept_steps=frozenset({1})).body)
     assert [cell for cell in cells if cell in ("kept", "pending", "failed")] == ["kept", "pending", "failed"]
 
