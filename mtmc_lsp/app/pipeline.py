@@ -13,28 +13,41 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from mtmc_lsp.app.backends import BUILTIN, Backends, Question
 from mtmc_lsp.app.profile import profile_calls
+from mtmc_lsp.app.region_runs import (
+    RegionCoder,
+    Written,
+    accepted_code,
+    continued,
+    merged,
+    merged_verdict,
+    steps_of,
+    with_notes,
+)
 from mtmc_lsp.app.review import revise
 from mtmc_lsp.app.run_recorder import Revision, RunConfig, RunRecorder
 from mtmc_lsp.app.stored_runs import check_resumable, open_store
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.app.verify_pair import PairOptions, prepare_pair, verify_pair
-from mtmc_lsp.capture.client import find_workload, run_capture
+from mtmc_lsp.capture.client import find_regions, find_workload, run_capture
 from mtmc_lsp.capture.recorded_calls import RECORDS
+from mtmc_lsp.capture.regions.runs import has_dispatch
+from mtmc_lsp.capture.regions.search import no_region
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.errors import Location, NoTensors, RequestError, TargetUnsupported
 from mtmc_lsp.core.profile import Profile
 from mtmc_lsp.core.protocols import Coder, Planner, State
 from mtmc_lsp.core.results import Timing, Verdict
 from mtmc_lsp.core.run import Candidate, RunResult, Step
-from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.core.workload import Capture, CodeRegion, TargetKind, Workload
 from mtmc_lsp.llm.endpoint.client import OpenAIModel
 from mtmc_lsp.llm.endpoint.recording_model import RecordingModel
 from mtmc_lsp.measure.foreign_candidate import ForeignVerdict
@@ -90,7 +103,10 @@ class Pipeline:
         self._resources = ExitStack()
         self._fork_server: ForkServer | None = None
         self._store: Store | None = None
-        self._capture: Capture | None = None
+        self._captures: tuple[Capture, ...] = ()
+        self._current = 0
+        self._written: list[Written] = []
+        """The accepted code of the regions that were optimised so far."""
         self._measurer: LocalMeasurer | None = None
 
     def __enter__(self) -> Pipeline:
@@ -112,17 +128,27 @@ class Pipeline:
 
     # Stages ------------------------------------------------------------------------------------------------------
 
-    def capture(self) -> Capture:
+    def captures(self) -> tuple[Capture, ...]:
         """The user's file -> the target's graph for its workload, from a call of the target without generated code.
 
+        If the whole target cannot be captured, one graph for each of its regions, the largest first.
+
         Raises:
-            MtmcError: the target has no workload, raises, or cannot be exported as a graph.
+            MtmcError: the target has no workload, raises, or has no part that can be exported as a graph.
         """
-        if self._capture is None:
+        if not self._captures:
             self._events.on_stage(CAPTURING)
-            self._capture = self._run_capture()
-            self._events.on_captured(self._capture)
-        return self._capture
+            self._captures = self._run_captures()
+            self._events.on_captured(self._captures[0])
+        return self._captures
+
+    def capture(self) -> Capture:
+        """The graph of the target, or of the region that is worked on.
+
+        Raises:
+            MtmcError: as for :meth:`captures`.
+        """
+        return self.captures()[self._current]
 
     def device(self) -> DeviceModel:
         """Capture -> the limits of the device that is measured on; without a GPU, that of a data sheet."""
@@ -133,8 +159,12 @@ class Pipeline:
 
         Nothing is written.
         """
-        state = self._first_state()
-        return RooflinePlanner.of(self.target.settings).ranked(state), state.device
+        planner, actions = RooflinePlanner.of(self.target.settings), []
+        for index in range(len(self.captures())):
+            self._select(index)
+            state = self._first_state()
+            actions += planner.ranked(state)
+        return sorted(actions, key=lambda action: action.expected.saved_us, reverse=True), state.device
 
     def first_questions(self) -> list[Question]:
         """Capture -> the messages that a model would get in the first step; nothing is sent.
@@ -166,19 +196,25 @@ class Pipeline:
             # Before the first step: later, the error would only fail that step.
             self.measurer().isolation()
         model = self._open_model()
-        components = self._open_components(model, steps)
         recorder = RunRecorder(store, run_id, self._run_config(), model, first_step=len(steps) + 1)
-        search = GreedySearch(capture, self._source, components, recorder.events(self._events))
-        return recorder.finish(search.run(run_id, self.target.source_hash, steps))
+        return recorder.finish(self._search(run_id, steps, model, recorder.events(self._events)))
 
     def verify_file(self) -> Verdict:
         """Capture -> whether the file as it is, generated code included, computes what the user's code computes."""
-        measurer = self.measurer()
-        self._events.on_stage("verifying")
-        return measurer.verify(self._file_as_candidate())
+        verdicts = []
+        for index in self._with_dispatch():
+            self._select(index)
+            measurer = self.measurer()
+            self._events.on_stage("verifying")
+            verdicts.append(measurer.verify(self._file_as_candidate()))
+        return merged_verdict(verdicts)
 
     def time_file(self) -> Timing | None:
-        """Capture -> the time of the file as it is, generated code included; None without a GPU."""
+        """Capture -> the time of the file as it is, generated code included; None without a GPU.
+
+        Of a target with regions, the time of the largest region that has generated code.
+        """
+        self._select(self._with_dispatch()[0])
         measurer = self.measurer()
         self._events.on_stage("timing")
         return measurer.time(self._file_as_candidate(), None)
@@ -224,7 +260,7 @@ class Pipeline:
         """What compiles, verifies and times candidates of the target, opened at the first use."""
         if self._measurer is None:
             self._measurer = self._open_measurer(self.capture())
-            self._resources.callback(self._measurer.close)
+            self._resources.callback(self._close_measurer)
         return self._measurer
 
     # Tests replace the next four.
@@ -236,17 +272,8 @@ class Pipeline:
         return fork_server
 
     def _run_capture(self) -> Capture:
-        target, plain = self.target, self.target.plain
-        path = str(target.path)
-        seconds = CAPTURE_SECONDS
-        if self._options.deadline is not None:
-            seconds = max(LEAST_CAPTURE_SECONDS, min(seconds, self._options.deadline - time.monotonic()))
-        definition = find_target(plain, path, target.qualname)
-        workload = find_workload(path, plain, definition, target.project / FOLDER / RECORDS)
-        fork_server = self._fork_server
-        variables = fork_server.env if fork_server is not None else {}
-        with Worker(target.python, cwd=str(target.project), env=variables, fork_server=fork_server) as worker:
-            return run_capture(workload, plain, worker, seconds)
+        with self._open_worker() as worker:
+            return run_capture(self._find_workload(), self.target.plain, worker, self._capture_seconds())
 
     def _open_measurer(self, capture: Capture) -> LocalMeasurer:
         settings = self.target.settings
@@ -261,10 +288,92 @@ class Pipeline:
         return LocalMeasurer(capture, self.target.python, options, source=self._source, fork_server=self._fork_server)
 
     def _open_backends(self, model: RecordingModel | None, steps: Sequence[Step]) -> tuple[Planner, Coder]:
-        backends = self._options.backends.after(steps)
-        return backends.open(self.target.settings, model, self.capture(), steps, self.device())
+        backends, capture = self._options.backends.after(steps), self.capture()
+        if capture.workload.target.region is not None:
+            # The text that a model edits has one dispatch statement at the start of the target.
+            backends = replace(backends, coder=BUILTIN.coder)
+        planner, coder = backends.open(self.target.settings, model, capture, steps, self.device())
+        return planner, RegionCoder(coder, self._written) if self._written else coder
 
     # Parts of stages ---------------------------------------------------------------------------------------------
+
+    def _run_captures(self) -> tuple[Capture, ...]:
+        try:
+            return (self._run_capture(),)
+        except NoTensors:
+            raise
+        except TargetUnsupported as error:
+            if self.target.definition.kind is TargetKind.KERNEL:
+                raise
+            self._events.on_stage("capturing parts of the target")
+            workload = self._find_workload()
+            regions = find_regions(workload, self.target.plain, self._open_worker, self._capture_seconds())
+            if not regions.captures:
+                raise no_region(workload, regions.cuts, error) from error
+            return with_notes(regions)
+
+    def _find_workload(self) -> Workload:
+        path, plain = str(self.target.path), self.target.plain
+        definition = find_target(plain, path, self.target.qualname)
+        return find_workload(path, plain, definition, self.target.project / FOLDER / RECORDS)
+
+    def _open_worker(self) -> Worker:
+        variables = self._fork_server.env if self._fork_server is not None else {}
+        return Worker(self.target.python, cwd=str(self.target.project), env=variables, fork_server=self._fork_server)
+
+    def _capture_seconds(self) -> float:
+        if self._options.deadline is None:
+            return CAPTURE_SECONDS
+        return max(LEAST_CAPTURE_SECONDS, min(CAPTURE_SECONDS, self._options.deadline - time.monotonic()))
+
+    def _select(self, index: int) -> None:
+        """Work on another region."""
+        if index != self._current:
+            self._close_measurer()
+            self._current = index
+            self._events.on_captured(self.capture())
+
+    def _close_measurer(self) -> None:
+        if self._measurer is not None:
+            self._measurer.close()
+            self._measurer = None
+
+    def _with_dispatch(self) -> list[int]:
+        """The captures whose code is in the file; all if none is, or if the whole target was captured."""
+        targets = [capture.workload.target for capture in self.captures()]
+        text = self.target.text.decode()
+        definition = self.target.definition
+        chosen = [i for i, item in enumerate(targets) if item.region and has_dispatch(definition, item.region, text)]
+        return chosen or list(range(len(targets)))
+
+    def _search(self, run_id: str, steps: Sequence[Step], model: RecordingModel | None, events: Events) -> RunResult:
+        """Optimise the target, or its regions one after the other.
+
+        Args:
+            steps: those of a resumed run.
+        """
+        captures, count = self.captures(), 0
+        results: list[tuple[CodeRegion | None, RunResult]] = []
+        end = time.monotonic() + self.target.settings.budget_seconds
+        for index in range(len(captures)):
+            self._select(index)
+            region = self.capture().workload.target.region
+            done, further = list(steps), events
+            share = 1.0
+            if len(captures) > 1 and region is not None:
+                done, further = steps_of(steps, region.number), continued(events, region.number, count)
+                share = max(0.0, end - time.monotonic()) / (len(captures) - index) / self.target.settings.budget_seconds
+            components = self._open_components(model, done)
+            limits = replace(components.limits, seconds=components.limits.seconds * share)
+            if len(steps) > count + len(done):
+                # The resumed run had finished this region.
+                limits = replace(limits, steps=len(done))
+            search = GreedySearch(self.capture(), self._source, replace(components, limits=limits), further)
+            result = search.run(run_id, self.target.source_hash, done)
+            results.append((region, result))
+            self._written += accepted_code(result, region)
+            count += len(result.steps)
+        return merged(results, self._source)
 
     @property
     def _source(self) -> str:
@@ -301,7 +410,17 @@ class Pipeline:
         return self.store().begin(str(self.target.path), self.target.qualname, self.target.source_hash, environment)
 
     def _revise(self, revision: Revision) -> RunResult:
-        """Repeat a run with one step undone or replaced, as a new run."""
+        """Repeat a run with one step undone or replaced, as a new run.
+
+        Raises:
+            RequestError: the run optimised several regions.
+        """
+        if len(self.captures()) > 1:
+            raise RequestError(
+                f"run {revision.run} optimised several regions, so a step in it cannot be changed",
+                where=Location(str(self.target.path), self.target.definition.start_line),
+                remedy="Undo the last step, or start a new run.",
+            )
         steps, model = self.store().steps(revision.run), self._open_model()
         search = revise(steps, revision, self._open_components(model, steps))
         run_id = self._begin_run()

@@ -26,6 +26,7 @@ from mtmc_lsp.codegen.module.guard import bindings, returns_tensors, size_text, 
 from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS
 from mtmc_lsp.codegen.module.launcher import Launcher
 from mtmc_lsp.codegen.module.naming import identifier, value_name
+from mtmc_lsp.codegen.module.region_dispatch import region_dispatch
 from mtmc_lsp.codegen.module.shared_kernels import SharedKernels
 from mtmc_lsp.codegen.module.side_by_side import side_by_side
 from mtmc_lsp.codegen.module.unpacking import unpacking
@@ -40,7 +41,7 @@ from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.core.workload import Capture, TargetKind
+from mtmc_lsp.core.workload import Capture, Target, TargetKind
 from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.regions import Region, RegionKind, analyse
@@ -122,7 +123,7 @@ def render(
     """Generate the code for a schedule on a device, and the launch parameters of its kernels."""
     graph = ir.graph
     schedule = _with_random_kernels(ir, schedule, device)
-    base = _base_name(capture.workload.target.qualname, source)
+    base = _base_name(capture.workload.target, source)
     recomputed = frozenset(name for kernel in schedule.kernels for name in kernel.recomputed)
     launcher = Launcher(ir, recomputed=recomputed)
     if not all(part.isidentifier() for part in capture.module_name.split(".")):
@@ -165,6 +166,7 @@ def render(
     block = _module_block(capture, limits, base, kernels, launcher, uses_cuda_graph=schedule.cuda_graph)
     compiled = tuple(launch for i, launch in enumerate(launcher.launches) if launch not in launcher.launches[:i])
     dispatch = _dispatch(capture, base, launcher, uses_cuda_graph=schedule.cuda_graph)
+    dispatch = region_dispatch(dispatch, capture.workload.target.region)
     return GeneratedCode(IMPORTS, block, dispatch), compiled
 
 
@@ -268,9 +270,11 @@ def _docstring(
     return f"{summary}\n\n{source_lines}\n{prose}".replace('"""', "'''").replace("\\", "\\\\")
 
 
-def _base_name(qualname: str, source: str) -> str:
+def _base_name(target: Target, source: str) -> str:
     """Snake-case prefix of the generated names, chosen so that none of them exists in the user's file."""
-    parts = [part for part in qualname.split(".") if part != "forward"]
+    parts = [part for part in target.qualname.split(".") if part != "forward"]
+    if target.region is not None:
+        parts.append(f"region_{target.region.number}")
     snake_case = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", "_".join(parts)).lower()
     base = identifier(snake_case)
     while any(
@@ -329,7 +333,9 @@ def _module_block(
         up_to_date=f"{base}_up_to_date()" if check else "",
         unpacked=unpacked,
     )
-    summary = f"``{capture.workload.target.qualname}`` with Triton kernels."
+    target = capture.workload.target
+    part = f"Region {target.region.number} of " if target.region is not None else ""
+    summary = f"{part}``{target.qualname}`` with Triton kernels."
     sources = list(dict.fromkeys(text for kernel in kernels for text in (*kernel.functions.values(), kernel.source)))
     helpers = _helpers("\n".join(sources))
     checks = [source for name, source in GUARD_HELPERS.items() if f"{name}(" in guard]

@@ -140,6 +140,12 @@ class TargetUnsupported(RequestError):
     code = "unsupported"
 
 
+class NoTensors(TargetUnsupported):
+    """The target computes nothing with tensors."""
+
+    code = "no-tensors"
+
+
 class FileChanged(RequestError):
     """The file on disk has changed since it was read, so nothing is written."""
 

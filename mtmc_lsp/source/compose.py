@@ -1,14 +1,13 @@
 """Insert generated code into a file and remove it again, without changing any other byte.
 
 Inserted code is recognised by markers: ``# mtmc: begin NAME`` and ``# mtmc: end NAME`` around the block above the target,
-``# mtmc: dispatch`` at the end of the first line of the dispatch statement, and ``# mtmc: import`` after each import that the
+``# mtmc: dispatch`` at the end of the first line of each dispatch statement, and ``# mtmc: import`` after each import that the
 file did not have. An import is shared by all blocks that use it, and is removed with the last of them.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from tree_sitter import Node
 
@@ -17,6 +16,7 @@ from mtmc_lsp.core.run import GeneratedCode
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.source.files import unified_diff, write_if_unchanged
 from mtmc_lsp.source.imports import import_position, imported_names, missing_imports, statement_start
+from mtmc_lsp.source.region_dispatch import Edit, region_edits, region_place, without_region_dispatch
 from mtmc_lsp.source.syntax import (
     field,
     is_docstring,
@@ -42,15 +42,6 @@ LINE_START = rb"(?:^|(?<=\xef\xbb\xbf))"
 """Start of a line, or the position after a byte order mark."""
 
 
-@dataclass(frozen=True)
-class _Edit:
-    """Replacement of a byte range."""
-
-    start: int
-    end: int
-    new: bytes
-
-
 def compose(text: bytes, target: Target, code: GeneratedCode) -> bytes:
     """Insert the generated code into ``text``; all other bytes stay the same.
 
@@ -72,8 +63,8 @@ def compose(text: bytes, target: Target, code: GeneratedCode) -> bytes:
     required = tuple(s for s in code.imports if _is_used(s.encode(), f"{code.block}\n{code.dispatch}".encode()))
     edits = [
         *_import_edit(text, root, missing_imports(root, target.path, required, block_start), newline),
-        _Edit(block_start, block_start, _framed_block(target.qualname, code.block, newline)),
-        _dispatch_edit(text, _entry_function(node, target), target, code.dispatch, newline),
+        Edit(block_start, block_start, _framed_block(target.qualname, code.block, newline)),
+        *_dispatch_edits(text, _entry_function(node, target), target, code, newline),
     ]
     for edit in reversed(edits):
         text = text[: edit.start] + edit.new + text[edit.end :]
@@ -125,15 +116,13 @@ def _block(qualname: str) -> re.Pattern[bytes]:
     )
 
 
-def _import_edit(text: bytes, root: Node, statements: list[str], newline: bytes) -> list[_Edit]:
+def _import_edit(text: bytes, root: Node, statements: list[str], newline: bytes) -> list[Edit]:
     if not statements:
         return []
     position = import_position(text, root)
     lines = b"".join(f"{statement}  {IMPORT}".encode() + newline for statement in statements)
     return [
-        _Edit(
-            position.offset, position.offset, newline * position.blank_before + lines + newline * position.blank_after
-        )
+        Edit(position.offset, position.offset, newline * position.blank_before + lines + newline * position.blank_after)
     ]
 
 
@@ -152,7 +141,23 @@ def _entry_function(node: Node, target: Target) -> Node:
     )
 
 
-def _dispatch_edit(text: bytes, function: Node, target: Target, dispatch: str, newline: bytes) -> _Edit:
+def _dispatch_edits(text: bytes, function: Node, target: Target, code: GeneratedCode, newline: bytes) -> list[Edit]:
+    """Insert the dispatch statements: one for the whole body, or one for each region."""
+    edits = []
+    for region, dispatch in code.regions or [(target.region, code.dispatch)]:
+        if region is None:
+            edits.append(_dispatch_edit(text, function, target, dispatch, newline))
+            continue
+        place = region_place(text, function, region)
+        if place is None:
+            where = Location(target.path, region.start_line)
+            raise _cannot_insert("has several statements on a line", where, target)
+        indented = _indent_dispatch(dispatch, place.indent, place.step, newline)
+        edits += region_edits(text, place, region, indented, newline)
+    return edits
+
+
+def _dispatch_edit(text: bytes, function: Node, target: Target, dispatch: str, newline: bytes) -> Edit:
     """Insert the dispatch statement at the start of the body, after its docstring, with the body's indentation."""
     body = field(function, "body")
     statements = [child for child in body.named_children if child.type != "comment"] if body is not None else []
@@ -177,12 +182,12 @@ def _dispatch_edit(text: bytes, function: Node, target: Target, dispatch: str, n
         else b"    "
     )
     at = line_end(text, previous.end_byte)
-    return _Edit(at, at, _indent_dispatch(dispatch, indent, step, newline))
+    return Edit(at, at, _indent_dispatch(dispatch, indent, step, newline))
 
 
 def _one_line_edit(
     text: bytes, function_indent: bytes, header: Node, first: Node, target: Target, dispatch: str, newline: bytes
-) -> _Edit:
+) -> Edit:
     """Move the body of ``def f(x): return x`` to a new line. The marker records this so that it can be undone."""
     if text[header.end_byte : first.start_byte] != b" ":
         raise _cannot_insert("has its body on the line of its def", header, target)
@@ -191,13 +196,13 @@ def _one_line_edit(
     step = b"\t" if function_indent.endswith(b"\t") else b"    "
     head, _, rest = dispatch.rstrip("\n").partition("\n")
     rendered = _indent_dispatch(f"{head}\n{rest}", function_indent + step, step, newline, ONE_LINE_NOTE)
-    return _Edit(header.end_byte, first.start_byte, newline + rendered + function_indent + step)
+    return Edit(header.end_byte, first.start_byte, newline + rendered + function_indent + step)
 
 
-def _cannot_insert(problem: str, node: Node, target: Target) -> TargetUnsupported:
+def _cannot_insert(problem: str, where: Node | Location, target: Target) -> TargetUnsupported:
     return TargetUnsupported(
         f"{target.qualname} {problem}, so the kernel's call cannot be inserted",
-        where=Location(target.path, line_of(node)),
+        where=where if isinstance(where, Location) else Location(target.path, line_of(where)),
         remedy="Put each statement of the body on a separate line.",
     )
 
@@ -215,8 +220,11 @@ def _indent_dispatch(dispatch: str, indent: bytes, step: bytes, newline: bytes, 
 
 
 def _without_dispatch(text: bytes, qualname: str, block: bytes) -> bytes:
-    """Remove the dispatch statement that calls a function of the block."""
-    marks = _dispatch_marks(parse(text))
+    """Remove the dispatch statements that call functions of the block."""
+    names = re.findall(rb"^(?:def|class) (\w+)|^(\w+) *=", block, re.MULTILINE)
+    calls = re.compile(rb"\b(?:" + b"|".join(a or b for a, b in names) + rb")\b")
+    root = parse(text)
+    marks = _dispatch_marks(root)
     marks_in_target = [
         mark
         for item in definitions(text, "")
@@ -224,14 +232,19 @@ def _without_dispatch(text: bytes, qualname: str, block: bytes) -> bytes:
         for mark in marks
         if item.node.start_byte <= mark.start_byte < item.node.end_byte
     ]
-    names = re.findall(rb"^(?:def|class) (\w+)|^(\w+) *=", block, re.MULTILINE)
-    calls = re.compile(rb"\b(?:" + b"|".join(a or b for a, b in names) + rb")\b")
-    calling_marks = [
-        mark for mark in (*marks_in_target, *marks) if names and calls.search(text[slice(*_span(text, mark))])
-    ]
-    mark = next(iter(calling_marks or marks_in_target), None)
-    if mark is None:
-        return text
+    calling_marks = [mark for mark in marks if names and calls.search(_generated_part(text, mark))]
+    # From the last one, so that the offsets of the others stay valid.
+    for mark in reversed(calling_marks or marks_in_target[:1]):
+        edit = _removal(text, mark)
+        text = text[: edit.start] + edit.new + text[edit.end :]
+    return text
+
+
+def _removal(text: bytes, mark: Node) -> Edit:
+    """The edit that removes a dispatch statement."""
+    restored = without_region_dispatch(text, _statement(mark))
+    if restored is not None:
+        return restored
     start, end = _span(text, mark)
     body = _statement(mark).parent
     rows = {child.start_point[0] for child in (body.children if body is not None else []) if child.type != "comment"}
@@ -239,8 +252,15 @@ def _without_dispatch(text: bytes, qualname: str, block: bytes) -> bytes:
     if text_of(mark).rstrip().endswith(ONE_LINE_NOTE.strip()) and len(rows) == 2:
         start = text.rfind(b":", 0, start) + 1
         end += len(text[end:]) - len(text[end:].lstrip(b" \t"))
-        return text[:start] + b" " + text[end:]
-    return text[:start] + text[end:]
+        return Edit(start, end, b" ")
+    return Edit(start, end, b"")
+
+
+def _generated_part(text: bytes, mark: Node) -> bytes:
+    """The text of a dispatch statement without the user's statements in its ``else`` branch."""
+    start, end = _span(text, mark)
+    branch = field(_statement(mark), "alternative")
+    return text[start : end if branch is None else branch.start_byte]
 
 
 def _dispatch_marks(root: Node) -> list[Node]:

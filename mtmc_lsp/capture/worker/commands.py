@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from mtmc_lsp.capture.messages import CaptureRequest
+from mtmc_lsp.capture.messages import CaptureRequest, LocalValues, LocalValuesRequest
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.capture.worker.arguments.description import (
     NOT_PLAIN,
@@ -45,6 +45,8 @@ from mtmc_lsp.capture.worker.passes.masked_updates import refuse_unknown_sizes, 
 from mtmc_lsp.capture.worker.passes.noop_writes import remove_noop_writes
 from mtmc_lsp.capture.worker.passes.recurrent_layers import drop_irrelevant_modes, single_recurrent_operators
 from mtmc_lsp.capture.worker.passes.row_writes import stack_rows
+from mtmc_lsp.capture.worker.regions.local_values import local_values
+from mtmc_lsp.capture.worker.regions.region_errors import in_region
 from mtmc_lsp.capture.worker.side_effects import (
     access_of,
     is_random,
@@ -56,7 +58,7 @@ from mtmc_lsp.capture.worker.size_branches import more_than_one_value, never_emp
 from mtmc_lsp.capture.worker.tracing.target_body import check_decorators, observed_call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
-from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
+from mtmc_lsp.core.errors import Location, MtmcError, NoTensors, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload
 
@@ -77,7 +79,20 @@ def capture(request: CaptureRequest) -> Capture:
             except StateFound as state:
                 workload = replace(workload, state=(*workload.state, *state.tensors))
 
-    return with_module_dtype(with_state, request.workload)
+    try:
+        return with_module_dtype(with_state, request.workload)
+    except MtmcError as error:
+        raise in_region(error, target) from error
+
+
+def values_of_locals(request: LocalValuesRequest) -> LocalValues:
+    """Describe the local variables of a target at each of its statements."""
+    module = _load_module(request.workload.target, request.source)
+    return local_values(module, request.workload, _device(request.workload))
+
+
+def _device(workload: Workload) -> str:
+    return "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
 
 
 def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str], text: Sequence[str]) -> Capture:
@@ -86,7 +101,7 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     Raises:
         StateFound: the target has state tensors that the workload does not list.
     """
-    device = "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
+    device = _device(workload)
     constructing, calling = DependencyRecorder(), DependencyRecorder()
     call = _build_target(module, workload, device, constructing)
     if call.decorated is not None:
@@ -255,7 +270,7 @@ def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
 def _check_inputs(inputs: list[InputTensor], target: Target) -> None:
     where = Location(target.path, target.start_line)
     if not inputs:
-        raise TargetUnsupported(
+        raise NoTensors(
             f"{target.qualname} has no tensor arguments", where=where, remedy="Choose a function of tensors."
         )
     for item in inputs:
@@ -291,7 +306,7 @@ def _constants(call: Call, reads: dict[str, object], target: Target) -> dict[str
 
 def _check_graph(graph: Graph, target: Target) -> None:
     if not graph.nodes:
-        raise TargetUnsupported(
+        raise NoTensors(
             f"{target.qualname} has no tensor operations",
             where=Location(target.path, target.start_line),
             remedy="Choose another function.",

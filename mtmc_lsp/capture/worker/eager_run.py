@@ -19,6 +19,7 @@ from mtmc_lsp.capture.worker.module_state import non_parameter_tensors, refuse_n
 from mtmc_lsp.capture.worker.module_structure import class_name
 from mtmc_lsp.capture.worker.modules.attribute_tensors import TensorSlot, assigned, attribute_tensors, slot_at
 from mtmc_lsp.capture.worker.passes.graph_cleanup import Layout
+from mtmc_lsp.capture.worker.regions.region_errors import refuse_shared_memory
 from mtmc_lsp.capture.worker.side_effects import Snapshot, access_of
 from mtmc_lsp.capture.worker.tracing.local_modes import under_local_modes
 from mtmc_lsp.core.errors import Location, TargetUnsupported
@@ -202,6 +203,7 @@ def run_without_data(
         except Exception as error:
             raise export_error(error, target) from error
     _check_returned(call.target_result(value), target, named_class)
+    refuse_shared_memory(tensors_of(value), fake_inputs, target)
     input_names = {id(tensor): item.name for tensor, item in zip(fake_inputs, inputs, strict=True)}
     return float(counter.get_total_flops()), [input_names.get(id(result), "") for result in tensors_of(value)]
 

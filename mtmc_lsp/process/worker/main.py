@@ -23,6 +23,7 @@ from typing import Any
 
 COMMANDS = {
     "capture.capture": ("CaptureRequest", "commands:capture"),
+    "capture.local_values": ("LocalValuesRequest", "commands:values_of_locals"),
     "compile.launches": ("CompileRequest", "commands:compile_launches"),
     "timing.time": ("TimeRequest", "timing_commands:time_candidate"),
     "timing.baselines": ("BaselinesRequest", "timing_commands:compile_baselines"),
