@@ -29,6 +29,7 @@ from mtmc_lsp.app.region_runs import (
     merged_verdict,
     steps_of,
     with_notes,
+    worthwhile,
 )
 from mtmc_lsp.app.review import revise
 from mtmc_lsp.app.run_recorder import Revision, RunConfig, RunRecorder
@@ -308,6 +309,7 @@ class Pipeline:
             self._events.on_stage("capturing parts of the target")
             workload = self._find_workload()
             regions = find_regions(workload, self.target.plain, self._open_worker, self._capture_seconds())
+            regions = worthwhile(regions, self.target.settings)
             if not regions.captures:
                 raise no_region(workload, regions.cuts, error) from error
             return with_notes(regions)

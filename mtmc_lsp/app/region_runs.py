@@ -6,18 +6,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mtmc_lsp.capture.regions.search import Regions
-from mtmc_lsp.codegen.coder import content_id
+from mtmc_lsp.codegen.coder import BuiltinCoder, content_id
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.dtypes import itemsize
-from mtmc_lsp.core.protocols import Coder
+from mtmc_lsp.core.protocols import Coder, State
 from mtmc_lsp.core.results import Ratio, Verdict
 from mtmc_lsp.core.run import KEPT, Candidate, GeneratedCode, RunResult, RunStatus, Speedup, Step, StepStatus
+from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture, CodeRegion, Target
+from mtmc_lsp.device.choice import planning_model
+from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.search.components import Events
 from mtmc_lsp.source.compose import compose, strip_generated, unified_diff
 
 Written = tuple[CodeRegion, GeneratedCode]
 """A region and its accepted code."""
+
+
+def worthwhile(regions: Regions, settings: Settings) -> Regions:
+    """The regions for which some action is predicted to save time."""
+    planner, device = RooflinePlanner.of(settings), planning_model(settings.archs)
+    chosen = []
+    for capture in regions.captures:
+        root = BuiltinCoder(device).start(capture, "")
+        if any(action.expected.saved_us > 0 for action in planner.ranked(State(capture, root, (), device, False))):
+            chosen.append(capture)
+    return replace(regions, captures=tuple(chosen))
 
 
 def with_notes(regions: Regions) -> tuple[Capture, ...]:

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from dataclasses import dataclass
 
-from mtmc_lsp.capture.regions.liveness import NONE, Liveness, definitely_set, leaves_run, names_read, names_set
+from mtmc_lsp.capture.regions.liveness import (
+    NONE,
+    Liveness,
+    Names,
+    definitely_set,
+    leaves_run,
+    names_read,
+    names_set,
+    parameters_of,
+)
 from mtmc_lsp.capture.regions.statements import Function, Statements, function_at, suites_of
 from mtmc_lsp.core.workload import CodeRegion, Target, TargetKind
 
@@ -56,6 +66,7 @@ class Runs:
         self._lines = text.splitlines()
         self._liveness = Liveness(self.function)
         self._set = definitely_set(self.function)
+        self._sizes = size_statements(self.function)
         parameters = [*self.function.args.posonlyargs, *self.function.args.args]
         self._receiver = {parameters[0].arg} if parameters and target.kind is not TargetKind.FUNCTION else set()
 
@@ -105,7 +116,11 @@ class Runs:
         assigned = NONE.union(*map(names_set, run.statements))
         live = assigned & self._liveness.after[last]
         outputs = frozenset() if run.returns else live
+        inside = self._inside(run)
         read = self._liveness.inputs(run.statements, outputs) - self._receiver
+        sizes = self._repeated(read, self._set[first], inside)
+        if sizes:
+            read = self._liveness.inputs([*sizes, *run.statements], outputs) - self._receiver
         order = dict.fromkeys(
             [*(item.arg for item in ast.walk(self.function.args) if isinstance(item, ast.arg)), *names]
         )
@@ -117,9 +132,20 @@ class Runs:
             last.end_lineno or last.lineno,
             tuple(name for name in order if name in read),
             tuple(name for name in names if name in outputs),
+            tuple(self.statements.numbers[item] for item in sizes),
             run.returns,
-            any(_writes(item) for item in self.statements.all if item not in self._inside(run)),
+            any(_writes(item) for item in self.statements.all if item not in inside),
         )
+
+    def _repeated(self, read: Names, available: Names, inside: set[ast.stmt]) -> list[ast.stmt]:
+        """The statements outside the run that compute those of its inputs which are sizes, in source order."""
+        chosen: list[ast.stmt] = []
+        for statement in reversed(self._sizes):
+            assigned = names_set(statement)
+            if assigned & read and assigned <= available and statement not in inside:
+                chosen.insert(0, statement)
+                read = (read - assigned) | names_read(statement)
+        return chosen
 
     def unset_input(self, run: Run, region: CodeRegion) -> Cut | None:
         """The first statement that reads a variable which may be unset before the run."""
@@ -135,6 +161,53 @@ class Runs:
 
     def _inside(self, run: Run) -> set[ast.stmt]:
         return {node for item in run.statements for node in ast.walk(item) if isinstance(node, ast.stmt)}
+
+
+def size_statements(function: Function) -> list[ast.stmt]:
+    """The statements of the body that assign sizes of arguments to variables which nothing else assigns, in source order."""
+    stored = [node.id for node in ast.walk(function) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]
+    counts = Counter([*stored, *parameters_of(function)])
+    known = {name for name in parameters_of(function) if counts[name] == 1}
+    sizes: set[str] = set()
+    statements: list[ast.stmt] = []
+    for statement in function.body:
+        if isinstance(statement, ast.Assign) and _is_size(statement.value, known, sizes):
+            assigned = names_set(statement)
+            targets = [item for node in statement.targets for item in getattr(node, "elts", [node])]
+            if all(isinstance(item, ast.Name) for item in targets) and all(counts[name] == 1 for name in assigned):
+                statements.append(statement)
+                sizes |= assigned
+    return statements
+
+
+def _is_size(node: ast.expr, arguments: set[str], sizes: set[str]) -> bool:
+    """Whether an expression is a size of an argument, several of them, or arithmetic of sizes."""
+    if isinstance(node, ast.Constant):
+        return type(node.value) is int
+    if isinstance(node, ast.Name):
+        return node.id in sizes
+    if isinstance(node, ast.BinOp):
+        return _is_size(node.left, arguments, sizes) and _is_size(node.right, arguments, sizes)
+    if isinstance(node, ast.Tuple):
+        return all(_is_size(item, arguments, sizes) for item in node.elts)
+    if isinstance(node, ast.Subscript):
+        return _is_shape(node.value, arguments)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id == "len" and all(isinstance(item, ast.Name) and item.id in arguments for item in node.args)
+    return _is_shape(node, arguments)
+
+
+def _is_shape(node: ast.expr, arguments: set[str]) -> bool:
+    """Whether an expression is ``x.shape``, ``x.size()`` or ``x.size(0)`` of an argument."""
+    if isinstance(node, ast.Call):
+        constant = all(isinstance(item, (ast.Constant, ast.UnaryOp)) for item in node.args) and not node.keywords
+        return constant and _is_attribute(node.func, "size", arguments)
+    return _is_attribute(node, "shape", arguments)
+
+
+def _is_attribute(node: ast.expr, name: str, arguments: set[str]) -> bool:
+    owner = node.value if isinstance(node, ast.Attribute) and node.attr == name else None
+    return isinstance(owner, ast.Name) and owner.id in arguments
 
 
 def has_dispatch(target: Target, region: CodeRegion, text: str) -> bool:

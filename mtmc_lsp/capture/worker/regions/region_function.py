@@ -19,7 +19,9 @@ def region_function(function: Any, region: CodeRegion) -> Any:
     receiver = function.__self__ if isinstance(function, MethodType) else None
     outer: Any = function.__func__ if isinstance(function, MethodType) else function
     definition, lines = definition_of(outer)
-    body = Statements(definition, lines).run(region.first, region.last)
+    statements = Statements(definition, lines)
+    run = statements.run(region.first, region.last)
+    body = [*(statements.all[number] for number in region.repeated), *run]
     if not region.returns:
         body.append(ast.copy_location(_return(region.outputs), body[-1]))
     parameters = [*definition.args.posonlyargs, *definition.args.args]
@@ -53,7 +55,7 @@ def _compiled(outer: FunctionType, names: list[str], body: list[ast.stmt]) -> Fu
     kind = tree.body[0]
     assert isinstance(kind, ast.ClassDef) and isinstance(kind.body[0], ast.FunctionDef)
     kind.body[0].body = body
-    kind.body[0].lineno = kind.lineno = body[0].lineno
+    kind.body[0].lineno = kind.lineno = min(item.lineno for item in body)
     kind.body[0].end_lineno = kind.end_lineno = body[-1].end_lineno
     ast.fix_missing_locations(tree)
     scope: dict[str, Any] = {}
