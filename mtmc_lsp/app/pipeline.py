@@ -286,7 +286,10 @@ class Pipeline:
             fresh=self._options.fresh,
             needs_sandbox=self._options.needs_sandbox,
         )
-        return LocalMeasurer(capture, self.target.python, options, source=self._source, fork_server=self._fork_server)
+        whole = self._find_workload() if capture.workload.target.region is not None else None
+        return LocalMeasurer(
+            capture, self.target.python, options, source=self._source, fork_server=self._fork_server, whole=whole
+        )
 
     def _open_backends(self, model: RecordingModel | None, steps: Sequence[Step]) -> tuple[Planner, Coder]:
         backends, capture = self._options.backends.after(steps), self.capture()

@@ -165,7 +165,9 @@ class Runs:
 
 def size_statements(function: Function) -> list[ast.stmt]:
     """The statements of the body that assign sizes of arguments to variables which nothing else assigns, in source order."""
-    stored = [node.id for node in ast.walk(function) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]
+    stored = [
+        node.id for node in ast.walk(function) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    ]
     counts = Counter([*stored, *parameters_of(function)])
     known = {name for name in parameters_of(function) if counts[name] == 1}
     sizes: set[str] = set()

@@ -38,6 +38,7 @@ COMMANDS = {
     "verify.candidate": ("CandidateRequest", "candidate_commands:run_candidate"),
     "verify.judge": ("JudgeRequest", "judge_command:judge"),
     "verify.reproduce": ("ReproduceRequest", "reproduction:reproduce"),
+    "verify.whole_target": ("WholeTargetRequest", "whole_target:compare_whole_target"),
     "process.start": ("StartRequest", "start:start"),
 }
 """For each command ``room.verb`` its request class in ``room/messages.py`` and its handler ``module:name`` in

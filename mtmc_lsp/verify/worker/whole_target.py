@@ -1,0 +1,102 @@
+"""Calls a whole target with regions, in the user's file and in a version of it. Runs in workers.
+
+The regions are verified one by one, on many cases. This call tests what is around them: that each gets the right variables and that
+the statements after it find its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mtmc_lsp.capture.worker.calls import build_call
+from mtmc_lsp.core.dtypes import TOLERANCE
+from mtmc_lsp.core.workload import Workload
+from mtmc_lsp.verify.messages import WholeTargetAnswer, WholeTargetRequest
+from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
+from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
+from mtmc_lsp.verify.worker.run_target import device_for, flatten, is_interpreted, module_of, use_one_thread
+
+SEEDS = (0, 1)
+SMALL = 32
+"""Largest named size under the interpreter, if the target accepts it."""
+
+
+def compare_whole_target(request: WholeTargetRequest) -> WholeTargetAnswer:
+    """Compare the results of both files, and what they write into arguments, on the workload with several seeds."""
+    if is_interpreted():
+        use_one_thread()
+        patch_interpreter()
+        speed_up_interpreter()
+    capture = request.capture
+    device = device_for(capture, "")
+    plain = module_of(capture, request.user_source, None, False)
+    try:
+        version = module_of(capture, request.user_source, request.text, False)
+    except Exception as error:
+        return WholeTargetAnswer(f"the file raises {type(error).__name__} when it is imported: {error}")
+    sizes = request.workload.sizes
+    if is_interpreted():
+        small = {name: min(size, SMALL) for name, size in sizes.items()}
+        sizes = small if _accepts(plain, request.workload, device, small) else sizes
+    for seed in SEEDS:
+        try:
+            expected = _results(plain, request.workload, device, sizes, seed)
+        except Exception as error:
+            return WholeTargetAnswer(skipped=f"your code raises {type(error).__name__} with seed {seed}: {error}")
+        try:
+            results = _results(version, request.workload, device, sizes, seed)
+        except Exception as error:
+            return WholeTargetAnswer(f"the version raises {type(error).__name__} with seed {seed}: {error}")
+        difference = _difference(expected, results)
+        if difference:
+            return WholeTargetAnswer(f"{difference} with seed {seed}")
+    return WholeTargetAnswer(calls=len(SEEDS))
+
+
+def _accepts(module: Any, workload: Workload, device: str, sizes: Mapping[str, int]) -> bool:
+    try:
+        _results(module, workload, device, sizes, SEEDS[0])
+    except Exception:
+        return False
+    return True
+
+
+def _results(module: Any, workload: Workload, device: str, sizes: Mapping[str, int], seed: int) -> list[Any]:
+    """The results of a call, followed by the arguments after it."""
+    call = build_call(module, replace(workload, state=()), device, sizes, seed)
+    torch.manual_seed(seed)
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        returned = call.run()
+    arguments = [value for value in call.values if isinstance(value, torch.Tensor)]
+    # Parameters and buffers, which a call may update.
+    held = list(call.instance.state_dict().values()) if call.instance is not None else []
+    return [*flatten(returned), *arguments, *held]
+
+
+def _difference(expected: list[Any], results: list[Any]) -> str:
+    """What differs, as a clause; empty if nothing does."""
+    if len(expected) != len(results):
+        return f"{len(results)} values are returned instead of {len(expected)}"
+    for number, (one, other) in enumerate(zip(expected, results, strict=True), 1):
+        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+            if repr(one) != repr(other):
+                return f"value {number} is {other!r:.40} instead of {one!r:.40}"
+            continue
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            return f"value {number} has shape {list(other.shape)} and dtype {other.dtype}"
+        if not one.is_floating_point():
+            if not torch.equal(one, other):
+                return f"value {number} differs"
+            continue
+        a, b = one.detach().double(), other.detach().double()
+        if not torch.equal(a.isfinite(), b.isfinite()):
+            return f"value {number} is not finite in other places"
+        a, b = a[a.isfinite()], b[b.isfinite()]
+        error = float(torch.linalg.vector_norm(a - b) / (torch.linalg.vector_norm(a) + 1e-30))
+        if error > TOLERANCE[str(one.dtype).removeprefix("torch.")]:
+            return f"value {number} has relative error {error:.2g}"
+    return ""
