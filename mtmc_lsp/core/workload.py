@@ -50,7 +50,7 @@ class CodeRegion:
     outputs: tuple[str, ...] = ()
     """The variables that it assigns and later statements read."""
     repeated: tuple[int, ...] = ()
-    """Numbers of earlier statements that read sizes of arguments. They run again at its start, so that the sizes are not inputs."""
+    """Numbers of earlier statements that read sizes of arguments. They run again at its start, so sizes are not inputs."""
     returns: bool = False
     """Whether it ends the target: each way through it ends with a return. Then it has no outputs."""
     writes_follow: bool = False

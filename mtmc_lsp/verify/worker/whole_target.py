@@ -1,7 +1,7 @@
 """Calls a whole target with regions, in the user's file and in a version of it. Runs in workers.
 
-The regions are verified one by one, on many cases. This call tests what is around them: that each gets the right variables and that
-the statements after it find its results.
+The regions are verified one by one, on many cases. This call tests what is around them: that each gets the right variables and
+that the statements after it find its results.
 """
 
 from __future__ import annotations
