@@ -19,17 +19,22 @@ from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.search.components import Events
 from mtmc_lsp.source.compose import compose, strip_generated, unified_diff
 
+LEAST_SAVED_US = 2.0
+"""Predicted saving below which a region is not worth its guard, which takes about this long on the host."""
 Written = tuple[CodeRegion, GeneratedCode]
 """A region and its accepted code."""
 
 
 def worthwhile(regions: Regions, settings: Settings) -> Regions:
-    """The regions for which some action is predicted to save time."""
+    """The regions for which some action is predicted to save more time than a guard takes."""
     planner, device = RooflinePlanner.of(settings), planning_model(settings.archs)
     chosen = []
     for capture in regions.captures:
         root = BuiltinCoder(device).start(capture, "")
-        if any(action.expected.saved_us > 0 for action in planner.ranked(State(capture, root, (), device, False))):
+        if any(
+            action.expected.saved_us >= LEAST_SAVED_US
+            for action in planner.ranked(State(capture, root, (), device, False))
+        ):
             chosen.append(capture)
     return replace(regions, captures=tuple(chosen))
 

@@ -188,7 +188,9 @@ def _sharing(result: Any, results: list[Any]) -> list[int]:
     """The numbers of the results in the memory of a result: a write into one of them would change the others."""
     if not isinstance(result, torch.Tensor) or result.numel() == 0:
         return []
-    return [i for i, other in enumerate(results) if isinstance(other, torch.Tensor) and _storage(other) == _storage(result)]
+    return [
+        i for i, other in enumerate(results) if isinstance(other, torch.Tensor) and _storage(other) == _storage(result)
+    ]
 
 
 def _storage(tensor: torch.Tensor) -> int:
