@@ -43,7 +43,7 @@ from mtmc_lsp.capture.regions.search import no_region
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.errors import Location, NoTensors, RequestError, TargetUnsupported
+from mtmc_lsp.core.errors import FailureKind, Location, RequestError, TargetUnsupported
 from mtmc_lsp.core.profile import Profile
 from mtmc_lsp.core.protocols import Coder, Planner, State
 from mtmc_lsp.core.results import Timing, Verdict
@@ -304,10 +304,8 @@ class Pipeline:
     def _run_captures(self) -> tuple[Capture, ...]:
         try:
             return (self._run_capture(),)
-        except NoTensors:
-            raise
         except TargetUnsupported as error:
-            if self.target.definition.kind is TargetKind.KERNEL:
+            if self.target.definition.kind is TargetKind.KERNEL or error.kind is FailureKind.NO_TENSORS:
                 raise
             self._events.on_stage("capturing parts of the target")
             workload = self._find_workload()

@@ -138,3 +138,19 @@ def test_statements_that_share_a_line_with_others_are_no_region() -> None:
 def test_statements_that_compute_nothing_are_no_region() -> None:
     runs = runs_of("y = x\nreturn y")
     assert not runs.is_worthwhile(runs.whole())
+
+
+def test_numbers_at_the_ends_of_a_run_stay_outside_and_new_lists_do_not() -> None:
+    runs = runs_of("step = 0\nparts = []\ny = x + 1\nn = step + 1\nprint(y)\nreturn y, n, parts")
+    run = Run(tuple(runs.function.body[:4]), False)
+    trimmed = runs.trimmed(run, lambda statement, name: name in ("step", "n"))
+    assert trimmed is not None
+    assert [item.lineno for item in trimmed.statements] == [3, 4]
+    assert runs.trimmed(Run(tuple(runs.function.body[:1]), False), lambda statement, name: True) is None
+
+
+def test_the_variables_that_a_loop_around_a_run_changes_are_known() -> None:
+    runs = runs_of("for i in range(3):\n    k = i + 1\n    x = x * k\nreturn x")
+    inner = Run(tuple(runs.function.body[0].body[1:]), False)
+    assert runs.changes_in_loop(inner) == {"i", "k", "x"}
+    assert runs.changes_in_loop(Run(tuple(runs.function.body[:1]), False)) == frozenset()

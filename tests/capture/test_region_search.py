@@ -14,7 +14,6 @@ from mtmc_lsp.core.errors import (
     FailureKind,
     Location,
     MtmcError,
-    NoTensors,
     OutOfMemory,
     TargetUnsupported,
     WorkerFailed,
@@ -28,12 +27,15 @@ TENSOR = TensorSpec((Size.of(8),), "float32")
 PATH = "m.py"
 
 
-def search(body: str, refuse: Callable[[str, int], MtmcError | None], *, other: str = "") -> tuple[Regions, list[str]]:
+def search(
+    body: str, refuse: Callable[[str, int], MtmcError | None], *, other: str = "", number: str = ""
+) -> tuple[Regions, list[str]]:
     """Search a function with this body.
 
     Args:
         refuse: the error for a statement, from its text and line; the first one in a region decides.
         other: a variable that is neither a tensor nor a constant.
+        number: a variable that is a number.
 
     Returns:
         The regions, and the lines of each region that was tried.
@@ -42,9 +44,11 @@ def search(body: str, refuse: Callable[[str, int], MtmcError | None], *, other: 
     target = find_target(text.encode(), PATH, "f")
     runs = Runs(target, text)
     names = {"x", "w", "y", "z", "layer", "i"}
-    values = tuple(LocalValue(name) if name != other else LocalValue(name, None, "Linear") for name in sorted(names))
     values = tuple(
-        LocalValue(v.name, None, v.kind) if v.kind else LocalValue(v.name, ArgumentSpec(v.name, TENSOR)) for v in values
+        LocalValue(name, None, "Linear")
+        if name == other
+        else LocalValue(name, ArgumentSpec(name, None, 0) if name == number else ArgumentSpec(name, TENSOR))
+        for name in sorted(names)
     )
     known = LocalValues(dict.fromkeys(range(len(runs.statements.all)), values), {})
     workload = Workload(target, WorkloadSource.DIRECTIVE)
@@ -107,7 +111,9 @@ def test_what_is_not_the_codes_fault_ends_the_search(error: MtmcError) -> None:
 
 
 def test_a_run_without_tensor_operations_is_neither_a_region_nor_a_cut() -> None:
-    regions, _ = search(BODY, lambda text, line: NoTensors("f has no tensor operations"))
+    regions, _ = search(
+        BODY, lambda text, line: TargetUnsupported("f has no tensor operations", kind=FailureKind.NO_TENSORS)
+    )
     assert regions == Regions((), ())
 
 
@@ -126,6 +132,13 @@ def test_a_variable_that_cannot_be_created_again_cuts_its_reader() -> None:
     assert "lines 4 to 4" not in lines_of(regions)
     assert (5, "uses layer, a Linear") in [(cut.line, cut.reason) for cut in regions.cuts]
     assert lines_of(regions) == ["line 2", "line 4", "line 6"]
+
+
+def test_a_number_that_a_loop_changes_cuts_its_reader() -> None:
+    body = "y = x + 1\nfor i in range(3):\n    bad(y)\n    y = y * 2\n    y = y + i\nreturn y + 1"
+    regions, _ = search(body, lambda text, line: refused(line) if "bad" in text else None, number="i")
+    assert lines_of(regions) == ["line 2", "line 5", "line 7"]
+    assert (6, "uses i, a number that the loop changes") in [(cut.line, cut.reason) for cut in regions.cuts]
 
 
 def test_the_error_of_the_whole_target_stays_if_one_line_explains_it() -> None:

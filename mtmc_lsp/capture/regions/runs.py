@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mtmc_lsp.capture.regions.liveness import (
@@ -158,6 +159,35 @@ class Runs:
             if (NONE.union(*map(names_read, [statement])) | names_set(statement)) & names:
                 return Cut(statement, statement.lineno, reason)
         return Cut(run.statements[0], run.statements[0].lineno, reason)
+
+    def trimmed(self, run: Run, is_plain: Callable[[ast.stmt, str], bool]) -> Run | None:
+        """The run without statements at its ends that compute with numbers and other constants only; ``None`` if none is left.
+
+        Args:
+            is_plain: whether a variable is neither a tensor nor contains one, where a statement runs.
+        """
+        statements = list(run.statements)
+
+        def computes_nothing(node: ast.stmt) -> bool:
+            simple = isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Pass))
+            # A list that it creates may get tensors later.
+            other = any(
+                isinstance(item, (ast.Call, ast.Attribute, ast.List, ast.Dict, ast.Set)) for item in ast.walk(node)
+            )
+            return simple and not other and all(is_plain(node, name) for name in names_read(node))
+
+        while statements and computes_nothing(statements[0]):
+            statements.pop(0)
+        while statements and computes_nothing(statements[-1]) and not run.returns:
+            statements.pop()
+        return Run(tuple(statements), run.ends_function) if statements else None
+
+    def changes_in_loop(self, run: Run) -> Names:
+        """The variables that a loop around the run sets."""
+        first = run.statements[0]
+        loops = (node for node in self.statements.all if isinstance(node, (ast.For, ast.While)))
+        around = [loop for loop in loops if any(node is first for node in ast.walk(loop)) and loop is not first]
+        return NONE.union(*(names_set(loop) for loop in around))
 
     def _inside(self, run: Run) -> set[ast.stmt]:
         return {node for item in run.statements for node in ast.walk(item) if isinstance(node, ast.stmt)}

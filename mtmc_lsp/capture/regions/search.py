@@ -6,6 +6,7 @@ tried in the same way, the longest first.
 
 from __future__ import annotations
 
+import ast
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,6 @@ from mtmc_lsp.core.errors import (
     FailureKind,
     Location,
     MtmcError,
-    NoTensors,
     TargetRaises,
     TargetUnsupported,
     WorkerFailed,
@@ -66,9 +66,9 @@ class RegionSearch:
         waiting = [self.runs.whole()]
         while waiting and self._attempts < MOST_CAPTURES and time.monotonic() < self.deadline:
             waiting.sort(key=lambda run: len(run.statements))
-            run = waiting.pop()
-            cut = self._try(run)
-            if cut is not None:
+            run = self.runs.trimmed(waiting.pop(), self._is_plain)
+            cut = self._try(run) if run is not None else None
+            if run is not None and cut is not None:
                 self._cuts.setdefault(cut.line, cut)
                 waiting += self.runs.parts(run, cut.statement)
         captures = []
@@ -105,10 +105,22 @@ class RegionSearch:
         values = {value.name: value for value in self.values.statements.get(region.first, ())}
         if region.first not in self.values.statements or not values.keys() >= {*region.inputs}:
             return None
+        turns = self.runs.changes_in_loop(run)
         for name in region.inputs:
-            if values[name].spec is None:
+            spec = values[name].spec
+            is_number = spec is not None and spec.tensor is None and type(spec.constant) in (int, float)
+            if name in turns and is_number:
+                # The guard compares numbers, so the kernels would run in the first turn only.
+                return self.runs.reader_of(run, frozenset({name}), f"uses {name}, a number that the loop changes")
+            if spec is None:
                 return self.runs.reader_of(run, frozenset({name}), f"uses {name}, a {values[name].kind}")
         return self._workload(region, [spec for name in region.inputs if (spec := values[name].spec) is not None])
+
+    def _is_plain(self, statement: ast.stmt, name: str) -> bool:
+        """Whether a variable, where a statement runs, holds a constant."""
+        values = self.values.statements.get(self.runs.statements.numbers[statement], ())
+        spec = next((value.spec for value in values if value.name == name), None)
+        return spec is not None and spec.tensor is None and spec.container is None
 
     def _workload(self, region: CodeRegion, arguments: Sequence[ArgumentSpec]) -> Workload:
         target = replace(self.workload.target, region=region)
@@ -119,9 +131,9 @@ class RegionSearch:
         self._attempts += 1
         try:
             return self.capture(workload)
-        except NoTensors:
-            return None
         except REFUSALS as error:
+            if error.kind is FailureKind.NO_TENSORS:
+                return None
             if error.kind.is_out_of_memory or error.kind in ENDED:
                 raise
             return error

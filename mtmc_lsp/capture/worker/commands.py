@@ -58,7 +58,7 @@ from mtmc_lsp.capture.worker.size_branches import more_than_one_value, never_emp
 from mtmc_lsp.capture.worker.tracing.target_body import check_decorators, observed_call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
-from mtmc_lsp.core.errors import Location, MtmcError, NoTensors, RequestError, SourceSyntaxError, TargetUnsupported
+from mtmc_lsp.core.errors import FailureKind, Location, MtmcError, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload
 
@@ -270,8 +270,11 @@ def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
 def _check_inputs(inputs: list[InputTensor], target: Target) -> None:
     where = Location(target.path, target.start_line)
     if not inputs:
-        raise NoTensors(
-            f"{target.qualname} has no tensor arguments", where=where, remedy="Choose a function of tensors."
+        raise TargetUnsupported(
+            f"{target.qualname} has no tensor arguments",
+            where=where,
+            remedy="Choose a function of tensors.",
+            kind=FailureKind.NO_TENSORS,
         )
     for item in inputs:
         if str(item.value.dtype).removeprefix("torch.") not in ITEMSIZE:
@@ -306,10 +309,11 @@ def _constants(call: Call, reads: dict[str, object], target: Target) -> dict[str
 
 def _check_graph(graph: Graph, target: Target) -> None:
     if not graph.nodes:
-        raise NoTensors(
+        raise TargetUnsupported(
             f"{target.qualname} has no tensor operations",
             where=Location(target.path, target.start_line),
             remedy="Choose another function.",
+            kind=FailureKind.NO_TENSORS,
         )
 
 

@@ -6,6 +6,7 @@ with another seed and with other sizes show which dimensions vary.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -112,7 +113,8 @@ def _numbers_of_lines(statements: Statements) -> dict[int, int]:
 
 
 def _record(name: str, value: Any) -> dict[str, Any]:
-    record: dict[str, Any] = argument_record(name, value, torch)
+    # The target may change a list later.
+    record: dict[str, Any] = copy.deepcopy(argument_record(name, value, torch))
     if not _unknown(record):
         update_range(record, value, torch)
     return record
