@@ -14,7 +14,7 @@ import torch
 
 from mtmc_lsp.capture.worker.calls import build_call
 from mtmc_lsp.core.dtypes import TOLERANCE
-from mtmc_lsp.core.workload import Workload
+from mtmc_lsp.core.workload import ArgumentSpec, Workload
 from mtmc_lsp.verify.messages import WholeTargetAnswer, WholeTargetRequest
 from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
 from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
@@ -33,28 +33,44 @@ def compare_whole_target(request: WholeTargetRequest) -> WholeTargetAnswer:
         speed_up_interpreter()
     capture = request.capture
     device = device_for(capture, "")
-    plain = module_of(capture, request.user_source, None, False)
+    # The interpreter computes bfloat16 incorrectly.
+    workload = _widened(request.workload) if is_interpreted() else request.workload
+    plain = module_of(capture, request.user_source, None, is_interpreted())
     try:
-        version = module_of(capture, request.user_source, request.text, False)
+        version = module_of(capture, request.user_source, request.text, is_interpreted())
     except Exception as error:
         return WholeTargetAnswer(f"the file raises {type(error).__name__} when it is imported: {error}")
-    sizes = request.workload.sizes
+    sizes = workload.sizes
     if is_interpreted():
         small = {name: min(size, SMALL) for name, size in sizes.items()}
-        sizes = small if _accepts(plain, request.workload, device, small) else sizes
+        sizes = small if _accepts(plain, workload, device, small) else sizes
     for seed in SEEDS:
         try:
-            expected = _results(plain, request.workload, device, sizes, seed)
+            expected = _results(plain, workload, device, sizes, seed)
         except Exception as error:
             return WholeTargetAnswer(skipped=f"your code raises {type(error).__name__} with seed {seed}: {error}")
         try:
-            results = _results(version, request.workload, device, sizes, seed)
+            results = _results(version, workload, device, sizes, seed)
         except Exception as error:
             return WholeTargetAnswer(f"the version raises {type(error).__name__} with seed {seed}: {error}")
         difference = _difference(expected, results)
         if difference:
             return WholeTargetAnswer(f"{difference} with seed {seed}")
     return WholeTargetAnswer(calls=len(SEEDS))
+
+
+def _widened(workload: Workload) -> Workload:
+    """The workload with float32 instead of bfloat16."""
+
+    def widened(item: ArgumentSpec) -> ArgumentSpec:
+        tensor = item.tensor
+        if tensor is not None and tensor.dtype == "bfloat16":
+            tensor = replace(tensor, dtype="float32")
+        return replace(item, tensor=tensor, items=tuple(map(widened, item.items)))
+
+    dtype = workload.module.dtype
+    module = replace(workload.module, dtype="float32" if dtype == "bfloat16" else dtype)
+    return replace(workload, module=module, arguments=tuple(map(widened, workload.arguments)))
 
 
 def _accepts(module: Any, workload: Workload, device: str, sizes: Mapping[str, int]) -> bool:
