@@ -28,18 +28,14 @@ from mtmc_lsp.app.region_runs import (
     merged,
     merged_verdict,
     steps_of,
-    with_notes,
-    worthwhile,
 )
 from mtmc_lsp.app.review import revise
 from mtmc_lsp.app.run_recorder import Revision, RunConfig, RunRecorder
 from mtmc_lsp.app.stored_runs import check_resumable, open_store
+from mtmc_lsp.app.target_capture import capture_regions, capture_whole, workload_of
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.app.verify_pair import PairOptions, prepare_pair, verify_pair
-from mtmc_lsp.capture.client import find_regions, find_workload, run_capture
-from mtmc_lsp.capture.recorded_calls import RECORDS
 from mtmc_lsp.capture.regions.runs import has_dispatch
-from mtmc_lsp.capture.regions.search import no_region
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
@@ -48,19 +44,16 @@ from mtmc_lsp.core.profile import Profile
 from mtmc_lsp.core.protocols import Coder, Planner, State
 from mtmc_lsp.core.results import Timing, Verdict
 from mtmc_lsp.core.run import Candidate, RunResult, Step
-from mtmc_lsp.core.workload import Capture, CodeRegion, TargetKind, Workload
+from mtmc_lsp.core.workload import Capture, CodeRegion, TargetKind
 from mtmc_lsp.llm.endpoint.client import OpenAIModel
 from mtmc_lsp.llm.endpoint.recording_model import RecordingModel
 from mtmc_lsp.measure.foreign_candidate import ForeignVerdict
 from mtmc_lsp.measure.local_measurer import LocalMeasurer, MeasureOptions
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
-from mtmc_lsp.process.project_files import FOLDER
-from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch, watched
 from mtmc_lsp.search.store import RunRecord, Store
-from mtmc_lsp.source.targets import find_target
 
 CAPTURING = "capturing the target"
 """The name of the first stage in events."""
@@ -273,8 +266,7 @@ class Pipeline:
         return fork_server
 
     def _run_capture(self) -> Capture:
-        with self._open_worker() as worker:
-            return run_capture(self._find_workload(), self.target.plain, worker, self._capture_seconds())
+        return capture_whole(self.target, self._fork_server, self._capture_seconds())
 
     def _open_measurer(self, capture: Capture) -> LocalMeasurer:
         settings = self.target.settings
@@ -286,7 +278,7 @@ class Pipeline:
             fresh=self._options.fresh,
             needs_sandbox=self._options.needs_sandbox,
         )
-        whole = self._find_workload() if capture.workload.target.region is not None else None
+        whole = workload_of(self.target) if capture.workload.target.region is not None else None
         return LocalMeasurer(
             capture, self.target.python, options, source=self._source, fork_server=self._fork_server, whole=whole
         )
@@ -308,21 +300,7 @@ class Pipeline:
             if self.target.definition.kind is TargetKind.KERNEL or error.kind is FailureKind.NO_TENSORS:
                 raise
             self._events.on_stage("capturing parts of the target")
-            workload = self._find_workload()
-            regions = find_regions(workload, self.target.plain, self._open_worker, self._capture_seconds())
-            regions = worthwhile(regions, self.target.settings)
-            if not regions.captures:
-                raise no_region(workload, regions.cuts, error) from error
-            return with_notes(regions)
-
-    def _find_workload(self) -> Workload:
-        path, plain = str(self.target.path), self.target.plain
-        definition = find_target(plain, path, self.target.qualname)
-        return find_workload(path, plain, definition, self.target.project / FOLDER / RECORDS)
-
-    def _open_worker(self) -> Worker:
-        variables = self._fork_server.env if self._fork_server is not None else {}
-        return Worker(self.target.python, cwd=str(self.target.project), env=variables, fork_server=self._fork_server)
+            return capture_regions(self.target, self._fork_server, self._capture_seconds(), error)
 
     def _capture_seconds(self) -> float:
         if self._options.deadline is None:
@@ -362,12 +340,11 @@ class Pipeline:
             self._select(index)
             region = self.capture().workload.target.region
             done, further = list(steps), events
-            share = 1.0
             if len(captures) > 1 and region is not None:
                 done, further = steps_of(steps, region.number), continued(events, region.number, count)
-                share = max(0.0, end - time.monotonic()) / (len(captures) - index) / self.target.settings.budget_seconds
             components = self._open_components(model, done)
-            limits = replace(components.limits, seconds=components.limits.seconds * share)
+            seconds = max(0.0, end - time.monotonic()) / (len(captures) - index)
+            limits = replace(components.limits, seconds=seconds)
             if len(steps) > count + len(done):
                 # The resumed run had finished this region.
                 limits = replace(limits, steps=len(done))

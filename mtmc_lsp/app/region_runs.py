@@ -41,10 +41,12 @@ def worthwhile(regions: Regions, settings: Settings) -> Regions:
 
 def with_notes(regions: Regions) -> tuple[Capture, ...]:
     """The captures of the regions, those with the most memory traffic first, with a note on what is not in a region."""
-    names = [region.lines for capture in regions.captures if (region := capture.workload.target.region) is not None]
+    found = [region for capture in regions.captures if (region := capture.workload.target.region) is not None]
+    names = [region.lines for region in found]
+    what = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+    verb = "is" if names == [f"line {found[0].start_line}"] else "are"
     cuts = "; ".join(f"line {cut.line} {cut.reason}" for cut in regions.cuts)
-    what = f"{', '.join(names[:-1])} and {names[-1]} are" if len(names) > 1 else f"{names[0]} is" if names else ""
-    note = f"only {what.replace(' is', ' are') if 'lines' in what else what} optimised, in place: {cuts}"
+    note = f"only {what} {verb} optimised, in place{f': {cuts}' if cuts else ''}"
     captures = [
         replace(capture, workload=replace(capture.workload, assumed=(*capture.workload.assumed, note)))
         for capture in regions.captures

@@ -6,6 +6,7 @@ Both analyses are conservative: a variable that may be read later is live, and o
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -104,9 +105,9 @@ class Liveness:
 
     def inputs(self, run: Sequence[ast.stmt], outputs: Names) -> Names:
         """The variables that a run of statements reads from before it, if ``outputs`` are read after it."""
-        other = Liveness.__new__(Liveness)
-        other.function, other.after, other._locals, other._captured = self.function, {}, self._locals, NONE
-        return other.before(run, outputs)
+        alone = copy.copy(self)
+        alone.after, alone._captured = {}, NONE
+        return alone.before(run, outputs)
 
     def before(self, suite: Sequence[ast.stmt], live: Names, jumps: _Jumps | None = None) -> Names:
         """The variables that are live before a suite, from those after it."""

@@ -84,7 +84,8 @@ def _observed(module: Any, workload: Workload, device: str, sizes: Mapping[str, 
 
     def trace_line(frame: FrameType, event: str, argument: object) -> Any:
         number = numbers.get(frame.f_lineno)
-        if event == "line" and number is not None and number not in seen:
+        under_autocast = torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu")
+        if event == "line" and number is not None and number not in seen and not under_autocast:
             sys.settrace(None)
             seen[number] = {name: _record(name, value) for name, value in frame.f_locals.items()}
             sys.settrace(trace_call)
@@ -93,10 +94,12 @@ def _observed(module: Any, workload: Workload, device: str, sizes: Mapping[str, 
     torch.manual_seed(seed)
     before = sys.gettrace()
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        run = call.bound()
+        # A decorator may convert the arguments. Kernels do not run under autocast.
+        called = call.decorated if call.decorated is not None else call.function
+        positional, named = call.passed(call.values)
         sys.settrace(trace_call)
         try:
-            run()
+            called(*positional, **named)
         finally:
             sys.settrace(before)
     return seen
