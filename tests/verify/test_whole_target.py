@@ -80,3 +80,17 @@ def test_a_target_that_raises_with_another_seed_is_not_compared(tmp_path: Path) 
     assert judged.is_correct
     assert judged.checks[-1].status is CheckStatus.SKIPPED
     assert "the whole target was not compared" in judged.notes[0]
+
+
+def test_a_target_that_draws_random_numbers_is_not_compared(tmp_path: Path) -> None:
+    user = USER.replace("torch.relu(h)", "torch.dropout(h, 0.5, True)")
+    assert compared(tmp_path, user, user).skipped == "it draws random numbers"
+
+
+def test_a_few_elements_may_differ_because_rounding_chose_another_way(tmp_path: Path) -> None:
+    user = USER.replace("N=6", "N=400").replace("torch.relu(h)", "torch.relu(h) * 1.0")
+    one = user.replace("torch.relu(h) * 1.0", "torch.relu(h).index_fill(0, torch.tensor([0]), 1.0)")
+    assert not compared(
+        tmp_path, user.replace("* 1.0", "+ (torch.arange(h.numel()).view(h.shape) == 5)"), user
+    ).difference
+    assert "relative error" in compared(tmp_path, one, user).difference
