@@ -51,6 +51,25 @@ def test_dimensions_that_follow_a_named_size_have_its_name_and_others_are_number
     assert values.sizes == {"N": 6}
 
 
+@pytest.mark.parametrize(
+    ("expression", "strides"),
+    [
+        ("x.t()", ("1", "N")),
+        ("x[:, ::2].t()", ("2", "2 * y_0")),
+        ("x.view(2, 4, -1).permute(2, 0, 1)", ("1", "4 * N", "N")),
+        ("torch.cat([x, x], 1)[:, : x.shape[1]]", ("2 * N", "1")),
+        ("x.expand(3, 8, -1)", ("0", "N", "1")),
+    ],
+)
+def test_strides_are_given_in_terms_of_the_named_sizes(
+    expression: str, strides: tuple[str, ...], tmp_path: Path
+) -> None:
+    text = f"# mtmc: x=f32[8,N] N=12\ndef f(x):\n    y = {expression}\n    return y\n"
+    y = next(value for value in values_of(tmp_path, text).statements[1] if value.name == "y")
+    assert y.spec is not None and y.spec.tensor is not None and y.spec.tensor.stride is not None
+    assert tuple(map(str, y.spec.tensor.stride)) == strides
+
+
 def test_dimensions_that_depend_on_values_have_names_of_their_own(tmp_path: Path) -> None:
     text = "# mtmc: x=f32[N,8] N=90\ndef f(x):\n    rows = x[x[:, 0] > 0]\n    twice = torch.cat([rows, rows])\n    return twice\n"
     values = values_of(tmp_path, text)

@@ -150,13 +150,15 @@ class _Symbols:
             return replace(spec, items=tuple(items))
         if spec.tensor is None or not self._varies:
             return spec
-        shapes = [other["tensor"]["shape"] if other and "tensor" in other else None for other in others]
-        shape = []
-        for i, size in enumerate(record["tensor"]["shape"]):
-            values = (size, *(found[i] if found and i < len(found) else size for found in shapes))
-            shape.append(self._size(spec.name, i, values))
-        stride = spec.tensor.stride
-        return replace(spec, tensor=replace(spec.tensor, shape=tuple(shape), stride=stride))
+        runs = [
+            record["tensor"],
+            *(other["tensor"] if other and "tensor" in other else record["tensor"] for other in others),
+        ]
+        rank = len(record["tensor"]["shape"])
+        runs = [run if len(run["shape"]) == rank else runs[0] for run in runs]
+        shape = tuple(self._size(spec.name, i, tuple(run["shape"][i] for run in runs)) for i in range(rank))
+        stride = _strides(shape, runs) if spec.tensor.stride is not None else None
+        return replace(spec, tensor=replace(spec.tensor, shape=shape, stride=stride))
 
     def _size(self, name: str, dimension: int, values: tuple[int, ...]) -> Size:
         if len(set(values)) == 1:
@@ -169,6 +171,23 @@ class _Symbols:
             self._names[values] = symbol
             self.sizes[symbol] = values[0]
         return Size.symbol(self._names[values])
+
+
+def _strides(shape: Sequence[Size], runs: Sequence[Mapping[str, Any]]) -> tuple[Size, ...]:
+    """The strides of a tensor in terms of its sizes, from its shapes and strides in several calls.
+
+    A stride that varies is a multiple of the extent of the next inner dimension; else it stays as in the first call.
+    """
+    strides = [Size.of(step) for step in runs[0]["stride"]]
+    extent, extents = Size.of(1), [1] * len(runs)
+    for i in sorted(range(len(shape)), key=lambda i: int(runs[0]["stride"][i])):
+        values = [run["stride"][i] for run in runs]
+        factors = {divmod(value, max(inner, 1)) for value, inner in zip(values, extents, strict=True)}
+        if len(set(values)) > 1 and len(factors) == 1 and (factor := factors.pop())[1] == 0:
+            strides[i] = extent * Size.of(factor[0])
+        extent = strides[i] * shape[i]
+        extents = [value * run["shape"][i] for value, run in zip(values, runs, strict=True)]
+    return tuple(strides)
 
 
 def _item(record: Mapping[str, Any] | None, index: int) -> Mapping[str, Any] | None:

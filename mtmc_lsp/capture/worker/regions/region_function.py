@@ -1,6 +1,7 @@
 """A region as a function of its inputs, which the rest of the program calls like a whole target."""
 
 from __future__ import annotations
+import __future__
 
 import ast
 import linecache
@@ -59,7 +60,9 @@ def _compiled(outer: FunctionType, names: list[str], body: list[ast.stmt]) -> Fu
     kind.body[0].end_lineno = kind.end_lineno = body[-1].end_lineno
     ast.fix_missing_locations(tree)
     scope: dict[str, Any] = {}
-    exec(compile(tree, outer.__code__.co_filename, "exec", dont_inherit=True), outer.__globals__, scope)
+    future = outer.__code__.co_flags & __future__.annotations.compiler_flag
+    code = compile(tree, outer.__code__.co_filename, "exec", future, dont_inherit=True)
+    exec(code, outer.__globals__, scope)
     inner: FunctionType = vars(scope[holder])[outer.__name__]
     cells = dict(zip(outer.__code__.co_freevars, outer.__closure__ or (), strict=True))
     closure = tuple(cells[name] for name in inner.__code__.co_freevars)
