@@ -165,7 +165,8 @@ class Pipeline:
 
         The coder's messages are those for the action that ranks highest: a model's choice is only known after it is asked.
         """
-        return self._options.backends.first_questions(self.target.settings, self._first_state(), self.target.project)
+        state = self._first_state()
+        return self._backends(()).first_questions(self.target.settings, state, self.target.project)
 
     def optimize(self) -> RunResult:
         """Capture -> a run, stored step by step: a new one, the resumed one, or the revision of an earlier one.
@@ -284,14 +285,16 @@ class Pipeline:
         )
 
     def _open_backends(self, model: RecordingModel | None, steps: Sequence[Step]) -> tuple[Planner, Coder]:
-        backends, capture = self._options.backends.after(steps), self.capture()
-        if capture.workload.target.region is not None:
-            # The text that a model edits has one dispatch statement at the start of the target.
-            backends = replace(backends, coder=BUILTIN.coder)
-        planner, coder = backends.open(self.target.settings, model, capture, steps, self.device())
+        backends, settings = self._backends(steps), self.target.settings
+        planner, coder = backends.open(settings, model, self.capture(), steps, self.device())
         return planner, RegionCoder(coder, self._written) if self._written else coder
 
     # Parts of stages ---------------------------------------------------------------------------------------------
+
+    def _backends(self, steps: Sequence[Step]) -> Backends:
+        """The planner and the coder after ``steps``. Regions are written by the built-in coder."""
+        backends, is_region = self._options.backends.after(steps), self.capture().workload.target.region is not None
+        return replace(backends, coder=BUILTIN.coder) if is_region else backends
 
     def _run_captures(self) -> tuple[Capture, ...]:
         try:
