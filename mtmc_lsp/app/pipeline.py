@@ -20,35 +20,42 @@ from types import TracebackType
 
 from mtmc_lsp.app.backends import BUILTIN, Backends, Question
 from mtmc_lsp.app.profile import profile_calls
+from mtmc_lsp.app.region_runs import (
+    RegionCoder,
+    Written,
+    accepted_code,
+    continued,
+    merged,
+    merged_verdict,
+    steps_of,
+)
 from mtmc_lsp.app.review import revise
 from mtmc_lsp.app.run_recorder import Revision, RunConfig, RunRecorder
 from mtmc_lsp.app.stored_runs import check_resumable, open_store
+from mtmc_lsp.app.target_capture import capture_regions, capture_whole, workload_of
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.app.verify_pair import PairOptions, prepare_pair, verify_pair
 from mtmc_lsp.app.why import refuse_calls_without_kernels
-from mtmc_lsp.capture.client import find_workload, run_capture
-from mtmc_lsp.capture.recorded_calls import RECORDS
+from mtmc_lsp.capture.regions.runs import has_dispatch
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.errors import FailureKind, Location, RequestError, TargetUnsupported
 from mtmc_lsp.core.profile import Profile
 from mtmc_lsp.core.protocols import Coder, Planner, State
 from mtmc_lsp.core.results import Timing, Verdict
 from mtmc_lsp.core.run import Candidate, RunResult, Step
-from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.core.workload import Capture, CodeRegion, TargetKind
 from mtmc_lsp.llm.endpoint.client import OpenAIModel
 from mtmc_lsp.llm.endpoint.recording_model import RecordingModel
 from mtmc_lsp.measure.foreign_candidate import ForeignVerdict
 from mtmc_lsp.measure.local_measurer import LocalMeasurer, MeasureOptions
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
-from mtmc_lsp.process.project_files import FOLDER
-from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch, watched
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.compiled_use import is_compiled_in_file
-from mtmc_lsp.source.targets import find_target
 
 CAPTURING = "capturing the target"
 """The name of the first stage in events."""
@@ -93,7 +100,10 @@ class Pipeline:
         self._resources = ExitStack()
         self._fork_server: ForkServer | None = None
         self._store: Store | None = None
-        self._capture: Capture | None = None
+        self._captures: tuple[Capture, ...] = ()
+        self._current = 0
+        self._written: list[Written] = []
+        """The accepted code of the regions that were optimised so far."""
         self._measurer: LocalMeasurer | None = None
 
     def __enter__(self) -> Pipeline:
@@ -115,17 +125,27 @@ class Pipeline:
 
     # Stages ------------------------------------------------------------------------------------------------------
 
-    def capture(self) -> Capture:
+    def captures(self) -> tuple[Capture, ...]:
         """The user's file -> the target's graph for its workload, from a call of the target without generated code.
 
+        If the whole target cannot be captured, one graph for each of its regions, the largest first.
+
         Raises:
-            MtmcError: the target has no workload, raises, or cannot be exported as a graph.
+            MtmcError: the target has no workload, raises, or has no part that can be exported as a graph.
         """
-        if self._capture is None:
+        if not self._captures:
             self._events.on_stage(CAPTURING)
-            self._capture = self._run_capture()
-            self._events.on_captured(self._capture)
-        return self._capture
+            self._captures = self._run_captures()
+            self._events.on_captured(self._captures[0])
+        return self._captures
+
+    def capture(self) -> Capture:
+        """The graph of the target, or of the region that is worked on.
+
+        Raises:
+            MtmcError: as for :meth:`captures`.
+        """
+        return self.captures()[self._current]
 
     def device(self) -> DeviceModel:
         """Capture -> the limits of the device that is measured on; without a GPU, that of a data sheet."""
@@ -136,15 +156,20 @@ class Pipeline:
 
         Nothing is written.
         """
-        state = self._first_state()
-        return RooflinePlanner.of(self.target.settings).ranked(state), state.device
+        planner, actions = RooflinePlanner.of(self.target.settings), []
+        for index in range(len(self.captures())):
+            self._select(index)
+            state = self._first_state()
+            actions += planner.ranked(state)
+        return sorted(actions, key=lambda action: action.expected.saved_us, reverse=True), state.device
 
     def first_questions(self) -> list[Question]:
         """Capture -> the messages that a model would get in the first step; nothing is sent.
 
         The coder's messages are those for the action that ranks highest: a model's choice is only known after it is asked.
         """
-        return self._options.backends.first_questions(self.target.settings, self._first_state(), self.target.project)
+        state = self._first_state()
+        return self._backends(()).first_questions(self.target.settings, state, self.target.project)
 
     def optimize(self) -> RunResult:
         """Capture -> a run, stored step by step: a new one, the resumed one, or the revision of an earlier one.
@@ -174,20 +199,26 @@ class Pipeline:
             # Before the first step: later, the error would only fail that step.
             self.measurer().isolation()
         model = self._open_model()
-        components = self._open_components(model, steps)
         recorder = RunRecorder(store, run_id, self._run_config(), model, first_step=len(steps) + 1)
-        search = GreedySearch(capture, self._source, components, recorder.events(self._events))
-        result = search.run(run_id, self.target.source_hash, steps)
+        result = self._search(run_id, steps, model, recorder.events(self._events))
         return recorder.finish(replace(result, seconds=time.monotonic() - began))
 
     def verify_file(self) -> Verdict:
         """Capture -> whether the file as it is, generated code included, computes what the user's code computes."""
-        measurer = self.measurer()
-        self._events.on_stage("verifying")
-        return measurer.verify(self._file_as_candidate())
+        verdicts = []
+        for index in self._with_dispatch():
+            self._select(index)
+            measurer = self.measurer()
+            self._events.on_stage("verifying")
+            verdicts.append(measurer.verify(self._file_as_candidate()))
+        return merged_verdict(verdicts)
 
     def time_file(self) -> Timing | None:
-        """Capture -> the time of the file as it is, generated code included; None without a GPU."""
+        """Capture -> the time of the file as it is, generated code included; None without a GPU.
+
+        Of a target with regions, the time of the largest region that has generated code.
+        """
+        self._select(self._with_dispatch()[0])
         measurer = self.measurer()
         self._events.on_stage("timing")
         return measurer.time_with_baselines(self._file_as_candidate(), None, None)
@@ -241,7 +272,7 @@ class Pipeline:
         """What compiles, verifies and times candidates of the target, opened at the first use."""
         if self._measurer is None:
             self._measurer = self._open_measurer(self.capture())
-            self._resources.callback(self._measurer.close)
+            self._resources.callback(self._close_measurer)
         return self._measurer
 
     # Tests replace the next four.
@@ -253,17 +284,7 @@ class Pipeline:
         return fork_server
 
     def _run_capture(self) -> Capture:
-        target, plain = self.target, self.target.plain
-        path = str(target.path)
-        seconds = CAPTURE_SECONDS
-        if self._deadline is not None:
-            seconds = max(LEAST_CAPTURE_SECONDS, min(seconds, self._deadline - time.monotonic()))
-        definition = find_target(plain, path, target.qualname)
-        workload = find_workload(path, plain, definition, target.project / FOLDER / RECORDS)
-        fork_server = self._fork_server
-        variables = fork_server.env if fork_server is not None else {}
-        with Worker(target.python, cwd=str(target.project), env=variables, fork_server=fork_server) as worker:
-            return run_capture(workload, plain, worker, seconds)
+        return capture_whole(self.target, self._fork_server, self._capture_seconds())
 
     def _open_measurer(self, capture: Capture) -> LocalMeasurer:
         settings = self.target.settings
@@ -275,13 +296,84 @@ class Pipeline:
             fresh=self._options.fresh,
             needs_sandbox=self._options.needs_sandbox,
         )
-        return LocalMeasurer(capture, self.target.python, options, source=self._source, fork_server=self._fork_server)
+        whole = workload_of(self.target) if capture.workload.target.region is not None else None
+        return LocalMeasurer(
+            capture, self.target.python, options, source=self._source, fork_server=self._fork_server, whole=whole
+        )
 
     def _open_backends(self, model: RecordingModel | None, steps: Sequence[Step]) -> tuple[Planner, Coder]:
-        backends = self._options.backends.after(steps)
-        return backends.open(self.target.settings, model, self.capture(), steps, self.device())
+        backends, settings = self._backends(steps), self.target.settings
+        planner, coder = backends.open(settings, model, self.capture(), steps, self.device())
+        return planner, RegionCoder(coder, self._written) if self._written else coder
 
     # Parts of stages ---------------------------------------------------------------------------------------------
+
+    def _backends(self, steps: Sequence[Step]) -> Backends:
+        """The planner and the coder after ``steps``. Regions are written by the built-in coder."""
+        backends, is_region = self._options.backends.after(steps), self.capture().workload.target.region is not None
+        return replace(backends, coder=BUILTIN.coder) if is_region else backends
+
+    def _run_captures(self) -> tuple[Capture, ...]:
+        try:
+            return (self._run_capture(),)
+        except TargetUnsupported as error:
+            if self.target.definition.kind is TargetKind.KERNEL or error.kind is FailureKind.NO_TENSORS:
+                raise
+            self._events.on_stage("capturing parts of the target")
+            return capture_regions(self.target, self._fork_server, self._capture_seconds(), error)
+
+    def _capture_seconds(self) -> float:
+        if self._deadline is None:
+            return CAPTURE_SECONDS
+        return max(LEAST_CAPTURE_SECONDS, min(CAPTURE_SECONDS, self._deadline - time.monotonic()))
+
+    def _select(self, index: int) -> None:
+        """Work on another region."""
+        if index != self._current:
+            self._close_measurer()
+            self._current = index
+            self._events.on_captured(self.capture())
+
+    def _close_measurer(self) -> None:
+        if self._measurer is not None:
+            self._measurer.close()
+            self._measurer = None
+
+    def _with_dispatch(self) -> list[int]:
+        """The captures whose code is in the file; all if none is, or if the whole target was captured."""
+        targets = [capture.workload.target for capture in self.captures()]
+        text = self.target.text.decode()
+        definition = self.target.definition
+        chosen = [i for i, item in enumerate(targets) if item.region and has_dispatch(definition, item.region, text)]
+        return chosen or list(range(len(targets)))
+
+    def _search(self, run_id: str, steps: Sequence[Step], model: RecordingModel | None, events: Events) -> RunResult:
+        """Optimise the target, or its regions one after the other.
+
+        Args:
+            steps: those of a resumed run.
+        """
+        captures, count = self.captures(), 0
+        results: list[tuple[CodeRegion | None, RunResult]] = []
+        end = self._deadline if self._deadline is not None else float("inf")
+        for index in range(len(captures)):
+            self._select(index)
+            region = self.capture().workload.target.region
+            done, further = list(steps), events
+            if len(captures) > 1 and region is not None:
+                done, further = steps_of(steps, region.number), continued(events, region.number, count)
+            components = self._open_components(model, done)
+            seconds = max(0.0, end - time.monotonic()) / (len(captures) - index)
+            limits = replace(components.limits, seconds=seconds)
+            if len(steps) > count + len(done):
+                # The resumed run had finished this region.
+                limits = replace(limits, steps=len(done))
+            search = GreedySearch(self.capture(), self._source, replace(components, limits=limits), further)
+            result = search.run(run_id, self.target.source_hash, done)
+            results.append((region, result))
+            self._written += accepted_code(result, region)
+            count += len(result.steps)
+        return merged(results, self._source)
 
     @property
     def _source(self) -> str:
@@ -319,7 +411,17 @@ class Pipeline:
         return self.store().begin(str(self.target.path), self.target.qualname, self.target.source_hash, environment)
 
     def _revise(self, revision: Revision) -> RunResult:
-        """Repeat a run with one step undone or replaced, as a new run."""
+        """Repeat a run with one step undone or replaced, as a new run.
+
+        Raises:
+            RequestError: the run optimised several regions.
+        """
+        if len(self.captures()) > 1:
+            raise RequestError(
+                f"run {revision.run} optimised several regions, so a step in it cannot be changed",
+                where=Location(str(self.target.path), self.target.definition.start_line),
+                remedy="Undo the last step, or start a new run.",
+            )
         steps, model = self.store().steps(revision.run), self._open_model()
         search = revise(steps, revision, self._open_components(model, steps))
         run_id = self._begin_run()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from mtmc_lsp.capture.messages import CaptureRequest
+from mtmc_lsp.capture.messages import CaptureRequest, LocalValuesRequest
 from mtmc_lsp.capture.module_paths import package_of, project_root
 from mtmc_lsp.capture.recorded_calls import RecordedTarget, find_record, recorded_form, workload_from_record
+from mtmc_lsp.capture.regions.runs import Runs
+from mtmc_lsp.capture.regions.search import Regions, RegionSearch
 from mtmc_lsp.core.errors import Location, NoWorkload, TargetUnsupported
 from mtmc_lsp.core.workload import Capture, Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.process.worker_process import Worker
@@ -89,3 +94,31 @@ def run_capture(workload: Workload, source: bytes, worker: Worker, timeout_s: fl
     roots = (str(project_root(path)), str(package_of(path)[1]))
     dependencies = with_definitions(capture.graph.dependencies, target, source, roots)
     return replace(capture, graph=replace(capture.graph, dependencies=dependencies))
+
+
+def find_regions(
+    workload: Workload, source: bytes, open_worker: Callable[[], AbstractContextManager[Worker]], timeout_s: float
+) -> Regions:
+    """Capture the regions of a target that cannot be captured as a whole; none if it has no body to look at.
+
+    Args:
+        source: the file without generated code of earlier runs.
+        open_worker: starts a worker; each capture needs a new one.
+
+    Raises:
+        MtmcError: the target raises on its workload.
+    """
+    deadline = time.monotonic() + timeout_s
+    text = source.decode()
+    try:
+        runs = Runs(workload.target, text)
+    except ValueError:
+        return Regions((), ())
+    with open_worker() as worker:
+        values = worker.call(LocalValuesRequest(workload, text), timeout_s)
+
+    def capture(region: Workload) -> Capture:
+        with open_worker() as worker:
+            return run_capture(region, source, worker, max(1.0, deadline - time.monotonic()))
+
+    return RegionSearch(workload, runs, values, capture, deadline).find()

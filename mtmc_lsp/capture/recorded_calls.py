@@ -159,8 +159,8 @@ def _leaves(arguments: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
 def _call(data: Mapping[str, Any]) -> RecordedCall:
     return RecordedCall(
         data["count"],
-        tuple(_spec(item) for item in data["arguments"] if _is_known(item)),
-        tuple(_spec(item) for item in data["init"] if _is_known(item) and "tensor" not in item),
+        tuple(argument_spec(item) for item in data["arguments"] if _is_known(item)),
+        tuple(argument_spec(item) for item in data["init"] if _is_known(item) and "tensor" not in item),
         data["training"],
         data["grad"],
         tuple(item["name"] for item in _leaves(data["arguments"]) if item.get("varies")),
@@ -187,10 +187,11 @@ def _unusable(data: Mapping[str, Any]) -> str:
     return ""
 
 
-def _spec(item: Mapping[str, Any]) -> ArgumentSpec:
+def argument_spec(item: Mapping[str, Any]) -> ArgumentSpec:
+    """The recorded argument as part of a workload; it must not contain values of unknown kinds."""
     if "items" in item:
         container = from_json(Container, item["container"])
-        return ArgumentSpec(item["name"], container=container, items=tuple(map(_spec, item["items"])))
+        return ArgumentSpec(item["name"], container=container, items=tuple(map(argument_spec, item["items"])))
     if "tensor" not in item:
         return ArgumentSpec(item["name"], None, item["constant"])
     tensor = item["tensor"]

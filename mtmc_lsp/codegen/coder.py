@@ -26,6 +26,7 @@ from mtmc_lsp.codegen.module.guard import bindings, returns_tensors, size_text, 
 from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS
 from mtmc_lsp.codegen.module.launcher import Launcher
 from mtmc_lsp.codegen.module.naming import KernelNames, base_name, identifier, kernel_name, launch_key, value_name
+from mtmc_lsp.codegen.module.region_dispatch import region_dispatch
 from mtmc_lsp.codegen.module.shared_kernels import SharedKernels
 from mtmc_lsp.codegen.module.side_by_side import side_by_side
 from mtmc_lsp.codegen.module.unpacking import unpacking
@@ -136,7 +137,7 @@ def render(capture: Capture, ir: KernelIR, schedule: Schedule, source: str, devi
     """Generate the code for a schedule on a device. Kernels that the schedule names keep their names."""
     graph = ir.graph
     schedule = _with_random_kernels(ir, schedule, device)
-    base = base_name(capture.workload.target.qualname, source)
+    base = base_name(capture.workload.target, source)
     recomputed = frozenset(name for kernel in schedule.kernels for name in kernel.recomputed)
     launcher = Launcher(ir, recomputed=recomputed)
     if not all(part.isidentifier() for part in capture.module_name.split(".")):
@@ -192,6 +193,7 @@ def render(capture: Capture, ir: KernelIR, schedule: Schedule, source: str, devi
     compiled = tuple(launch for i, launch in enumerate(launcher.launches) if launch not in launcher.launches[:i])
     dispatch = _dispatch(capture, base, launcher, uses_cuda_graph=schedule.cuda_graph)
     imports = ("import math", *IMPORTS) if any(number.uses_math for number in numbers_of(graph)) else IMPORTS
+    dispatch = region_dispatch(dispatch, capture.workload.target.region)
     return Rendered(GeneratedCode(imports, block, dispatch), compiled, tuple(names.given.items()))
 
 
@@ -325,7 +327,9 @@ def _module_block(
         up_to_date=f"{base}_up_to_date()" if check else "",
         unpacked=unpacked,
     )
-    summary = f"``{capture.workload.target.qualname}`` with Triton kernels."
+    target = capture.workload.target
+    part = f"Region {target.region.number} of " if target.region is not None else ""
+    summary = f"{part}``{target.qualname}`` with Triton kernels."
     sources = list(dict.fromkeys(text for kernel in kernels for text in (*kernel.functions.values(), kernel.source)))
     helpers = _helpers("\n".join(sources))
     checks = [source for name, source in GUARD_HELPERS.items() if re.search(rf"\b{name}\b", guard)]

@@ -28,6 +28,8 @@ class FailureKind(str, Enum):
     GPU_OUT_OF_MEMORY = "gpu_out_of_memory"
     COMPILE_ERROR = "compile_error"
     """Triton or its assembler rejected a kernel, or the kernel exceeds the resources of the GPU."""
+    NO_TENSORS = "no_tensors"
+    """The code computes nothing with tensors, so there is nothing to capture."""
     NO_GPU = "no_gpu"
     """The code uses CUDA, and no CUDA GPU is available."""
     GPU_ERROR = "gpu_error"

@@ -11,7 +11,7 @@ from mtmc_lsp.core.dependencies import Dependency
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.results import BaselineTime, CompileReport, Ratio, Timing, Verdict, Work
-from mtmc_lsp.core.workload import Environment, Target, Workload
+from mtmc_lsp.core.workload import CodeRegion, Environment, Target, Workload
 
 SCHEMA = 1
 """Schema version of every JSON document that we print."""
@@ -35,8 +35,11 @@ class GeneratedCode:
     block: str
     """Module-level source with kernels, guard and launcher; ends with a newline."""
     dispatch: str
-    """Dispatch statement without indentation, placed first in the target's body after its docstring; ends with a newline."""
+    """Dispatch statement without indentation, placed first in the target's body after its docstring, or first in its region;
+    ends with a newline."""
     place: Placement = Placement.END
+    regions: tuple[tuple[CodeRegion, str], ...] = ()
+    """The regions and their dispatch statements if the code is for several regions; then ``dispatch`` is empty."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,8 @@ class Step:
     """Of the candidate; ``None`` where the cost model does not know its kernels."""
     failure: FailureKind | None = None
     """The kind of failure if coding, compiling, verifying or timing raised an error."""
+    region: int = 0
+    """Number of the region that it optimises, in a run of several regions; otherwise 0."""
 
     @property
     def is_base(self) -> bool:

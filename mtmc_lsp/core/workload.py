@@ -29,6 +29,41 @@ class TargetKind(Enum):
 
 
 @dataclass(frozen=True)
+class CodeRegion:
+    """A run of statements in a target's body that is optimised in place, because the whole target cannot be captured.
+
+    Statements are numbered from 0 through the whole body, nested ones after the statement that contains them. The generated
+    dispatch has no number, so the numbers are the same in the user's file and in every version of it.
+    """
+
+    number: int
+    """1-based number of the region among those of its target, in source order."""
+    first: int
+    """Number of its first statement."""
+    last: int
+    """Number of the last statement in the suite of the first one."""
+    start_line: int
+    """1-based, in the file without generated code."""
+    end_line: int
+    inputs: tuple[str, ...]
+    """The local variables that it reads from the statements before it."""
+    outputs: tuple[str, ...] = ()
+    """The variables that it assigns and later statements read."""
+    repeated: tuple[int, ...] = ()
+    """Numbers of earlier statements that read sizes of arguments. They run again at its start, so sizes are not inputs."""
+    returns: bool = False
+    """Whether it ends the target: each way through it ends with a return. Then it has no outputs."""
+    writes_follow: bool = False
+    """Whether other statements of the target may write into tensors, also into memory that outputs share."""
+
+    @property
+    def lines(self) -> str:
+        """Its lines as words: ``lines 12 to 15``."""
+        one = self.start_line == self.end_line
+        return f"line {self.start_line}" if one else f"lines {self.start_line} to {self.end_line}"
+
+
+@dataclass(frozen=True)
 class Target:
     """A function, class or kernel in the user's file."""
 
@@ -41,6 +76,13 @@ class Target:
     """1-based line of the ``def`` or ``class``, without decorators."""
     end_line: int
     """1-based last line."""
+    region: CodeRegion | None = None
+    """The part of the body that is captured and replaced; ``None`` for all of it."""
+
+    @property
+    def title(self) -> str:
+        """The name, with the lines of the region if there is one: ``Block.forward, lines 12 to 15``."""
+        return self.qualname if self.region is None else f"{self.qualname}, {self.region.lines}"
 
     @property
     def class_name(self) -> str:

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mtmc_lsp.capture.module_paths import project_root
@@ -15,7 +15,7 @@ from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, WorkerFailed
 from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.results import Check, CompileReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate
-from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.core.workload import Capture, Workload
 from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.measure.compilation import COMPILE_SECONDS, KernelCompiler
 from mtmc_lsp.measure.timer import Timer
@@ -29,7 +29,8 @@ from mtmc_lsp.timing.timekeeper import TIME_SECONDS
 from mtmc_lsp.verify.adapters import VersionInFile
 from mtmc_lsp.verify.candidate_process import RUN_SECONDS, CandidateProcess
 from mtmc_lsp.verify.engine import VerificationEngine
-from mtmc_lsp.verify.messages import CandidateSource
+from mtmc_lsp.verify.messages import CandidateSource, WholeTargetAnswer, WholeTargetRequest
+from mtmc_lsp.verify.outcomes import with_whole_target
 from mtmc_lsp.verify.reference import Reference
 
 BACKGROUND_THREADS = 8
@@ -75,16 +76,18 @@ class LocalMeasurer:
         *,
         source: str | None = None,
         fork_server: ForkServer | None = None,
+        whole: Workload | None = None,
     ) -> None:
         """Prepare the processes. On a GPU they start in the background, else with the first call.
 
         Args:
             source: the user's file at the start of the run; by default it is read.
+            whole: the workload of the whole target, if the capture is of a region.
             fork_server: starts the processes by forks if its environment variables fit; the caller closes it.
         """
         options = options or MeasureOptions()
         target_path = Path(capture.workload.target.path)
-        self._capture, self._options, self._source = capture, options, source
+        self._capture, self._options, self._source, self._whole = capture, options, source, whole
         self._user_source = source if source is not None else target_path.read_bytes().decode("utf-8")
         self.has_gpu = bool(capture.environment.gpu) and capture.workload.device == "cuda"
         variables = {} if self.has_gpu else {"TRITON_INTERPRET": "1"}
@@ -194,10 +197,27 @@ class LocalMeasurer:
             sizes = self._engine.kernel_sizes(self._version(candidate.source))
             self._compiler.compile_in_background(candidate, sizes)
         try:
-            return self._engine.verify(self._version(candidate.source)).verdict
+            verdict = self._engine.verify(self._version(candidate.source)).verdict
+            if self._whole is None or not verdict.is_correct:
+                return verdict
+            return with_whole_target(verdict, self._verify_whole_target(self._whole, candidate.source))
         finally:
             if self.has_gpu:
                 self._background.submit(self._process.warm_up)
+
+    def _verify_whole_target(self, workload: Workload, text: str) -> WholeTargetAnswer:
+        """Call the whole target in the user's file and in a version with code for regions, in a new process."""
+        workload = replace(workload, module=self._capture.workload.module)
+        request = WholeTargetRequest(self._capture, workload, self._user_source, text)
+        self._process.next()
+        try:
+            return self._pool.call(self._process, request, self._options.run_seconds)
+        except WorkerFailed as error:
+            if error.kind is not FailureKind.TIMEOUT:
+                raise
+            return WholeTargetAnswer(skipped="a call of the whole target takes too long")
+        finally:
+            self._process.next()
 
     def verify_int32_offsets(self, candidate: Candidate) -> Check:
         """Run a correct candidate once more where element offsets exceed 2^31, if the GPU has the memory."""

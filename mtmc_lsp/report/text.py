@@ -61,7 +61,7 @@ def show_head(out: Console, capture: Capture) -> None:
     """Show the target, the machine and the workload."""
     env, workload = capture.environment, capture.workload
     sizes = "".join(f", {name}={size}" for name, size in capture.graph.sizes.items())
-    out.print(Text(workload.target.qualname, style="bold"), f" {len(capture.graph.nodes)} operations{sizes}")
+    out.print(Text(workload.target.title, style="bold"), f" {len(capture.graph.nodes)} operations{sizes}")
     device = env.gpu or "no CUDA GPU: steps are verified by Triton's interpreter and not timed"
     line = f"  {device}; torch {env.torch}, triton {env.triton}; workload from {workload.source.value}"
     out.print(Text(line, style="dim"))

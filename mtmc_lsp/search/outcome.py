@@ -43,7 +43,8 @@ def compiler_offer(capture: Capture, source: str, timing: Timing) -> CompilerOff
     """
     target, compiled = capture.workload.target, timing.baseline("compile")
     changed = add_compile_decorator(source, target.qualname)
-    if changed is None or compiled is None:
+    if changed is None or compiled is None or target.region is not None:
+        # Compiling the whole target was not measured if only a region of it is optimised.
         return None
     diff = unified_diff(source, changed, target.path.rpartition("/")[2])
     return CompilerOffer(changed, diff, compiled.compile_seconds or 0.0)

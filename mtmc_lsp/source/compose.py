@@ -1,15 +1,14 @@
 """Insert generated code into a file and remove it again, without changing any other byte.
 
 Inserted code is recognised by markers: ``# mtmc: begin NAME`` and ``# mtmc: end NAME`` around the block, and ``# mtmc: dispatch``
-at the end of the first line of the dispatch statement. A block at the end of the file contains the imports that the file does not
-have. A block above its target has them at the top of the file, each with ``# mtmc: import``: such an import is shared by all
+at the end of the first line of each dispatch statement. A block at the end of the file contains the imports that the file does
+not have. A block above its target has them at the top of the file, each with ``# mtmc: import``: such an import is shared by all
 blocks that use it, and is removed with the last of them.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from tree_sitter import Node
 
@@ -39,6 +38,7 @@ from mtmc_lsp.source.imports import (
     statement_start,
 )
 from mtmc_lsp.source.line_wrapping import MAX_LINE, wrapped
+from mtmc_lsp.source.region_dispatch import Edit, region_edits, region_place, without_region_dispatch
 from mtmc_lsp.source.syntax import (
     field,
     is_docstring,
@@ -60,15 +60,6 @@ ONE_LINE_NOTE = "  # the body stood on the line of the def"
 """Added to the dispatch marker if the body was on the line of the ``def`` and had to be moved to a new line."""
 
 
-@dataclass(frozen=True)
-class _Edit:
-    """Replacement of a byte range."""
-
-    start: int
-    end: int
-    new: bytes
-
-
 def compose(text: bytes, target: Target, code: GeneratedCode) -> bytes:
     """Insert the generated code into ``text``; all other bytes stay the same.
 
@@ -88,7 +79,8 @@ def compose(text: bytes, target: Target, code: GeneratedCode) -> bytes:
     node = find_definition(plain, target.path, target.qualname).node
     root, _ = parse_with_recovery(plain)
     newline = _newline(text)
-    required = tuple(s for s in code.imports if _is_used(s.encode(), f"{code.block}\n{code.dispatch}".encode()))
+    dispatches = [code.dispatch, *(dispatch for _, dispatch in code.regions)]
+    required = tuple(s for s in code.imports if _is_used(s.encode(), "\n".join([code.block, *dispatches]).encode()))
     check_names_are_free(root, target.path, code.block)
     statement = _outermost(node)
     caller = first_caller(root, statement)
@@ -103,8 +95,8 @@ def compose(text: bytes, target: Target, code: GeneratedCode) -> bytes:
     block = framed(target.qualname, in_block, code.block, newline)
     # Of two insertions at the same offset, the imports come last, which puts them first.
     edits = [
-        _dispatch_edit(text, _entry_function(node, target), target, code.dispatch, newline),
-        _Edit(offset, offset, with_gap(text, offset, block, newline)),
+        *_dispatch_edits(text, _entry_function(node, target), target, code, newline),
+        Edit(offset, offset, with_gap(text, offset, block, newline)),
         *_import_edit(text, at_top, newline),
     ]
     for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
@@ -143,15 +135,13 @@ def _outermost(node: Node) -> Node:
     return node
 
 
-def _import_edit(text: bytes, statements: list[str], newline: bytes) -> list[_Edit]:
+def _import_edit(text: bytes, statements: list[str], newline: bytes) -> list[Edit]:
     if not statements:
         return []
     position = import_position(text, parse_with_recovery(text)[0])
     lines = b"".join(f"{statement}  {IMPORT}".encode() + newline for statement in statements)
     return [
-        _Edit(
-            position.offset, position.offset, newline * position.blank_before + lines + newline * position.blank_after
-        )
+        Edit(position.offset, position.offset, newline * position.blank_before + lines + newline * position.blank_after)
     ]
 
 
@@ -170,7 +160,23 @@ def _entry_function(node: Node, target: Target) -> Node:
     )
 
 
-def _dispatch_edit(text: bytes, function: Node, target: Target, dispatch: str, newline: bytes) -> _Edit:
+def _dispatch_edits(text: bytes, function: Node, target: Target, code: GeneratedCode, newline: bytes) -> list[Edit]:
+    """Insert the dispatch statements: one for the whole body, or one for each region."""
+    edits = []
+    for region, dispatch in code.regions or [(target.region, code.dispatch)]:
+        if region is None:
+            edits.append(_dispatch_edit(text, function, target, dispatch, newline))
+            continue
+        place = region_place(text, function, region)
+        if place is None:
+            where = Location(target.path, region.start_line)
+            raise _cannot_insert("has several statements on a line", where, target)
+        indented = _indent_dispatch(dispatch, place.indent, place.step, newline)
+        edits += region_edits(text, place, region, indented, newline)
+    return edits
+
+
+def _dispatch_edit(text: bytes, function: Node, target: Target, dispatch: str, newline: bytes) -> Edit:
     """Insert the dispatch statement at the start of the body, after its docstring, with the body's indentation."""
     body = field(function, "body")
     statements = [child for child in body.named_children if child.type != "comment"] if body is not None else []
@@ -195,12 +201,12 @@ def _dispatch_edit(text: bytes, function: Node, target: Target, dispatch: str, n
         else b"    "
     )
     at = line_end(text, previous.end_byte)
-    return _Edit(at, at, _indent_dispatch(dispatch, indent, step, newline))
+    return Edit(at, at, _indent_dispatch(dispatch, indent, step, newline))
 
 
 def _one_line_edit(
     text: bytes, function_indent: bytes, header: Node, first: Node, target: Target, dispatch: str, newline: bytes
-) -> _Edit:
+) -> Edit:
     """Move the body of ``def f(x): return x`` to a new line. The marker records this so that it can be undone."""
     if text[header.end_byte : first.start_byte] != b" ":
         raise _cannot_insert("has its body on the line of its def", header, target)
@@ -208,13 +214,13 @@ def _one_line_edit(
         raise _cannot_insert("has its docstring on the line of its def", first, target)
     step = b"\t" if function_indent.endswith(b"\t") else b"    "
     rendered = _indent_dispatch(dispatch, function_indent + step, step, newline, ONE_LINE_NOTE)
-    return _Edit(header.end_byte, first.start_byte, newline + rendered + function_indent + step)
+    return Edit(header.end_byte, first.start_byte, newline + rendered + function_indent + step)
 
 
-def _cannot_insert(problem: str, node: Node, target: Target) -> TargetUnsupported:
+def _cannot_insert(problem: str, where: Node | Location, target: Target) -> TargetUnsupported:
     return TargetUnsupported(
         f"{target.qualname} {problem}, so the kernel's call cannot be inserted",
-        where=Location(target.path, line_of(node)),
+        where=where if isinstance(where, Location) else Location(target.path, line_of(where)),
         remedy="Put each statement of the body on a separate line.",
     )
 
@@ -232,8 +238,11 @@ def _indent_dispatch(dispatch: str, indent: bytes, step: bytes, newline: bytes, 
 
 
 def _without_dispatch(text: bytes, qualname: str, block: bytes) -> bytes:
-    """Remove the dispatch statement that calls a function of the block."""
-    marks = _dispatch_marks(parse(text))
+    """Remove the dispatch statements that call functions of the block."""
+    names = re.findall(rb"^(?:def|class) (\w+)|^(\w+) *=", block, re.MULTILINE)
+    calls = re.compile(rb"\b(?:" + b"|".join(a or b for a, b in names) + rb")\b")
+    root = parse(text)
+    marks = _dispatch_marks(root)
     marks_in_target = [
         mark
         for item in definitions(text, "")
@@ -241,14 +250,19 @@ def _without_dispatch(text: bytes, qualname: str, block: bytes) -> bytes:
         for mark in marks
         if item.node.start_byte <= mark.start_byte < item.node.end_byte
     ]
-    names = re.findall(rb"^(?:def|class) (\w+)|^(\w+) *=", block, re.MULTILINE)
-    calls = re.compile(rb"\b(?:" + b"|".join(a or b for a, b in names) + rb")\b")
-    calling_marks = [
-        mark for mark in (*marks_in_target, *marks) if names and calls.search(text[slice(*_span(text, mark))])
-    ]
-    mark = next(iter(calling_marks or marks_in_target), None)
-    if mark is None:
-        return text
+    calling_marks = [mark for mark in marks if names and calls.search(_generated_part(text, mark))]
+    # From the last one, so that the offsets of the others stay valid.
+    for mark in reversed(calling_marks or marks_in_target[:1]):
+        edit = _removal(text, mark)
+        text = text[: edit.start] + edit.new + text[edit.end :]
+    return text
+
+
+def _removal(text: bytes, mark: Node) -> Edit:
+    """The edit that removes a dispatch statement."""
+    restored = without_region_dispatch(text, _statement(mark))
+    if restored is not None:
+        return restored
     start, end = _span(text, mark)
     body = _statement(mark).parent
     rows = {child.start_point[0] for child in (body.children if body is not None else []) if child.type != "comment"}
@@ -256,8 +270,15 @@ def _without_dispatch(text: bytes, qualname: str, block: bytes) -> bytes:
     if text_of(mark).rstrip().endswith(ONE_LINE_NOTE.strip()) and len(rows) == 2:
         start = text.rfind(b":", 0, start) + 1
         end += len(text[end:]) - len(text[end:].lstrip(b" \t"))
-        return text[:start] + b" " + text[end:]
-    return text[:start] + text[end:]
+        return Edit(start, end, b" ")
+    return Edit(start, end, b"")
+
+
+def _generated_part(text: bytes, mark: Node) -> bytes:
+    """The text of a dispatch statement without the user's statements in its ``else`` branch."""
+    start, end = _span(text, mark)
+    branch = field(_statement(mark), "alternative")
+    return text[start : end if branch is None else branch.start_byte]
 
 
 def _dispatch_marks(root: Node) -> list[Node]:

@@ -250,3 +250,28 @@ class ReproduceRequest(Request[ReproduceAnswer], command="verify.reproduce"):
     calls: int
     """The number of calls that the candidate process made."""
     precision: str
+
+
+@dataclass(frozen=True)
+class WholeTargetAnswer:
+    """Whether a version of a file with regions computes what the user's file computes."""
+
+    difference: str = ""
+    """What differs, as a clause; empty if nothing does."""
+    skipped: str = ""
+    """Why nothing was compared, as a clause."""
+    calls: int = 0
+    """Calls that were compared."""
+
+
+@dataclass(frozen=True)
+class WholeTargetRequest(Request[WholeTargetAnswer], command="verify.whole_target"):
+    """Call the whole target of a region in the user's file and in a version of it, and compare the results."""
+
+    capture: Capture
+    """Of the region."""
+    workload: Workload
+    """Of the whole target."""
+    user_source: str
+    text: str
+    """The version."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.verify.cases import SPECIAL_DISTRIBUTIONS, Case
 from mtmc_lsp.verify.error_limits import Measurement
-from mtmc_lsp.verify.messages import CandidateAnswer, JudgeAnswer
+from mtmc_lsp.verify.messages import CandidateAnswer, JudgeAnswer, WholeTargetAnswer
 
 KERNEL_LAUNCHED = "kernel launched"
+WHOLE_TARGET = "whole target"
 NOT_LAUNCHED = "no Triton kernel was launched on the workload's inputs"
 LAUNCHED_BEFORE = (
     "no Triton kernel was launched, although an earlier call on the same tensors launched one: "
@@ -162,3 +163,17 @@ def _repeated(name: str, case: Case, answer: CandidateAnswer, judged: JudgeAnswe
         detail = "the reference's results differ from call to call as well"
         return Check(name, CheckStatus.SKIPPED, case.label, detail)
     return Check(name, CheckStatus.PASSED, case.label)
+
+
+def with_whole_target(verdict: Verdict, answer: WholeTargetAnswer) -> Verdict:
+    """The verdict on a region with the result of calls of the whole target."""
+    status = CheckStatus.SKIPPED if answer.skipped else CheckStatus.FAILED if answer.difference else CheckStatus.PASSED
+    detail = answer.skipped or answer.difference or f"{answer.calls} calls of the whole target give the same results"
+    checks = (*verdict.checks, Check(WHOLE_TARGET, status, "the workload", detail))
+    if answer.difference:
+        reason = f"{WHOLE_TARGET}: {answer.difference}, although the region alone is correct"
+        return replace(verdict, status=VerdictStatus.INCORRECT, checks=checks, reason=reason)
+    notes = (
+        (*verdict.notes, f"the whole target was not compared: {answer.skipped}") if answer.skipped else verdict.notes
+    )
+    return replace(verdict, checks=checks, notes=notes)

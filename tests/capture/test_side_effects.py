@@ -6,7 +6,7 @@ import pytest
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, TargetUnsupported
 
-HEAD = "import random\n\nimport numpy\nimport torch\nfrom torch import nn\n\nLOG = []\nCALLS = 0\n\n\n# mtmc: x=f32[8,48]\n"
+HEAD = "import logging, random\n\nimport numpy\nimport torch\nfrom torch import nn\n\nLOG = []\nCALLS = 0\n\n\n# mtmc: x=f32[8,48]\n"
 """Targets start at line 12."""
 
 
@@ -32,6 +32,8 @@ def module(forward: str) -> str:
         ("def f(x):\n    LOG.append(1)\n    return x + 1\n", "changes LOG", 12),
         ("def f(x):\n    global CALLS\n    CALLS += 1\n    return x + 1\n", "changes CALLS", 12),
         ("def f(x):\n    random.random()\n    return x + 1\n", "Python's random module", 12),
+        ("def f(x):\n    y = x + 1\n    print(y.shape)\n    return y\n", "prints", 14),
+        ("def f(x):\n    y = x + 1\n    logging.warning('y')\n    return y\n", "writes to a log", 14),
         ("def f(x):\n    numpy.random.rand()\n    return x + 1\n", "numpy's global generator", 12),
         ("def f(x):\n    y = x + 1\n    return y * torch.rand_like(x)\n", "(rand_like)", 14),
         ("def f(x):\n    y = x + 1\n    return y + torch.randn_like(y)\n", "(randn_like)", 14),
@@ -55,6 +57,8 @@ def test_a_side_effect_is_refused(captured, text: str, words: str, line: int) ->
 @pytest.mark.parametrize(
     "text",
     [
+        # A level that is off writes nothing.
+        "def f(x):\n    logging.getLogger('user').debug('y')\n    return x + 1\n",
         # A cache that only the first call fills is not a side effect of every call.
         "def f(x):\n    if not LOG:\n        LOG.append(torch.float32)\n    return x + 1\n",
         "def f(x):\n    state = random.getstate()\n    random.random()\n    random.setstate(state)\n    return x + 1\n",
@@ -65,7 +69,15 @@ def test_a_side_effect_is_refused(captured, text: str, words: str, line: int) ->
         "class f(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.net = nn.GRU(48, 4)\n\n"
         "    def forward(self, x):\n        return self.net(x)[0] * 2\n",
     ],
-    ids=["cache", "generator put back", "in place", "in place by an operator", "reading", "recurrent"],
+    ids=[
+        "a log that is off",
+        "cache",
+        "generator put back",
+        "in place",
+        "in place by an operator",
+        "reading",
+        "recurrent",
+    ],
 )
 def test_a_call_without_lasting_side_effects_is_captured(captured, text: str) -> None:
     assert captured(HEAD + text, "f").graph.nodes

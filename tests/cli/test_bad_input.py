@@ -45,7 +45,7 @@ class Rebinds(nn.Module):
 
     def forward(self, x):
         self.calls = 2
-        return torch.relu(x - x.mean(0))
+        return torch.relu(x)
 
 
 SEEN = []

@@ -111,7 +111,7 @@ def test_no_further_case_is_computed_while_results_wait_to_be_judged(
 def test_with_little_memory_only_the_workload_is_computed_ahead(
     is_tight: bool, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(VerificationEngine, "_is_tight", lambda *_: is_tight)
+    monkeypatch.setattr(VerificationEngine, "is_tight", lambda *_: is_tight)
     process: Any = None
     engine = VerificationEngine(reference, process)
     ahead = engine.compute_ahead(VersionInFile(reference.capture, RMS.text, RMS.text))

@@ -65,7 +65,7 @@ def solve(request: ProblemRequest) -> dict[str, Any]:
         on_step=lambda _: stages.enter(PLANNING),
     )
     with Pipeline(target, RunOptions(deadline=deadline, store=Path(request.store)), events) as pipeline:
-        result, capture = pipeline.optimize(), pipeline.capture()
+        result, captures = pipeline.optimize(), pipeline.captures()
     document = _document(result)
     if time.monotonic() >= deadline and result.status not in KEPT:
         # The run was cut off, so it does not show that there is nothing to gain.
@@ -74,8 +74,8 @@ def solve(request: ProblemRequest) -> dict[str, Any]:
     facts = {
         "stages": stages.seconds,
         "commands": {name: round(seconds, 3) for name, seconds in sorted(command_seconds.items())},
-        "operations": len(capture.graph.nodes),
-        "torch_calls": _torch_calls(capture, result),
+        "operations": sum(len(capture.graph.nodes) for capture in captures),
+        "torch_calls": [op for capture in captures for op in _torch_calls(capture, result)],
     }
     return {**document, **facts}
 
@@ -109,8 +109,11 @@ def _document(result: RunResult) -> dict[str, Any]:
 
 
 def _torch_calls(capture: Capture, result: RunResult) -> list[str]:
-    """The operations that the last accepted version still runs as torch calls."""
-    accepted = [step.candidate for step in result.steps if step.status is StepStatus.ACCEPTED and step.candidate]
+    """The operations of the target, or of one region, that the last accepted version still runs as torch calls."""
+    region = capture.workload.target.region
+    numbers = (0, region.number if region is not None else 0)
+    own = [step for step in result.steps if step.status is StepStatus.ACCEPTED and step.region in numbers]
+    accepted = [step.candidate for step in own if step.candidate]
     schedule = from_json(Schedule, accepted[-1].schedule) if accepted else Schedule()
     nodes = ir_of(capture.graph, schedule).graph.nodes
     ops = [node.op for node in nodes if schedule.kernel_of(node.name) is None]

@@ -191,7 +191,7 @@ class Recorder:
     ) -> None:
         import weakref
 
-        arguments = [_argument(name, value, torch) for name, value in values]
+        arguments = [argument_record(name, value, torch) for name, value in values]
         name = qualname.rpartition(".")[0]
         reference, classes = self._constructed.get(id(instance), (None, {}))
         if reference is None or reference() is not instance:
@@ -229,7 +229,7 @@ class Recorder:
                 if len(records) >= MOST_SIGNATURES:
                     self._others[path, qualname] = self._others.get((path, qualname), 0) + 1
                     return
-                arguments = [_argument(name, value, torch) for name, value in values]
+                arguments = [argument_record(name, value, torch) for name, value in values]
                 record = {"count": 0, "training": 0, "grad": 0, "arguments": arguments, "init": init}
                 # Checked once, because checking all parameters takes longer than a small call.
                 record["has_gradients"] = instance is not None and any(p.requires_grad for p in instance.parameters())
@@ -242,7 +242,7 @@ class Recorder:
             record["grad"] += bool(needs)
             if record["count"] <= RANGED_CALLS:
                 for recorded, (_, value) in zip(record["arguments"], values, strict=True):
-                    _update_range(recorded, value, torch)
+                    update_range(recorded, value, torch)
             self._calls += 1
             due = self._calls & (self._calls - 1) == 0 or time.monotonic() - self._written > WRITE_SECONDS
         if due:
@@ -292,7 +292,7 @@ def _parameters(code: types.CodeType) -> tuple[list[str], list[str]]:
     return list(code.co_varnames[:count]), [star + name for star, name in zip(stars, further, strict=True)]
 
 
-def _argument(name: str, value: Any, torch: types.ModuleType) -> dict[str, Any]:
+def argument_record(name: str, value: Any, torch: types.ModuleType) -> dict[str, Any]:
     """The record of one argument. ``*`` and ``**`` before a name mark further arguments."""
     stars, name = name[: name.count("*")], name.lstrip("*")
     if type(value) in (torch.Tensor, torch.nn.Parameter):
@@ -310,7 +310,7 @@ def _argument(name: str, value: Any, torch: types.ModuleType) -> dict[str, Any]:
         container["kind"] = FURTHER[stars]
     has_fields = container["kind"] == FIELDS
     paths = (f"{name}.{key}" if has_fields else f"{name}[{key!r}]" for key in container["keys"])
-    items = [_argument(path, item, torch) for path, item in zip(paths, _items(value), strict=True)]
+    items = [argument_record(path, item, torch) for path, item in zip(paths, _items(value), strict=True)]
     return {"name": name, "container": container, "items": items}
 
 
@@ -387,10 +387,10 @@ def _key(value: Any, torch: types.ModuleType) -> object:
     return (kind, *container["keys"], *(_key(item, torch) for item in _items(value)))
 
 
-def _update_range(recorded: dict[str, Any], value: Any, torch: types.ModuleType) -> None:
+def update_range(recorded: dict[str, Any], value: Any, torch: types.ModuleType) -> None:
     """Add the value of another call to the record: extend the range of a tensor, or note that a number varies."""
     for item, part in zip(recorded.get("items", ()), _items(value) if "items" in recorded else (), strict=True):
-        _update_range(item, part, torch)
+        update_range(item, part, torch)
     if "constant" in recorded:
         recorded["varies"] = recorded.get("varies", False) or value != recorded["constant"]
     if "tensor" not in recorded or not 0 < value.numel() <= LARGEST_RANGED or value.device.type == "meta":

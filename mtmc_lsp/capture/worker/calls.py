@@ -31,6 +31,7 @@ from mtmc_lsp.capture.worker.arguments.values import (
     without_memory,
 )
 from mtmc_lsp.capture.worker.module_state import AttributeSlot, attribute_slot, with_explicit_state
+from mtmc_lsp.capture.worker.regions.region_function import region_function
 from mtmc_lsp.capture.worker.tracing.target_body import body_of
 from mtmc_lsp.core.errors import (
     EnvironmentNotAble,
@@ -159,7 +160,9 @@ def build_call(
     init_named: dict[str, Any] = {}
     if workload.source is WorkloadSource.GET_INPUTS:
         init_positional, init_named = init_arguments(module) or ([], {})
-        if not values:
+        if target.region is not None:
+            named = argument_values(module, workload.arguments, sizes, device, seed, None if values else read)
+        elif not values:
             positional = _shaped_like(module.get_inputs, device, blank)
         else:
             positional = (stand_in and _stand_ins(module.get_inputs, device)) or list(module.get_inputs())
@@ -182,6 +185,9 @@ def build_call(
         )
     positional = [with_leaves(value, lambda leaf: _on_device(leaf, device)) for value in positional]
     body = body_of(function, target)
+    if target.region is not None:
+        # The decorators apply to the whole target. What they change of its arguments shows in the values of the inputs.
+        function = body = region_function(body, target.region)
     call = _bound(body, instance, positional, named, target)
     if body is not function:
         call = replace(call, decorated=function)

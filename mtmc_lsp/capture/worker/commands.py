@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from mtmc_lsp.capture.messages import CaptureRequest
+from mtmc_lsp.capture.messages import CaptureRequest, LocalValues, LocalValuesRequest
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.capture.worker.arguments.description import (
     NOT_PLAIN,
@@ -47,6 +47,8 @@ from mtmc_lsp.capture.worker.passes.noop_writes import remove_noop_writes
 from mtmc_lsp.capture.worker.passes.recurrent_layers import single_recurrent_operators
 from mtmc_lsp.capture.worker.passes.redundant_nodes import remove_redundant_nodes
 from mtmc_lsp.capture.worker.passes.row_writes import stack_rows
+from mtmc_lsp.capture.worker.regions.local_values import local_values
+from mtmc_lsp.capture.worker.regions.region_errors import in_region
 from mtmc_lsp.capture.worker.side_effects import (
     access_of,
     is_random,
@@ -60,7 +62,7 @@ from mtmc_lsp.capture.worker.tracing.free_numbers import export_with_numbers
 from mtmc_lsp.capture.worker.tracing.target_body import check_decorators, observed_call, owner_of, receiver_of
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
-from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
+from mtmc_lsp.core.errors import FailureKind, Location, MtmcError, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload
 
@@ -81,7 +83,20 @@ def capture(request: CaptureRequest) -> Capture:
             except StateFound as state:
                 workload = replace(workload, state=(*workload.state, *state.tensors))
 
-    return with_module_dtype(with_state, request.workload)
+    try:
+        return with_module_dtype(with_state, request.workload)
+    except MtmcError as error:
+        raise in_region(error, target) from error
+
+
+def values_of_locals(request: LocalValuesRequest) -> LocalValues:
+    """Describe the local variables of a target at each of its statements."""
+    module = _load_module(request.workload.target, request.source)
+    return local_values(module, request.workload, _device(request.workload))
+
+
+def _device(workload: Workload) -> str:
+    return "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
 
 
 def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str], text: Sequence[str]) -> Capture:
@@ -90,7 +105,7 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     Raises:
         StateFound: the target has state tensors that the workload does not list.
     """
-    device = "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
+    device = _device(workload)
     constructing, calling = DependencyRecorder(), DependencyRecorder()
     call = _build_target(module, workload, device, constructing)
     if call.decorated is not None:
@@ -301,7 +316,10 @@ def _check_inputs(inputs: list[InputTensor], target: Target) -> None:
     where = Location(target.path, target.start_line)
     if not inputs:
         raise TargetUnsupported(
-            f"{target.qualname} has no tensor arguments", where=where, remedy="Choose a function of tensors."
+            f"{target.qualname} has no tensor arguments",
+            where=where,
+            remedy="Choose a function of tensors.",
+            kind=FailureKind.NO_TENSORS,
         )
     for item in inputs:
         if str(item.value.dtype).removeprefix("torch.") not in ITEMSIZE:
@@ -340,6 +358,7 @@ def _check_graph(graph: Graph, target: Target) -> None:
             f"{target.qualname} has no tensor operations",
             where=Location(target.path, target.start_line),
             remedy="Choose another function.",
+            kind=FailureKind.NO_TENSORS,
         )
 
 

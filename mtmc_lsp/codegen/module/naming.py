@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
 from mtmc_lsp.core.graph import Ref
+from mtmc_lsp.core.workload import Target
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.schedule.launch_units import Unit
 
@@ -144,9 +145,11 @@ def value_name(ir: KernelIR, ref: Ref) -> str:
     return name if len(node.outputs) == 1 else f"{name}_{ref.index}"
 
 
-def base_name(qualname: str, source: str) -> str:
+def base_name(target: Target, source: str) -> str:
     """Snake-case prefix of the generated names, chosen so that none of them exists in the user's file."""
-    parts = [part for part in qualname.split(".") if part != "forward"]
+    parts = [part for part in target.qualname.split(".") if part != "forward"]
+    if target.region is not None:
+        parts.append(f"region_{target.region.number}")
     snake_case = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", "_".join(parts)).lower()
     base = identifier(snake_case)
     while any(

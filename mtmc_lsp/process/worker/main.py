@@ -23,6 +23,7 @@ from typing import Any
 
 COMMANDS = {
     "capture.capture": ("CaptureRequest", "commands:capture"),
+    "capture.local_values": ("LocalValuesRequest", "commands:values_of_locals"),
     "compile.launches": ("CompileRequest", "commands:compile_launches"),
     "compile.variants": ("CompileVariantsRequest", "commands:compile_variants"),
     "timing.time": ("TimeRequest", "timing_commands:time_candidate"),
@@ -40,6 +41,7 @@ COMMANDS = {
     "verify.guard": ("GuardRequest", "guard_command:check_guard"),
     "verify.judge": ("JudgeRequest", "judge_command:judge"),
     "verify.reproduce": ("ReproduceRequest", "reproduction:reproduce"),
+    "verify.whole_target": ("WholeTargetRequest", "whole_target:compare_whole_target"),
     "process.start": ("StartRequest", "start:start"),
 }
 """For each command ``room.verb`` its request class in ``room/messages.py`` and its handler ``module:name`` in

@@ -106,6 +106,9 @@ def run_case(
         returned = call.run(values)
     results = flatten(returned)
     facts = [_facts(result, inputs) for result in results]
+    if (region := capture.workload.target.region) is not None and region.writes_follow:
+        for i, result in enumerate(results):
+            facts[i]["shares memory with results"] = _sharing(result, results)
     if leaves:
         results = [r.detach() if isinstance(r, torch.Tensor) else r for r in results] + _gradients(results, leaves)
     changed = unequal({name: (inputs[name].detach(), held) for name, held in before.items()})
@@ -190,6 +193,15 @@ def _facts(result: Any, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         "requires_grad": result.requires_grad,
         "shares memory with": ", ".join(sorted(shared)) or "no input",
     }
+
+
+def _sharing(result: Any, results: list[Any]) -> list[int]:
+    """The numbers of the results in the memory of a result: a write into one of them would change the others."""
+    if not isinstance(result, torch.Tensor) or result.numel() == 0:
+        return []
+    return [
+        i for i, other in enumerate(results) if isinstance(other, torch.Tensor) and _storage(other) == _storage(result)
+    ]
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -114,7 +114,10 @@ def _syntax_text(node) -> str:
         for item in node:
             is_text = isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
             names = [n.id for n in ast.walk(item.test) if isinstance(n, ast.Name)] if isinstance(item, ast.If) else []
-            if not is_text and not any(name.endswith("_fits") for name in names):
+            if any(name.endswith("_fits") for name in names):
+                # The dispatch of a region has the user's statements in its other branch.
+                kept += [_syntax_text(item.orelse)[1:-1]] if item.orelse else []
+            elif not is_text:
                 kept.append(_syntax_text(item))
         return f"[{','.join(kept)}]"
     if not isinstance(node, ast.AST):

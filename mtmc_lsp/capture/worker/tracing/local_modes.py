@@ -11,6 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from mtmc_lsp.capture.worker.dependency_recorder import is_user_file
+from mtmc_lsp.capture.worker.tracing.console_output import refusing_output
 from mtmc_lsp.capture.worker.tracing.constant_tensors import ConstantTensors
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, Location, TargetUnsupported
 from mtmc_lsp.core.workload import Target
@@ -84,7 +85,7 @@ def local_modes(target: Target, device: str) -> Iterator[None]:
     torch.compiler.is_compiling = is_compiling
     try:
         # Functions that the user compiles are traced as they are written.
-        with _LocalModes(target), torch.compiler.set_stance("force_eager"):
+        with _LocalModes(target), refusing_output(target), torch.compiler.set_stance("force_eager"):
             yield
     finally:
         torch.compiler.is_compiling = compiling

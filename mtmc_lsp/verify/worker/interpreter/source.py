@@ -29,6 +29,8 @@ def on_cpu(candidate: str, original: str) -> str:
     Only generated lines are changed: the user's code must do the same as in the reference.
     """
     user_lines = set(original.splitlines())
+    # The statements of a region are indented further than in the original.
+    user_statements = {line.strip() for line in user_lines}
     rewritten = []
     in_new_block = False
     for line in candidate.splitlines(keepends=True):
@@ -36,7 +38,8 @@ def on_cpu(candidate: str, original: str) -> str:
         # The file may contain the generated block of another target, with the same lines except the first.
         if text.startswith(BEGIN):
             in_new_block = text not in user_lines
-        rewritten.append(_replaced(line, GPU_TO_CPU) if in_new_block or text not in user_lines else line)
+        is_generated = in_new_block or text.strip() not in user_statements
+        rewritten.append(_replaced(line, GPU_TO_CPU) if is_generated else line)
         if text.startswith(END):
             in_new_block = False
     return "".join(rewritten)
