@@ -104,6 +104,9 @@ class BaselineTimer(Protocol):
     def time_with_baselines(self, candidate: Candidate, previous: Candidate | None, wait: float) -> Timing | None:
         """Like :meth:`Measurer.time`, with every baseline that is compiled within ``wait`` seconds."""
 
+    def recompilations(self) -> tuple[int, float]:
+        """How often ``torch.compile`` compiles again for the other sizes that are verified, and the seconds that takes."""
+
 
 class Measurer(Protocol):
     """Verifies, compiles and times candidates of one capture."""

@@ -141,6 +141,20 @@ class Speedup:
 
 
 @dataclass(frozen=True)
+class CompilerOffer:
+    """``torch.compile`` instead of the kernels, where it is faster. It is offered to the user and never applied by itself."""
+
+    source: str
+    """The user's file with the decorator."""
+    diff: str
+    compile_seconds: float
+    recompilations: int | None = None
+    """How often ``torch.compile`` compiled again for the other verified sizes; ``None`` if that was not measured."""
+    recompile_seconds: float = 0.0
+    """The time of these compilations."""
+
+
+@dataclass(frozen=True)
 class Final:
     """The last accepted version of a run."""
 
@@ -170,6 +184,8 @@ class RunResult:
     """SHA-256 of the file content that was read."""
     baseline: str = "eager"
     """The baseline that the last version must beat to be delivered: ``eager``, ``compile`` or ``best``."""
+    offer: CompilerOffer | None = None
+    """Set where ``torch.compile`` alone is faster than the last version."""
     model_use: ModelUse | None = None
     """Use of the language model, if any."""
     device: DeviceModel | None = None

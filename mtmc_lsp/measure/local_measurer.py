@@ -270,6 +270,15 @@ class LocalMeasurer:
         source = CandidateSource(candidate.source)
         return self._timer.time(source, previous=_generated(previous), more_baselines=more, wait=wait)
 
+    def recompilations(self) -> tuple[int, float]:
+        """How often ``torch.compile`` compiles again for the other sizes that are verified, and the seconds that takes.
+
+        Raises:
+            MtmcError: it cannot be measured.
+        """
+        answer = self._timer.recompilations(self._engine.kernel_sizes(self._version(self._user_source)))
+        return answer.count, answer.seconds
+
     def compile_variants(self, candidates: Sequence[Candidate]) -> list[CompileReport]:
         """Compile several candidates at once, on all cores.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, TimeoutError
 from dataclasses import replace
 
@@ -24,6 +24,8 @@ from mtmc_lsp.timing.messages import (
     BaselinesRequest,
     CalibrationRequest,
     RankRequest,
+    RecompilationsAnswer,
+    RecompilationsRequest,
     TimeAnswer,
     TimeRequest,
 )
@@ -210,6 +212,16 @@ class Timer:
 
             self._timekeepers[process] = Timekeeper(ask, self._pool.gpu, cache=cache)
         return self._timekeepers[process].time(request)
+
+    def recompilations(self, sizes: Sequence[Mapping[str, int]]) -> RecompilationsAnswer:
+        """How often ``torch.compile`` compiles the user's code again for these sizes, and how long that takes.
+
+        Raises:
+            MtmcError: it cannot be measured.
+        """
+        request = RecompilationsRequest(self._capture, self._user_source, tuple(sizes))
+        with self._pool.sharing_gpu():
+            return self._call(request, self._process)
 
     def rank(self, sources: Sequence[str], seconds: float | None) -> list[float | None]:
         """Median microseconds of variants by a few samples each; ``None`` for those that fail or exceed the time limit."""

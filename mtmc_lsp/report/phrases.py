@@ -28,6 +28,14 @@ def ratio_text(ratio: Ratio | None) -> str:
     return f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else "-"
 
 
+def speedup_text(timing: Timing) -> str:
+    """``1.83x (1.79 to 1.86) over eager, 1.10x over torch.compile``; empty if eager mode could not run."""
+    eager, compiled = timing.against("eager"), timing.against("compile")
+    parts = [f"{ratio_text(eager)} over eager"] if eager is not None else []
+    parts += [f"{compiled.ratio:.2f}x over torch.compile"] if compiled is not None else []
+    return ", ".join(parts)
+
+
 def timing_line(timing: Timing) -> str:
     """Time of the version, and how reliable the measurement is."""
     noise = f"A/A control {timing.noise.low:.3f} to {timing.noise.high:.3f}"
@@ -93,6 +101,10 @@ def compiler_line(result: RunResult) -> str:
     if compiled.speedup is None:
         return compiled.note
     seconds = f", which compiles in {compiled.compile_seconds:.1f} s" if compiled.compile_seconds is not None else ""
+    offer = result.offer
+    if offer is not None and offer.recompilations:
+        times = "once" if offer.recompilations == 1 else f"{offer.recompilations} times"
+        seconds += f" and {times} again for other sizes ({offer.recompile_seconds:.1f} s)"
     ratio = compiled.speedup.ratio
     if compiled.speed is Speed.SLOWER:
         return f"torch.compile alone is {1 / ratio:.2f}x as fast as this version{seconds}"

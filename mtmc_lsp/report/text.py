@@ -197,6 +197,9 @@ def show_result(out: Console, result: RunResult) -> None:
         out.print(Text(f"  {model_line(result.model_use)}", style="dim"))
     for note in result.workload.assumed:
         out.print(Text(f"  {note}", style="dim"))
+    if result.offer is not None:
+        out.print(Text("  torch.compile instead of the kernels, which is not applied:", style="bold"))
+        out.print(coloured(result.offer.diff))
 
 
 def show_recording(out: Console, recording: Recording) -> None:

@@ -26,14 +26,14 @@ from mtmc_lsp.core.protocols import (
     Sampler,
     State,
 )
-from mtmc_lsp.core.results import CheckStatus, Timing, VerdictStatus
-from mtmc_lsp.core.run import Candidate, RunResult, Step, StepStatus
+from mtmc_lsp.core.results import CheckStatus, Speed, Timing, VerdictStatus
+from mtmc_lsp.core.run import Candidate, CompilerOffer, RunResult, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search.acceptance import Judge
 from mtmc_lsp.search.certification import Certification, Certified
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.failures import failure_reason
-from mtmc_lsp.search.outcome import run_result
+from mtmc_lsp.search.outcome import compiler_offer, run_result
 from mtmc_lsp.search.trial import BaseWithdrawn, Trial
 
 MAX_FAILURES = 4
@@ -42,6 +42,8 @@ PLANNING_SHARE = 0.5
 """The fraction of a run's remaining time that planning the next step may take; the rest is for trying it."""
 FINAL_SECONDS = 3.0
 """Reserved for the last timing: two seconds of samples, and loading the version in the process of the baselines."""
+FAR_SECONDS = 2.0
+"""Time that the verification beyond 2^31 elements needs; without it, that check is left out."""
 BASELINE_WAIT_SECONDS = 15.0
 """The longest wait for a baseline that does not decide, after the last step."""
 
@@ -88,6 +90,8 @@ class GreedySearch:
         self._verifies_later = self._has_gpu and not asks_model
         self._certification = Certification(self._measurer)
         self._deadline = float("inf")
+        self._trial_seconds = 0.0
+        """How long the last trial took."""
 
     def run(self, run_id: str, source_hash: str, done: Sequence[Step] = ()) -> RunResult:
         """Try steps until no action is worth trying or a limit is reached.
@@ -112,6 +116,7 @@ class GreedySearch:
                 # The timing against all baselines is the second one of this version, and must confirm the first.
                 while self._complete_timing():
                     self._drop_bases()
+            offer = self._compiler_offer()
         finally:
             self._certification.close()
         return run_result(
@@ -124,6 +129,7 @@ class GreedySearch:
             run_id=run_id,
             source_hash=source_hash,
             seconds=time.monotonic() - began,
+            offer=offer,
         )
 
     def _explore(self) -> None:
@@ -143,19 +149,21 @@ class GreedySearch:
 
     def _next_action(self) -> MacroAction | None:
         remaining = self._deadline - time.monotonic()
-        if len(self._steps) >= self._limits.steps or remaining <= self._reserved_seconds():
+        if len(self._steps) >= self._limits.steps or remaining <= self._needed_seconds():
             return None
         if self._failures_in_a_row() >= MAX_FAILURES:
             return None
         return self._planner.propose(self._state(remaining * PLANNING_SHARE))
 
-    def _reserved_seconds(self) -> float:
-        """The time that is needed for verifying what is accepted and for the last timing."""
+    def _needed_seconds(self) -> float:
+        """The time that one more step needs: as long as the last trial, its verification, and the last timing."""
         if not self._verifies_later:
             return 0.0
-        return FINAL_SECONDS + self._certification.pending * self._certification.last_seconds
+        verifications = (self._certification.pending + 1) * self._certification.last_seconds
+        return self._trial_seconds + verifications + FINAL_SECONDS
 
     def _try(self, action: MacroAction) -> None:
+        began = time.monotonic()
         index = len(self._steps) + 1
         self._events.on_action(index, action)
         trial = Trial(
@@ -166,6 +174,7 @@ class GreedySearch:
             step = trial.of(index, action)
         except BaseWithdrawn:
             return
+        self._trial_seconds = time.monotonic() - began
         self._take(step)
         if step.status is StepStatus.ACCEPTED and step.verdict is None and step.candidate is not None:
             self._certification.add(step, step.candidate)
@@ -267,7 +276,7 @@ class GreedySearch:
     def _verify_int32_offsets(self, measurer: LargeTensorVerifier) -> None:
         """Verify the last accepted version beyond 2^31 elements; while it is incorrect there, its last step is withdrawn."""
         while (last := self._last_accepted()) is not None:
-            if last.candidate is None or last.verdict is None:
+            if last.candidate is None or last.verdict is None or time.monotonic() >= self._deadline - FAR_SECONDS:
                 return
             self._events.on_stage("verifying beyond 2^31 elements")
             try:
@@ -286,6 +295,21 @@ class GreedySearch:
                 self._retake(last)
                 return
             self._withdraw(last)
+
+    def _compiler_offer(self) -> CompilerOffer | None:
+        """The offer to use ``torch.compile`` instead, if it is faster than the last version."""
+        if self._timing is None or self._timing.speed_over("compile") is not Speed.SLOWER:
+            return None
+        offer = compiler_offer(self._capture, self._root.source, self._timing)
+        if offer is None or not isinstance(self._measurer, BaselineTimer) or time.monotonic() >= self._deadline:
+            return offer
+        self._events.on_stage("counting recompilations of torch.compile")
+        try:
+            count, seconds = self._measurer.recompilations()
+        except MtmcError as error:
+            failure_reason(error)
+            return offer
+        return replace(offer, recompilations=count, recompile_seconds=seconds)
 
     def _withdraw(self, changed: Step) -> None:
         """Take an accepted step back that was reported."""

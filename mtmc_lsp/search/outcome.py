@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtmc_lsp.core.results import Speed, Timing, VerdictStatus
-from mtmc_lsp.core.run import SCHEMA, Candidate, Final, RunResult, RunStatus, Speedup, Step, StepStatus
+from mtmc_lsp.core.run import (
+    SCHEMA,
+    Candidate,
+    CompilerOffer,
+    Final,
+    RunResult,
+    RunStatus,
+    Speedup,
+    Step,
+    StepStatus,
+)
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search.components import SearchComponents
+from mtmc_lsp.source.compile_decorator import add_compile_decorator
 from mtmc_lsp.source.compose import unified_diff
 from mtmc_lsp.tuning.schedule_cost import estimated_work
 
@@ -23,6 +34,21 @@ def speedup_of(timing: Timing) -> Speedup:
     return Speedup(timing.against("eager"), timing.against("compile"), timing.against("best"))
 
 
+def compiler_offer(capture: Capture, source: str, timing: Timing) -> CompilerOffer | None:
+    """``torch.compile`` as a decorator in the user's file; None if it cannot be added there.
+
+    Args:
+        source: the user's file without generated code.
+        timing: of the last version, with the compiled code.
+    """
+    target, compiled = capture.workload.target, timing.baseline("compile")
+    changed = add_compile_decorator(source, target.qualname)
+    if changed is None or compiled is None:
+        return None
+    diff = unified_diff(source, changed, target.path.rpartition("/")[2])
+    return CompilerOffer(changed, diff, compiled.compile_seconds or 0.0)
+
+
 def run_result(
     capture: Capture,
     components: SearchComponents,
@@ -34,6 +60,7 @@ def run_result(
     run_id: str,
     source_hash: str,
     seconds: float,
+    offer: CompilerOffer | None = None,
 ) -> RunResult:
     """The document of a run.
 
@@ -42,6 +69,7 @@ def run_result(
         best: the last accepted version.
         timing: of ``best``.
         seconds: wall time of the run.
+        offer: ``torch.compile`` instead of the kernels.
     """
     status = _status(steps, timing, components)
     kept = best if status in (RunStatus.IMPROVED, RunStatus.UNMEASURED) else root
@@ -66,6 +94,7 @@ def run_result(
         seconds=seconds,
         source_hash=source_hash,
         baseline=components.baseline,
+        offer=offer,
         device=device,
         work=estimated_work(capture.graph, root.schedule, device),
     )

@@ -34,6 +34,7 @@ class ClientSettings:
 
     python: str | None = None
     archs: tuple[str, ...] | None = None
+    baseline: str | None = None
     precision: str | None = None
     budget_seconds: float | None = None
     max_steps: int | None = None
@@ -57,7 +58,7 @@ class ClientSettings:
 
     def run_settings(self) -> dict[str, Any]:
         """The settings of a run that are set."""
-        names = ("python", "archs", "precision", "budget_seconds", "max_steps", "planner", "coder")
+        names = ("python", "archs", "baseline", "precision", "budget_seconds", "max_steps", "planner", "coder")
         settings = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         model_settings = {
             f.name.removeprefix(LLM): getattr(self, f.name) for f in fields(self) if f.name.startswith(LLM)

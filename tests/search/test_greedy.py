@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mtmc_lsp.core.errors import FailureKind, TargetRaises, WorkerFailed
 from mtmc_lsp.core.results import Check, CheckStatus, CompileReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate, RunStatus, StepStatus
+from mtmc_lsp.report.phrases import headline
 from mtmc_lsp.search.components import Limits
 from mtmc_lsp.search.greedy import MAX_FAILURES
 
@@ -349,6 +350,9 @@ class WithCompiler(FakeMeasurer):
         us = candidate.schedule["us"] * self._again
         return timing(us, eager=100.0, compile=self._compile_us)
 
+    def recompilations(self) -> tuple[int, float]:
+        return 2, 1.5
+
 
 @pytest.mark.parametrize(
     ("baseline", "status"),
@@ -378,3 +382,20 @@ def test_the_planner_is_asked_again_when_the_baselines_are_known() -> None:
     planner = FakePlanner([action(0, "better")])
     search([], planner=planner, measurer=WithCompiler(60.0))
     assert planner.seen[-1].history[-1].timing.against("compile") is not None
+
+
+def test_where_the_compiler_is_faster_it_is_offered_with_its_recompilations() -> None:
+    result = search([action(0, "better")], measurer=WithCompiler(60.0))
+    assert result.status is RunStatus.IMPROVED
+    assert result.offer is not None
+    assert (result.offer.recompilations, result.offer.recompile_seconds) == (2, 1.5)
+    assert result.offer.source == f"import torch\n@torch.compile\n{SOURCE}"
+    assert headline(result).startswith("torch.compile alone is 1.33x as fast as this version")
+    assert "improved: 1.25x" in headline(result)
+
+
+def test_where_the_kernels_are_faster_nothing_is_offered() -> None:
+    result = search([action(0, "better")], measurer=WithCompiler(90.0))
+    assert result.offer is None
+    assert headline(result).startswith("improved: 1.25x")
+    assert headline(result).endswith("1.12x (1.12 to 1.13) over torch.compile")

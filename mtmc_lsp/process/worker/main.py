@@ -27,6 +27,7 @@ COMMANDS = {
     "compile.variants": ("CompileVariantsRequest", "commands:compile_variants"),
     "timing.time": ("TimeRequest", "timing_commands:time_candidate"),
     "timing.baselines": ("BaselinesRequest", "timing_commands:compile_baselines"),
+    "timing.recompilations": ("RecompilationsRequest", "timing_commands:count_recompilations"),
     "timing.rank": ("RankRequest", "ranking_commands:rank"),
     "timing.calibration": ("CalibrationRequest", "calibration_commands:measure_device"),
     "timing.environment": ("EnvironmentRequest", "calibration_commands:read_environment"),
