@@ -51,6 +51,10 @@ def optimize(
         Optional[str],  # noqa: UP045
         typer.Option(help="What a version must beat: current (the default), eager, compile or best."),
     ] = None,
+    place: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Where the kernels go: end of the file (the default), or above the target."),
+    ] = None,
     arch: Arch = None,
     python: Python = "",
     apply: Annotated[bool, typer.Option("--apply", help="Write the accepted steps into the file.")] = False,
@@ -75,7 +79,7 @@ def optimize(
     from mtmc_lsp.app.stored_runs import open_project_store, open_replay
     from mtmc_lsp.app.target_file import apply_result, check_inside_project
     from mtmc_lsp.core.run import KEPT
-    from mtmc_lsp.core.settings import BASELINES, CODERS, PLANNERS
+    from mtmc_lsp.core.settings import BASELINES, CODERS, PLACES, PLANNERS
     from mtmc_lsp.report import text
     from mtmc_lsp.report.documents import run_document
     from mtmc_lsp.search.components import Events
@@ -83,11 +87,20 @@ def optimize(
     check_choice("planner", planner or PLANNERS[0], PLANNERS)
     check_choice("coder", coder or CODERS[0], CODERS)
     check_choice("baseline", baseline or BASELINES[0], BASELINES)
+    check_choice("place", place or PLACES[0], PLACES)
     check_choice("search", search, ("greedy",))
 
     def read_target(name: str) -> OpenTarget:
         return open_spec(
-            name, python, arch, budget, planner=planner, coder=coder, max_autotune=max_autotune, baseline=baseline
+            name,
+            python,
+            arch,
+            budget,
+            planner=planner,
+            coder=coder,
+            place=place,
+            max_autotune=max_autotune,
+            baseline=baseline,
         )
 
     options = RunOptions(fresh=fresh, needs_sandbox=require_sandbox)

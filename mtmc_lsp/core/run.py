@@ -17,16 +17,26 @@ SCHEMA = 1
 """Schema version of every JSON document that we print."""
 
 
+class Placement(Enum):
+    """Where the generated block goes in the user's file."""
+
+    END = "end"
+    """Below the user's code, with its imports, but above the first statement that may call the target on import."""
+    ABOVE = "above"
+    """Above the target, with the imports at the top of the file."""
+
+
 @dataclass(frozen=True)
 class GeneratedCode:
-    """The three parts of a candidate that are inserted into the user's file."""
+    """The parts of a candidate that are inserted into the user's file."""
 
     imports: tuple[str, ...]
     """Import statements that the block needs, one per entry."""
     block: str
-    """Module-level source with kernels, guard and launcher, placed above the target; ends with a newline."""
+    """Module-level source with kernels, guard and launcher; ends with a newline."""
     dispatch: str
     """Dispatch statement without indentation, placed first in the target's body after its docstring; ends with a newline."""
+    place: Placement = Placement.END
 
 
 @dataclass(frozen=True)

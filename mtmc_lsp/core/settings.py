@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.core.run import Placement
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Settings:
     """What chooses the next step: ``roofline`` or ``llm``."""
     coder: str = "builtin"
     """What writes the step: ``builtin``, ``llm``, or ``auto`` (built-in first, then the model for what it cannot write)."""
+    place: str = "end"
+    """Where generated code goes: ``end``, one block at the end of the file with its imports, or ``above`` the target."""
     exclude_actions: tuple[str, ...] = ()
     """Action kinds and rewrite rules that the planner never proposes, such as ``autotune``."""
     max_autotune: bool = False
@@ -116,6 +119,7 @@ def _archs_problem(archs: tuple[str, ...]) -> str:
 BASELINES = ("current", "eager", "compile", "best")
 PLANNERS = ("roofline", "llm")
 CODERS = ("builtin", "auto", "llm")
+PLACES = tuple(place.value for place in Placement)
 
 
 def _one_of(allowed: tuple[str, ...]) -> typing.Callable[[Any], str]:
@@ -135,6 +139,7 @@ CHECKS: dict[str, typing.Callable[[Any], str]] = {
     "max_steps": lambda value: "" if value > 0 else f"{value} steps are not possible; it must be above 0",
     "planner": _one_of(PLANNERS),
     "coder": _one_of(CODERS),
+    "place": _one_of(PLACES),
     "exclude_actions": _exclude_problem,
 }
 """Setting to a function that returns the problem with a value, or an empty string."""

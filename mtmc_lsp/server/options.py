@@ -40,6 +40,7 @@ class ClientSettings:
     max_steps: int | None = None
     planner: str | None = None
     coder: str | None = None
+    place: str | None = None
     llm_model: str | None = None
     llm_temperature: float | None = None
     llm_samples: int | None = None
@@ -58,7 +59,7 @@ class ClientSettings:
 
     def run_settings(self) -> dict[str, Any]:
         """The settings of a run that are set."""
-        names = ("python", "archs", "baseline", "precision", "budget_seconds", "max_steps", "planner", "coder")
+        names = ("python", "archs", "baseline", "precision", "budget_seconds", "max_steps", "planner", "coder", "place")
         settings = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         model_settings = {
             f.name.removeprefix(LLM): getattr(self, f.name) for f in fields(self) if f.name.startswith(LLM)

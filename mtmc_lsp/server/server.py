@@ -34,7 +34,7 @@ from mtmc_lsp.server.reviews import Review, Reviews, ReviewState, make_review, s
 from mtmc_lsp.server.text import ERRORS, Text
 from mtmc_lsp.server.trust import Trust
 from mtmc_lsp.server.warm_workers import WarmWorkers
-from mtmc_lsp.source.compose import BEGIN, END
+from mtmc_lsp.source.blocks import BEGIN, END
 from mtmc_lsp.source.dependencies import Definitions, read_definitions
 from mtmc_lsp.source.lint import Context, Finding, check, context_of
 from mtmc_lsp.source.outline import Outline, Outliner

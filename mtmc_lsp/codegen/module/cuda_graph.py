@@ -12,11 +12,11 @@ MAX_GRAPHS = 4
 GRAPHS = "from threading import Lock\n\n_GRAPHS, _CAPTURING = {}, Lock()\n"
 
 RUN_CUDA_GRAPH = f'''def _run_cuda_graph(launch, arguments, fixed, updated=()):
-    """Run ``launch(*arguments, *fixed)`` as one CUDA graph on copies of ``arguments``; return copies of the graph's results.
+    """Run ``launch(*arguments, *fixed)`` as one CUDA graph on copies of ``arguments``; return copies of its results.
 
-    Graphs are cached by layout of ``arguments``, addresses of ``fixed`` (parameters are read in place) and stream. A call takes
-    its graph out of the cache while it runs, and captures run one at a time. ``updated`` lists the indices in ``fixed`` of
-    tensors that a launch writes to.
+    Graphs are cached by layout of ``arguments``, addresses of ``fixed`` (parameters are read in place) and stream.
+    A call takes its graph out of the cache while it runs, and captures run one at a time. ``updated`` lists the
+    indices in ``fixed`` of tensors that a launch writes to.
     """
     if torch.cuda.is_current_stream_capturing():
         return launch(*arguments, *fixed)

@@ -13,7 +13,7 @@ ALIGNED = "_are_aligned"
 REPORTED = "_reported"
 GUARD_HELPERS = {
     ALIGNED: '''def _are_aligned(tensors) -> bool:
-    """Whether all tensors start at multiples of 16 bytes, which TMA requires; False under torch.compile, which cannot tell."""
+    """Whether all tensors start at multiples of 16 bytes, as TMA requires; torch.compile cannot tell: False."""
     return not torch.compiler.is_compiling() and all(t.data_ptr() % 16 == 0 for t in tensors)
 ''',
     PLAIN_CALL: '''def _is_plain_call(tensors) -> bool:
@@ -37,7 +37,8 @@ def _do_not_overlap(tensors, updated) -> bool:
 
     A module passes the same tensors in nearly every call, so recent results are cached.
     """
-    key = (updated, *[(t.data_ptr(), t.nbytes if t.is_contiguous() else (t.shape, t.stride(), t.dtype)) for t in tensors])
+    extents = [t.nbytes if t.is_contiguous() else (t.shape, t.stride(), t.dtype) for t in tensors]
+    key = (updated, *[t.data_ptr() for t in tensors], *extents)
     result = _OVERLAP_RESULTS.get(key)
     if result is None:
         result = True
@@ -58,7 +59,7 @@ def _do_not_overlap(tensors, updated) -> bool:
     return result
 ''',
     IS_UNCHANGED_MODULE: '''def _is_unchanged_module(module, kind, length=None) -> bool:
-    """Whether a call of the module runs only the forward method of its class: same class, no hooks, no patched forward."""
+    """Whether a call of the module runs only the forward of its class: same class, no hooks, no patched forward."""
     return (
         (type(module) is kind or f"{type(module).__module__}.{type(module).__qualname__}" == kind)
         and not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)

@@ -15,8 +15,8 @@ from mtmc_lsp.report.phrases import speedup_text
 from mtmc_lsp.server.handshake import SOURCE
 from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.source.blocks import find_block
 from mtmc_lsp.source.lint.finding import Finding, Severity
-from mtmc_lsp.source.target_text import block_start
 
 SEVERITIES = {
     Severity.ERROR: lsp.DiagnosticSeverity.Error,
@@ -222,10 +222,10 @@ def _incorrect(document: Document, target: Target, verdict: Verdict) -> lsp.Diag
 
 def _kernel_location(document: Document, qualname: str) -> list[lsp.DiagnosticRelatedInformation]:
     """The start of the generated block of a target."""
-    start = block_start(document.text.data, qualname)
-    if start < 0:
+    block = find_block(document.text.data, qualname)
+    if block is None:
         return []
-    line = document.text.position(start).line
+    line = document.text.position(block.start).line
     location = lsp.Location(document.uri, document.text.line_range(line))
     return [lsp.DiagnosticRelatedInformation(location, f"the kernels of {qualname}")]
 

@@ -1,10 +1,19 @@
 import torch
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[M,N] bias=f32[N] M=6 N=24
+def biased_softmax(x, bias):
+    if biased_softmax_fits(x, bias):  # mtmc: dispatch
+        return (biased_softmax_triton if torch.compiler.is_compiling() else biased_softmax_cuda_graph)(x, bias)
+    return torch.softmax(x + bias, -1)
 
 
 # mtmc: begin biased_softmax
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def biased_softmax_kernel(
     x_ptr,
@@ -142,7 +151,14 @@ def biased_softmax_fits(x, bias) -> bool:
     tensors = (x, bias)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -181,11 +197,11 @@ _GRAPHS, _CAPTURING = {}, Lock()
 
 
 def _run_cuda_graph(launch, arguments, fixed, updated=()):
-    """Run ``launch(*arguments, *fixed)`` as one CUDA graph on copies of ``arguments``; return copies of the graph's results.
+    """Run ``launch(*arguments, *fixed)`` as one CUDA graph on copies of ``arguments``; return copies of its results.
 
-    Graphs are cached by layout of ``arguments``, addresses of ``fixed`` (parameters are read in place) and stream. A call takes
-    its graph out of the cache while it runs, and captures run one at a time. ``updated`` lists the indices in ``fixed`` of
-    tensors that a launch writes to.
+    Graphs are cached by layout of ``arguments``, addresses of ``fixed`` (parameters are read in place) and stream.
+    A call takes its graph out of the cache while it runs, and captures run one at a time. ``updated`` lists the
+    indices in ``fixed`` of tensors that a launch writes to.
     """
     if torch.cuda.is_current_stream_capturing():
         return launch(*arguments, *fixed)
@@ -223,10 +239,3 @@ def biased_softmax_cuda_graph(x, bias):
     """``biased_softmax_launch`` as one CUDA graph."""
     return _run_cuda_graph(biased_softmax_launch, (x, bias), ())
 # mtmc: end biased_softmax
-
-
-# mtmc: x=f32[M,N] bias=f32[N] M=6 N=24
-def biased_softmax(x, bias):
-    if biased_softmax_fits(x, bias):  # mtmc: dispatch
-        return (biased_softmax_triton if torch.compiler.is_compiling() else biased_softmax_cuda_graph)(x, bias)
-    return torch.softmax(x + bias, -1)
