@@ -2,7 +2,8 @@
 
 A structure is a string: ``tensor``; ``tuple`` or ``list`` if all items are tensors; otherwise a Python expression. In the
 expression ``results[0]`` is the first tensor, and ``sizes['B*T']`` is a number that depends on the input sizes. Example:
-``{'loss': results[0], 'count': sizes['B*T']}``.
+``{'loss': results[0], 'count': sizes['B*T']}``. A view of an input that the target changed is a view of that input, which is
+the tensor: ``results[0].as_strided((sizes['B'], 2), (4, 1), results[0].storage_offset() + 1)``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
@@ -109,23 +110,28 @@ def structure_of(
     value: Any,
     class_name: Callable[[type], str] = lambda item_type: item_type.__qualname__,
     leaf_text: Callable[[Any], str] = lambda leaf: repr(leaf) if isinstance(leaf, PLAIN) else type(leaf).__name__,
+    views: Mapping[int, str] | None = None,
 ) -> str:
     """The structure of a return value, as described in this module's docstring.
 
     Args:
         class_name: Python expression for a class.
         leaf_text: Python expression for a leaf that is not a tensor.
+        views: Python expressions for some of the tensors, by number.
     """
-    if is_tensor(value):
+    if is_tensor(value) and not views:
         return "tensor"
-    if type(value) in (tuple, list) and value and all(map(is_tensor, value)):
+    if type(value) in (tuple, list) and value and all(map(is_tensor, value)) and not views:
         return type(value).__name__
     numbers = count()
+
+    def tensor_text(number: int) -> str:
+        return (views or {}).get(number, f"{RESULTS}[{number}]")
 
     def describe(item: Any) -> str:
         items = parts(item)
         if items is None:
-            return f"{RESULTS}[{next(numbers)}]" if is_tensor(item) else leaf_text(item)
+            return tensor_text(next(numbers)) if is_tensor(item) else leaf_text(item)
         item_type, texts = type(item), [describe(part) for part in items.values()]
         if isinstance(item, dict) and item_type in (dict, OrderedDict):
             text = "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(items, texts, strict=True)) + "}"

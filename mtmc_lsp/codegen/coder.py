@@ -44,6 +44,7 @@ from mtmc_lsp.core.workload import Capture, TargetKind
 from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.regions import VIEWS, Region, RegionKind, analyse
+from mtmc_lsp.ir.run_time_numbers import numbers_of
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.configs import AttentionConfig, KernelConfig, MatmulConfig, RecurrentConfig, TileConfig
@@ -190,7 +191,8 @@ def render(capture: Capture, ir: KernelIR, schedule: Schedule, source: str, devi
     block = _module_block(capture, limits, base, kernels, launcher, uses_cuda_graph=schedule.cuda_graph)
     compiled = tuple(launch for i, launch in enumerate(launcher.launches) if launch not in launcher.launches[:i])
     dispatch = _dispatch(capture, base, launcher, uses_cuda_graph=schedule.cuda_graph)
-    return Rendered(GeneratedCode(IMPORTS, block, dispatch), compiled, tuple(names.given.items()))
+    imports = ("import math", *IMPORTS) if any(number.uses_math for number in numbers_of(graph)) else IMPORTS
+    return Rendered(GeneratedCode(imports, block, dispatch), compiled, tuple(names.given.items()))
 
 
 def _is_view(ir: KernelIR, unit: Unit) -> bool:
@@ -337,6 +339,7 @@ def _module_block(
 
 def _cuda_graph_function(capture: Capture, base: str, launcher: Launcher) -> str:
     """Source of the function that runs the launcher as a CUDA graph."""
+    numbers = list(launcher.number_names.values())
     kinds = {launcher.input_names[item.name]: item.kind for item in capture.graph.inputs}
     arguments = [name for name, kind in kinds.items() if kind is InputKind.ARGUMENT]
     module_tensors = [name for name in kinds if name not in arguments]
@@ -351,8 +354,9 @@ def _cuda_graph_function(capture: Capture, base: str, launcher: Launcher) -> str
         )
     groups = [arguments, module_tensors, [str(i) for i, name in enumerate(module_tensors) if name in updated]]
     tuples = [f"({', '.join(part)}{',' if len(part) == 1 else ''})" for part in (groups if updated else groups[:2])]
+    tuples += [f"numbers=({', '.join(numbers)}{',' if len(numbers) == 1 else ''})"] if numbers else []
     return (
-        f"def {base}_cuda_graph({', '.join(kinds)}):\n"
+        f"def {base}_cuda_graph({', '.join([*kinds, *numbers])}):\n"
         f'    """``{base}_launch`` as one CUDA graph."""\n'
         f"    return {call_text('_run_cuda_graph', [f'{base}_launch', *tuples], '    ')}\n"
     )
@@ -370,8 +374,11 @@ def _helpers(text: str) -> list[str]:
 
 def _guard_parameters(capture: Capture) -> list[str]:
     target = capture.workload.target
-    receiver = [] if target.kind is TargetKind.FUNCTION else ["self"]
-    return [*receiver, *(argument.name for argument in capture.arguments if not argument.is_state)]
+    receiver = capture.graph.receiver if target.kind is TargetKind.FUNCTION else "self"
+    return [
+        *([receiver] if receiver else []),
+        *(argument.name for argument in capture.arguments if not argument.is_state),
+    ]
 
 
 def _dispatch(capture: Capture, base: str, launcher: Launcher, *, uses_cuda_graph: bool) -> str:
@@ -379,12 +386,14 @@ def _dispatch(capture: Capture, base: str, launcher: Launcher, *, uses_cuda_grap
     run = f"{base}_cuda_graph" if uses_cuda_graph else f"{base}_launch"
     if launcher.is_operator():
         run = f"({base}_triton if torch.compiler.is_compiling() else {run})"
+    number_accesses = [item.access for item in graph.numbers if item.name in launcher.number_names]
     fits = call_text(f"{base}_fits", _guard_parameters(capture))
     if returns_tensors(graph):
         # The variable is prefixed with the target's name, so that it cannot shadow a global of the user's code.
-        call, fits = f"{run}(*{base}_tensors)", f"({base}_tensors := {fits}) is not None"
+        numbers = "".join(f", {access}" for access in number_accesses)
+        call, fits = f"{run}(*{base}_tensors{numbers})", f"({base}_tensors := {fits}) is not None"
     else:
-        call = call_text(run, [item.access for item in graph.inputs], "    ")
+        call = call_text(run, [*(item.access for item in graph.inputs), *number_accesses], "    ")
     if is_nested(graph.returns) or graph.state_attributes:
         results = f"{base}_results"
         n_results = len(graph.results)

@@ -43,6 +43,16 @@ class FailureKind(str, Enum):
         return self in (FailureKind.OUT_OF_MEMORY, FailureKind.GPU_OUT_OF_MEMORY)
 
     @property
+    def is_death(self) -> bool:
+        """Whether the process ended, or its GPU context is lost. A fresh process may succeed."""
+        return self in (
+            FailureKind.CRASHED,
+            FailureKind.GPU_ERROR,
+            FailureKind.GPU_CONTEXT_LOST,
+            FailureKind.DEVICE_ASSERT,
+        )
+
+    @property
     def is_gpu_failure(self) -> bool:
         """Whether the GPU context of the process is lost or in doubt, so that a new process has to take over."""
         return self in (

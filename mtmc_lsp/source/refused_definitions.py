@@ -1,4 +1,4 @@
-"""Why a definition of the file cannot be a target: class methods, nested functions, lambda expressions, partial objects, ..."""
+"""Why a definition of the file cannot be a target: nested functions, lambda expressions, partial objects, ..."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from mtmc_lsp.source.syntax import field, line_of, parse_with_recovery, text_of,
 
 MOVE = "Move its tensor code into a function of the file, and call that function."
 BY_DECORATOR = {
-    "classmethod": ("is a class method, whose class kernels cannot check", "Make it a static method or a function."),
     "property": ("is a property, which takes no arguments", MOVE),
     "cached_property": ("is a property, which takes no arguments", MOVE),
 }
@@ -68,5 +67,7 @@ def assigned_callable(text: bytes, name: str) -> tuple[int, str, str] | None:
             remedy = f"Optimise {text_of(items[0])}" + (f", with {bound} in its directive." if bound else ".")
             return line_of(node), f"is a functools.partial object of {text_of(items[0])}", remedy
         if items:
-            return line_of(node), f"is the result of {function}(...)", f"Optimise {text_of(items[0])}."
+            is_name = items[0].type in ("identifier", "attribute")
+            remedy = f"Optimise {text_of(items[0])}." if is_name else MOVE
+            return line_of(node), f"is the result of {function}(...)", remedy
     return None

@@ -26,8 +26,10 @@ from mtmc_lsp.source.syntax import (
     with_decorators,
 )
 
-UNSUPPORTED_DECORATORS = frozenset({"property", "cached_property", "setter", "deleter", "classmethod", "overload"})
+UNSUPPORTED_DECORATORS = frozenset({"property", "cached_property", "setter", "deleter", "overload"})
 """Decorators of functions that are not called as ``instance.method(...)`` or ``function(...)``."""
+OF_CLASS = ("staticmethod", "classmethod")
+"""Decorators of functions that are called as ``Class.method(...)``, without an instance."""
 AUTOGRAD_METHODS = frozenset({"forward", "backward", "setup_context", "jvp", "vmap"})
 """Static methods of ``torch.autograd.Function``, which autograd calls with a context."""
 
@@ -234,9 +236,14 @@ def _kind(inner: Node, name: str, scope: tuple[str, ...], names: FileNames, *, i
         return None
     if any(_is_jit(_decorator(item), names.imports) for item in _decorators(inner)):
         return TargetKind.KERNEL
-    if not scope or any(_decorator(item) == "staticmethod" for item in _decorators(inner)):
+    if not scope or any(_decorator(item) in OF_CLASS for item in _decorators(inner)):
         return TargetKind.FUNCTION
     return TargetKind.METHOD if in_module else None
+
+
+def is_class_method(node: Node) -> bool:
+    """Whether a function gets its class as the first argument."""
+    return any(_decorator(item) == "classmethod" for item in _decorators(node))
 
 
 def _decorators(node: Node) -> list[Node]:

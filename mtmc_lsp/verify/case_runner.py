@@ -48,17 +48,31 @@ class CaseRunner:
         self._reference, self._process, self._candidate, self.trial = reference, process, candidate, trial
         self._finds_trivial = finds_trivial
         self._expected_by_sizes: dict[tuple[tuple[str, int], ...], str] = {}
+        self._has_retried = False
         self.calls = 0
         """The number of calls of the candidate so far."""
 
     def outcome(self, prepared: PreparedCase, plan: CallPlan) -> CaseOutcome | None:
-        """The outcome of a case; ``None`` if the reference does not accept it, which it must for the workload itself."""
+        """The outcome of a case; ``None`` if the reference does not accept it, which it must for the workload itself.
+
+        If the candidate's process or the reference's dies on a case, both start again and the case is repeated, once for each
+        candidate: a death may be the work of an earlier call whose failure the GPU reported late. A candidate that fails in
+        the fresh process as well has failed.
+        """
         try:
             prepared.done.result()
         except MtmcError as error:
             if prepared.data.is_first or error.kind in STOPS:
                 raise
             return None
+        outcome = self._outcome(prepared, plan)
+        if outcome.failure is None or not outcome.failure.is_death or self._has_retried:
+            return outcome
+        self._has_retried = True
+        self._process.next()
+        return self._outcome(prepared, plan)
+
+    def _outcome(self, prepared: PreparedCase, plan: CallPlan) -> CaseOutcome:
         try:
             return self._run(prepared, plan)
         except TensorSharingFailed:
@@ -117,14 +131,20 @@ class CaseRunner:
         case = prepared.case
         sizes = tuple(case.sizes.items())
         other = self._expected_by_sizes.get(sizes, "")
-        judged = self._reference.judge(
-            prepared,
-            results,
-            is_exact=is_exact(self.trial.capture),
-            other=other,
-            differing=answer.differing or (),
-            finds_trivial=self._finds_trivial,
-        )
+        try:
+            judged = self._reference.judge(
+                prepared,
+                results,
+                is_exact=is_exact(self.trial.capture),
+                other=other,
+                differing=answer.differing or (),
+                finds_trivial=self._finds_trivial,
+            )
+        except MtmcError as error:
+            if not error.kind.is_death:
+                raise
+            reason = f"the process that compares its results died: {error.message}"
+            return failed_run(case, VerdictStatus.CRASHED, reason, error.kind)
         outcome = judged_outcome(
             case, answer, judged, is_many=plan.repeats == MANY_CALLS, disabled_kernels=plan.disables_kernels
         )

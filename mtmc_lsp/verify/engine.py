@@ -18,6 +18,7 @@ from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case
 from mtmc_lsp.verify.delivery import REFUSED, delivery_check
 from mtmc_lsp.verify.int32_overflow import FAR_CHECK, FAR_SEED, far_sizes
 from mtmc_lsp.verify.messages import CallPlan, CandidateRequest
+from mtmc_lsp.verify.near_misses import is_near_miss, settle
 from mtmc_lsp.verify.outcomes import (
     CaseOutcome,
     Verification,
@@ -250,7 +251,7 @@ class VerificationEngine:
             if pending and not is_tight:
                 self._prepared(pending[0])
             on_case(case)
-            outcome = runner.outcome(prepared, self._plan(candidate, case, is_many=case == many))
+            outcome = self._outcome(candidate, runner, prepared, self._plan(candidate, case, is_many=case == many))
             if outcome is None:
                 outcome = skipped(case, "reference", "the reference does not accept these inputs", ran=False)
             outcomes.append(outcome)
@@ -262,6 +263,15 @@ class VerificationEngine:
             limit = self._elements(failed.case)
             pending = [case for case in pending if self._elements(case) < limit]
         return outcomes, failed
+
+    def _outcome(
+        self, candidate: Adapter, runner: CaseRunner, prepared: PreparedCase, plan: CallPlan
+    ) -> CaseOutcome | None:
+        """The outcome of a case. An error slightly above its limit is measured on further seeds."""
+        outcome = runner.outcome(prepared, plan)
+        if outcome is None or not is_near_miss(outcome, self._reference.precision):
+            return outcome
+        return settle(outcome, lambda case: runner.outcome(self._prepared(case), CallPlan()), self._reference.precision)
 
     def _plan(self, candidate: Adapter, case: Case, *, is_many: bool = False) -> CallPlan:
         """The calls on a case. Under the interpreter, only small cases are repeated, because large ones are slow."""
@@ -294,7 +304,7 @@ class VerificationEngine:
 
     def _sanitized(self, candidate: Adapter, sanitizer: Sanitizer, outcomes: Sequence[CaseOutcome]) -> CaseOutcome:
         """Run the smallest case, and one with other values, under ``compute-sanitizer``."""
-        usable = [o.case for o in outcomes if o.case.expects_kernel and not o.case.layout]
+        usable = [o.case for o in outcomes if o.case.expects_kernel and not (o.case.layout or o.case.numbers)]
         smallest = min(usable, key=self._elements)
         uniform = next((case for case in usable if case.distribution == "uniform"), usable[0])
         requests = []

@@ -10,6 +10,7 @@ from mtmc_lsp.core.results import Check
 from mtmc_lsp.core.workload import Capture, Target, Workload
 from mtmc_lsp.process.protocol import NoAnswer, Request
 from mtmc_lsp.verify.cases import Case
+from mtmc_lsp.verify.error_limits import Measurement
 
 NO_ARGUMENTS = "[[], {}]"
 """Constructor arguments: none."""
@@ -52,6 +53,11 @@ class CaseRequest:
     """Constructor arguments that replace those of ``get_init_inputs``."""
     shares_memory: bool = False
     """Whether large tensors go from process to process in GPU memory instead of files."""
+
+    @property
+    def call(self) -> Capture:
+        """The capture with the case's values of run-time numbers."""
+        return self.capture.with_numbers(self.case.numbers) if self.case.numbers else self.capture
 
 
 @dataclass(frozen=True)
@@ -200,6 +206,8 @@ class JudgeAnswer:
     """Those of them for which zeros would pass as well, since the reference's rounding errors are as large as the result."""
     trivial: tuple[str, ...] = ()
     """Answers that need no computation and pass as well: ``zeros``, ``a copy of x``."""
+    measurements: tuple[Measurement, ...] = ()
+    """Of the results whose floating-point values were compared."""
     unexplained: tuple[int, ...] = ()
     """Numbers of the results that differ between the candidate's calls, but not between the reference's."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.verify.cases import SPECIAL_DISTRIBUTIONS, Case
+from mtmc_lsp.verify.error_limits import Measurement
 from mtmc_lsp.verify.messages import CandidateAnswer, JudgeAnswer
 
 KERNEL_LAUNCHED = "kernel launched"
@@ -39,6 +40,8 @@ class CaseOutcome:
     compared: frozenset[str] = frozenset()
     undecided: frozenset[str] = frozenset()
     """Of the compared results, those for which zeros pass as well."""
+    measurements: tuple[Measurement, ...] = ()
+    """Of its floating-point results."""
     trivial: frozenset[str] | None = None
     """Answers without any computation that pass as well; ``None`` if the case cannot tell."""
 
@@ -87,8 +90,8 @@ def judged_outcome(
     status = VerdictStatus.CORRECT if failed is None else VerdictStatus.INCORRECT
     reason = f"{failed.name}: {failed.detail}" if failed is not None else ""
     inside = case.expects_kernel
-    # NaN and infinity tell a constant answer from the right one although nothing is computed.
-    tells = inside and case.distribution not in SPECIAL_DISTRIBUTIONS
+    # NaN and infinity tell a constant answer from the right one although nothing is computed. A factor of 0 hides the answer.
+    tells = inside and case.distribution not in SPECIAL_DISTRIBUTIONS and not case.numbers
     return CaseOutcome(
         case,
         status,
@@ -99,6 +102,7 @@ def judged_outcome(
         answer.launches,
         compared=frozenset(judged.compared) if inside else frozenset(),
         undecided=frozenset(judged.undecided) if inside else frozenset(),
+        measurements=judged.measurements,
         trivial=frozenset(judged.trivial) if tells else None,
     )
 

@@ -161,22 +161,25 @@ class Reference:
     def _compute(self, data: CaseRequest, expected: str) -> ReferenceAnswer:
         with self._idle:
             self._idle.wait_for(lambda: not self._judging)
-        try:
-            answer = self.pool.call(self.worker, ReferenceRequest(data, expected), self.run_seconds)
-        except MtmcError as error:
-            if error.kind.is_gpu_failure:
-                # A failed kernel makes every later GPU call of the process fail.
-                self.worker.close()
-            raise
+        answer = self._call(ReferenceRequest(data, expected))
         self.without_oracle += not answer.has_oracle
         return answer
+
+    def _call(self, request: Request[Answer]) -> Answer:
+        try:
+            return self.pool.call(self.worker, request, self.run_seconds)
+        except MtmcError as error:
+            if error.kind.is_gpu_failure:
+                # A failed kernel makes every later GPU call of the process fail. The next one computes lost results again.
+                self.worker.close()
+            raise
 
     def _call_first(self, request: Request[Answer]) -> Answer:
         """The answer to a request that a candidate waits for: no further case is computed before it."""
         with self._idle:
             self._judging += 1
         try:
-            return self.pool.call(self.worker, request, self.run_seconds)
+            return self._call(request)
         finally:
             with self._idle:
                 self._judging -= 1

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.json_codec import to_json
@@ -58,3 +60,8 @@ def verified(capture: Capture, candidate: Candidate) -> Verdict:
 def compile_errors(capture: Capture, candidate: Candidate, archs: Sequence[str]) -> list[str]:
     """Compiler errors of the candidate's kernels for some architectures."""
     return _checker().compile_errors(capture, candidate, archs)
+
+
+def results(capture: Capture, candidate: Candidate, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The candidate's results on these inputs under the interpreter."""
+    return _checker().results(capture, candidate, inputs)

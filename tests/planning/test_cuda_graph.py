@@ -266,3 +266,20 @@ def test_fusions_come_before_a_cuda_graph_unless_they_were_rejected(tried: bool,
     ranked = RooflinePlanner().ranked(State(capture, candidate, tuple(steps), H200, True))
     assert {ActionKind.FUSE, ActionKind.CUDA_GRAPH} <= {each.kind for each in ranked}
     assert ranked[0].kind is first
+
+
+def test_a_call_with_other_numbers_than_the_graphs_launches_directly(cuda: FakeCuda) -> None:
+    function, graphs = replayed()
+
+    def launch(x: torch.Tensor, scale: float) -> torch.Tensor:
+        out = x * scale
+        if cuda.capturing is not None:
+            cuda.capturing.append(lambda: torch.mul(x, scale, out=out))
+        return out
+
+    x = torch.tensor([2.0, -3.0])
+    for scale in (0.5, 2.0, 0.0, -0.0, 0.5):
+        result = function(launch, (x,), (), numbers=(scale,))
+        assert torch.equal(1 / result, 1 / (x * scale)), "zeros keep their sign"
+    assert cuda.captures == 1
+    assert len(graphs) == 1

@@ -255,12 +255,6 @@ def test_a_file_of_a_byte_order_mark_and_an_error_has_no_targets() -> None:
     ("text", "name", "problem", "remedy"),
     [
         (
-            "class A:\n    @classmethod\n    def f(cls, x):\n        return x\n",
-            "A.f",
-            "is a class method",
-            "a static method",
-        ),
-        (
             "class A:\n    @property\n    def f(self):\n        return 1\n",
             "A.f",
             "is a property",
@@ -288,6 +282,7 @@ def test_a_file_of_a_byte_order_mark_and_an_error_has_no_targets() -> None:
         ("f = lambda x: x\n", "f", "is a lambda expression", "def f(...)"),
         ("f = partial(g, eps=1e-6)\n", "f", "is a functools.partial object of g", "Optimise g, with eps=1e-6"),
         ("f = torch.compile(g)\n", "f", "is the result of compile(...)", "Optimise g."),
+        ("f = make(2.0)\n", "f", "is the result of make(...)", "Move its tensor code"),
     ],
 )
 def test_what_is_defined_but_cannot_be_a_target_is_told_apart_from_what_is_not_there(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtmc_lsp.verify.worker.comparison.compare import FACTORS, Comparison, agreement
-from mtmc_lsp.verify.worker.comparison.discrete import discrete_difference
+from mtmc_lsp.verify.error_limits import FACTORS
+from mtmc_lsp.verify.worker.comparison.compare import Comparison, agreement
+from mtmc_lsp.verify.worker.comparison.discrete import Ties, discrete_difference
 from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
 
 
@@ -131,13 +132,15 @@ def test_so_near_the_end_of_a_dtype_that_rounding_leads_beyond_no_result_is_wron
 def test_another_index_is_right_only_where_the_values_tie() -> None:
     values = torch.tensor([[1.0, 2.0, 2.0], [0.0, 5.0, 1.0]], dtype=torch.float64)
     own = torch.tensor([1, 1])
-    ties = {"values": values, "dim": -1, "epsilon": 1e-6, "is_order": False}
+    choice = {"values": values, "error": torch.zeros(2, 3), "dim": -1, "shape": (2, 1), "is_order": False}
+    ties = vars(Ties([choice], epsilon=1e-6))
     assert discrete_difference(torch.tensor([2, 1]), own, own, 0.0, ties, 8.0) == ""
     assert discrete_difference(torch.tensor([2, 2]), own, own, 0.0, ties, 8.0) == "1 of 2 elements differ"
     assert discrete_difference(torch.tensor([2, 7]), own, own, 0.0, ties, 8.0), (
         "an index out of range is wrong, not an error"
     )
-    flat = {"values": values, "dim": None, "epsilon": 1e-6, "is_order": False}
+    of_all = {"values": values.flatten(), "error": torch.zeros(6), "dim": 0, "shape": (1,), "is_order": False}
+    flat = vars(Ties([of_all], epsilon=1e-6))
     assert discrete_difference(torch.tensor(3), torch.tensor(4), torch.tensor(4), 0.0, flat, 8.0)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from wide import compared
 
-from mtmc_lsp.verify.worker.comparison.discrete import discrete_difference
+from mtmc_lsp.verify.worker.comparison.discrete import Ties, discrete_difference
 
 NAN, INF = float("nan"), float("inf")
 
@@ -14,8 +14,10 @@ NAN, INF = float("nan"), float("inf")
 def wrong(
     values: list[float], own: int, mine: int, *, epsilon: float = 1e-6, dtype: torch.dtype = torch.float64
 ) -> str:
-    ties = {"values": torch.tensor([values], dtype=dtype), "dim": -1, "epsilon": epsilon, "is_order": False}
+    scores = torch.tensor([values], dtype=dtype)
+    choice = {"values": scores, "error": torch.zeros(scores.shape), "dim": -1, "shape": (1, 1), "is_order": False}
     index = torch.tensor([own])
+    ties = vars(Ties([choice], epsilon=epsilon))
     return discrete_difference(torch.tensor([mine]), index, index, 0.0, ties, 8.0)
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from mtmc_lsp.verify.worker.float64_execution import Float64Mode
-from mtmc_lsp.verify.worker.oracle import IndexRecorder, SharedRandomMode, draw_seeds, uniform
+from mtmc_lsp.verify.worker.oracle import SharedRandomMode, draw_seeds, uniform
 
 
 @pytest.mark.parametrize(
@@ -78,13 +78,3 @@ def test_random_numbers_are_even_over_their_range() -> None:
     assert float(values.max()) < 1
     counts = torch.histc(values, 10, 0, 1)
     assert float((counts - 10_000).abs().max()) < 500
-
-
-def test_what_an_index_was_chosen_from_is_noted() -> None:
-    x = torch.tensor([[1.0, 3.0, 3.0]])
-    with IndexRecorder() as recorder:
-        index = x.argmax(-1)
-        _, places = x.max(dim=1)
-    assert [choice.dim for choice in recorder.choices] == [-1, 1]
-    assert recorder.choices[0].index is index
-    assert recorder.choices[1].index is places

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
+import torch.nn.functional as F
+from wide import compared
 
 from mtmc_lsp.core.dtypes import EPSILON
 from mtmc_lsp.verify.worker.expectations import _finest_epsilon, _perturbed
@@ -19,3 +24,55 @@ def test_inputs_move_by_half_of_their_last_place() -> None:
 def test_results_are_moved_as_finely_as_the_finest_of_them_is_kept() -> None:
     """bfloat16 inputs of a float32 result do not excuse bfloat16 arithmetic."""
     assert _finest_epsilon([torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2), 3]) == EPSILON["float32"]
+
+
+def _in_blocks(size: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Sums of rows as a kernel computes them: a loop over blocks, then a tree."""
+
+    def total(values: torch.Tensor) -> torch.Tensor:
+        sums = torch.zeros(len(values), size)
+        for block in values.split(size, 1):
+            sums = sums + block
+        while sums.shape[1] > 1:
+            half = sums.shape[1] // 2
+            sums = sums[:, :half] + sums[:, half:]
+        return sums
+
+    return total
+
+
+def _layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, x.shape[-1:], w, b)
+
+
+def _layer_norm_in_blocks(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    total, count = _in_blocks(1024), x.shape[1]
+    centred = x - total(x) / count
+    return centred * torch.rsqrt(total(centred * centred) / count + 1e-5) * w + b
+
+
+def _constant_rows(seed: int, count: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    value = 0.5 + float(torch.rand((), generator=generator))
+    weights = {name: 0.1 * torch.randn(count, generator=generator) for name in ("w", "b")}
+    return {"x": torch.full((4, count), value), "w": 1 + weights["w"], "b": weights["b"]}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("count", [1024, 4096, 8192])
+def test_constant_rows_of_a_layer_norm_are_judged_by_what_rounding_does_to_them(
+    count: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exact result is the bias; all else is the rounding error of the mean, times 300."""
+    inputs = _constant_rows(seed, count)
+    assert compared(_layer_norm, _layer_norm_in_blocks, inputs, monkeypatch)[0] == ""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_constant_rows_do_not_excuse_lower_precision(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_few_bits(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        mean = (x.half().float().sum(1, keepdim=True)) / x.shape[1]
+        centred = x - mean
+        return centred * torch.rsqrt(centred.square().mean(1, keepdim=True) + 1e-5) * w + b
+
+    assert compared(_layer_norm, with_few_bits, _constant_rows(seed, 768), monkeypatch)[0]

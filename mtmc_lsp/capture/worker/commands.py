@@ -45,6 +45,7 @@ from mtmc_lsp.capture.worker.passes.graph_cleanup import (
 from mtmc_lsp.capture.worker.passes.masked_updates import refuse_unknown_sizes, rewrite_masked_updates
 from mtmc_lsp.capture.worker.passes.noop_writes import remove_noop_writes
 from mtmc_lsp.capture.worker.passes.recurrent_layers import single_recurrent_operators
+from mtmc_lsp.capture.worker.passes.redundant_nodes import remove_redundant_nodes
 from mtmc_lsp.capture.worker.passes.row_writes import stack_rows
 from mtmc_lsp.capture.worker.side_effects import (
     access_of,
@@ -55,7 +56,8 @@ from mtmc_lsp.capture.worker.side_effects import (
 )
 from mtmc_lsp.capture.worker.size_branches import more_than_one_value, never_empty, rolled_within, sizes_above_one
 from mtmc_lsp.capture.worker.tracing.free_flags import free_flags
-from mtmc_lsp.capture.worker.tracing.target_body import check_decorators, observed_call
+from mtmc_lsp.capture.worker.tracing.free_numbers import export_with_numbers
+from mtmc_lsp.capture.worker.tracing.target_body import check_decorators, observed_call, owner_of, receiver_of
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
@@ -100,23 +102,29 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     refuse_unknown_containers(call, named_class, workload.target)
     elements = sum(item.value.numel() for item in inputs)
     returned: list[Layout] = []
-    if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
+    runs_eagerly = device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS
+    if runs_eagerly:
         with calling:
             returned = run_eagerly(module, call, inputs, workload.target)
     before = non_parameter_tensors(call.instance)
 
-    def traced(of: Call) -> tuple[Graph, tuple[str, ...]]:
-        graph, notes = export_graph(
-            flat_function(of, inputs, workload.target),
-            inputs,
-            workload.target,
-            variables,
-            named_class,
-            text,
-            of.target_result,
-        )
-        graph = with_layouts(graph, returned)
-        return remove_dead_nodes(remove_noop_writes(stack_rows(rewrite_masked_updates(graph)))), notes
+    export = partial(
+        export_graph,
+        inputs=inputs,
+        target=workload.target,
+        variables=variables,
+        class_name=named_class,
+        text=text,
+        target_result=call.target_result,
+    )
+
+    def cleaned(graph: Graph) -> Graph:
+        graph = remove_noop_writes(stack_rows(rewrite_masked_updates(with_layouts(graph, returned))))
+        return remove_dead_nodes(remove_redundant_nodes(graph))
+
+    def traced(of: Call) -> Graph:
+        """The graph with the values of numbers."""
+        return cleaned(export(flat_function(of, inputs, workload.target))[0])
 
     def run(of: Call) -> tuple[float, list[str]]:
         with calling:
@@ -125,10 +133,14 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     with single_recurrent_operators(), recording_attribute_uses(call.instance, workload.target.path) as uses:
         function = flat_function(call, inputs, workload.target)
         try:
-            first, notes = traced(call)
+            # Runs without data would leave tensors without data in caches that no eager run has filled.
+            has_numbers = runs_eagerly and any(type(value) in (int, float) for value in call.values)
+            graph, notes = (
+                export_with_numbers(export, call, inputs, workload.target) if has_numbers else export(function)
+            )
         finally:
             refuse_new_state(before, uses.writes.keys() - call.accesses, device)
-        graph = first
+        graph = first = cleaned(graph)
         refuse_unknown_sizes(graph, workload.target)
         size_conditions = (
             *sizes_above_one(function, graph, device),
@@ -139,14 +151,15 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
         graph = replace(graph, conditions=tuple(dict.fromkeys((*graph.conditions, *size_conditions))))
         flops, returned_inputs = run(call)
     with single_recurrent_operators():
-        same = (first, returned_inputs)
-        flags = free_flags(call, uses, same, workload.target.path, lambda of: traced(of)[0], lambda of: run(of)[1])
+        plain = (lambda: traced(call)) if first.numbers else (lambda: first)
+        flags = free_flags(call, uses, plain, returned_inputs, workload.target.path, traced, lambda of: run(of)[1])
     uses.refuse_writes(workload.target, {item.access for item in workload.state})
     refuse_random(graph, workload.target)
     refuse_hidden_mutations(graph, workload.target)
     notes += _gradient_notes(workload)
     constants = _constants(call, without_irrelevant_values(call.instance, uses.reads), workload.target)
-    constants = {access: value for access, value in constants.items() if access not in (*flags.modes, *flags.arguments)}
+    free = {*flags.modes, *flags.arguments, *(item.access for item in graph.numbers)}
+    constants = {access: value for access, value in constants.items() if access not in free}
     graph = replace(
         graph,
         constants=constants,
@@ -169,7 +182,12 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     graph = replace(
         graph, modules=modules, containers=containers, aliases=(*aliases_in(call.instance, used), *flags.equal_modes)
     )
-    graph = replace(graph, dependencies=dependencies(module, calling, constructing, call.instance))
+    owner = owner_of(call.function)
+    graph = replace(graph, dependencies=dependencies(module, calling, constructing, call.instance, owner))
+    if owner is not None:
+        # Another class, which inherits the method, may have other attributes.
+        receiver = receiver_of(call.function)
+        graph = replace(graph, receiver=receiver, aliases=((receiver, owner.__qualname__),))
     arguments = captured_arguments(call, {item.path: item.name for item in inputs}, named_class)
     return Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),

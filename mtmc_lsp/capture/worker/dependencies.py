@@ -30,7 +30,11 @@ _Index = dict[int, tuple[str, str, bool]]
 
 
 def dependencies(
-    file: ModuleType, called: DependencyRecorder, constructed: DependencyRecorder, instance: torch.nn.Module | None
+    file: ModuleType,
+    called: DependencyRecorder,
+    constructed: DependencyRecorder,
+    instance: torch.nn.Module | None,
+    owner: type | None = None,
 ) -> tuple[Dependency, ...]:
     """All dependencies of the recorded functions, including the target's code.
 
@@ -38,6 +42,7 @@ def dependencies(
         called: functions that ran in the target's call. The guard checks their dependencies.
         constructed: functions that ran in constructors. Only the editor checks these; the guard checks the constructed modules.
         instance: the target's module, ``None`` for a function.
+        owner: the class of a class method.
     """
     collector = _Collector(file)
     for name, value in called.environment.items():
@@ -48,6 +53,7 @@ def dependencies(
         collector.function(item.code, item.namespace, item.closures)
     collector.analyse()
     collector.class_attributes(instance)
+    collector.attributes_of(owner)
     collector.is_guarded = False
     for item in constructed.functions.values():
         collector.function(item.code, item.namespace, item.closures)
@@ -103,6 +109,21 @@ class _Collector:
             for name, value in vars(kind).items():
                 if name in self._attributes and isinstance(value, (*PLAIN, tuple, list, dict)) and _is_of_user(kind):
                     self._value(f"{kind.__qualname__}.{name}", "", value, _file_of(kind), f"{kind.__qualname__}.{name}")
+
+    def attributes_of(self, owner: type | None) -> None:
+        """Add the attributes of a class method's class, and those of objects in them, that a function that ran reads by name."""
+        attributes: dict[str, tuple[type, Any]] = {}
+        for kind in reversed(owner.__mro__ if owner is not None else ()):
+            attributes |= {name: (kind, value) for name, value in vars(kind).items() if name in self._attributes}
+        for name, (kind, value) in attributes.items():
+            if owner is None or not _is_of_user(kind):
+                continue
+            access = f"{owner.__qualname__}.{name}"
+            if isinstance(value, (*PLAIN, tuple, list, dict)):
+                self._value(access, access, value, _file_of(kind), access)
+            elif not callable(value) and not isinstance(value, (staticmethod, classmethod, property)):
+                for inner in sorted(self._attributes & set(getattr(value, "__dict__", {}))):
+                    self._object(value, (inner,), access, access, _file_of(kind), access)
 
     # Functions -------------------------------------------------------------------------------------------------------
 
@@ -198,7 +219,7 @@ class _Collector:
                 f"{access}.{steps[0]}",
                 steps[1:],
             )
-        path = getattr(module, "__file__", None) or ""
+        path = vars(module).get("__file__") or ""
         if steps and is_user_file(path) and steps[0] in vars(module):
             first, *rest = steps
             self._object(vars(module)[first], tuple(rest), f"{name}.{first}", f"{access}.{first}", path, first)
@@ -287,8 +308,13 @@ def _index_object(value: Any, access: str, name: str, module: object, index: _In
             if _is_set(cell) and isinstance(cell.cell_contents, FunctionType):
                 inner = f"{access}.__closure__[{number}].cell_contents"
                 _index_object(cell.cell_contents, inner, name, module, index, depth + 1)
-    elif isinstance(getattr(value, "__wrapped__", None), FunctionType):
-        _index_object(value.__wrapped__, f"{access}.__wrapped__", name, module, index, depth + 1)
+    elif isinstance(wrapped := _static_attribute(value, "__wrapped__"), FunctionType):
+        _index_object(wrapped, f"{access}.__wrapped__", name, module, index, depth + 1)
+
+
+def _static_attribute(value: Any, name: str) -> Any:
+    """The attribute without calls of ``__getattr__``, which would for example import what a lazy module stands for."""
+    return inspect.getattr_static(value, name, None)
 
 
 def _index_nested(code: CodeType, access: str, name: str, index: _Index) -> None:

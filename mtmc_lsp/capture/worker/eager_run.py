@@ -11,7 +11,7 @@ import torch
 
 from mtmc_lsp.capture.result_structure import PLAIN, can_be_rebuilt, classes, leaves, parts, tensors_of
 from mtmc_lsp.capture.worker.arguments.containers import same_objects
-from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
+from mtmc_lsp.capture.worker.arguments.strided_tensors import is_other_view, laid_out
 from mtmc_lsp.capture.worker.calls import Call, user_error
 from mtmc_lsp.capture.worker.export import export_error
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
@@ -183,7 +183,7 @@ def run_without_data(
     """Run the call on tensors without data.
 
     Returns:
-        The number of floating-point operations, and for each returned tensor the name of the input that it is, or "".
+        The number of floating-point operations, and for each returned tensor the name of the input that it is or views, or "".
     """
     if call.instance is not None and any(item.value.numel() == 0 for item in inputs):
         return 0.0, []
@@ -202,8 +202,18 @@ def run_without_data(
         except Exception as error:
             raise export_error(error, target) from error
     _check_returned(call.target_result(value), target, named_class)
-    input_names = {id(tensor): item.name for tensor, item in zip(fake_inputs, inputs, strict=True)}
-    return float(counter.get_total_flops()), [input_names.get(id(result), "") for result in tensors_of(value)]
+    names = [
+        next(
+            (
+                item.name
+                for tensor, item in zip(fake_inputs, inputs, strict=True)
+                if result is tensor or is_other_view(result, tensor)
+            ),
+            "",
+        )
+        for result in tensors_of(value)
+    ]
+    return float(counter.get_total_flops()), names
 
 
 def _keys(value: Any) -> Iterator[Any]:

@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import (
 from torch.export import Dim, export
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from mtmc_lsp.capture.result_structure import PLAIN, SIZES, is_tensor, leaves, structure_of
+from mtmc_lsp.capture.result_structure import PLAIN, RESULTS, SIZES, structure_of, tensors_of
+from mtmc_lsp.capture.worker.arguments.strided_tensors import is_other_view
 from mtmc_lsp.capture.worker.export_speedups import speed_up_export
 from mtmc_lsp.capture.worker.graph_reader import (
     LINE_MARK,
@@ -67,19 +68,38 @@ class _FlatTarget:
         """Structure of the last return value. Such a number is ``sizes[0]``, indexed by its position among these numbers."""
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
+        versions = [tensor._version for tensor in tensors]
         value = self._function(*tensors)
-        items = leaves(value)
-        numbers = [item for item in items if isinstance(item, torch.SymInt)]
-        indices = iter(range(len(numbers)))
+        numbers: list[torch.SymInt] = []
+
+        def number_text(number: Any) -> str:
+            if not isinstance(number, torch.SymInt):
+                return repr(number)
+            numbers.append(number)
+            return f"{SIZES}[{len(numbers) - 1}]"
 
         def leaf_text(leaf: Any) -> str:
             if not isinstance(leaf, (torch.SymInt, *PLAIN)):
                 # Happens only with symbolic sizes; with fixed sizes this is a plain value.
                 raise TypeError(f"the target returns {leaf}, which depends on the input sizes")
-            return f"{SIZES}[{next(indices)}]" if isinstance(leaf, torch.SymInt) else repr(leaf)
+            return number_text(leaf)
 
-        self.returns = structure_of(self._target_result(value), self._class_name, leaf_text)
-        return (*(item for item in items if is_tensor(item)), *numbers)
+        changed = [tensor for tensor, version in zip(tensors, versions, strict=True) if tensor._version != version]
+        results = tensors_of(value)
+        views = {
+            i: _view_text(result, i, number_text)
+            for i, result in enumerate(results)
+            if any(is_other_view(result, tensor) for tensor in changed)
+        }
+        self.returns = structure_of(self._target_result(value), self._class_name, leaf_text, views)
+        return (*results, *numbers)
+
+
+def _view_text(view: torch.Tensor, number: int, number_text: Callable[[Any], str]) -> str:
+    """Python expression for a view of an input, which is result ``number``."""
+    shape, stride = ("".join(f"{number_text(item)}, " for item in items) for items in (view.shape, view.stride()))
+    source, offset = f"{RESULTS}[{number}]", number_text(view.storage_offset())
+    return f"{source}.as_strided(({shape}), ({stride}), {source}.storage_offset(){'' if offset == '0' else f' + {offset}'})"
 
 
 @contextlib.contextmanager

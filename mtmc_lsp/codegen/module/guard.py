@@ -21,6 +21,7 @@ from mtmc_lsp.codegen.module.guard_helpers import (
     REPORTED,
 )
 from mtmc_lsp.codegen.module.module_lookups import cache_lookups, parts
+from mtmc_lsp.codegen.module.number_conditions import number_conditions
 from mtmc_lsp.codegen.module.unpacking import Unpacking
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
 from mtmc_lsp.core.sizes import Size, conditions_hold, names_in, rename_symbols
@@ -103,6 +104,7 @@ def write_guard(
     conditions += [binding.condition for binding in size_bindings.values() if binding.condition]
     conditions += [text for access, text in values if not access.startswith("self.")]
     conditions += [f"isinstance({access}, bool)" for access in graph.free_flags]
+    conditions += number_conditions(graph)
     conditions += [rename_symbols(text, texts) for text in (*graph.conditions, *limits)]
     if uses_atomics:
         # Code that only requests warnings may use non-deterministic operations. torch.compile can trace this form.

@@ -11,6 +11,7 @@ HAVE_VALUES = "_have_values"
 HAS_ITEMS = "_has_items"
 ALIGNED = "_are_aligned"
 REPORTED = "_reported"
+HAVE_NUMBER_TYPES = "_have_number_types"
 GUARD_HELPERS = {
     ALIGNED: '''def _are_aligned(tensors) -> bool:
     """Whether all tensors start at multiples of 16 bytes, as TMA requires; torch.compile cannot tell: False."""
@@ -110,6 +111,13 @@ def _do_not_overlap(tensors, updated) -> bool:
     from mtmc_lsp.guard.worker.misses import reported
 
     return reported(guard)
+''',
+    HAVE_NUMBER_TYPES: '''def _have_number_types(compute, *kinds) -> bool:
+    """Whether Python computes these numbers without an error, and they have these types."""
+    try:
+        return [type(number) for number in compute()] == [*kinds]
+    except (ArithmeticError, ValueError):
+        return False
 ''',
 }
 """Source of each guard helper, by name."""

@@ -151,7 +151,7 @@ def base_name(qualname: str, source: str) -> str:
     base = identifier(snake_case)
     while any(
         re.search(rf"\b{base}_{suffix}\b", source)
-        for suffix in ("fits", "launch", "triton", "kernel", "cuda_graph", "tensors", "results", "up_to_date")
+        for suffix in ("fits", "launch", "triton", "kernel", "cuda_graph", "tensors", "tables", "results", "up_to_date")
     ):
         base += "_mtmc"
     return base

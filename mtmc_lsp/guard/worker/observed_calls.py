@@ -44,9 +44,14 @@ def guards_of(source: str, qualname: str) -> tuple[str, ...]:
     names = [
         (call.lineno, call.func.id)
         for call in calls
-        if isinstance(call.func, ast.Name) and call.func.id.endswith(SUFFIX) and DISPATCH in lines[call.lineno - 1]
+        if isinstance(call.func, ast.Name) and call.func.id.endswith(SUFFIX) and _is_marked(lines, call)
     ]
     return tuple(dict.fromkeys(name for _, name in sorted(names)))
+
+
+def _is_marked(lines: Sequence[str], call: ast.Call) -> bool:
+    """Whether a call is part of a dispatch statement, which may be longer than a line."""
+    return any(DISPATCH in line for line in lines[call.lineno - 1 : call.end_lineno])
 
 
 def _definition(node: Any, name: str) -> ast.FunctionDef | ast.ClassDef | None:

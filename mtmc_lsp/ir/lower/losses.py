@@ -83,7 +83,8 @@ def binary_cross_entropy(c: Call) -> str:
 def cross_entropy(c: Call) -> str:
     """The loss of each sample; the capture splits off sums and means of them. Classes are dimension 1 (or 0 without a batch).
 
-    For class indices ``w[t] * (logsumexp(x) - x[t])``, smoothed; for probabilities ``-sum(w * p * log_softmax(x))``.
+    For class indices ``-w[t] * log_softmax(x)[t]``, smoothed; for probabilities ``-sum(w * p * log_softmax(x))``. As in PyTorch
+    the maximum is subtracted from each logit first: ``logsumexp(x) - x[t]`` would cancel if the logits are large.
     """
     x, target, weight = c.tensor(0), c.tensor(1), c.optional(2, "weight")
     if c.integer(3, "reduction", 1) != 0:
@@ -93,7 +94,12 @@ def cross_entropy(c: Call) -> str:
     smoothing, classes = c.number(5, "label_smoothing", 0.0), shape[dim]
     wide = rounded(c.b, c.b.cast(x, d))
     top, total = softmax_statistics(c.b, wide, (dim,))
-    log_total = c.b.pointwise("add", c.b.pointwise("log", total, dtype=d), top, dtype=d)
+    log_total = c.b.pointwise("log", total, dtype=d)
+
+    def surprise(logit: str) -> str:
+        """The negative logarithm of the probability of a logit's class."""
+        return c.b.pointwise("sub", log_total, c.b.pointwise("sub", logit, top, dtype=d), dtype=d)
+
     class_weight = None
     if weight is not None:
         class_weight = c.b.reshape(weight, [size if i == dim else ONE for i, size in enumerate(shape)])
@@ -104,7 +110,7 @@ def cross_entropy(c: Call) -> str:
             probability = c.b.pointwise(
                 "add", c.b.pointwise("mul", probability, 1.0 - smoothing, dtype=d), uniform, dtype=d
             )
-        loss = c.b.pointwise("mul", probability, c.b.pointwise("sub", log_total, wide, dtype=d), dtype=d)
+        loss = c.b.pointwise("mul", probability, surprise(wide), dtype=d)
         return finish(c, c.b.reduce("sum", weighted(c, loss, class_weight), (dim,), d))
     class_index = c.b.reshape(target, [ONE if i == dim else size for i, size in enumerate(shape)])
     is_counted = c.b.pointwise(
@@ -112,7 +118,7 @@ def cross_entropy(c: Call) -> str:
     )
     safe_index = c.b.pointwise("where", is_counted, class_index, 0, dtype="int64")
     picked = c.b.add(PrimOp.GATHER, (wide, safe_index), c.b.shape(class_index), d, dim=dim)
-    loss = c.b.pointwise("sub", log_total, picked, dtype=d)
+    loss = surprise(picked)
     if class_weight is not None:
         expanded_weight = c.b.expand(class_weight, shape)
         sample_weight = c.b.add(
@@ -120,8 +126,8 @@ def cross_entropy(c: Call) -> str:
         )
         loss = weighted(c, loss, sample_weight)
     if smoothing:
-        smooth = c.b.pointwise("sub", log_total, wide, dtype=d)
-        smooth = scale_by_count(c.b, c.b.reduce("sum", weighted(c, smooth, class_weight), (dim,), d), classes, d)
+        smooth = c.b.reduce("sum", weighted(c, surprise(wide), class_weight), (dim,), d)
+        smooth = scale_by_count(c.b, smooth, classes, d)
         class_part = c.b.pointwise("mul", loss, 1.0 - smoothing, dtype=d)
         loss = c.b.pointwise("add", class_part, c.b.pointwise("mul", smooth, smoothing, dtype=d), dtype=d)
     return finish(c, c.b.pointwise("where", is_counted, loss, 0.0, dtype=d))

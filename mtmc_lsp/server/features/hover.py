@@ -14,8 +14,8 @@ from mtmc_lsp.guard.conditions import conditions_in
 from mtmc_lsp.report.phrases import headline, model_line, ratio_text, report_lines, timing_notes, verdict_line
 from mtmc_lsp.server.reviews import Review, ReviewState
 from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.source.blocks import block_code
 from mtmc_lsp.source.compose import DISPATCH
-from mtmc_lsp.source.target_text import generated_block
 from mtmc_lsp.source.triton.glossary import ACTIONS, TRITON
 from mtmc_lsp.verify.delivery import GUARD_ACCEPTS
 
@@ -95,7 +95,7 @@ def _target_at_line(document: Document, line: int) -> str | None:
 
 def guard_text(ls: Server, document: Document, qualname: str) -> str:
     """When the kernels in the file run, and why they do not run for its workload if the last verification noticed it."""
-    block = generated_block(document.text.data, qualname)
+    block = block_code(document.text.data, qualname)
     conditions = conditions_in(block) if block is not None else ()
     if not conditions:
         return ""

@@ -8,7 +8,7 @@ from tree_sitter import Node
 
 from mtmc_lsp.core.workload import ContainerKind, Target, TargetKind
 from mtmc_lsp.source.syntax import field, line_of, text_of
-from mtmc_lsp.source.targets import Definition, bases_of, definitions
+from mtmc_lsp.source.targets import Definition, bases_of, definitions, is_class_method
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ def signature_of(text: bytes, target: Target) -> Signature | None:
     if target.kind is TargetKind.MODULE:
         return _method(by_name, target.qualname, "forward")
     definition = by_name.get(target.qualname)
-    return _signature(definition.node, is_method=target.kind is TargetKind.METHOD) if definition is not None else None
+    if definition is None:
+        return None
+    return _signature(definition.node, is_method=target.kind is TargetKind.METHOD or is_class_method(definition.node))
 
 
 def constructor_of(text: bytes, target: Target) -> Signature | None:

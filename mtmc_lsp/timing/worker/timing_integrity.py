@@ -13,8 +13,8 @@ from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.errors import ResultsDiffer
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.timing.worker.clock import Run
+from mtmc_lsp.verify.error_limits import FACTORS
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
-from mtmc_lsp.verify.worker.comparison.compare import FACTORS
 from mtmc_lsp.verify.worker.comparison.distances import Distances, finite, pieces
 from mtmc_lsp.verify.worker.run_target import flatten
 

@@ -37,7 +37,7 @@ from mtmc_lsp.verify.worker.run_target import (
     release_gpu_memory,
     run_case,
     settled,
-    snapshot,
+    snapshots,
     use_one_thread,
 )
 
@@ -50,7 +50,7 @@ MAX_ERROR_CHARACTERS = 600
 def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     """Run the planned calls; the results of the judged call go to a file in the scratch folder."""
     data = request.data
-    device = device_for(data.capture, data.case.kind)
+    device = device_for(data.call, data.case.kind)
     results = os.path.join(os.environ[SCRATCH], RESULTS)
     if not request.calls.is_sanitized:
         # Filled memory counts as initialised, and would hide errors from initcheck.
@@ -66,11 +66,10 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     release(results)
     inputs = import_(data.inputs, device)
     if not data.case.layout:
-        inputs = {name: _with_graph_layout(data.capture, name, t, data.case) for name, t in inputs.items()}
-    names = (
-        () if request.candidate.separate else guards_of(request.candidate.text, data.capture.workload.target.qualname)
-    )
-    calls = _Calls(module, prepare, data.capture, data.case, device, inputs, names)
+        inputs = {name: _with_graph_layout(data.call, name, t, data.case) for name, t in inputs.items()}
+    target = data.capture.workload.target
+    names = () if request.candidate.separate else guards_of(request.candidate.text, target.qualname)
+    calls = _Calls(module, prepare, data.call, data.case, device, inputs, names)
     # This counts threads that the threading module does not know.
     threads = _thread._count()
     try:
@@ -104,7 +103,9 @@ class _Calls:
         arguments = {item.name for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT}
         self._arguments = [name for name in inputs if name in arguments]
         # Parameters and buffers stay the same tensors; only their contents are restored.
-        self._parameters = copies({name: tensor for name, tensor in inputs.items() if name not in arguments})
+        parameters = copies({name: tensor for name, tensor in inputs.items() if name not in arguments})
+        # `data` is no view, so that it can be detached in place.
+        self._parameters = {name: tensor.data for name, tensor in parameters.items()}
 
     def run(self, plan: CallPlan) -> tuple[dict[str, Any], dict[str, Any]]:
         """The judged call, and what was observed of all calls."""
@@ -115,8 +116,8 @@ class _Calls:
                 self._call_on_other_contents(tensors)
             with launches.counting():
                 run = self._call(tensors)
-            # A later call must not change these results.
-            judged = run if self._device == "cuda" else {**run, "results": [snapshot(r) for r in run["results"]]}
+            # Later calls must not change these results, nor the module's tensors that all calls share.
+            judged = run if self._device == "cuda" else snapshots(run)
             del run
             differing_results, repeats = self._repeat(judged, plan)
         uses_kernels = True
@@ -159,6 +160,9 @@ class _Calls:
     def _restore(self, tensors: dict[str, torch.Tensor], names: Iterable[str]) -> None:
         with torch.no_grad():
             for name in names:
+                if tensors[name].grad_fn is not None and name in self._parameters:
+                    # A buffer that the last call wrote depends on that call.
+                    tensors[name].detach_()
                 if not _shares_elements(tensors[name]):
                     tensors[name].copy_(self._inputs[name])
 

@@ -6,7 +6,7 @@ Runs in workers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,12 +16,15 @@ from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import AUTOGRAD, VALUES, Case
+from mtmc_lsp.verify.error_limits import FACTORS, NOISE, exceeds_tolerance
+from mtmc_lsp.verify.worker.choices import Choice, ChoiceRecorder, ScoreNoise, TiedChoices
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
-from mtmc_lsp.verify.worker.comparison.compare import FACTORS, agreement
-from mtmc_lsp.verify.worker.comparison.distances import NOISE, oracle_distance
+from mtmc_lsp.verify.worker.comparison.compare import agreement
+from mtmc_lsp.verify.worker.comparison.discrete import Ties
+from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
 from mtmc_lsp.verify.worker.comparison.ill_conditioned import IllConditioned
 from mtmc_lsp.verify.worker.float64_execution import Float64Mode
-from mtmc_lsp.verify.worker.oracle import IndexRecorder, SharedRandomMode, Tf32Products, draw_seeds
+from mtmc_lsp.verify.worker.oracle import SharedRandomMode, Tf32Products, draw_seeds
 from mtmc_lsp.verify.worker.run_target import copies, outcome, run_case
 
 ResultKey = int | str
@@ -54,9 +57,10 @@ def expected_of(
 
     Returns:
         The entries of :func:`run_case`, and: ``oracle`` and ``oracle_after``, the same in float64; ``sensitivity``, by result
-        (or by name of a changed input), how far rounding of inputs and operations moves the oracle; ``ill_conditioned``, by
-        result, the facts about a reference result far from the oracle; ``ties``, by result, the values that an index of an
-        extreme value was selected from; ``has_oracle``, whether float64 fitted into memory.
+        (or by name of a changed input), how far rounding of inputs and operations moves the oracle; ``conditioning``, how far
+        rounding of inputs alone does; ``ill_conditioned``, by
+        result, the facts about a reference result far from the oracle; ``ties``, by result, the fields of :class:`Ties` of an
+        integer result that an index of a score decides; ``has_oracle``, whether float64 fitted into memory.
     """
     kind, seed = case.kind, case.seed
 
@@ -74,6 +78,7 @@ def expected_of(
         "oracle": reference["results"],
         "oracle_after": reference["after"],
         "sensitivity": {},
+        "conditioning": {},
         "ties": {},
         "ill_conditioned": {},
         "has_oracle": True,
@@ -104,17 +109,21 @@ def _oracle(
     kind, seed, results = case.kind, case.seed, reference["results"]
     # If the reference changes no input, the oracle changes none either: skip the copies that would detect it.
     before: dict[str, torch.Tensor] | None = None if reference["after"] else {}
-    recorder, float64_mode = IndexRecorder(), Float64Mode(torch.get_default_dtype())
+    recorder, float64_mode = ChoiceRecorder(), Float64Mode(torch.get_default_dtype())
     sensitivity = dict[ResultKey, float]()
     changed = {name: inputs[name] for name in reference["after"]}
-    wide_inputs = {name: in_float64(tensor) for name, tensor in inputs.items()}
-    with _float64_default(), recorder, float64_mode, float64_mode.with_inputs(wide_inputs, inputs):
-        oracle = run_case(module, capture, wide_inputs, device, random_mode(), seed, kind, before=before)
-    del wide_inputs
+
+    def exact_run(choosing: ChoiceRecorder | ScoreNoise, unchanged: dict[str, torch.Tensor] | None) -> dict[str, Any]:
+        wide_inputs = {name: in_float64(tensor) for name, tensor in inputs.items()}
+        with _float64_default(), choosing, float64_mode, float64_mode.with_inputs(wide_inputs, inputs):
+            return run_case(module, capture, wide_inputs, device, random_mode(), seed, kind, before=unchanged)
+
+    oracle = exact_run(recorder, before)
     if len(oracle["results"]) != len(results):
         # Some torch modules have fast paths that they skip under a function mode, with another number of results.
         return {}
     expected, exact = _tensors_by_key(reference), _tensors_by_key(oracle)
+    rounded_choices = list[list[Choice]]()
 
     def perturbed_run(
         perturbation_seed: int,
@@ -127,8 +136,14 @@ def _oracle(
         perturbed = _perturbed(inputs, perturbation_seed, _finest_epsilon(outcome(reference)))
         rounding_seed = perturbation_seed if rounds_results else None
         bound = float64_mode.with_inputs(perturbed, inputs, rounding_seed=rounding_seed, shares_draw=shares_draw)
-        with _float64_default(), float64_mode, bound, mode:
+        choosing = ChoiceRecorder() if recorder.choices else None
+        with _float64_default(), choosing or contextlib.nullcontext(), float64_mode, bound, mode:
             run = run_case(module, capture, perturbed, device, random_mode(), seed, kind, before=changed)
+        if choosing is not None:
+            rounded_choices.append(choosing.choices)
+        return comparable_results(run)
+
+    def comparable_results(run: Mapping[str, Any]) -> dict[ResultKey, torch.Tensor]:
         return {i: value for i, value in _tensors_by_key(run).items() if i in expected and i in exact}
 
     def distances(perturbed: Mapping[ResultKey, torch.Tensor]) -> dict[ResultKey, float]:
@@ -150,11 +165,42 @@ def _oracle(
         sensitivity.update({i: max(sensitivity.get(i, 0.0), distance) for i, distance in measured.items()})
 
     mode = tf32_products(capture.graph) if uses_tf32 else contextlib.nullcontext()
-    for draw in range(FEW_DRAWS if _has_few_elements(outcome(reference)) else 1):
-        raise_sensitivity(distances(perturbed_run(seed + draw, mode)))
-    errors = reference_errors(expected, exact)
-    ill_conditioned = {i: IllConditioned() for i in errors if errors[i] > SUSPECT or sensitivity.get(i, 0.0) > NOISE}
     is_small = sum(tensor.numel() for tensor in inputs.values()) <= SMALL
+    for draw in range(FEW_DRAWS if recorder.choices or _has_few_elements(outcome(reference)) else 1):
+        raise_sensitivity(distances(perturbed_run(seed + draw, mode)))
+    # The error of TF32 products is the reference's choice, not a property of its function.
+    conditioning = {} if uses_tf32 else dict(sensitivity)
+    errors = reference_errors(expected, exact)
+    ties = dict[ResultKey, Ties]()
+    following = dict[ResultKey, IllConditioned]()
+    if recorder.choices:
+        with ChoiceRecorder() as choosing:
+            run_case(module, capture, copies(inputs), device, random_mode(), seed, kind, before=changed)
+        rounded_choices.append(choosing.choices)
+        # The error of 16-bit scores is measured.
+        epsilon = min(_finest_epsilon(list(inputs.values())), EPSILON["float32"])
+        choices = TiedChoices(recorder.choices, rounded_choices, epsilon)
+        draws = (MANY_DRAWS if is_small else FEW_DRAWS) if choices.is_ambiguous else 0
+        others = (comparable_results(exact_run(choices.noise(seed, draw), changed)) for draw in range(draws))
+        ties = {i: choices.ties_of(value) for i, value in exact.items() if i in expected and i not in errors}
+        following, moved = _following(others, exact, ties, errors, distances)
+        # The ordinary draws may have swapped ties too, so their distance alone does not tell.
+        names = {i: _name(expected[i]) for i in following}
+        following = {
+            i: result
+            for i, result in following.items()
+            if moved[i] > min(FACTORS["budget"] * sensitivity.get(i, 0.0), TOLERANCE[names[i]])
+            and moved[i] > FACTORS["budget"] * EPSILON[names[i]]
+        }
+        raise_sensitivity({i: moved[i] for i in following})
+    suspects = [i for i in errors if errors[i] > SUSPECT or sensitivity.get(i, 0.0) > NOISE]
+    # A higher limit for the whole must not excuse single elements.
+    magnified = [i for i in errors if exceeds_tolerance(conditioning.get(i, 0.0), _name(expected[i]))]
+    ill_conditioned = {
+        **{i: IllConditioned(is_uneven=True, outliers=0.0) for i in magnified},
+        **{i: IllConditioned() for i in suspects},
+        **following,
+    }
     # In a result with many elements, the errors average out, so one draw is enough.
     if ill_conditioned or float64_mode.has_rounded or (is_small and _has_few_elements(outcome(reference))):
         for draw in range(MANY_DRAWS if is_small else FEW_DRAWS):
@@ -171,10 +217,33 @@ def _oracle(
         "oracle": oracle["results"],
         "oracle_after": oracle["after"],
         "sensitivity": sensitivity,
-        "ties": _ties(recorder, oracle["results"], inputs),
+        "conditioning": conditioning,
         # Plain mappings, because they may go through a file.
+        "ties": {i: vars(result) for i, result in ties.items() if result.choices or result.alternatives},
         "ill_conditioned": {i: vars(result) for i, result in ill_conditioned.items()},
     }
+
+
+def _following(
+    others: Iterable[Mapping[ResultKey, torch.Tensor]],
+    exact: Mapping[ResultKey, torch.Tensor],
+    ties: Mapping[ResultKey, Ties],
+    errors: Iterable[ResultKey],
+    distances: Callable[[Mapping[ResultKey, torch.Tensor]], Mapping[ResultKey, float]],
+) -> tuple[dict[ResultKey, IllConditioned], dict[ResultKey, float]]:
+    """How the floating-point results follow choices among ties, and how far these move each; adds integer results to ``ties``.
+
+    Args:
+        others: the oracle's results with other choices.
+        errors: the keys of the floating-point results.
+    """
+    following = {i: IllConditioned(is_uneven=True) for i in errors}
+    moved = dict.fromkeys(following, 0.0)
+    for results in others:
+        for i, value in results.items():
+            (following[i] if i in following else ties[i]).add_draw(value, exact[i])
+        moved |= {i: max(moved[i], distance) for i, distance in distances(results).items() if i in moved}
+    return following, moved
 
 
 def reference_errors(
@@ -241,25 +310,12 @@ def in_float64(tensor: torch.Tensor) -> torch.Tensor:
     return laid_out(tensor, tensor.stride(), torch.float64 if tensor.is_floating_point() else None)
 
 
-def _ties(recorder: IndexRecorder, results: list[Any], inputs: dict[str, torch.Tensor]) -> dict[int, dict[str, Any]]:
-    """For each result that is an index of an extreme value: the values that it was selected from."""
-    dtypes = {str(t.dtype).removeprefix("torch.") for t in inputs.values() if t.is_floating_point()}
-    epsilon = 4 * max((EPSILON[dtype] for dtype in dtypes), default=0.0)
-    ties = {}
-    for i, result in enumerate(results):
-        for choice in recorder.choices:
-            if choice.index is result:
-                ties[i] = {
-                    "values": choice.values,
-                    "dim": choice.dim,
-                    "epsilon": epsilon,
-                    "is_order": choice.is_order,
-                }
-    return ties
-
-
 def _has_few_elements(results: list[Any]) -> bool:
     return any(isinstance(result, torch.Tensor) and 0 < result.numel() <= FEW for result in results)
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _finest_epsilon(results: list[Any]) -> float:

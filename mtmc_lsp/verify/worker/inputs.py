@@ -14,8 +14,10 @@ from mtmc_lsp.capture.worker.arguments.values import random_values
 from mtmc_lsp.capture.worker.calls import Call, build_call
 from mtmc_lsp.capture.worker.module_state import AttributeSlot
 from mtmc_lsp.capture.worker.modules.attribute_tensors import attribute_tensors, slot_at
+from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
+from mtmc_lsp.verify.index_bounds import IndexBounds, index_bounds
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 
@@ -25,6 +27,8 @@ EXACT = {"integers": (-4, 5), "bits": (0, 2)}
 SPECIAL = {"infinite": (float("inf"), float("-inf")), "nan": (float("nan"),)}
 SPECIAL_PART = 0.02
 """The part of the elements that are infinite or NaN; at least one of each tensor."""
+FEWEST_WITH_OTHERS, OTHER_PART = 8, 0.1
+"""The fewest labels of which some are ignored, and the part of them."""
 STRIDED, ALIASED = "strided", "aliased"
 """Layouts of a case."""
 MAGNITUDES = 3.0
@@ -47,6 +51,7 @@ def make_inputs(
     paths = {leaf.input: leaf.name for leaf in leaves}
     specs = capture.workload.tensors
     by_path = dict(zip(call.names, call.values, strict=True))
+    bounds = index_bounds(capture.graph)
     result: dict[str, torch.Tensor] = {}
     for item in capture.graph.inputs:
         if item.kind is not InputKind.ARGUMENT:
@@ -69,8 +74,49 @@ def make_inputs(
             low, high = spec.low, spec.high
             if spec.high_size is not None:
                 high = float(spec.high_size.value({**capture.workload.sizes, **sizes}))
-        result[item.name] = _values(item, sizes, distribution, generator, low, high, widened)
+        if item.name in bounds:
+            has_range = spec is None or spec.low is not None
+            result[item.name] = _indices(item, bounds[item.name], sizes, generator, (low, high) if has_range else None)
+        else:
+            result[item.name] = _values(item, sizes, distribution, generator, low, high, widened)
     return result
+
+
+def _indices(
+    item: GraphInput,
+    bounds: IndexBounds,
+    sizes: Mapping[str, int],
+    generator: torch.Generator,
+    stated: tuple[float | None, float | None] | None,
+) -> torch.Tensor:
+    """Valid indices, within the range that the workload states; some have a value that the code treats specially.
+
+    A stated range that goes down to such a value, as ``-100..9`` does, stands for that value and the indices above.
+
+    Raises:
+        RequestError: no index is valid.
+    """
+    first, last = bounds.range_of(sizes)
+    if last < 0 < item.type.numel.value(sizes):
+        raise RequestError(f"{item.access} would index a dimension without elements")
+    low, high = (
+        (0, last) if stated is None else (int(stated[0] or 0), int(stated[1] if stated[1] is not None else last))
+    )
+    others = [
+        value for value in bounds.others if not first <= value <= last and (stated is None or low <= value <= high)
+    ]
+    if any(low <= value < 0 for value in others):
+        low = 0
+    low, high = (min(max(value, first), last) for value in (low, high))
+
+    def values(shape: Sequence[int]) -> torch.Tensor:
+        value = random_values(shape, item.type.dtype, generator, low, high)
+        for other in others if value.numel() >= FEWEST_WITH_OTHERS else ():
+            chosen = torch.rand(tuple(shape), generator=generator, device=generator.device) < OTHER_PART
+            value = value.masked_fill(chosen, other)
+        return value
+
+    return filled([size.value(sizes) for size in item.type.shape], [s.value(sizes) for s in item.type.stride], values)
 
 
 def _values(
@@ -199,8 +245,9 @@ def prepared_call(
         for item in capture.graph.inputs:
             if item.kind is not InputKind.ARGUMENT:
                 replace_tensor(slots[id(_read(call.instance, item.access))], inputs[item.name])
+    numbers = {item.access: item.value for item in capture.graph.numbers}
     pairs = zip(call.names, call.values, strict=True)
-    values = [inputs[input_of[path]] if path in input_of else value for path, value in pairs]
+    values = [inputs[input_of[path]] if path in input_of else numbers.get(path, value) for path, value in pairs]
     return call, values
 
 

@@ -43,6 +43,7 @@ def judge(request: JudgeRequest) -> JudgeAnswer:
         compared=tuple(comparison["results"]),
         undecided=tuple(comparison["inconclusive"]),
         trivial=tuple(trivial_answers(inputs, expected, request.precision, other) if request.finds_trivial else ()),
+        measurements=tuple(comparison["measurements"]),
         unexplained=tuple(_unexplained(request, inputs, expected)),
     )
     release_gpu_memory()
@@ -66,8 +67,8 @@ def _unexplained(request: JudgeRequest, inputs: dict[str, torch.Tensor], expecte
     if not request.differing:
         return []
     data = request.data
-    module = module_of(data.capture, target_source(data.user_source, data.capture), None, data.widened)
-    return not_explained(request.differing, module, data.capture, inputs, expected, data.case)
+    module = module_of(data.call, target_source(data.user_source, data.call), None, data.widened)
+    return not_explained(request.differing, module, data.call, inputs, expected, data.case)
 
 
 def _without_stride(check: Check) -> Check:
@@ -113,5 +114,6 @@ def _passes(answer: list[torch.Tensor], expected: Mapping[str, Any], precision: 
             like = laid_out(same_shape, result.stride(), result.dtype)
             sensitivity, ties = expected["sensitivity"].get(i, 0.0), expected["ties"].get(i)
             ill_conditioned = expected["ill_conditioned"].get(i)
-            comparison.tensor("", like, result, expected["oracle"][i], sensitivity, ties, ill_conditioned)
+            oracle, conditioning = expected["oracle"][i], expected["conditioning"].get(i, 0.0)
+            comparison.tensor("", like, result, oracle, sensitivity, ties, ill_conditioned, conditioning)
     return all(check["status"] != "failed" for check in comparison.finish()[0])

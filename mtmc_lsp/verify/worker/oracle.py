@@ -1,9 +1,9 @@
-"""Function modes of the oracle: products in TF32, the values behind indices, dropout as in generated kernels. Runs in workers."""
+"""Modes of the oracle: products in TF32, and dropout as in generated kernels. Runs in workers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -41,47 +41,6 @@ def _rounded_to_tf32(value: Any) -> Any:
     bits = value.contiguous().view(torch.int64)
     rounded: torch.Tensor = (bits + (1 << (CUT_BITS - 1))).bitwise_and_(-(1 << CUT_BITS)).view(torch.float64)
     return torch.where(torch.isfinite(value), rounded, value)
-
-
-class Choice(NamedTuple):
-    """The values that indices of extreme values were selected from."""
-
-    values: torch.Tensor
-    dim: int | None
-    index: torch.Tensor
-    is_order: bool
-    """Whether each row has several distinct indices, as from ``sort`` and ``topk``."""
-
-
-class IndexRecorder(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
-    """Records the operands of argmax, argmin and the like, so that an index of an equal value is accepted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.choices: list[Choice] = []
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        result = function(*args, **kwargs)
-        name = getattr(function, "__name__", "")
-        if name in ("argmax", "argmin"):
-            dim = args[1] if len(args) > 1 else kwargs.get("dim")
-            self.choices.append(Choice(_operand(args, kwargs), dim, result, False))
-        elif name == "argsort":
-            dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
-            self.choices.append(Choice(_operand(args, kwargs), dim, result, True))
-        elif name in ("max", "min", "topk", "sort") and isinstance(result, tuple):
-            position = 2 if name == "topk" else 1
-            dim = args[position] if len(args) > position else kwargs.get("dim", -1)
-            self.choices.append(Choice(_operand(args, kwargs), dim, result[1], name in ("topk", "sort")))
-        return result
-
-
-def _operand(args: Any, kwargs: Mapping[str, Any]) -> torch.Tensor:
-    operand: torch.Tensor = args[0] if args else kwargs["input"]
-    return operand.detach()
 
 
 class SharedRandomMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here

@@ -12,8 +12,8 @@ from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture, CapturedArgument, ContainerKind
 from mtmc_lsp.process.project_files import make_folder, writing
 from mtmc_lsp.verify.cases import AUTOGRAD
+from mtmc_lsp.verify.error_limits import FACTORS
 from mtmc_lsp.verify.messages import NO_ARGUMENTS, CandidateSource, ReproduceAnswer, ReproduceRequest
-from mtmc_lsp.verify.worker.comparison.compare import FACTORS
 from mtmc_lsp.verify.worker.inputs import dotted
 from mtmc_lsp.verify.worker.interpreter import patches
 from mtmc_lsp.verify.worker.interpreter.source import BFLOAT16_TO_FLOAT32, GPU_TO_CPU
@@ -28,7 +28,7 @@ TEMPLATE = Path(__file__).with_name("reproduction.txt")
 def reproduce(request: ReproduceRequest) -> ReproduceAnswer:
     """Write the file; next to it, large tensors, and the candidate if it is a version of the user's file."""
     data, path = request.data, Path(request.path)
-    capture, interpreted = data.capture, is_interpreted()
+    capture, interpreted = data.call, is_interpreted()
     inputs = copies({name: tensor.cpu() for name, tensor in inputs_of(data)[1].items()})
     make_folder(path.parent)
     target = capture.workload.target

@@ -133,9 +133,15 @@ def settled(run: dict[str, Any], device: str) -> dict[str, Any]:
     """
     if device != "cuda":
         return run
+    settled_run = snapshots(run)
+    torch.cuda.synchronize()
+    return settled_run
+
+
+def snapshots(run: dict[str, Any]) -> dict[str, Any]:
+    """The results of :func:`run_case` in tensors of their own."""
     results = [snapshot(result) for result in run["results"]]
     after = {name: snapshot(tensor) for name, tensor in run["after"].items()}
-    torch.cuda.synchronize()
     return {**run, "results": results, "after": after}
 
 

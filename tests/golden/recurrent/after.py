@@ -298,7 +298,6 @@ def net_launch(
     s1 = x.shape[1]
     s0 = x.shape[0]
     zeros = torch.ops.aten.zeros.default([2, s1, 16], dtype=torch.float32, device=x.device)
-    zeros_2 = torch.ops.aten.zeros.default([2, s1, 16], dtype=torch.float32, device=x.device)
     gates = torch.nn.functional.linear(x, layer_weight_ih_l0)
     weight_hh = torch.stack([layer_weight_hh_l0, layer_weight_hh_l1])
     bias_ih = torch.stack([layer_bias_ih_l0, layer_bias_ih_l1])
@@ -306,7 +305,7 @@ def net_launch(
     hidden = zeros.new_empty((2, 2, s1, 16))
     hidden[0] = zeros
     memory = zeros.new_empty((2, 2, s1, 16))
-    memory[0] = zeros_2
+    memory[0] = zeros
     sequence = zeros.new_empty((s0, s1, 16))
     for diagonal in range(s0 + 1):
         net_out_kernel[(2, 2, (s1 + 15) // 16)](

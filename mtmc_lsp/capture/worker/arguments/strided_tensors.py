@@ -58,6 +58,12 @@ def filled(
     return values([extent_of(shape, strides)]).as_strided(tuple(shape), tuple(strides))
 
 
+def is_other_view(view: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a view of another one, or of a part of it, with the same dtype. It is not that tensor itself."""
+    shares_memory = view.untyped_storage()._cdata == tensor.untyped_storage()._cdata
+    return view is not tensor and shares_memory and view.dtype == tensor.dtype
+
+
 def on_device(value: torch.Tensor, device: str) -> torch.Tensor:
     """The tensor on a device, with the same strides."""
     if value.device.type == device:

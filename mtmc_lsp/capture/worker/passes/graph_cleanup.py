@@ -40,11 +40,13 @@ def with_layouts(graph: Graph, layouts: list[Layout]) -> Graph:
 
 
 def with_returned_inputs(graph: Graph, returned_inputs: list[str]) -> Graph:
-    """Replace results that are modified inputs by these inputs. The caller gets the input itself, not an equal tensor.
+    """Replace results that are modified inputs, or views of them, by these inputs. ``graph.returns`` describes the views.
+
+    The caller gets the input's memory, not an equal tensor.
 
     Args:
         graph: exported graph, which does not distinguish a modified input from its new value.
-        returned_inputs: for each result the name of the input that it is; empty if it is none.
+        returned_inputs: for each result the name of the input that it is or views; empty if it is none.
     """
     modified = {mutation.input for mutation in graph.mutations}
     names = [*returned_inputs, *[""] * (len(graph.outputs) - len(returned_inputs))]

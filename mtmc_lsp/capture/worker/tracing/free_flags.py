@@ -48,7 +48,8 @@ class FreeFlags:
 def free_flags(
     call: Call,
     uses: AttributeUses,
-    traced: tuple[Graph, Sequence[str]],
+    first: Callable[[], Graph],
+    returned: Sequence[str],
     path: str,
     trace: Callable[[Call], Graph],
     run: Callable[[Call], Sequence[str]],
@@ -57,15 +58,18 @@ def free_flags(
 
     Args:
         uses: what the call itself uses.
-        traced: the results of ``trace`` and ``run`` for the call itself.
+        first: the result of ``trace`` for the call itself.
+        returned: the result of ``run`` for the call itself.
         path: the user's file.
         trace: the graph of a call.
         run: for each result of a call the name of the input that it is, or an empty string.
     """
-    graph, returned = _comparable(traced[0]), list(traced[1])
     modes = tuple(access for access in uses.reads if access.endswith(f".{MODE}") and _is_mode_of_user(call, access))
     flags = [name for name, value in zip(call.names, call.values, strict=True) if isinstance(value, bool)]
     groups = [*([modes] if modes else []), *((name,) for name in flags)][:MAX_GROUPS]
+    if not groups:
+        return FreeFlags()
+    graph, returned = _comparable(first()), list(returned)
     free: list[tuple[str, ...]] = []
     traces_left = MAX_TRACED_NODES // max(1, len(graph.nodes))
 

@@ -43,6 +43,17 @@ def body_of(function: Any, target: Target) -> Any:
     return MethodType(body, receiver) if receiver is not None else body
 
 
+def owner_of(function: Any) -> type | None:
+    """The class of a bound class method; ``None`` for other functions."""
+    receiver = function.__self__ if isinstance(function, MethodType) else None
+    return receiver if isinstance(receiver, type) else None
+
+
+def receiver_of(method: MethodType) -> str:
+    """The name of the first parameter of a bound method: ``cls``."""
+    return method.__func__.__code__.co_varnames[0]
+
+
 def _wrapped(function: Any, depth: int) -> Iterator[FunctionType]:
     """The function and those that it wraps, outer ones first."""
     if not depth:

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
+from mtmc_lsp.core.dtypes import TOLERANCE
+from mtmc_lsp.verify.error_limits import FACTORS, LEAST, NOISE, Agreement, Measurement, judge
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
 from mtmc_lsp.verify.worker.comparison.discrete import discrete_difference
-from mtmc_lsp.verify.worker.comparison.distances import LEAST, NOISE, Distances, comparable, pieces
+from mtmc_lsp.verify.worker.comparison.distances import Distances, comparable, pieces
 from mtmc_lsp.verify.worker.comparison.ill_conditioned import (
     distance_from_reference,
     elementwise_counts,
     judge_counts,
 )
-
-FACTORS = {"budget": 8.0, "strict": 2.0}
-"""A candidate's error may be this many times the reference's error on the same inputs."""
-FLOAT64_FLOOR = 1e-12
-"""float64 results have no more precise oracle, so this error is always permitted for another order of operations."""
-SINGLE_ELEMENT_SLACK = 8.0
-"""The error that is always permitted is up to ``1 + 8 / sqrt(n)`` times as large for ``n`` elements: their error varies more."""
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How one result compares with the oracle."""
-
-    problem: str
-    """Empty if the result is correct."""
-    error: float = 0.0
-    """Relative L2 error of the candidate."""
-    reference_error: float = 0.0
-    is_conclusive: bool = True
-    """Whether zeros would fail; if they would pass, the check proves nothing."""
 
 
 class Comparison:
@@ -48,6 +27,8 @@ class Comparison:
         self._checks: list[dict[str, str]] = []
         self._worst = (0.0, 0.0)
         self._pending: list[tuple[torch.Tensor, Callable[[list[float]], None]]] = []
+        self.measurements: list[Measurement] = []
+        """Of the floating-point results; complete after :meth:`finish`."""
         self.compared: set[str] = set()
         """Floating-point results that were compared."""
         self.inconclusive: set[str] = set()
@@ -56,8 +37,8 @@ class Comparison:
     def finish(self) -> tuple[list[dict[str, str]], tuple[float, float]]:
         """The checks, and the worst relative errors of the candidate and the reference. Reads all pending values at once."""
         values = iter(numbers([value for tensor, _ in self._pending for value in tensor.unbind()]))
-        for tensor, judge in self._pending:
-            judge([next(values) for _ in range(len(tensor))])
+        for tensor, decide in self._pending:
+            decide([next(values) for _ in range(len(tensor))])
         self._pending = []
         return self._checks, self._worst
 
@@ -91,6 +72,7 @@ class Comparison:
         sensitivity: float,
         ties: Any,
         ill_conditioned: Mapping[str, Any] | None = None,
+        conditioning: float = 0.0,
     ) -> None:
         """Compare one result with the reference's and the oracle's; the arguments are as in :func:`expected_of`."""
         if not isinstance(candidate, torch.Tensor) or not isinstance(reference, torch.Tensor):
@@ -114,14 +96,16 @@ class Comparison:
         is_empty = not reference.numel()
         self.compared.add(name)
 
-        def judge(values: list[float]) -> None:
-            agreement = judge_measurement(values, dtype, sensitivity, self._factor)
+        def judge_values(values: list[float]) -> None:
+            measurement = Measurement.of(check["name"], dtype, sensitivity, values, conditioning)
+            self.measurements.append(measurement)
+            agreement = judge([measurement], self._factor)
             self._decide(check, agreement.problem)
             self._note_conclusive(name, agreement.is_conclusive or is_empty)
             if agreement.error > self._worst[0]:
                 self._worst = (agreement.error, agreement.reference_error)
 
-        self._pending.append((measure(candidate, reference, oracle), judge))
+        self._pending.append((measure(candidate, reference, oracle), judge_values))
         if ill_conditioned is not None:
             self._ill_conditioned(name, candidate, reference, oracle, sensitivity, ill_conditioned)
 
@@ -136,6 +120,7 @@ class Comparison:
     ) -> None:
         """Further checks of a result that may be far from the oracle."""
         factor, dtype = max(self._factor, FACTORS["budget"]), str(reference.dtype).removeprefix("torch.")
+        has_oracle = oracle.shape == reference.shape
         if facts["is_unexplained"]:
             check = self._pending_check(f"{name} against your code")
 
@@ -148,11 +133,11 @@ class Comparison:
                 self._note_conclusive(name, limit < 1.0)
 
             self._pending.append((distance_from_reference(candidate, reference), judge_distance))
-        elif facts["spread"] is not None and sensitivity > NOISE and oracle.shape == reference.shape:
+        elif facts["spread"] is not None and (sensitivity > NOISE or facts["is_uneven"]) and has_oracle:
             check = self._pending_check(f"{name} by element")
 
             def judge_elements(values: list[float]) -> None:
-                problem, is_conclusive = judge_counts(values)
+                problem, is_conclusive = judge_counts(values, facts["outliers"])
                 self._decide(check, problem)
                 self._note_conclusive(name, is_conclusive)
 
@@ -173,14 +158,14 @@ class Comparison:
         differing = (candidate.double() != wide).sum() if has_same_shape else torch.tensor(count, device=device)
         check = self._pending_check(f"{name} exact")
 
-        def judge(values: list[float]) -> None:
+        def judge_exact(values: list[float]) -> None:
             if values[0]:
                 self._drop(check)
                 return
             detail = f"{int(values[1])} of {count} elements differ on whole numbers, where arithmetic is exact"
             self._decide(check, detail if values[1] else "")
 
-        self._pending.append((torch.stack([rounded.double(), differing.double()]), judge))
+        self._pending.append((torch.stack([rounded.double(), differing.double()]), judge_exact))
 
     def unchanged(self, name: str, before: torch.Tensor, after: torch.Tensor | None) -> None:
         """Check that an input that the reference does not change is bitwise unchanged; ``after`` is None if it is."""
@@ -200,7 +185,7 @@ def compare_case(
     *,
     exact: bool = False,
 ) -> dict[str, Any]:
-    """Every check of one case, the worst relative errors, and under ``inconclusive`` the results that could not be judged.
+    """Every check of one case, the worst relative errors, the measurements, and the results that could not be judged.
 
     With ``exact``, results that the reference computes without error must have none.
     """
@@ -214,8 +199,9 @@ def compare_case(
         name = f"result {i}" if i < outputs else f"gradient {i - outputs}"
         oracle, sensitivity = expected["oracle"][i], expected["sensitivity"].get(i, 0.0)
         ties, ill_conditioned = expected["ties"].get(i), expected["ill_conditioned"].get(i)
-        comparison.tensor(name, candidate, reference, oracle, sensitivity, ties, ill_conditioned)
-        if exact:
+        conditioning = expected["conditioning"].get(i, 0.0)
+        comparison.tensor(name, candidate, reference, oracle, sensitivity, ties, ill_conditioned, conditioning)
+        if exact and ties is None:
             comparison.exact(name, candidate, reference, oracle)
     for name, before in inputs.items():
         candidate, reference = observed["after"].get(name), expected["after"].get(name)
@@ -227,9 +213,9 @@ def compare_case(
                 before if candidate is None else candidate,
                 expected["ill_conditioned"].get(name),
             )
-            comparison.tensor(
-                f"input {name} afterwards", candidate, reference, oracle, sensitivity, None, ill_conditioned
-            )
+            ties, conditioning = expected["ties"].get(name), expected["conditioning"].get(name, 0.0)
+            name = f"input {name} afterwards"
+            comparison.tensor(name, candidate, reference, oracle, sensitivity, ties, ill_conditioned, conditioning)
     checks, (error, reference_error) = comparison.finish()
     return {
         "checks": checks,
@@ -237,6 +223,7 @@ def compare_case(
         "reference_error": reference_error,
         "results": sorted(comparison.compared),
         "inconclusive": sorted(comparison.inconclusive),
+        "measurements": comparison.measurements,
     }
 
 
@@ -255,11 +242,11 @@ def agreement(
         factor: how many times the reference's error is permitted.
     """
     values = numbers(list(measure(candidate, reference, oracle).unbind()))
-    return judge_measurement(values, str(reference.dtype).removeprefix("torch."), sensitivity, factor)
+    return judge([Measurement.of("", str(reference.dtype).removeprefix("torch."), sensitivity, values)], factor)
 
 
 def measure(candidate: torch.Tensor, reference: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
-    """The input of :func:`judge_measurement`, still on the device: five counts of elements, and three L2 norms."""
+    """The values of :meth:`Measurement.of`, still on the device: five counts of elements, and three L2 norms."""
     counts = torch.zeros(5, dtype=torch.float64, device=reference.device)
     distances = Distances(reference.device)
     for part, reference_part, oracle_part in pieces(candidate, reference, oracle):
@@ -275,39 +262,6 @@ def measure(candidate: torch.Tensor, reference: torch.Tensor, oracle: torch.Tens
         counts += torch.stack([mask.sum() for mask in masks])
         distances.add(oracle_part, is_finite, part, reference_part)
     return torch.cat([counts, *(norm.reshape(1) for norm in (*distances.values, distances.norm))])
-
-
-def judge_measurement(values: Sequence[float], dtype: str, sensitivity: float, factor: float) -> Agreement:
-    """The result of :func:`agreement` from the values of :func:`measure`."""
-    broken, not_nan, not_infinite, finite_count, checked = map(int, values[:5])
-    if broken:
-        return Agreement(f"{broken} elements are NaN or infinite, or were never written", float("inf"))
-    if not_nan:
-        return Agreement(f"{not_nan} elements should be NaN", float("inf"))
-    if not_infinite:
-        return Agreement(f"{not_infinite} elements should be infinite", float("inf"))
-    if not finite_count:
-        return Agreement("", is_conclusive=checked > 0)
-    error, reference_error = (norm / (values[7] + LEAST) for norm in values[5:7])
-    reference_error = max(reference_error, sensitivity)
-    if sensitivity > NOISE:
-        # Tolerances apply to well-conditioned results; rounding noise depends on the order of operations.
-        limit = max(factor, FACTORS["budget"]) * reference_error
-        return Agreement(_excess(error, reference_error, limit), is_conclusive=limit < 1.0)
-    # With few elements, the reference's error may be tiny by chance; a sum in another order is not worse for that.
-    slack = 1.0 + SINGLE_ELEMENT_SLACK / math.sqrt(finite_count)
-    floor = FLOAT64_FLOOR if dtype == "float64" else 4 * EPSILON[dtype] * slack
-    # Above the dtype tolerance, allow twice the reference's error. With few elements that error is mostly chance, so allow
-    # more: the full factor for a single element.
-    above_tolerance = 2.0 + (factor - 2.0) / math.sqrt(finite_count)
-    limit = min(max(factor * reference_error, floor), max(TOLERANCE[dtype], above_tolerance * reference_error))
-    return Agreement(_excess(error, reference_error, limit), error, reference_error, limit < 1.0)
-
-
-def _excess(error: float, reference_error: float, limit: float) -> str:
-    if error <= limit:
-        return ""
-    return f"relative L2 error {error:.2e}; your code has {reference_error:.2e}, the limit is {limit:.2e}"
 
 
 def _text(value: Any) -> str:

@@ -7,14 +7,11 @@ from collections.abc import Iterator
 import torch
 
 from mtmc_lsp.core.dtypes import TOLERANCE
+from mtmc_lsp.verify.error_limits import LEAST
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 
 PIECE = 1 << 26
 """Elements that are compared at a time: their float64 copies need at most a few gigabytes."""
-LEAST = 1e-300
-"""Avoids a division by a norm of 0."""
-NOISE = 0.01
-"""If rounding moves the oracle by this relative distance, the result is rounding noise and proves nothing."""
 
 
 def comparable(reference: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:

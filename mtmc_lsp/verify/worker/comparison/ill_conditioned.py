@@ -17,7 +17,7 @@ from mtmc_lsp.core.dtypes import EPSILON
 from mtmc_lsp.verify.worker.comparison.distances import PIECE, Distances, comparable, finite, pieces
 
 OUTLIERS = 0.01
-"""The part of the elements that may exceed their limit: some edges are not crossed in any draw."""
+"""The part of the elements that may exceed their limit where values are next to edges: some are not crossed in any draw."""
 
 
 @dataclass
@@ -28,6 +28,10 @@ class IllConditioned:
     """How far each element of the oracle varies; ``None`` for results that are too large to store it."""
     is_unexplained: bool = False
     """Whether the reference's error is larger than rounding explains."""
+    is_uneven: bool = False
+    """Whether rounding may move some elements much further than others, although it moves the whole little."""
+    outliers: float = OUTLIERS
+    """The part of the elements that may exceed their limit."""
 
     def add_draw(self, result: torch.Tensor, oracle: torch.Tensor) -> None:
         """Add the oracle's result with stochastic rounding."""
@@ -61,9 +65,9 @@ def distance_from_reference(candidate: torch.Tensor, reference: torch.Tensor) ->
     return torch.stack([distances.values[0], distances.norm])
 
 
-def judge_counts(counts: Sequence[float]) -> tuple[str, bool]:
+def judge_counts(counts: Sequence[float], outliers: float) -> tuple[str, bool]:
     """The error according to :func:`elementwise_counts`, and whether the check is conclusive: whether zeros would fail."""
     outside, zeros, count = map(int, counts)
-    limit = int(OUTLIERS * count)
+    limit = int(outliers * count)
     detail = f"{outside} of {count} elements differ by more than rounding explains, the limit is {limit}"
     return detail if outside > limit else "", zeros > limit
