@@ -20,7 +20,8 @@ from types import TracebackType
 
 from mtmc_lsp.app.backends import BUILTIN, Backends, Question
 from mtmc_lsp.app.profile import profile_calls
-from mtmc_lsp.app.region_runs import (
+from mtmc_lsp.app.regions.capture import capture_regions, capture_whole, workload_of
+from mtmc_lsp.app.regions.runs import (
     RegionCoder,
     Written,
     accepted_code,
@@ -32,7 +33,6 @@ from mtmc_lsp.app.region_runs import (
 from mtmc_lsp.app.review import revise
 from mtmc_lsp.app.run_recorder import Revision, RunConfig, RunRecorder
 from mtmc_lsp.app.stored_runs import check_resumable, open_store
-from mtmc_lsp.app.target_capture import capture_regions, capture_whole, workload_of
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.app.verify_pair import PairOptions, prepare_pair, verify_pair
 from mtmc_lsp.app.why import refuse_calls_without_kernels
@@ -55,7 +55,7 @@ from mtmc_lsp.process.fork_server import ForkServer, likely_variables
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch, watched
 from mtmc_lsp.search.store import RunRecord, Store
-from mtmc_lsp.source.compiled_use import is_compiled_in_file
+from mtmc_lsp.source.torch_compile.use import is_compiled_in_file
 
 CAPTURING = "capturing the target"
 """The name of the first stage in events."""

@@ -18,8 +18,8 @@ from mtmc_lsp.core.run import (
 )
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search.components import SearchComponents
-from mtmc_lsp.source.compile_decorator import add_compile_decorator
 from mtmc_lsp.source.compose import unified_diff
+from mtmc_lsp.source.torch_compile.decorator import add_compile_decorator
 from mtmc_lsp.tuning.schedule_cost import estimated_work
 
 

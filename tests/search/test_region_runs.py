@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from fakes import SOURCE, action, search
 
-from mtmc_lsp.app.region_runs import accepted_code, continued, joined, merged, merged_verdict, steps_of
+from mtmc_lsp.app.regions.runs import accepted_code, continued, joined, merged, merged_verdict, steps_of
 from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.core.run import GeneratedCode, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import CodeRegion

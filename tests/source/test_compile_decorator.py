@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtmc_lsp.source.compile_decorator import add_compile_decorator
+from mtmc_lsp.source.torch_compile.decorator import add_compile_decorator
 
 MODULE = """from torch import nn
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtmc_lsp.source.compiled_use import is_compiled_in_file
+from mtmc_lsp.source.torch_compile.use import is_compiled_in_file
 
 FILE = """import torch
 

@@ -19,11 +19,11 @@ from mtmc_lsp.server.features.quick_fixes import quick_fixes
 from mtmc_lsp.server.handshake import CODE_ACTION_KIND as KIND
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.server.text import ERRORS
-from mtmc_lsp.source.compile_decorator import add_compile_decorator
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import OutlineEntry
 from mtmc_lsp.source.syntax import line_start
 from mtmc_lsp.source.targets import find_targets
+from mtmc_lsp.source.torch_compile.decorator import add_compile_decorator
 from mtmc_lsp.source.workload.suggestion import suggest_directive
 
 REVIEW_KIND = f"{KIND}.review"

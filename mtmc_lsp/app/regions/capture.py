@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from mtmc_lsp.app.region_runs import with_notes, worthwhile
+from mtmc_lsp.app.regions.runs import with_notes, worthwhile
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.capture.client import find_regions, find_workload, run_capture
 from mtmc_lsp.capture.recorded_calls import RECORDS

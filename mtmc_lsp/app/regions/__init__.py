@@ -1,0 +1,1 @@
+"""Targets of which only regions can be captured."""
