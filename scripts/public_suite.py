@@ -1,7 +1,7 @@
 """Maintain the suite of targets in installed packages (``benchmarks/public``).
 
     python scripts/public_suite.py requirements [FOLDER]           # write requirements.txt from the manifests
-    python scripts/public_suite.py check [FOLDER] [--filter TEXT] [--call]
+    python scripts/public_suite.py check [FOLDER] [--half HALF] [--filter TEXT] [--call]
 
 ``check`` captures and plans every entry whose package is installed, and prints the refusals grouped by their reason. With
 ``--call`` it also calls each refused target with a batch of 2, to tell a wrong entry from a limit of this tool. It needs no GPU.
@@ -19,7 +19,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from mtmc_lsp.app.bench.manifest import REQUIREMENTS, read_manifests, requirements_text
+from mtmc_lsp.app.bench.manifest import HALVES, REQUIREMENTS, read_manifests, requirements_text
 from mtmc_lsp.app.bench.package_copies import copy_targets, manifest_problems
 from mtmc_lsp.app.bench.suite import Problem
 from mtmc_lsp.app.interpreter import checked_python
@@ -53,6 +53,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("requirements", "check"))
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    parser.add_argument("--half", choices=HALVES, help="only this half of the suite")
     parser.add_argument("--filter", default="", help="only entries with this text in their name")
     parser.add_argument("--call", action="store_true", help="call refused targets without this tool")
     parser.add_argument("--out", type=Path, help="append one JSON line per entry")
@@ -62,7 +63,7 @@ def main() -> int:
         (arguments.folder / REQUIREMENTS).write_text(requirements_text(entries))
         return 0
     python = checked_python(sys.executable)
-    chosen = [entry for entry in entries if arguments.filter in entry.name]
+    chosen = [e for e in entries if arguments.filter in e.name and arguments.half in (None, e.half)]
     with tempfile.TemporaryDirectory() as work:
         copies = copy_targets(chosen, arguments.folder, Path(work), python)
         problems = [p for p in manifest_problems(chosen, Path(work)) if p.name not in copies.skipped]

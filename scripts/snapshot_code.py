@@ -225,6 +225,8 @@ class FakeMeasurer:
             return Verdict(VerdictStatus.INCORRECT, (), "gpu", 1e-3, 1e-4, "values: relative error 0.001")
         return Verdict(VerdictStatus.CORRECT, (), "gpu", 1e-7, 1e-7)
 
+    verifies_beside = False
+
     def time(self, candidate: Any, previous: Any) -> Timing | None:
         if not self._measured:
             return None
@@ -233,7 +235,7 @@ class FakeMeasurer:
         us = EAGER_US * 0.9**self._accepted
         gain = 1.1 if faster else 0.5
         ratio = Ratio(gain, gain, gain)
-        baselines = [BaselineTime("eager", EAGER_US, Ratio(EAGER_US / us, EAGER_US / us, EAGER_US / us))]
+        baselines = [BaselineTime("eager", EAGER_US, Ratio(EAGER_US / us, EAGER_US / us, EAGER_US / us), Speed.FASTER)]
         if previous is not None and previous.parent is not None:
             baselines.append(BaselineTime("previous", us * gain, ratio))
         elif not faster:
@@ -241,7 +243,7 @@ class FakeMeasurer:
         # A replay of the launches is offered late where each step is accepted: it would be the first step of every run.
         graph_us = us / 2 if self._alternates or self._number > 4 else None
         same = Ratio(1.0, 1.0, 1.0)
-        return Timing(us, tuple(baselines), "eager", Speed.FASTER, same, 50, "fake", 0.5, us, us, graph_us)
+        return Timing(us, tuple(baselines), "eager", same, 50, "fake", 0.5, us, us, graph_us)
 
     def quick(self, candidates: Sequence[Any]) -> list[float | None]:
         # The first candidate is the present version.

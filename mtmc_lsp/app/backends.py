@@ -10,7 +10,7 @@ from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.chat import ChatModel, Message
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.protocols import CannotCode, Coder, Planner, State
-from mtmc_lsp.core.run import Author, Step
+from mtmc_lsp.core.run import Author, Placement, Step
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.coder.auto import AutoCoder
@@ -76,8 +76,9 @@ class Backends:
         planner: Planner = self.ranking(settings)
         if model is not None and self.planner == "llm":
             planner = LlmPlanner(model, self.ranking(settings), context_tokens=settings.llm.context_tokens)
+        place = Placement(settings.place)
         if self.coder == "builtin":
-            return planner, BuiltinCoder(device)
+            return planner, BuiltinCoder(device, place)
         known = {}
         if capture is not None and steps:
             source = next((step.candidate.source for step in steps if step.candidate is not None), "")
@@ -89,8 +90,9 @@ class Backends:
             samples=settings.llm.samples,
             archs=settings.archs,
             known_edits=known,
+            place=place,
         )
-        return planner, AutoCoder(coder, device) if self.coder == "auto" else coder
+        return planner, AutoCoder(coder, device, place) if self.coder == "auto" else coder
 
     def ranking(self, settings: Settings) -> RooflinePlanner:
         """The planner that lists the legal actions for this coder."""

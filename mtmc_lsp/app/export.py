@@ -12,7 +12,7 @@ from mtmc_lsp.source.compose import strip_generated
 REFERENCE = "Model"
 """The name of the user's code in KernelBench's format."""
 FURTHER = (ContainerKind.POSITIONAL, ContainerKind.KEYWORDS)
-MARKS = re.compile(r"[ \t]*# mtmc: (begin|end) .*\n|  # mtmc: (dispatch|import)")
+MARKS = re.compile(r"[ \t]*# mtmc: (begin|end) .*(\n|\Z)|  # mtmc: (dispatch|import)")
 
 
 def kernelbench(result: RunResult) -> str:

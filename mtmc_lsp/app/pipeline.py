@@ -35,6 +35,7 @@ from mtmc_lsp.app.stored_runs import check_resumable, open_store
 from mtmc_lsp.app.target_capture import capture_regions, capture_whole, workload_of
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.app.verify_pair import PairOptions, prepare_pair, verify_pair
+from mtmc_lsp.app.why import refuse_calls_without_kernels
 from mtmc_lsp.capture.regions.runs import has_dispatch
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
@@ -54,6 +55,7 @@ from mtmc_lsp.process.fork_server import ForkServer, likely_variables
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch, watched
 from mtmc_lsp.search.store import RunRecord, Store
+from mtmc_lsp.source.compiled_use import is_compiled_in_file
 
 CAPTURING = "capturing the target"
 """The name of the first stage in events."""
@@ -74,7 +76,7 @@ class RunOptions:
     revision: Revision | None = None
     """A decision about a step of an earlier run, which this run carries out."""
     deadline: float | None = None
-    """Time of the monotonic clock at which even a running step is ended; by default it is finished."""
+    """Time of the monotonic clock at which everything ends; a run ends earlier if its budget does."""
     fresh: bool = False
     """Whether cached timings are measured again."""
     needs_sandbox: bool = False
@@ -94,6 +96,7 @@ class Pipeline:
     def __init__(self, target: OpenTarget, options: RunOptions = DEFAULTS, events: Events = SILENT) -> None:
         self.target = target
         self._options, self._events = options, events
+        self._deadline = options.deadline
         self._resources = ExitStack()
         self._fork_server: ForkServer | None = None
         self._store: Store | None = None
@@ -176,10 +179,15 @@ class Pipeline:
             FileChanged: the file of the resumed run changed since it began.
             RequestError: the resumed run began on another machine, or the revised run has no such step.
             ModelNotUsable: a model must be asked and none can be reached; the run can be resumed.
+            TargetUnsupported: no kernel would run for the workload: it is on the CPU, or always records gradients.
         """
+        began = time.monotonic()
+        end = began + self.target.settings.budget_seconds
+        self._deadline = end if self._deadline is None else min(end, self._deadline)
         # Before the capture, so that a store that cannot be written is reported at once.
         store = self.store()
         capture, resumed = self.capture(), self._options.resumed
+        refuse_calls_without_kernels(self.target, capture.workload)
         if self._options.revision is not None:
             return self._revise(self._options.revision)
         if resumed is not None:
@@ -192,7 +200,8 @@ class Pipeline:
             self.measurer().isolation()
         model = self._open_model()
         recorder = RunRecorder(store, run_id, self._run_config(), model, first_step=len(steps) + 1)
-        return recorder.finish(self._search(run_id, steps, model, recorder.events(self._events)))
+        result = self._search(run_id, steps, model, recorder.events(self._events))
+        return recorder.finish(replace(result, seconds=time.monotonic() - began))
 
     def verify_file(self) -> Verdict:
         """Capture -> whether the file as it is, generated code included, computes what the user's code computes."""
@@ -212,7 +221,7 @@ class Pipeline:
         self._select(self._with_dispatch()[0])
         measurer = self.measurer()
         self._events.on_stage("timing")
-        return measurer.time(self._file_as_candidate(), None)
+        return measurer.time_with_baselines(self._file_as_candidate(), None, None)
 
     def profile(self, ncu: str = "") -> tuple[Profile, DeviceModel]:
         """Capture -> where the time of a call of the file as it is goes, and the device's limits.
@@ -240,6 +249,14 @@ class Pipeline:
             fresh=self._options.fresh,
             on_case=lambda case: self._events.on_stage(case.label),
         )
+
+    @property
+    def _baseline(self) -> str:
+        """The baseline that a version must beat to be delivered."""
+        setting = self.target.settings.baseline
+        if setting != "current":
+            return setting
+        return "compile" if is_compiled_in_file(self._source, self.target.qualname) else "eager"
 
     # Resources ---------------------------------------------------------------------------------------------------
 
@@ -275,7 +292,7 @@ class Pipeline:
             archs=settings.archs,
             precision=settings.precision,
             baselines=settings.compiled_baselines,
-            deadline=self._options.deadline,
+            deadline=self._deadline,
             fresh=self._options.fresh,
             needs_sandbox=self._options.needs_sandbox,
         )
@@ -306,9 +323,9 @@ class Pipeline:
             return capture_regions(self.target, self._fork_server, self._capture_seconds(), error)
 
     def _capture_seconds(self) -> float:
-        if self._options.deadline is None:
+        if self._deadline is None:
             return CAPTURE_SECONDS
-        return max(LEAST_CAPTURE_SECONDS, min(CAPTURE_SECONDS, self._options.deadline - time.monotonic()))
+        return max(LEAST_CAPTURE_SECONDS, min(CAPTURE_SECONDS, self._deadline - time.monotonic()))
 
     def _select(self, index: int) -> None:
         """Work on another region."""
@@ -338,7 +355,6 @@ class Pipeline:
         """
         captures, count = self.captures(), 0
         results: list[tuple[CodeRegion | None, RunResult]] = []
-        end = time.monotonic() + self.target.settings.budget_seconds
         for index in range(len(captures)):
             self._select(index)
             region = self.capture().workload.target.region
@@ -346,8 +362,7 @@ class Pipeline:
             if len(captures) > 1 and region is not None:
                 done, further = steps_of(steps, region.number), continued(events, region.number, count)
             components = self._open_components(model, done)
-            seconds = max(0.0, end - time.monotonic()) / (len(captures) - index)
-            limits = replace(components.limits, seconds=seconds)
+            limits = replace(components.limits, seconds=components.limits.seconds / (len(captures) - index))
             if len(steps) > count + len(done):
                 # The resumed run had finished this region.
                 limits = replace(limits, steps=len(done))
@@ -380,8 +395,9 @@ class Pipeline:
         """The parts of a search; the edits of ``steps`` by a model are known to the coder."""
         settings, measurer = self.target.settings, self.measurer()
         planner, coder = self._open_backends(model, steps)
-        limits = Limits(settings.budget_seconds, settings.max_steps)
-        return SearchComponents(planner, coder, measurer, measurer.has_gpu, limits)
+        seconds = settings.budget_seconds if self._deadline is None else self._deadline - time.monotonic()
+        limits = Limits(max(0.0, seconds), settings.max_steps)
+        return SearchComponents(planner, coder, measurer, measurer.has_gpu, limits, self._baseline)
 
     def _run_config(self) -> RunConfig:
         backends, revision = self._options.backends, self._options.revision

@@ -14,9 +14,11 @@ from mtmc_lsp.core.action import REMARK, MacroAction
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.protocols import Planner, Repairer, State
 from mtmc_lsp.core.results import CompileReport, Timing
-from mtmc_lsp.core.run import Final, RunStatus, Speedup, Step, StepStatus
+from mtmc_lsp.core.run import Final, RunStatus, Step, StepStatus
+from mtmc_lsp.search.acceptance import Judge
 from mtmc_lsp.search.components import SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch
+from mtmc_lsp.search.outcome import speedup_of
 from mtmc_lsp.search.store import Store
 from mtmc_lsp.source.compose import strip_generated, unified_diff
 
@@ -105,9 +107,7 @@ def undo_last(store: Store, run: str, index: int) -> str:
     last = accepted[-1] if accepted and not accepted[-1].is_base else None
     source = last.candidate.source if last is not None and last.candidate is not None else root
     timing = accepted[-1].timing if accepted else None
-    speedup = None
-    if timing is not None:
-        speedup = Speedup(timing.against("eager"), timing.against("compile"), timing.against(timing.best))
+    speedup = speedup_of(timing) if timing is not None else None
     roofline = timing.roofline if timing is not None else None
     final = Final(source, unified_diff(root, source, record.path.rpartition("/")[2]), speedup, roofline)
     status = result.status if last is not None else RunStatus.NO_GAIN
@@ -128,16 +128,20 @@ class _ListPlanner:
         return self._then.propose(state) if self._then is not None else None
 
 
-class _RederivingSearch(GreedySearch):
-    """Accepts every step that is still correct: the user chose these steps, and only one of them is removed."""
+class _RederivingJudge(Judge):
+    """Accepts every step: the user chose these steps, and only one of them is removed."""
 
-    @staticmethod
-    def _judge_unmeasured(step: Step, report: CompileReport) -> Step:
+    def unmeasured(self, step: Step, report: CompileReport) -> Step:
         archs = ", ".join(dict.fromkeys(kernel.arch for kernel in report.kernels))
         reason = f"written and verified again by Triton's interpreter, compiled for {archs}; not timed: no GPU"
         return replace(step, status=StepStatus.ACCEPTED, reason=reason)
 
-    @staticmethod
-    def _judge_timed(step: Step, timing: Timing, *, whole: bool = False) -> Step:
-        judged = GreedySearch._judge_timed(step, timing, whole=whole)
+    def timed(self, step: Step, timing: Timing, *, whole: bool) -> Step:
+        judged = super().timed(step, timing, whole=whole)
         return replace(judged, status=StepStatus.ACCEPTED, reason=f"written and verified again: {judged.reason}")
+
+
+class _RederivingSearch(GreedySearch):
+    """Writes the given actions again and keeps every step that is still correct."""
+
+    judge = _RederivingJudge()

@@ -86,6 +86,7 @@ class RunRecorder:
             on_step=recorded(events.on_step),
             on_replayed=recorded(events.on_replayed) if store_replayed else events.on_replayed,
             on_withdrawn=recorded(events.on_withdrawn),
+            on_retimed=recorded(events.on_retimed),
         )
 
     def finish(self, result: RunResult) -> RunResult:

@@ -50,6 +50,11 @@ class RecordedCall:
     """Why these calls cannot become a workload, as a clause; empty if they can."""
 
     @property
+    def records_gradients(self) -> bool:
+        """Whether all of these calls recorded gradients."""
+        return self.under_autograd == self.count
+
+    @property
     def directive(self) -> str:
         """The call as a directive."""
         arguments = [f"{item.name}={_directive_value(item)}" for item in self.arguments]
@@ -75,6 +80,12 @@ class RecordedTarget:
     calls: tuple[RecordedCall, ...]
     others: int = 0
     """Calls with further signatures, which were only counted."""
+
+    @property
+    def typical(self) -> RecordedCall | None:
+        """The most frequent calls, if possible ones that kernels can serve: without gradients. None if there are no calls."""
+        served = (call for call in self.calls if not call.unusable and not call.records_gradients)
+        return next(served, self.calls[0] if self.calls else None)
 
     @property
     def count(self) -> int:
@@ -258,21 +269,27 @@ def find_record(target: Target, file: Path) -> RecordedTarget | None:
 
 
 def recorded_form(record: RecordedTarget) -> ModuleForm:
-    """The dtype and mode of the module in the most frequent recorded calls."""
-    return record.calls[0].module_form if record.calls else ModuleForm()
+    """The dtype and mode of the module in the typical recorded calls."""
+    return record.typical.module_form if record.typical is not None else ModuleForm()
 
 
 def workload_from_record(target: Target, record: RecordedTarget) -> Workload | None:
-    """The workload of the most frequent recorded calls; ``None`` if they cannot be repeated."""
-    call = record.calls[0] if record.calls else None
+    """The workload of the typical recorded calls; ``None`` if they cannot be repeated."""
+    call = record.typical
     if call is None or call.unusable:
         return None
+    workload = recorded_workload(target, call, training=False)
+    return replace(workload, module=ModuleForm(), assumed=tuple(_assumed(record, call)))
+
+
+def recorded_workload(target: Target, call: RecordedCall, *, training: bool) -> Workload:
+    """The workload of one recorded call, with its module in the mode of the call."""
     return Workload(
         target,
         WorkloadSource.RECORDED,
         call.arguments,
         call.init_arguments if target.class_name else (),
-        assumed=tuple(_assumed(record, call)),
+        module=ModuleForm(call.module_dtype, training if target.class_name else None),
     )
 
 

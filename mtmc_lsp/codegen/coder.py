@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from mtmc_lsp.actions.catalogue import IllegalAction, apply_action
 from mtmc_lsp.capture.result_structure import RESULTS, fill_structure, is_nested
@@ -25,7 +25,7 @@ from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, RUN_CUDA_GRAPH
 from mtmc_lsp.codegen.module.guard import bindings, returns_tensors, size_text, write_guard
 from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS
 from mtmc_lsp.codegen.module.launcher import Launcher
-from mtmc_lsp.codegen.module.naming import identifier, value_name
+from mtmc_lsp.codegen.module.naming import KernelNames, base_name, identifier, kernel_name, launch_key, value_name
 from mtmc_lsp.codegen.module.region_dispatch import region_dispatch
 from mtmc_lsp.codegen.module.shared_kernels import SharedKernels
 from mtmc_lsp.codegen.module.side_by_side import side_by_side
@@ -39,12 +39,13 @@ from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch
+from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch, Placement
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.core.workload import Capture, Target, TargetKind
+from mtmc_lsp.core.workload import Capture, TargetKind
 from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
-from mtmc_lsp.ir.regions import Region, RegionKind, analyse
+from mtmc_lsp.ir.regions import VIEWS, Region, RegionKind, analyse
+from mtmc_lsp.ir.run_time_numbers import numbers_of
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.configs import AttentionConfig, KernelConfig, MatmulConfig, RecurrentConfig, TileConfig
@@ -53,6 +54,7 @@ from mtmc_lsp.schedule.matmul_configs import by_pointers
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.source.compose import compose, strip_generated
+from mtmc_lsp.source.line_wrapping import wrapped
 
 DISTRIBUTION = {
     RegionKind.MAP: "One pass over memory",
@@ -76,13 +78,15 @@ IMPORTS = (
 class BuiltinCoder:
     """Generates Triton without a network. The same device, capture, candidate and action always give byte-identical output."""
 
-    def __init__(self, device: DeviceModel | None = None) -> None:
+    def __init__(self, device: DeviceModel | None = None, place: Placement = Placement.END) -> None:
         """Create a coder.
 
         Args:
             device: the GPU that the code is for; None for the one that represents the default architecture.
+            place: where the code goes in the user's file.
         """
         self._device = device or default_model()
+        self._place = place
 
     def start(self, capture: Capture, source: str) -> Candidate:
         """The starting point: the user's file without any generated code."""
@@ -104,11 +108,13 @@ class BuiltinCoder:
         target = capture.workload.target
         plain = strip_generated(candidate.source.encode(), target.qualname)
         try:
-            code, launches = render(capture, ir, changed, plain.decode(), self._device)
+            code, launches, names = render(capture, ir, changed, plain.decode(), self._device)
         except RecursionError:
             why = "the chain of dependent operations in one kernel is too long for the code generator"
             raise CannotCode(f"{why}; fuse fewer operations") from None
+        code = replace(code, place=self._place)
         text = compose(plain, target, code).decode()
+        changed = replace(changed, kernel_names=names)
         return Candidate(content_id(text), candidate.id, action, text, code, to_json(changed), launches)
 
 
@@ -117,13 +123,21 @@ def content_id(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def render(
-    capture: Capture, ir: KernelIR, schedule: Schedule, source: str, device: DeviceModel
-) -> tuple[GeneratedCode, tuple[KernelLaunch, ...]]:
-    """Generate the code for a schedule on a device, and the launch parameters of its kernels."""
+class Rendered(NamedTuple):
+    """The code of a schedule."""
+
+    code: GeneratedCode
+    launches: tuple[KernelLaunch, ...]
+    """The launch parameters of the kernels."""
+    kernel_names: tuple[tuple[str, str], ...]
+    """The names of the kernels, for the schedule."""
+
+
+def render(capture: Capture, ir: KernelIR, schedule: Schedule, source: str, device: DeviceModel) -> Rendered:
+    """Generate the code for a schedule on a device. Kernels that the schedule names keep their names."""
     graph = ir.graph
     schedule = _with_random_kernels(ir, schedule, device)
-    base = _base_name(capture.workload.target, source)
+    base = base_name(capture.workload.target, source)
     recomputed = frozenset(name for kernel in schedule.kernels for name in kernel.recomputed)
     launcher = Launcher(ir, recomputed=recomputed)
     if not all(part.isidentifier() for part in capture.module_name.split(".")):
@@ -133,29 +147,41 @@ def render(
     lines = source.splitlines()
     units = launches(ir, schedule)
     shared = SharedKernels()
-    has_several_kernels = sum(1 for launch in units for unit in launch if unit.plan is not None) > 1
+    live_keys = {launch_key(launch) for launch in units} | {unit.nodes[-1] for launch in units for unit in launch}
+    names = KernelNames(source, {key: name for key, name in schedule.kernel_names if key in live_keys})
+    is_one_of_several = sum(not _is_view(ir, unit) for launch in units for unit in launch) > 1
     for unit, *grouped in units:
         if unit.plan is None or unit.region is None:
             launcher.torch_call(graph.node(unit.nodes[0]))
             continue
         if grouped:
-            kernel = shared.shared(_write_side_by_side(ir, [unit, *grouped], launcher, base, kernels, lines, device))
-            launcher.launch(kernel, [each.region for each in (unit, *grouped) if each.region is not None])
+            launch = [unit, *grouped]
+            kernel = shared.shared(_write_side_by_side(ir, launch, launcher, base, names, lines, device))
+            launcher.launch(kernel, [each.region for each in launch if each.region is not None])
             kernels.append(kernel)
+            parts = [each.nodes[-1] for each in launch]
+            names.written(launch_key(launch), kernel.name, [kernel.name, *kernel.functions], parts)
             continue
-        name = _unused_name(_kernel_name(ir, unit, base, has_several_kernels), kernels)
+        key = unit.nodes[-1]
+        name = names.choose(key, kernel_name(ir, unit, base, is_one_of_several))
         if isinstance(unit.plan.config, RecurrentConfig):
             docstring = _docstring(ir, unit.region, unit.plan, lines)
             steps = RecurrentSteps(ir, unit.region, unit.plan.config)
             kernel = shared.shared(steps.kernel(name, docstring))
             steps.launch(launcher, kernel)
             kernels.append(kernel)
+            names.written(key, kernel.name, [kernel.name])
             continue
+        written = []
         for draft in _write_kernels(ir, unit.region, unit.plan, launcher, name, lines, device):
-            kernel = shared.shared(draft)
-            launcher.launch(kernel, [unit.region])
-            # A shared kernel may appear several times here, each time with its own limits.
-            kernels.append(kernel)
+            written.append(shared.shared(draft))
+            launcher.launch(written[-1], [unit.region])
+        # A shared kernel may appear several times here, each time with its own limits.
+        kernels += written
+        names.written(key, written[-1].name, [kernel.name for kernel in written])
+    if names.moved:
+        kept = {key: name for key, name in schedule.kernel_names if name not in names.moved.values()} | names.moved
+        return render(capture, ir, replace(schedule, kernel_names=tuple(kept.items())), source, device)
     limits = tuple(dict.fromkeys(limit for kernel in kernels for limit in kernel.limits))
     for limit in limits:
         # Safe to evaluate: limits are generated arithmetic over named sizes.
@@ -167,7 +193,13 @@ def render(
     compiled = tuple(launch for i, launch in enumerate(launcher.launches) if launch not in launcher.launches[:i])
     dispatch = _dispatch(capture, base, launcher, uses_cuda_graph=schedule.cuda_graph)
     dispatch = region_dispatch(dispatch, capture.workload.target.region)
-    return GeneratedCode(IMPORTS, block, dispatch), compiled
+    imports = ("import math", *IMPORTS) if any(number.uses_math for number in numbers_of(graph)) else IMPORTS
+    return Rendered(GeneratedCode(imports, block, dispatch), compiled, tuple(names.given.items()))
+
+
+def _is_view(ir: KernelIR, unit: Unit) -> bool:
+    """Whether it is a torch call that computes nothing."""
+    return unit.plan is None and ir.graph.node(unit.nodes[-1]).op.split(".")[1] in VIEWS
 
 
 def _with_random_kernels(ir: KernelIR, schedule: Schedule, device: DeviceModel) -> Schedule:
@@ -219,7 +251,7 @@ def _write_side_by_side(
     units: Sequence[Unit],
     launcher: Launcher,
     base: str,
-    kernels: Sequence[Kernel],
+    names: KernelNames,
     lines: list[str],
     device: DeviceModel,
 ) -> Kernel:
@@ -227,14 +259,14 @@ def _write_side_by_side(
     members: list[Kernel] = []
     for unit in units:
         assert unit.plan is not None and unit.region is not None
-        name = _unused_name(_kernel_name(ir, unit, base, is_one_of_several=True), [*kernels, *members])
+        name = names.choose(unit.nodes[-1], kernel_name(ir, unit, base, is_one_of_several=True))
         written = _write_kernels(ir, unit.region, unit.plan, launcher, name, lines, device)
         if len(written) > 1:
             raise CannotCode(f"{name} needs {len(written)} launches; only kernels with one launch can share a launch")
         members += written
     results = [value_name(ir, unit.region.outputs[-1]) for unit in units if unit.region is not None]
     named_results = results if len(results) <= MAX_NAMED_RESULTS else [*results[: MAX_NAMED_RESULTS - 1], "others"]
-    name = _unused_name(f"{base}_{identifier('_and_'.join(named_results))}_kernel", [*kernels, *members])
+    name = names.choose(launch_key(units), f"{base}_{identifier('_and_'.join(named_results))}_kernel")
     return side_by_side(name, members, f"{', '.join(results[:-1])} and {results[-1]}, in one launch.")
 
 
@@ -260,6 +292,7 @@ def _docstring(
     """The kernel's docstring: the source lines that it computes, and which memory traffic it avoids."""
     line_numbers = sorted({ir.graph.node(name).line for name in (*region.nodes, *plan.recomputed)} - {0})
     quoted = [lines[n - 1].strip() for n in line_numbers if 0 < n <= len(lines)]
+    quoted = [text if len(text) <= LINE else f"{text[: LINE - 4]} ..." for text in quoted]
     results = ", ".join(value_name(ir, ref) for ref in region.outputs)
     n_intermediates = len(region.nodes) - len(region.outputs)
     memory_note = "; intermediate values are not written to memory" if n_intermediates > 0 else ""
@@ -268,45 +301,6 @@ def _docstring(
     source_lines = "".join(f"    {text}\n" for text in dict.fromkeys(quoted))
     prose = textwrap.fill(f"{distribution}{memory_note}.", LINE)
     return f"{summary}\n\n{source_lines}\n{prose}".replace('"""', "'''").replace("\\", "\\\\")
-
-
-def _base_name(target: Target, source: str) -> str:
-    """Snake-case prefix of the generated names, chosen so that none of them exists in the user's file."""
-    parts = [part for part in target.qualname.split(".") if part != "forward"]
-    if target.region is not None:
-        parts.append(f"region_{target.region.number}")
-    snake_case = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", "_".join(parts)).lower()
-    base = identifier(snake_case)
-    while any(
-        re.search(rf"\b{base}_{suffix}\b", source)
-        for suffix in ("fits", "launch", "triton", "kernel", "cuda_graph", "tensors", "results", "up_to_date")
-    ):
-        base += "_mtmc"
-    return base
-
-
-def _kernel_name(ir: KernelIR, unit: Unit, base: str, is_one_of_several: bool) -> str:
-    assert unit.region is not None
-    return (
-        f"{base}_{identifier(value_name(ir, unit.region.outputs[-1]))}_kernel"
-        if is_one_of_several
-        else f"{base}_kernel"
-    )
-
-
-def _unused_name(name: str, kernels: Sequence[Kernel]) -> str:
-    """Return ``name``, or a numbered variant if another kernel has that name or a name that starts with it.
-
-    Names that extend ``name`` count as taken too, such as ``name_parts`` for partial sums: kernels that are shared keep the
-    name of their first user.
-    """
-    used_names = [name for kernel in kernels for name in (kernel.name, *kernel.functions)]
-
-    def is_taken(choice: str) -> bool:
-        return any(name == choice or name.startswith(f"{choice}_") for name in used_names)
-
-    choices = itertools.chain([name], (f"{name.removesuffix('_kernel')}_{n}_kernel" for n in itertools.count(2)))
-    return next(choice for choice in choices if not is_taken(choice))
 
 
 def _module_block(
@@ -338,17 +332,18 @@ def _module_block(
     summary = f"{part}``{target.qualname}`` with Triton kernels."
     sources = list(dict.fromkeys(text for kernel in kernels for text in (*kernel.functions.values(), kernel.source)))
     helpers = _helpers("\n".join(sources))
-    checks = [source for name, source in GUARD_HELPERS.items() if f"{name}(" in guard]
+    checks = [source for name, source in GUARD_HELPERS.items() if re.search(rf"\b{name}\b", guard)]
     launch = launcher.finish(f"{base}_launch", f"{base}_triton", summary)
     memory = [ALLOCATOR_SOURCE] if launcher.makes_descriptors else []
     memory += [CONSTANT_SOURCE] if launcher.makes_constants else []
     cuda_graph = [GRAPHS, RUN_CUDA_GRAPH, _cuda_graph_function(capture, base, launcher)] if uses_cuda_graph else []
     version_check = [check] if check else []
-    return "\n\n".join([*helpers, *sources, *checks, *version_check, guard, *memory, launch, *cuda_graph])
+    return wrapped("\n\n".join([*helpers, *sources, *checks, *version_check, guard, *memory, launch, *cuda_graph]))
 
 
 def _cuda_graph_function(capture: Capture, base: str, launcher: Launcher) -> str:
     """Source of the function that runs the launcher as a CUDA graph."""
+    numbers = list(launcher.number_names.values())
     kinds = {launcher.input_names[item.name]: item.kind for item in capture.graph.inputs}
     arguments = [name for name, kind in kinds.items() if kind is InputKind.ARGUMENT]
     module_tensors = [name for name in kinds if name not in arguments]
@@ -363,8 +358,9 @@ def _cuda_graph_function(capture: Capture, base: str, launcher: Launcher) -> str
         )
     groups = [arguments, module_tensors, [str(i) for i, name in enumerate(module_tensors) if name in updated]]
     tuples = [f"({', '.join(part)}{',' if len(part) == 1 else ''})" for part in (groups if updated else groups[:2])]
+    tuples += [f"numbers=({', '.join(numbers)}{',' if len(numbers) == 1 else ''})"] if numbers else []
     return (
-        f"def {base}_cuda_graph({', '.join(kinds)}):\n"
+        f"def {base}_cuda_graph({', '.join([*kinds, *numbers])}):\n"
         f'    """``{base}_launch`` as one CUDA graph."""\n'
         f"    return {call_text('_run_cuda_graph', [f'{base}_launch', *tuples], '    ')}\n"
     )
@@ -391,12 +387,14 @@ def _dispatch(capture: Capture, base: str, launcher: Launcher, *, uses_cuda_grap
     run = f"{base}_cuda_graph" if uses_cuda_graph else f"{base}_launch"
     if launcher.is_operator():
         run = f"({base}_triton if torch.compiler.is_compiling() else {run})"
+    number_accesses = [item.access for item in graph.numbers if item.name in launcher.number_names]
     fits = call_text(f"{base}_fits", _guard_parameters(capture))
     if returns_tensors(graph):
         # The variable is prefixed with the target's name, so that it cannot shadow a global of the user's code.
-        call, fits = f"{run}(*{base}_tensors)", f"({base}_tensors := {fits}) is not None"
+        numbers = "".join(f", {access}" for access in number_accesses)
+        call, fits = f"{run}(*{base}_tensors{numbers})", f"({base}_tensors := {fits}) is not None"
     else:
-        call = call_text(run, [item.access for item in graph.inputs], "    ")
+        call = call_text(run, [*(item.access for item in graph.inputs), *number_accesses], "    ")
     if is_nested(graph.returns) or graph.state_attributes:
         results = f"{base}_results"
         n_results = len(graph.results)

@@ -20,6 +20,7 @@ from mtmc_lsp.commands.record import record
 from mtmc_lsp.commands.report import report
 from mtmc_lsp.commands.runs import runs
 from mtmc_lsp.commands.verify import verify
+from mtmc_lsp.commands.why import why
 
 app = typer.Typer(
     add_completion=False,
@@ -44,5 +45,8 @@ def _global_options(
 
 
 # In the order of `mtmc --help`.
-for _command in (report, consent, optimize, plan, record, runs, export, verify, doctor, lsp, bench, profile, calibrate):
+_COMMANDS = (
+    report, consent, optimize, plan, record, runs, export, verify, why, doctor, lsp, bench, profile, calibrate,
+)  # fmt: skip
+for _command in _COMMANDS:
     app.command()(_command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +45,15 @@ def optimize(
     search: Annotated[str, typer.Option(help="How steps are tried: greedy.")] = "greedy",
     budget: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option("--budget", help="Most seconds for the run."),
+        typer.Option("--budget", help="Most seconds for the run, from its start to its end."),
+    ] = None,
+    baseline: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="What a version must beat: current (the default), eager, compile or best."),
+    ] = None,
+    place: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Where the kernels go: end of the file (the default), or above the target."),
     ] = None,
     arch: Arch = None,
     python: Python = "",
@@ -70,17 +79,29 @@ def optimize(
     from mtmc_lsp.app.stored_runs import open_project_store, open_replay
     from mtmc_lsp.app.target_file import apply_result, check_inside_project
     from mtmc_lsp.core.run import KEPT
-    from mtmc_lsp.core.settings import CODERS, PLANNERS
+    from mtmc_lsp.core.settings import BASELINES, CODERS, PLACES, PLANNERS
     from mtmc_lsp.report import text
     from mtmc_lsp.report.documents import run_document
     from mtmc_lsp.search.components import Events
 
     check_choice("planner", planner or PLANNERS[0], PLANNERS)
     check_choice("coder", coder or CODERS[0], CODERS)
+    check_choice("baseline", baseline or BASELINES[0], BASELINES)
+    check_choice("place", place or PLACES[0], PLACES)
     check_choice("search", search, ("greedy",))
 
     def read_target(name: str) -> OpenTarget:
-        return open_spec(name, python, arch, budget, planner=planner, coder=coder, max_autotune=max_autotune)
+        return open_spec(
+            name,
+            python,
+            arch,
+            budget,
+            planner=planner,
+            coder=coder,
+            place=place,
+            max_autotune=max_autotune,
+            baseline=baseline,
+        )
 
     options = RunOptions(fresh=fresh, needs_sandbox=require_sandbox)
     if replay:
@@ -102,13 +123,15 @@ def optimize(
     if apply and (replay or "::" not in spec):
         check_inside_project(target, Path.cwd())
     out = text.console(stderr=as_json)
+    began, budget_seconds = time.monotonic(), target.settings.budget_seconds
+    text.show_start(out, target.qualname, target.path, budget_seconds)
     with out.status("starting") as status:
         events = Events(
-            on_action=lambda index, action: text.show_action(out, index, action),
-            on_stage=status.update,
+            on_stage=lambda stage: status.update(text.RunClock(stage, began, budget_seconds)),
             on_step=lambda step: text.show_step(out, step, diff=diff and not as_json),
             on_replayed=lambda step: text.show_replayed(out, step),
             on_withdrawn=lambda step: text.show_withdrawn(out, step),
+            on_retimed=lambda step: text.show_retimed(out, step),
             on_captured=lambda capture: text.show_head(out, capture),
         )
         with Pipeline(target, options, events) as pipeline:

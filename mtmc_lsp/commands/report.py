@@ -49,7 +49,6 @@ def _show(stored: StoredRun) -> None:
     record = stored.record
     out.print(f"{record.qualname}  {record.path}")
     for step in stored.steps:
-        text.show_action(out, step.index, step.action)
         text.show_step(out, step, diff=False)
     if stored.result is not None:
         text.show_result(out, stored.result)

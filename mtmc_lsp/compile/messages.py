@@ -30,6 +30,13 @@ class LauncherCalls:
 
 
 @dataclass(frozen=True)
+class CompileReports:
+    """The reports of several versions."""
+
+    reports: tuple[CompileReport, ...]
+
+
+@dataclass(frozen=True)
 class CompileRequest(Request[CompileReport], command="compile.launches"):
     """Compile every launch for every architecture; no GPU is needed.
 
@@ -49,3 +56,12 @@ class CompileRequest(Request[CompileReport], command="compile.launches"):
     """Time limit; the reports of launches that are not compiled in time contain an error."""
     calls: LauncherCalls | None = None
     """Where to find further launches."""
+
+
+@dataclass(frozen=True)
+class CompileVariantsRequest(Request[CompileReports], command="compile.variants"):
+    """Compile several versions at once, so that their kernels share all cores."""
+
+    versions: tuple[CompileRequest, ...]
+    seconds: float
+    """Time limit for all of them."""

@@ -158,6 +158,12 @@ class MeasurementRejected(MtmcError):
     code = "measurement-rejected"
 
 
+class ResultsDiffer(MeasurementRejected):
+    """The results of the timed code differ from those of the user's code."""
+
+    code = "results-differ"
+
+
 class GpuInUse(MeasurementRejected):
     """Another program used the GPU during a measurement."""
 

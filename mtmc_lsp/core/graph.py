@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Union
 
 from mtmc_lsp.core.dependencies import Dependency
-from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.core.sizes import Number, NumberArgument, Size, product
 
 
 class InputKind(Enum):
@@ -36,7 +36,7 @@ class TensorType:
     stride: tuple[Size, ...]
     """In elements, one per dimension."""
 
-    @property
+    @cached_property
     def numel(self) -> Size:
         """Number of elements."""
         return product(self.shape)
@@ -48,6 +48,11 @@ class TensorType:
             stride == dense or size == Size.of(1)
             for size, stride, dense in zip(self.shape, self.stride, contiguous_stride(self.shape), strict=True)
         )
+
+    @cached_property
+    def dense_dims(self) -> tuple[int, ...]:
+        """The dimensions whose neighbouring elements are adjacent in memory (stride 1)."""
+        return tuple(dim for dim, stride in enumerate(self.stride) if stride == Size.of(1))
 
     @property
     def is_channels_last(self) -> bool:
@@ -77,13 +82,14 @@ class Ref:
         return Ref(str(data["ref"]), int(data["index"]))
 
 
-Argument = Union[Ref, Size, bool, int, float, str, None, tuple["Argument", ...]]
-"""An argument of a node: a tensor, a size, a constant (dtypes and devices as strings), or a tuple of arguments."""
+Argument = Union[Ref, Size, Number, bool, int, float, str, None, tuple["Argument", ...]]
+"""An argument of a node: a tensor, a size, a number that is known at run time, a constant (dtypes and devices as strings), or a
+tuple of arguments."""
 
 
 def argument_to_json(value: Argument) -> object:
     """Encode ``value`` as JSON; a size is ``{"size": text}``, an infinite or NaN float ``{"float": text}``."""
-    if isinstance(value, Ref):
+    if isinstance(value, (Ref, Number)):
         return value.to_json()
     if isinstance(value, Size):
         return {"size": str(value)}
@@ -101,6 +107,8 @@ def argument_from_json(data: object) -> Argument:
             return Ref.from_json(data)
         if "float" in data:
             return float(data["float"])
+        if "number" in data:
+            return Number(str(data["number"]), str(data["kind"]), str(data["variable"]))
         return Size.parse(str(data["size"]))
     if isinstance(data, list):
         return tuple(argument_from_json(item) for item in data)
@@ -284,6 +292,8 @@ class Graph:
     """Python values built into the graph, by access expression: ``{"eps": 1e-6, "self.training": False}``.
     The graph is valid only for these values. Each is an int, float, bool, str, None or a list of these. Empty ``*args`` and
     ``**kwargs`` are stored as an empty dictionary."""
+    numbers: tuple[NumberArgument, ...] = ()
+    """Numbers among the arguments for which the graph is valid whatever their value. They are not in ``constants``."""
     dependencies: tuple[Dependency, ...] = ()
     """Other inputs of the graph: globals, helper functions, class attributes, environment variables."""
     modules: tuple[UsedModule, ...] = ()
@@ -291,7 +301,10 @@ class Graph:
     containers: tuple[TensorContainer, ...] = ()
     """Containers of attribute tensors; outer ones come first."""
     aliases: tuple[tuple[str, str], ...] = ()
-    """Aliases: pairs of access expressions for one object. The second one is used in the graph."""
+    """Aliases: pairs of access expressions that give one object, such as tied weights, of which the graph uses the second one,
+    and modes of modules that may change together only."""
+    free_flags: tuple[str, ...] = ()
+    """Access expressions of boolean arguments that may be true or false."""
     fp32_matmul: str = "ieee"
     """Precision of fp32 matmuls in the user's code: ``ieee`` or ``tf32``."""
     fp32_convolution: str = "ieee"

@@ -97,8 +97,23 @@ class LargeTensorVerifier(Protocol):
         """Verify an accepted version on such tensors. The check is skipped, with a reason, if that is not possible."""
 
 
+@runtime_checkable
+class BaselineTimer(Protocol):
+    """A measurer that compiles baselines in the background, and can wait for them."""
+
+    def time_with_baselines(self, candidate: Candidate, previous: Candidate | None, wait: float) -> Timing | None:
+        """Like :meth:`Measurer.time`, with every baseline that is compiled within ``wait`` seconds."""
+
+    def recompilations(self) -> tuple[int, float]:
+        """How often ``torch.compile`` compiles again for the other sizes that are verified, and the seconds that takes."""
+
+
 class Measurer(Protocol):
     """Verifies, compiles and times candidates of one capture."""
+
+    @property
+    def verifies_beside(self) -> bool:
+        """Whether :meth:`verify` may run in another thread, beside the other methods."""
 
     def device(self) -> DeviceModel:
         """Performance limits of the device that is measured on or compiled for."""
@@ -110,7 +125,11 @@ class Measurer(Protocol):
         """Compile each kernel for each configured architecture."""
 
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
-        """Paired timing against eager, ``torch.compile`` and the previous good version; ``None`` without a GPU."""
+        """Paired timing against eager, the previous good version, and each baseline that is ready; ``None`` without a GPU.
+
+        Raises:
+            ResultsDiffer: the results differ from those of the user's code on the inputs that are timed.
+        """
 
     def close(self) -> None:
         """Stop the worker processes."""

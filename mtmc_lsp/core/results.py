@@ -76,7 +76,7 @@ class Verdict:
 
 
 class Speed(Enum):
-    """Result of comparing a timing with the best baseline."""
+    """Result of comparing a candidate's time with that of a baseline."""
 
     FASTER = "FASTER"
     SAME = "SAME"
@@ -103,6 +103,8 @@ class BaselineTime:
     median_us: float
     speedup: Ratio | None
     """``None`` if the baseline could not run."""
+    speed: Speed | None = None
+    """The candidate compared with this baseline, beyond the noise of the A/A control."""
     note: str = ""
     graph_us: float | None = None
     """Median time in a CUDA graph; only for short calls that can be captured."""
@@ -138,8 +140,6 @@ class Timing:
     baselines: tuple[BaselineTime, ...]
     best: str
     """Name of the fastest baseline."""
-    speed: Speed
-    """Compared with the best baseline."""
     noise: Ratio
     """A/A control: the candidate compared with itself."""
     samples: int
@@ -160,9 +160,20 @@ class Timing:
     cached: bool = False
     """Whether the result comes from the timing cache (same sources, inputs, GPU, driver and versions)."""
 
+    def baseline(self, name: str) -> BaselineTime | None:
+        """The baseline called ``name``, or for ``best`` the fastest one; ``None`` if it was not timed."""
+        name = self.best if name == "best" else name
+        return next((b for b in self.baselines if b.name == name), None)
+
     def against(self, name: str) -> Ratio | None:
         """Speedup over the baseline called ``name``; ``None`` if it did not run."""
-        return next((b.speedup for b in self.baselines if b.name == name), None)
+        baseline = self.baseline(name)
+        return baseline.speedup if baseline is not None else None
+
+    def speed_over(self, name: str) -> Speed | None:
+        """The candidate compared with the baseline called ``name``; ``None`` if it did not run."""
+        baseline = self.baseline(name)
+        return baseline.speed if baseline is not None else None
 
 
 @dataclass(frozen=True)

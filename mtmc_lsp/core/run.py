@@ -17,17 +17,27 @@ SCHEMA = 1
 """Schema version of every JSON document that we print."""
 
 
+class Placement(Enum):
+    """Where the generated block goes in the user's file."""
+
+    END = "end"
+    """Below the user's code, with its imports, but above the first statement that may call the target on import."""
+    ABOVE = "above"
+    """Above the target, with the imports at the top of the file."""
+
+
 @dataclass(frozen=True)
 class GeneratedCode:
-    """The three parts of a candidate that are inserted into the user's file."""
+    """The parts of a candidate that are inserted into the user's file."""
 
     imports: tuple[str, ...]
     """Import statements that the block needs, one per entry."""
     block: str
-    """Module-level source with kernels, guard and launcher, placed above the target; ends with a newline."""
+    """Module-level source with kernels, guard and launcher; ends with a newline."""
     dispatch: str
     """Dispatch statement without indentation, placed first in the target's body after its docstring, or first in its region;
     ends with a newline."""
+    place: Placement = Placement.END
     regions: tuple[tuple[CodeRegion, str], ...] = ()
     """The regions and their dispatch statements if the code is for several regions; then ``dispatch`` is empty."""
 
@@ -122,6 +132,7 @@ class RunStatus(Enum):
     """Outcome of a run."""
 
     IMPROVED = "improved"
+    """Faster than the baseline that decides, which is what the user runs today unless the settings say otherwise."""
     NO_GAIN = "no_gain"
     INCORRECT = "incorrect"
     """Steps were proposed, but none passed verification."""
@@ -142,6 +153,20 @@ class Speedup:
     vs_eager: Ratio | None
     vs_compile: Ratio | None
     vs_best: Ratio | None
+
+
+@dataclass(frozen=True)
+class CompilerOffer:
+    """``torch.compile`` instead of the kernels, where it is faster. It is offered to the user and never applied by itself."""
+
+    source: str
+    """The user's file with the decorator."""
+    diff: str
+    compile_seconds: float
+    recompilations: int | None = None
+    """How often ``torch.compile`` compiled again for the other verified sizes; ``None`` if that was not measured."""
+    recompile_seconds: float = 0.0
+    """The time of these compilations."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +197,10 @@ class RunResult:
     """Wall time of the run in seconds."""
     source_hash: str
     """SHA-256 of the file content that was read."""
+    baseline: str = "eager"
+    """The baseline that the last version must beat to be delivered: ``eager``, ``compile`` or ``best``."""
+    offer: CompilerOffer | None = None
+    """Set where ``torch.compile`` alone is faster than the last version."""
     model_use: ModelUse | None = None
     """Use of the language model, if any."""
     device: DeviceModel | None = None

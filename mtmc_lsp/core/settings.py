@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.core.run import Placement
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,9 @@ class Settings:
     """The interpreter for user code; empty to search VIRTUAL_ENV, .venv and the current interpreter."""
     archs: tuple[str, ...] = ("sm_80", "sm_90", "gfx942")
     """Architectures for which kernels are cross-compiled without a GPU."""
+    baseline: str = "current"
+    """What a version must beat to be delivered. ``current``: what the user runs today, eager mode unless the file compiles the
+    target; ``eager``; ``compile``: ``torch.compile``; ``best``: the fastest of all that are timed."""
     precision: str = "budget"
     """``budget``: steps may change rounding within the error budget. ``strict``: such steps are never proposed."""
     budget_seconds: float = 300.0
@@ -84,6 +88,8 @@ class Settings:
     """What chooses the next step: ``roofline`` or ``llm``."""
     coder: str = "builtin"
     """What writes the step: ``builtin``, ``llm``, or ``auto`` (built-in first, then the model for what it cannot write)."""
+    place: str = "end"
+    """Where generated code goes: ``end``, one block at the end of the file with its imports, or ``above`` the target."""
     exclude_actions: tuple[str, ...] = ()
     """Action kinds and rewrite rules that the planner never proposes, such as ``autotune``."""
     max_autotune: bool = False
@@ -110,8 +116,10 @@ def _archs_problem(archs: tuple[str, ...]) -> str:
     return ""
 
 
+BASELINES = ("current", "eager", "compile", "best")
 PLANNERS = ("roofline", "llm")
 CODERS = ("builtin", "auto", "llm")
+PLACES = tuple(place.value for place in Placement)
 
 
 def _one_of(allowed: tuple[str, ...]) -> typing.Callable[[Any], str]:
@@ -125,11 +133,13 @@ def _exclude_problem(names: tuple[str, ...]) -> str:
 
 CHECKS: dict[str, typing.Callable[[Any], str]] = {
     "archs": _archs_problem,
+    "baseline": lambda value: _one_of(BASELINES)(value),
     "precision": lambda value: "" if value in ("budget", "strict") else f"{value!r} is neither budget nor strict",
     "budget_seconds": lambda value: "" if value > 0 else f"{value:g} seconds are not possible; it must be above 0",
     "max_steps": lambda value: "" if value > 0 else f"{value} steps are not possible; it must be above 0",
     "planner": _one_of(PLANNERS),
     "coder": _one_of(CODERS),
+    "place": _one_of(PLACES),
     "exclude_actions": _exclude_problem,
 }
 """Setting to a function that returns the problem with a value, or an empty string."""

@@ -1,11 +1,14 @@
 """Symbolic tensor sizes: polynomials with integer coefficients over named sizes, such as ``s0*s1`` or ``64``.
 
 A subexpression that is not a polynomial, such as a floor division, is one opaque factor, stored as Python text.
+
+Also here: Python numbers among the target's arguments that only arithmetic uses. The kernels take them at run time.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -59,7 +62,8 @@ class Size:
     @property
     def is_constant(self) -> bool:
         """Whether the size contains no names."""
-        return all(not factors for factors, _ in self.terms)
+        # Equal monomials are merged, so a constant has one term. Planning asks this millions of times.
+        return not self.terms or (len(self.terms) == 1 and not self.terms[0][0])
 
     @property
     def constant(self) -> int:
@@ -70,7 +74,7 @@ class Size:
         """
         if not self.is_constant:
             raise ValueError(f"{self} is not constant")
-        return sum(coefficient for _, coefficient in self.terms)
+        return self.terms[0][1] if self.terms else 0
 
     @property
     def is_symbol(self) -> bool:
@@ -184,6 +188,83 @@ class Size:
             else:
                 parts.append(f"{coefficient} * {names}")
         return " + ".join(parts).replace("+ -", "- ")
+
+
+MATH_FUNCTIONS = frozenset("sqrt exp log log2 log10 log1p expm1 pow sin cos tanh".split())
+"""Functions of ``math`` that may be part of a run-time number."""
+PlainNumber = Union[int, float]
+"""A Python number; never a bool."""
+
+
+@dataclass(frozen=True)
+class NumberArgument:
+    """A number among the target's arguments. The graph is valid for every value of the same type."""
+
+    name: str
+    """A Python identifier, unique among the graph's inputs and numbers."""
+    access: str
+    """Python expression for it inside the target's body: ``eps``, ``batch['scale']``."""
+    value: PlainNumber
+    """Its value in the workload."""
+
+    def to_json(self) -> dict[str, object]:
+        value = str(self.value) if isinstance(self.value, float) and not math.isfinite(self.value) else self.value
+        return {"name": self.name, "access": self.access, "value": value}
+
+    @staticmethod
+    def from_json(data: object) -> NumberArgument:
+        if not isinstance(data, dict):
+            raise TypeError(f"not a number among the arguments: {data!r}")
+        value = data["value"]
+        return NumberArgument(data["name"], data["access"], float(value) if isinstance(value, str) else value)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that the target computes from its arguments by Python arithmetic, as an argument of a node."""
+
+    text: str
+    """Python over names of :class:`NumberArgument`: ``eps``, ``1 - beta1 ** step``."""
+    kind: str
+    """``float`` or ``int``."""
+    variable: str = ""
+    """The user's variable that holds it; empty if there is none."""
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is an argument itself."""
+        return self.text.isidentifier()
+
+    @property
+    def preferred_name(self) -> str:
+        """A name for a variable that holds it: the argument's, the user's, or one made of its arguments."""
+        if self.is_argument:
+            return self.text
+        return self.variable or "_".join([*dict.fromkeys(self.names()), "term"])
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether Python may raise an error for some arguments, or compute a number of another type."""
+        operators = {type(node.op) for node in ast.walk(self._tree) if isinstance(node, ast.BinOp)}
+        calls = any(isinstance(node, ast.Call) for node in ast.walk(self._tree))
+        return calls or bool(operators & {ast.Div, ast.Pow})
+
+    @property
+    def uses_math(self) -> bool:
+        """Whether it calls functions of the module ``math``."""
+        return any(isinstance(node, ast.Call) for node in ast.walk(self._tree))
+
+    def names(self) -> tuple[str, ...]:
+        """The arguments that it is computed from, with repeats."""
+        nodes = (node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name))
+        return tuple(name for name in nodes if name != "math")
+
+    def to_json(self) -> dict[str, object]:
+        return {"number": self.text, "kind": self.kind, "variable": self.variable}
+
+    @property
+    def _tree(self) -> ast.Expression:
+        return ast.parse(self.text, mode="eval")
 
 
 def product(sizes: tuple[Size, ...] | list[Size]) -> Size:

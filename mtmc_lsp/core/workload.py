@@ -8,12 +8,12 @@ parameters: ``position_embeddings[0]``, ``batch['mask']``, ``config.weight``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from mtmc_lsp.core.dtypes import short_dtype
 from mtmc_lsp.core.graph import Graph
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import PlainNumber, Size
 
 
 class TargetKind(Enum):
@@ -327,3 +327,14 @@ class Capture:
     def leaves(self) -> tuple[CapturedArgument, ...]:
         """The arguments, with each container replaced by the leaves in it."""
         return tuple(leaf for argument in self.arguments for leaf in argument.leaves)
+
+    def with_numbers(self, values: Mapping[str, PlainNumber]) -> Capture:
+        """The capture of a call with other values of run-time numbers, by path."""
+
+        def changed(argument: CapturedArgument) -> CapturedArgument:
+            constant = values.get(argument.name, argument.constant)
+            return replace(argument, constant=constant, items=tuple(map(changed, argument.items)))
+
+        numbers = tuple(replace(n, value=values.get(n.access, n.value)) for n in self.graph.numbers)
+        graph = replace(self.graph, numbers=numbers)
+        return replace(self, graph=graph, arguments=tuple(map(changed, self.arguments)))

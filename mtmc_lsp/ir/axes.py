@@ -21,21 +21,33 @@ class Axis:
     id: int
     size: Size
 
+    def __hash__(self) -> int:
+        return self.id
+
 
 class _Class:
     """A set of dimensions known to be equal, possibly split into smaller ones. A union-find node."""
 
-    __slots__ = ("axis", "id", "parent", "parts", "size")
+    __slots__ = ("_axis", "id", "parent", "parts", "size")
 
     def __init__(self, number: int, size: Size) -> None:
         self.id = number
         self.size = size
         self.parent: _Class | None = None
         self.parts: list[_Class] | None = None
-        self.axis = Axis(number, size)
+        self._axis: Axis | None = None
+
+    @property
+    def axis(self) -> Axis:
+        """The axis of these dimensions. Most classes become part of another one and need none."""
+        if self._axis is None:
+            self._axis = Axis(self.id, self.size)
+        return self._axis
 
     def root(self) -> _Class:
         node = self
+        if node.parent is None:
+            return node
         while node.parent is not None:
             node = node.parent
         # Path compression: in a long chain of operations, lookups would otherwise be quadratic.

@@ -102,8 +102,7 @@ def strided_columns(ir: KernelIR, region: Region) -> bool:
 
 def contiguous_axes(region: Region, prim: str, kind: TensorType) -> dict[int, Axis]:
     """The contiguous dimensions (stride 1) of a tensor, each with its innermost axis."""
-    inner = [dim for dim, stride in enumerate(kind.stride) if stride.is_constant and stride.constant == 1]
-    return {dim: axes[-1] for dim in inner if (axes := region.table.axes(prim, dim))}
+    return {dim: axes[-1] for dim in kind.dense_dims if (axes := region.table.axes(prim, dim))}
 
 
 def _contiguous_input_axes(ir: KernelIR, region: Region) -> set[Axis]:

@@ -10,12 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from typing import Union
 
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import Graph, Ref
-from mtmc_lsp.core.sizes import Size, SizeLike, product
+from mtmc_lsp.core.sizes import Number, Size, SizeLike, product
+from mtmc_lsp.ir.constant_tables import Tables
 
 ONE = Size.of(1)
+Scalar = Union[bool, int, float, Number]
+"""A Python number, or one that is known at run time."""
 
 
 class PrimOp(Enum):
@@ -26,7 +30,7 @@ class PrimOp(Enum):
     OPAQUE = "opaque"
     """The result of an ATen call that stays a torch call."""
     CONSTANT = "constant"
-    """``attrs["value"]`` (a number or a Size), broadcast."""
+    """``attrs["value"]`` (a number, a Size, or a Number that is known at run time), broadcast."""
     IOTA = "iota"
     """``index * step + start``, with the index along ``attrs["dim"]``."""
     RANDOM = "random"
@@ -174,6 +178,8 @@ class KernelIR:
     """``(node or input, output index)`` to the primitive that computes the value."""
     opaque: frozenset[str]
     """ATen nodes that stay torch calls in every schedule."""
+    tables: Tables = field(default_factory=Tables)
+    """Those of them that torch computes once for each device and size."""
 
     def of(self, ref: Ref) -> Prim:
         """The primitive that computes ``ref``."""
@@ -245,27 +251,28 @@ class Builder:
         """Dtype of a primitive."""
         return self.prims[name].dtype
 
-    def constant(self, value: bool | int | float, dtype: str) -> str:
-        """A scalar constant."""
+    def constant(self, value: Scalar, dtype: str) -> str:
+        """A scalar that is the same for all elements."""
         return self.add(PrimOp.CONSTANT, (), (), dtype, value=value)
 
     def size(self, size: Size, dtype: str) -> str:
         """A size as a scalar constant."""
         return self.add(PrimOp.CONSTANT, (), (), dtype, value=size.constant if size.is_constant else size)
 
-    def pointwise(self, fn: str, *operands: str | bool | int | float, dtype: str, **attrs: object) -> str:
+    def pointwise(self, fn: str, *operands: str | Scalar, dtype: str, **attrs: object) -> str:
         """``fn`` of operands, broadcast as in PyTorch; Python scalars become constants of ``dtype``."""
         names = [self.constant(x, self._scalar_dtype(x, dtype)) if not isinstance(x, str) else x for x in operands]
         shape = broadcast([self.shape(name) for name in names])
         return self.add(PrimOp.POINTWISE, names, shape, dtype, fn=fn, **attrs)
 
     @staticmethod
-    def _scalar_dtype(value: bool | int | float, dtype: str) -> str:
+    def _scalar_dtype(value: Scalar, dtype: str) -> str:
         if isinstance(value, bool):
             return "bool"
-        if isinstance(value, float) and not is_float(dtype):
+        is_float_number = value.kind == "float" if isinstance(value, Number) else isinstance(value, float)
+        if is_float_number and not is_float(dtype):
             return "float32"
-        return dtype if dtype != "bool" else ("float32" if isinstance(value, float) else "int64")
+        return dtype if dtype != "bool" else ("float32" if is_float_number else "int64")
 
     def cast(self, name: str, dtype: str) -> str:
         """``name`` cast to ``dtype``; unchanged if it already has that dtype."""

@@ -173,8 +173,8 @@ def _region_of(
         raise CannotFuse("a result is stored in several parts")
     if kind in (RegionKind.MATMUL, RegionKind.ATTENTION):
         return _product_region(ir, ordered, prims, inputs, outputs, kind, table)
-    _unify_reduction_axes(members, results, table)
-    _check_distinct(members, table)
+    if _unify_reduction_axes(members, results, table):
+        _check_distinct(members, table)
     reduced = _reduced_axes(members, table)
     parallel = _parallel_axes(ir, written, table, reduced, members)
     _check_reduced_values(members)
@@ -188,17 +188,22 @@ def _region_of(
     return Region(ordered, prims, inputs, outputs, kind, table, parallel, reduced, parts)
 
 
-def _unify_reduction_axes(members: list[Prim], results: list[str], table: AxisTable) -> None:
+def _unify_reduction_axes(members: list[Prim], results: list[str], table: AxisTable) -> bool:
     """Unify the axes of reductions of several tensors, and those of outputs that only read the reduced values.
 
     In ``y * x.norm(dim=-1, keepdim=True)`` nothing relates the columns of y to those of x. A program instance that has
     reduced its row of x can still store its row of y.
+
+    Returns:
+        Whether axes were unified.
     """
+    has_tied = False
     passes = [prim for prim in members if prim.op in (PrimOp.REDUCE, PrimOp.SCAN)]
     for prim in passes[1:]:
         first, other = (reduction_axes(each, table) for each in (passes[0], prim))
         if not set(first) & set(other) and [axis.size for axis in first] == [axis.size for axis in other]:
             table.tie(first, other)
+            has_tied = True
     for name in results if passes else []:
         first = reduction_axes(passes[0], table)
         reduced_input_axes = {axis for prim in passes for axis in table.all_axes(prim.inputs[0])}
@@ -209,6 +214,8 @@ def _unify_reduction_axes(members: list[Prim], results: list[str], table: AxisTa
             and [a.size for a in separate_axes] == [a.size for a in first]
         ):
             table.tie(first, separate_axes)
+            has_tied = True
+    return has_tied
 
 
 MAX_RECOMPUTATIONS = 4
@@ -237,7 +244,7 @@ def _check_distinct(members: list[Prim], table: AxisTable) -> None:
     """
     for name in dict.fromkeys(each for prim in members for each in (*prim.inputs, prim.name)):
         axes = table.all_axes(name)
-        if len(set(axes)) != len(axes):
+        if len(axes) > 1 and len(set(axes)) != len(axes):
             raise CannotFuse("a tensor is combined with itself along another axis")
 
 

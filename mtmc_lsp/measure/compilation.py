@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future, wait
 from dataclasses import replace
 
 from mtmc_lsp.compile.launcher_calls import launcher_calls
-from mtmc_lsp.compile.messages import CompileRequest
+from mtmc_lsp.compile.messages import CompileRequest, CompileVariantsRequest
 from mtmc_lsp.core.errors import FailureKind, MtmcError, WorkerFailed
 from mtmc_lsp.core.results import CompileReport, KernelReport
 from mtmc_lsp.core.run import Candidate
@@ -43,38 +43,51 @@ class KernelCompiler:
         """
         self._capture, self._pool, self._worker, self._background_worker = capture, pool, worker, background_worker
         self._background, self._archs, self._seconds = background, archs, seconds
-        self._pending: Future[None] | None = None
+        self._pending: list[Future[None]] = []
 
     def compile(self, candidate: Candidate) -> CompileReport:
         """Compile every kernel for every architecture."""
-        self.stop_background()
-        calls = None
-        if candidate.code is not None and not candidate.launches:
-            calls = launcher_calls(self._capture.graph, candidate.code, [self._capture.graph.sizes])
-        request = replace(self._request(candidate), launches=candidate.launches, calls=calls)
         try:
-            return self._pool.call_unlocked(self._worker, request, 2 * self._seconds)
+            return self._pool.call_unlocked(self._worker, self._whole_request(candidate), 2 * self._seconds)
         except WorkerFailed as error:
             if error.kind is FailureKind.DEADLINE:
                 raise
             return CompileReport((KernelReport("", self._archs[0], error=error.message),))
+
+    def compile_variants(self, candidates: Sequence[Candidate]) -> list[CompileReport]:
+        """Compile several candidates at once, on all cores.
+
+        Raises:
+            WorkerFailed: the compiler's process failed.
+        """
+        request = CompileVariantsRequest(tuple(self._whole_request(item) for item in candidates), self._seconds)
+        return list(self._pool.call_unlocked(self._worker, request, 2 * self._seconds).reports)
 
     def compile_in_background(self, candidate: Candidate, sizes: Sequence[Mapping[str, int]]) -> None:
         """Compile the kernels for other sizes in parallel, since a launch would compile one kernel at a time."""
         if candidate.code is not None:
             calls = launcher_calls(self._capture.graph, candidate.code, sizes)
             request = replace(self._request(candidate), calls=calls)
-            self._pending = self._background.submit(self._compile_ahead, request)
+            self._pending.append(self._background.submit(self._compile_ahead, request))
 
     def stop_background(self) -> None:
-        """End the background compilation for an earlier candidate."""
-        while self._pending is not None and not self._pending.cancel() and not self._pending.done():
-            self._background_worker.kill()
-            wait([self._pending], 0.1)
+        """End the background compilations."""
+        for pending in self._pending:
+            while not pending.cancel() and not pending.done():
+                self._background_worker.kill()
+                wait([pending], 0.1)
+        self._pending.clear()
 
     def _compile_ahead(self, request: CompileRequest) -> None:
         with contextlib.suppress(MtmcError):
             self._pool.call_unlocked(self._background_worker, request, 2 * self._seconds)
+
+    def _whole_request(self, candidate: Candidate) -> CompileRequest:
+        """All launches of a candidate at the workload's sizes."""
+        calls = None
+        if candidate.code is not None and not candidate.launches:
+            calls = launcher_calls(self._capture.graph, candidate.code, [self._capture.graph.sizes])
+        return replace(self._request(candidate), launches=candidate.launches, calls=calls)
 
     def _request(self, candidate: Candidate) -> CompileRequest:
         return CompileRequest(

@@ -36,7 +36,8 @@ class ForeignVerdict:
     @property
     def speed(self) -> str:
         """``FASTER``, ``SAME``, ``SLOWER``, ``AMBIGUOUS`` or ``unmeasured``."""
-        return self.timing.speed.value if self.timing is not None else "unmeasured"
+        speed = self.timing.speed_over("best") if self.timing is not None else None
+        return speed.value if speed is not None else "unmeasured"
 
 
 def verify_foreign(

@@ -33,6 +33,8 @@ from mtmc_lsp.verify.messages import CandidateSource, WholeTargetAnswer, WholeTa
 from mtmc_lsp.verify.outcomes import with_whole_target
 from mtmc_lsp.verify.reference import Reference
 
+BACKGROUND_THREADS = 8
+"""Threads that wait for processes: starting five of them, compiling ahead and compiling the baselines at the same time."""
 PROFILE_SECONDS = 1.0
 """Approximate duration of a profile."""
 
@@ -92,7 +94,7 @@ class LocalMeasurer:
         fits = fork_server is not None and dict(fork_server.env) == variables
         self._own_fork_server = None if fits else ForkServer(python, variables, preload=True)
         fork_server = fork_server if fits else self._own_fork_server
-        self._background = ThreadPoolExecutor(4)
+        self._background = ThreadPoolExecutor(BACKGROUND_THREADS)
         self._kernels = tempfile.mkdtemp(prefix="mtmc-kernels-")
         self._pool = WorkerPool(has_gpu=self.has_gpu, deadline=options.deadline)
         self._reference = Reference(
@@ -124,7 +126,8 @@ class LocalMeasurer:
             env = {"TRITON_CACHE_DIR": self._kernels}
             return Worker(python, cwd=cwd, env=env, sandbox=sandbox, fork_server=fork_server, low_priority=low_priority)
 
-        self._process, timing_process = self._pool.add(candidate_process()), self._pool.add(candidate_process())
+        self._process, baseline_process, trial_process = (self._pool.add(candidate_process()) for _ in range(3))
+        self._trial_process = trial_process
         compile_worker, background_worker = self._pool.add(compiler(False)), self._pool.add(compiler(True))
         self._engine = VerificationEngine(self._reference, self._process)
         self._is_prepared = False
@@ -141,15 +144,17 @@ class LocalMeasurer:
             capture,
             source,
             self._pool,
-            timing_process,
+            baseline_process,
+            trial_process,
             baselines=options.baselines,
             fresh=options.fresh,
             seconds=options.time_seconds,
         )
         if self.has_gpu:
             # Importing torch takes seconds, so all processes start at once, while the first step is planned.
-            self._background.submit(self._start_timing, timing_process)
-            self._background.submit(self._process.warm_up)
+            self._background.submit(self._start_timing, trial_process)
+            for process in (self._process, baseline_process):
+                self._background.submit(process.warm_up)
             for worker, gpu in ((self._reference.worker, True), (compile_worker, False)):
                 self._background.submit(self._pool.call_unlocked, worker, StartRequest(gpu), options.run_seconds)
 
@@ -180,9 +185,17 @@ class LocalMeasurer:
             self._own_fork_server.close()
         shutil.rmtree(self._kernels, ignore_errors=True)
 
+    @property
+    def verifies_beside(self) -> bool:
+        """Whether :meth:`verify` may run in another thread: on a GPU that has memory for both processes."""
+        return self.has_gpu and not self._engine.is_tight(self._capture)
+
     def verify(self, candidate: Candidate) -> Verdict:
         """Run the candidate on every case, in a new process."""
         self._prepare()
+        if self.has_gpu:
+            sizes = self._engine.kernel_sizes(self._version(candidate.source))
+            self._compiler.compile_in_background(candidate, sizes)
         try:
             verdict = self._engine.verify(self._version(candidate.source)).verdict
             if self._whole is None or not verdict.is_correct:
@@ -211,7 +224,6 @@ class LocalMeasurer:
         version = self._version(candidate.source)
         if not self.has_gpu:
             return self._engine.verify_int32_offsets(version)
-        self._timer.wait_for_baselines()
         try:
             # The case needs most of the free memory, so no other process may use the GPU.
             with self._pool.exclusive_gpu(admits_calls=True):
@@ -237,14 +249,33 @@ class LocalMeasurer:
     def compile(self, candidate: Candidate) -> CompileReport:
         """Cross-compile every kernel for every architecture."""
         self._prepare()
-        report = self._compiler.compile(candidate)
-        if self.has_gpu and report.ok:
-            sizes = self._engine.kernel_sizes(self._version(candidate.source))
-            self._compiler.compile_in_background(candidate, sizes)
-        return report
+        return self._compiler.compile(candidate)
 
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
+        """Time a candidate for a short time, against the previous version and the baselines that are ready.
+
+        Returns:
+            The timing; ``None`` without a GPU.
+
+        Raises:
+            ResultsDiffer: the results differ from those of the user's code.
+            MeasurementRejected: the timing cannot be true.
+            GpuInUse: another program used the GPU.
+        """
+        if not self.has_gpu:
+            return None
+        if self._engine.is_tight(self._capture):
+            # The processes together would run out of memory, so one of them does everything.
+            return self.time_with_baselines(candidate, previous, None)
+        return self._timer.time_trial(CandidateSource(candidate.source), previous=_generated(previous))
+
+    def time_with_baselines(
+        self, candidate: Candidate, previous: Candidate | None, wait: float | None
+    ) -> Timing | None:
         """Time a candidate against its baselines and the previous version; ``None`` without a GPU.
+
+        Args:
+            wait: how many seconds to wait for baselines that are still compiled; ``None`` for no limit.
 
         Raises:
             MeasurementRejected: the timing cannot be true.
@@ -253,11 +284,33 @@ class LocalMeasurer:
         if not self.has_gpu:
             return None
         self._compiler.stop_background()
-        before = previous.source if previous is not None and previous.code is not None else None
         uses_graph = isinstance(candidate.schedule, Mapping) and candidate.schedule.get("cuda_graph")
         # A version that replays a CUDA graph is also compared with the compiler's mode that does.
         more = ("reduce-overhead",) if uses_graph else ()
-        return self._timer.time(CandidateSource(candidate.source), previous=before, more_baselines=more)
+        source = CandidateSource(candidate.source)
+        return self._timer.time(source, previous=_generated(previous), more_baselines=more, wait=wait)
+
+    def recompilations(self) -> tuple[int, float]:
+        """How often ``torch.compile`` compiles again for the other sizes that are verified, and the seconds that takes.
+
+        Raises:
+            MtmcError: it cannot be measured.
+        """
+        answer = self._timer.recompilations(self._engine.kernel_sizes(self._version(self._user_source)))
+        return answer.count, answer.seconds
+
+    def compile_variants(self, candidates: Sequence[Candidate]) -> list[CompileReport]:
+        """Compile several candidates at once, on all cores.
+
+        A ranking then finds the kernels in Triton's cache; it would compile them one after the other.
+        """
+        try:
+            return self._compiler.compile_variants(candidates)
+        except WorkerFailed as error:
+            if error.kind is FailureKind.DEADLINE:
+                raise
+            # The ranking compiles what is missing.
+            return [CompileReport() for _ in candidates]
 
     def quick(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> list[float | None]:
         """Rank candidates on the GPU: median microseconds, ``None`` for those that fail.
@@ -276,7 +329,7 @@ class LocalMeasurer:
     def kernel_times(self, candidate: Candidate) -> tuple[KernelTime, ...]:
         """The kernels of one call by torch's profiler, the slowest first; none without a GPU.
 
-        This uses the process of the verification and then a new one, because a profiler may slow down later calls.
+        This uses the process of the trials and then a new one, because a profiler may slow down later calls.
         """
         if not self.has_gpu:
             return ()
@@ -284,9 +337,14 @@ class LocalMeasurer:
         request = ProfileRequest(self._capture, self._source, self._capture.graph.sizes, PROFILE_SECONDS, source)
         try:
             with self._pool.exclusive_gpu():
-                profile = self._pool.call_unlocked(self._process, request, self._options.run_seconds)
+                profile = self._pool.call_unlocked(self._trial_process, request, self._options.run_seconds)
         finally:
-            self._process.next()
-            self._background.submit(self._process.warm_up)
+            self._trial_process.next()
+            self._background.submit(self._trial_process.warm_up)
         times = [KernelTime(kernel.name, kernel.calls, kernel.us) for kernel in profile.kernels]
         return tuple(sorted(times, key=lambda time: -time.us))
+
+
+def _generated(version: Candidate | None) -> str | None:
+    """The file with a version's generated code; None if it has none."""
+    return version.source if version is not None and version.code is not None else None

@@ -1,14 +1,16 @@
-"""Times candidates on the GPU, in one sandboxed process: versions of the user's file and foreign candidates."""
+"""Times candidates on the GPU, in sandboxed processes: versions of the user's file and foreign candidates."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from concurrent.futures import CancelledError, Executor, Future
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, Executor, Future, TimeoutError
+from dataclasses import replace
 
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.core.results import Timing
+from mtmc_lsp.core.results import BaselineTime, Timing
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.device.calibration_cache import cached_device, remember_device
 from mtmc_lsp.device.choice import calibrated_model
@@ -17,7 +19,16 @@ from mtmc_lsp.process.gpu_lock import lock_folder
 from mtmc_lsp.process.protocol import Answer, Request
 from mtmc_lsp.process.worker_pool import WorkerPool
 from mtmc_lsp.timing.bounds import bound_us, least_us
-from mtmc_lsp.timing.messages import BaselinesRequest, CalibrationRequest, RankRequest, TimeRequest
+from mtmc_lsp.timing.messages import (
+    SAMPLING_SECONDS,
+    BaselinesRequest,
+    CalibrationRequest,
+    RankRequest,
+    RecompilationsAnswer,
+    RecompilationsRequest,
+    TimeAnswer,
+    TimeRequest,
+)
 from mtmc_lsp.timing.timekeeper import TIME_SECONDS, Timekeeper, TimingCache
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.messages import CandidateSource
@@ -25,10 +36,16 @@ from mtmc_lsp.verify.reference import PreparedCase, Reference
 
 WAIT_FACTOR = 4
 """Factor on the time limit of a command that waits for the GPU lock itself."""
+TRIAL_SAMPLING_SECONDS = 0.5
+"""How long the timing of a trial takes samples; it ends earlier when the medians have converged."""
 
 
 class Timer:
-    """Times candidates of one capture against its baselines."""
+    """Times candidates of one capture.
+
+    One process compiles the baselines, which may take a minute. Until then another one times candidates against eager mode and
+    the previous version, so that no candidate waits.
+    """
 
     def __init__(
         self,
@@ -36,6 +53,7 @@ class Timer:
         user_source: str | None,
         pool: WorkerPool,
         process: CandidateProcess,
+        trials: CandidateProcess | None = None,
         *,
         baselines: tuple[str, ...] = ("compile",),
         fresh: bool = False,
@@ -45,16 +63,25 @@ class Timer:
 
         Args:
             user_source: the user's file; ``None`` reads the file.
-            process: times; no verification runs in it.
+            process: compiles the baselines and times against them; no verification runs in it.
+            trials: calibrates, ranks, and times while ``process`` compiles. Without it, ``process`` does everything.
             baselines: modes of ``torch.compile`` to time besides eager mode: ``compile``, ``max-autotune``.
             fresh: whether to ignore cached timings.
             seconds: time limit for one candidate, including the preparation of the baselines.
         """
         self._capture, self._user_source, self._pool, self._process = capture, user_source, pool, process
+        self._trials = trials or process
         self._baselines, self._fresh, self._seconds = baselines, fresh, seconds
-        self._preparation: Future[None] | None = None
+        self._preparation: Future[bool] | None = None
+        self._preparing_since = 0.0
+        self._more: set[str] = set()
+        """Further baselines that ``process`` compiled for some candidate."""
+        self._failure = "its process ended"
+        """Why there are no baselines."""
+        self._is_lost = False
+        """Whether ``process`` ended after it had compiled the baselines."""
         self._device: DeviceModel | None = None
-        self._timekeeper: Timekeeper | None = None
+        self._timekeepers: dict[CandidateProcess, Timekeeper] = {}
 
     def device(self) -> DeviceModel:
         """The calibrated model of the GPU; measured once per machine."""
@@ -75,54 +102,126 @@ class Timer:
             first: the case that is the workload itself.
         """
         if self._preparation is None:
+            self._preparing_since = time.monotonic()
             self._preparation = background.submit(self._prepare_baselines, reference, first)
 
-    def _prepare_baselines(self, reference: Reference, first: PreparedCase) -> None:
-        with contextlib.suppress(MtmcError), reference.sharing_workload(first) as inputs:
-            self._compile_baselines(self._baselines, inputs)
+    def _prepare_baselines(self, reference: Reference, first: PreparedCase) -> bool:
+        try:
+            with reference.sharing_workload(first) as inputs:
+                return self._compile_baselines(self._baselines, inputs)
+        except MtmcError as error:
+            self._failure = error.message
+            return False
 
-    def _compile_baselines(self, names: Sequence[str], inputs: str = "") -> None:
-        """Compile the user's code; the process locks the GPU itself, only while it computes there."""
+    def _compile_baselines(self, names: Sequence[str], inputs: str = "") -> bool:
+        """Compile the user's code; returns whether the process survived it.
+
+        The process locks the GPU itself, only while it computes there.
+        """
         gpu = self._pool.gpu
         request = BaselinesRequest(self._capture, self._user_source, tuple(names), inputs, gpu, lock_folder(gpu))
-        # The first timing repeats a failure and reports it.
-        with contextlib.suppress(MtmcError):
+        try:
             self._pool.call_unlocked(self._process, request, WAIT_FACTOR * self._seconds)
+        except MtmcError as error:
+            self._failure = error.message
+            return False
+        return True
 
-    def wait_for_baselines(self) -> None:
-        """Wait for the preparation. It needs the shared GPU lock, so a caller that holds the exclusive one would deadlock."""
+    @property
+    def has_baselines(self) -> bool:
+        """Whether the baselines are compiled, so that a timing against them need not wait."""
+        preparation = self._preparation
+        if preparation is None or self._is_lost or not preparation.done() or preparation.cancelled():
+            return False
+        return preparation.result()
+
+    def wait_for_baselines(self, seconds: float | None = None) -> None:
+        """Wait for the preparation, at most some seconds. It needs the shared GPU lock, so hold no exclusive one."""
         if self._preparation is not None:
-            with contextlib.suppress(CancelledError):
-                self._preparation.exception()
+            with contextlib.suppress(CancelledError, TimeoutError):
+                self._preparation.exception(seconds)
+
+    def time_trial(self, candidate: CandidateSource, *, previous: str | None = None) -> Timing:
+        """Time a candidate against eager mode, the previous version, and the baselines if they are compiled.
+
+        Raises:
+            ResultsDiffer: the results differ from those of the user's code.
+            MeasurementRejected: the timing cannot be true.
+            GpuInUse: another program used the GPU.
+        """
+        request = self._request(candidate, previous, self._baselines if self.has_baselines else ())
+        request = replace(request, seconds=TRIAL_SAMPLING_SECONDS)
+        return self._time(request, self._process if self.has_baselines else self._trials)
 
     def time(
-        self, candidate: CandidateSource, *, previous: str | None = None, more_baselines: tuple[str, ...] = ()
+        self,
+        candidate: CandidateSource,
+        *,
+        previous: str | None = None,
+        more_baselines: tuple[str, ...] = (),
+        wait: float | None = None,
     ) -> Timing:
         """Time a candidate against eager mode, the baselines and the previous version, or return the cached timing.
 
         Args:
             previous: the file with the previous version.
             more_baselines: further baselines for this candidate.
+            wait: how many seconds to wait for the baselines; by default until they are compiled. A baseline that is not is
+                part of the timing with a note.
 
         Raises:
             MeasurementRejected: the timing cannot be true: results change while timed, clocks disagree, or the call is
                 faster than the memory.
             GpuInUse: another program used the GPU.
         """
-        request = TimeRequest(
+        self.wait_for_baselines(wait)
+        if self._preparation is not None and not self.has_baselines and self._trials is not self._process:
+            timing = self._time(self._request(candidate, previous, ()), self._trials)
+            notes = tuple(BaselineTime(name, 0.0, None, note=self._why_missing()) for name in self._baselines)
+            return replace(timing, baselines=(*timing.baselines, *notes))
+        missing = [name for name in more_baselines if name not in self._more]
+        if missing and self._compile_baselines(missing):
+            self._more.update(missing)
+        return self._time(self._request(candidate, previous, (*self._baselines, *more_baselines)), self._process)
+
+    def _why_missing(self) -> str:
+        assert self._preparation is not None
+        if self._preparation.done():
+            return f"torch.compile gave no result: {self._failure}"
+        return f"torch.compile was still compiling after {time.monotonic() - self._preparing_since:.0f} s"
+
+    def _request(self, candidate: CandidateSource, previous: str | None, baselines: tuple[str, ...]) -> TimeRequest:
+        return TimeRequest(
             self._capture,
             user_source=self._user_source,
             source=candidate.text,
-            baselines=(*self._baselines, *more_baselines),
+            baselines=baselines,
             bound_us=bound_us(self._capture, self.device()),
             least_us=least_us(self._capture, self.device()),
             previous=previous,
             separate=candidate.separate,
+            seconds=SAMPLING_SECONDS,
         )
-        if self._timekeeper is None:
+
+    def _time(self, request: TimeRequest, process: CandidateProcess) -> Timing:
+        if process not in self._timekeepers:
             cache = TimingCache(cache_folder(), self._fresh)
-            self._timekeeper = Timekeeper(self._call, self._pool.gpu, cache=cache, before=self._before_timing)
-        return self._timekeeper.time(request)
+
+            def ask(request: TimeRequest) -> TimeAnswer:
+                return self._call(request, process)
+
+            self._timekeepers[process] = Timekeeper(ask, self._pool.gpu, cache=cache)
+        return self._timekeepers[process].time(request)
+
+    def recompilations(self, sizes: Sequence[Mapping[str, int]]) -> RecompilationsAnswer:
+        """How often ``torch.compile`` compiles the user's code again for these sizes, and how long that takes.
+
+        Raises:
+            MtmcError: it cannot be measured.
+        """
+        request = RecompilationsRequest(self._capture, self._user_source, tuple(sizes))
+        with self._pool.sharing_gpu():
+            return self._call(request, self._process)
 
     def rank(self, sources: Sequence[str], seconds: float | None) -> list[float | None]:
         """Median microseconds of variants by a few samples each; ``None`` for those that fail or exceed the time limit."""
@@ -131,21 +230,18 @@ class Timer:
 
     def call_exclusive(self, request: Request[Answer]) -> Answer:
         """The answer to a request that needs the GPU exclusively."""
-        self.wait_for_baselines()
+        if self._trials is self._process:
+            # The process holds the shared GPU lock while it compiles the baselines.
+            self.wait_for_baselines()
         with self._pool.exclusive_gpu():
-            return self._call(request)
+            return self._call(request, self._trials)
 
-    def _before_timing(self, request: TimeRequest) -> None:
-        self.wait_for_baselines()
-        missing = [name for name in request.baselines if name not in self._baselines]
-        if missing:
-            self._compile_baselines(missing)
-
-    def _call(self, request: Request[Answer]) -> Answer:
+    def _call(self, request: Request[Answer], process: CandidateProcess) -> Answer:
         try:
-            return self._pool.call_unlocked(self._process, request, self._seconds)
+            return self._pool.call_unlocked(process, request, self._seconds)
         except MtmcError as error:
             if error.kind.is_gpu_failure:
                 # A failed kernel makes every later GPU call of the process fail.
-                self._process.next()
+                process.next()
+                self._is_lost |= process is self._process is not self._trials
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 
 from mtmc_lsp.core.chat import ModelUse
-from mtmc_lsp.core.results import CompileReport, Conditions, Ratio, Timing, Verdict
+from mtmc_lsp.core.results import CompileReport, Conditions, Ratio, Speed, Timing, Verdict
 from mtmc_lsp.core.run import RunResult, RunStatus
 
 
@@ -26,6 +26,14 @@ def report_lines(report: CompileReport) -> list[str]:
 def ratio_text(ratio: Ratio | None) -> str:
     """``1.83x (1.79 to 1.86)``."""
     return f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else "-"
+
+
+def speedup_text(timing: Timing) -> str:
+    """``1.83x (1.79 to 1.86) over eager, 1.10x over torch.compile``; empty if eager mode could not run."""
+    eager, compiled = timing.against("eager"), timing.against("compile")
+    parts = [f"{ratio_text(eager)} over eager"] if eager is not None else []
+    parts += [f"{compiled.ratio:.2f}x over torch.compile"] if compiled is not None else []
+    return ", ".join(parts)
 
 
 def timing_line(timing: Timing) -> str:
@@ -78,15 +86,53 @@ def _conditions(conditions: Conditions) -> list[str]:
 
 
 def headline(result: RunResult) -> str:
-    """The outcome of a run in one sentence."""
+    """The outcome of a run, compared with what decides and with ``torch.compile``; first what is faster."""
+    parts = [_outcome(result), compiler_line(result)]
+    if _compiler_is_faster(result):
+        parts.reverse()
+    return "; ".join(part for part in parts if part)
+
+
+def compiler_line(result: RunResult) -> str:
+    """How ``torch.compile`` compares with the last version; empty if it decides, or nothing was timed."""
+    compiled = next((b for b in result.baselines if b.name == "compile"), None)
+    if compiled is None or (result.baseline != "eager" and result.status is RunStatus.IMPROVED):
+        return ""
+    if compiled.speedup is None:
+        return compiled.note
+    seconds = f", which compiles in {compiled.compile_seconds:.1f} s" if compiled.compile_seconds is not None else ""
+    offer = result.offer
+    if offer is not None and offer.recompilations:
+        times = "once" if offer.recompilations == 1 else f"{offer.recompilations} times"
+        seconds += f" and {times} again for other sizes ({offer.recompile_seconds:.1f} s)"
+    ratio = compiled.speedup.ratio
+    if compiled.speed is Speed.SLOWER:
+        return f"torch.compile alone is {1 / ratio:.2f}x as fast as this version{seconds}"
+    if compiled.speed is Speed.FASTER:
+        return f"{ratio_text(compiled.speedup)} over torch.compile{seconds}"
+    return f"as fast as torch.compile: {ratio_text(compiled.speedup)}{seconds}"
+
+
+def _compiler_is_faster(result: RunResult) -> bool:
+    return any(b.name == "compile" and b.speed is Speed.SLOWER for b in result.baselines)
+
+
+def _outcome(result: RunResult) -> str:
     if result.status is RunStatus.UNMEASURED:
         archs = list(dict.fromkeys(k.arch for s in result.steps if s.report for k in s.report.kernels))
         reason = "the workload's device is the CPU" if result.environment.gpu else "no CUDA GPU"
         return f"unmeasured: {reason}; verified by Triton's interpreter and compiled for {', '.join(archs)}"
     if result.status is RunStatus.IMPROVED and result.final.speedup is not None:
-        best = min(result.baselines, key=lambda b: b.median_us if b.speedup else float("inf"))
-        gain = ratio_text(result.final.speedup.vs_best)
-        return f"improved: {gain} over {best.name}, the best baseline, on {result.environment.gpu}"
+        speedup = result.final.speedup
+        gains = {"eager": speedup.vs_eager, "compile": speedup.vs_compile or speedup.vs_eager, "best": speedup.vs_best}
+        names = {
+            "eager": "your code in eager mode",
+            "compile": "your code under torch.compile",
+            "best": "the best baseline",
+        }
+        return (
+            f"improved: {ratio_text(gains[result.baseline])} over {names[result.baseline]} on {result.environment.gpu}"
+        )
     if result.status is RunStatus.INCORRECT:
         return "incorrect: no step passed verification, so the file is unchanged"
     return "no gain: no version was faster than your code, so the file is unchanged"

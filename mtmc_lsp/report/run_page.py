@@ -14,7 +14,7 @@ from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.report.charts import Gain, Point, Traffic, roofline, traffic, waterfall
 from mtmc_lsp.report.checks import by_name
 from mtmc_lsp.report.page import Page, escape, figure, table
-from mtmc_lsp.report.phrases import headline, model_line, ratio_text, report_lines, verdict_line
+from mtmc_lsp.report.phrases import headline, model_line, report_lines, speedup_text, verdict_line
 from mtmc_lsp.search.stored_run import StoredRun
 
 GAINS, TRAFFIC, ROOFLINE = "gains", "traffic", "roofline"
@@ -212,7 +212,7 @@ def _speed(step: Step) -> str:
     if step.timing is None:
         return "not timed"
     cached = " (cached)" if step.timing.cached else ""
-    return f"{ratio_text(step.timing.against(step.timing.best))} over {step.timing.best}{cached}"
+    return f"{speedup_text(step.timing)}{cached}"
 
 
 def _checks(step: Step, verdict: Verdict) -> str:

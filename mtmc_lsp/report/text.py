@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -13,6 +15,7 @@ from rich.text import Text
 from mtmc_lsp.app.backends import Question
 from mtmc_lsp.app.doctor import Finding
 from mtmc_lsp.app.record import Recording
+from mtmc_lsp.app.why import GuardReport
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.results import CheckStatus, Timing
@@ -64,16 +67,37 @@ def show_head(out: Console, capture: Capture) -> None:
     out.print(Text(line, style="dim"))
 
 
-def show_action(out: Console, index: int, action: MacroAction) -> None:
-    """Show headline and reason of a step before it is tried."""
-    rounding = "  (changes rounding, within the error budget)" if action.changes_rounding else ""
+@dataclass(frozen=True)
+class RunClock:
+    """The present stage of a run, the time that it has taken, and the time that is left; current whenever it is drawn."""
+
+    stage: str
+    began: float
+    """Time of the monotonic clock."""
+    budget: float
+    """Seconds."""
+
+    def __rich__(self) -> Text:
+        elapsed = time.monotonic() - self.began
+        return Text(f"{self.stage}  ({elapsed:.0f} s, {max(0.0, self.budget - elapsed):.0f} s left)")
+
+
+def show_start(out: Console, name: str, path: Path, budget: float) -> None:
+    """Show what begins, at once: the capture that follows takes seconds."""
+    out.print(Text(f"optimizing {name} in {path.name}, at most {budget:.0f} s", style="dim"))
+
+
+def _show_action(out: Console, step: Step) -> None:
+    """Show headline and reason of a step."""
+    rounding = "  (changes rounding, within the error budget)" if step.action.changes_rounding else ""
     out.print()
-    out.print(Text(f"Step {index}  {action.text}{rounding}", style="bold"))
-    out.print(Text(f"  {action.rationale}", style="dim"))
+    out.print(Text(f"Step {step.index}  {step.action.text}{rounding}", style="bold"))
+    out.print(Text(f"  {step.action.rationale}", style="dim"))
 
 
 def show_step(out: Console, step: Step, *, diff: bool) -> None:
-    """Show the result of a step."""
+    """Show a step and its result."""
+    _show_action(out, step)
     if diff and step.diff and step.status is not StepStatus.FAILED:
         out.print(coloured(step.diff))
     if step.verdict is not None:
@@ -106,6 +130,13 @@ def show_replayed(out: Console, step: Step) -> None:
 def show_withdrawn(out: Console, step: Step) -> None:
     """Show an accepted step that was withdrawn at the end of the run."""
     out.print(Text(f"Step {step.index}  withdrawn: {step.reason}", style=STYLE[step.status]))
+
+
+def show_retimed(out: Console, step: Step) -> None:
+    """Show the times of the last accepted step against baselines that were not ready before."""
+    if step.timing is not None:
+        out.print(Text(f"Step {step.index}  against all baselines", style="bold"))
+        out.print(timing_table(step.timing))
 
 
 def coloured(diff: str) -> Text:
@@ -166,6 +197,9 @@ def show_result(out: Console, result: RunResult) -> None:
         out.print(Text(f"  {model_line(result.model_use)}", style="dim"))
     for note in result.workload.assumed:
         out.print(Text(f"  {note}", style="dim"))
+    if result.offer is not None:
+        out.print(Text("  torch.compile instead of the kernels, which is not applied:", style="bold"))
+        out.print(coloured(result.offer.diff))
 
 
 def show_recording(out: Console, recording: Recording) -> None:
@@ -219,6 +253,20 @@ def show_pair(out: Console, pair: ForeignVerdict) -> None:
         out.print(f"unmeasured: {pair.untimed}")
     if pair.reproduction:
         out.print(f"  to reproduce: python {pair.reproduction}")
+
+
+def show_guard(out: Console, name: str, report: GuardReport) -> None:
+    """Show for each known call whether the kernels run, and else the reason and the condition."""
+    refused = sum(not call.kernels_run for call in report.calls)
+    summary = f"the kernels run for {len(report.calls) - refused} of {len(report.calls)} known calls"
+    out.print(Text(f"{name}: {summary}", style="bold"))
+    for call in report.calls:
+        mark, style = CHECK_MARK[CheckStatus.PASSED if call.kernels_run else CheckStatus.FAILED]
+        out.print(Text(mark, style), Text(f"{call.name}: {call.reason or 'the kernels run'}"))
+        if call.condition:
+            out.print(Text(f"    {call.guard}: {call.condition}", style="dim"))
+    for note in report.notes:
+        out.print(Text(f"  {note}", style="dim"))
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mtmc_lsp.capture.neutral_operations import constant_number, is_neutral, permutation
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Size
@@ -34,31 +35,12 @@ def _drop(graph: Graph, node: Node, source: Argument, why: str, text: str) -> Ed
     return Edit(node.name, source, (), why, text)
 
 
-def _number(value: Argument) -> float | None:
-    if isinstance(value, Size):
-        return float(value.constant) if value.is_constant else None
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
 def no_op(graph: Graph, node: Node) -> Edit | None:
     """``x * 1``, ``x / 1``, ``x - 0``, ``x ** 1``, a copy, dropout in evaluation mode."""
-    name, args = base_name(node), node.args
-    number = _number(args[1]) if len(args) > 1 else None
-    nothing = (
-        (name in ("mul", "div", "pow") and number == 1 and not node.kwargs)
-        or (name == "sub" and number == 0)
-        or (name == "add" and number == 0 and not is_float(node.type.dtype))
-        or (name in ("dropout", "native_dropout", "feature_dropout", "alpha_dropout") and _is_inactive_dropout(node))
-        or name in SAME_VALUES
-    )
-    if not nothing or not args:
+    name = base_name(node)
+    if not node.args or not (is_neutral(graph, node) or name in SAME_VALUES):
         return None
-    return _drop(graph, node, args[0], "it returns its input", f"drop the {name}, which changes nothing,")
-
-
-def _is_inactive_dropout(node: Node) -> bool:
-    train = node.args[2] if len(node.args) > 2 else node.kwargs.get("train", True)
-    return train is False or (len(node.args) > 1 and _number(node.args[1]) == 0)
+    return _drop(graph, node, node.args[0], "it returns its input", f"drop the {name}, which changes nothing,")
 
 
 def inverse_pair(graph: Graph, node: Node) -> Edit | None:
@@ -84,25 +66,10 @@ def inverse_pair(graph: Graph, node: Node) -> Edit | None:
 
 
 def _permutations_cancel(node: Node, inner: Node) -> bool:
-    first, second = _order(inner), _order(node)
+    first, second = permutation(inner), permutation(node)
     if first is None or second is None:
         return False
     return [first[i] for i in second] == list(range(len(first)))
-
-
-def _order(node: Node) -> list[int] | None:
-    """The source dimension of each result dimension of a permutation."""
-    rank, name = len(node.type.shape), base_name(node)
-    order = list(range(rank))
-    if name == "t" and rank == 2:
-        return [1, 0]
-    if name == "transpose":
-        i, j = (int(_number(item) or 0) % rank for item in node.args[1:3])
-        order[i], order[j] = j, i
-        return order
-    if name == "permute" and isinstance(node.args[1], tuple):
-        return [int(_number(item) or 0) % rank for item in node.args[1]]
-    return None
 
 
 def single_element_reduction(graph: Graph, node: Node) -> Edit | None:
@@ -116,7 +83,7 @@ def single_element_reduction(graph: Graph, node: Node) -> Edit | None:
         return None
     kind = graph.type_of(source)
     dims = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
-    reduced = [_number(item) for item in dims]
+    reduced = [constant_number(item) for item in dims]
     if not reduced or any(d is None or kind.shape[int(d)] != Size.of(1) for d in reduced) or not is_float(kind.dtype):
         return None
     why, text = "the sum, mean and extremum of one element are the element", f"drop the {name} of a single element"

@@ -36,6 +36,8 @@ class Events:
     """Called with each step of an earlier run that this run takes over without measuring it again."""
     on_withdrawn: Callable[[Step], None] = _ignore
     """Called with an accepted step that the run rejects at its end."""
+    on_retimed: Callable[[Step], None] = _ignore
+    """Called with the last accepted step when it was timed against baselines that were not ready before."""
     on_captured: Callable[[Capture], None] = _ignore
     """Called once, before the first step."""
 
@@ -50,3 +52,5 @@ class SearchComponents:
     has_gpu: bool
     """Whether steps are timed."""
     limits: Limits
+    baseline: str = "eager"
+    """What the last version must beat: ``eager``, ``compile`` or ``best``."""

@@ -33,6 +33,8 @@ def make_server(host_command: Sequence[str] = HOST_COMMAND) -> Server:
     from mtmc_lsp.server.server import Server
 
     server = Server(host_command)
+    # Tests with a fake host need no workers.
+    server.warms = host_command is HOST_COMMAND
     features.register_all(server)
     return server
 

@@ -84,7 +84,8 @@ class Job:
             on_stage=lambda text: self._report("stage", text=text),
             on_step=lambda step: self._report("step", step=to_json(step)),
             on_replayed=lambda step: self._report("step", step=to_json(step)),
-            on_withdrawn=lambda step: self._report("withdrawn", step=to_json(step)),
+            on_withdrawn=lambda step: self._report("changed", step=to_json(step)),
+            on_retimed=lambda step: self._report("changed", step=to_json(step)),
         )
 
     def _optimize(self, pipeline: Pipeline) -> None:

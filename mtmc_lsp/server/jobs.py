@@ -67,14 +67,23 @@ class Job:
 
 
 Listener = Callable[[Job], Awaitable[None]]
+Offer = tuple[dict[str, str], tuple[int, ...]]
+"""Environment variables and file descriptors for a process."""
+Lend = Callable[[], contextlib.AbstractContextManager[Offer | None]]
 
 
 class Jobs:
     """The job queue."""
 
-    def __init__(self, command: Sequence[str], on_change: Listener) -> None:
-        """Create a queue. ``command`` starts the host process; ``on_change`` is called when the state of a job changes."""
-        self._command = list(command)
+    def __init__(self, command: Sequence[str], on_change: Listener, lend: Lend = contextlib.nullcontext) -> None:
+        """Create a queue.
+
+        Args:
+            command: starts the host process.
+            on_change: called when the state of a job changes.
+            lend: lends a fork server to the host process; yields variables and descriptors for it, or None.
+        """
+        self._command, self._lend = list(command), lend
         self._on_change = on_change
         self._numbers = itertools.count(1)
         self._queue: list[Job] = []
@@ -140,14 +149,18 @@ class Jobs:
         if job.state is not JobState.RUNNING:
             return
         try:
-            job.process = process = await asyncio.create_subprocess_exec(
-                *(job.command or self._command),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                limit=MAX_EVENT_BYTES,
-                start_new_session=True,
-            )
+            with self._lend() as offer:
+                variables, descriptors = offer or ({}, ())
+                job.process = process = await asyncio.create_subprocess_exec(
+                    *(job.command or self._command),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    limit=MAX_EVENT_BYTES,
+                    env={**os.environ, **variables},
+                    pass_fds=descriptors,
+                    start_new_session=True,
+                )
         except OSError as error:
             job.state = JobState.FAILED
             job.answer = _failure(f"the process cannot be started: {error}")
@@ -181,7 +194,7 @@ class Jobs:
                 job.step, job.action, job.stage = event["step"], event["text"], "starting"
             elif kind == "step":
                 job.steps.append(event["step"])
-            elif kind == "withdrawn":
+            elif kind == "changed":
                 last = event["step"]
                 job.steps[:] = [last if step["index"] == last["index"] else step for step in job.steps]
             else:

@@ -34,11 +34,13 @@ class ClientSettings:
 
     python: str | None = None
     archs: tuple[str, ...] | None = None
+    baseline: str | None = None
     precision: str | None = None
     budget_seconds: float | None = None
     max_steps: int | None = None
     planner: str | None = None
     coder: str | None = None
+    place: str | None = None
     llm_model: str | None = None
     llm_temperature: float | None = None
     llm_samples: int | None = None
@@ -57,7 +59,7 @@ class ClientSettings:
 
     def run_settings(self) -> dict[str, Any]:
         """The settings of a run that are set."""
-        names = ("python", "archs", "precision", "budget_seconds", "max_steps", "planner", "coder")
+        names = ("python", "archs", "baseline", "precision", "budget_seconds", "max_steps", "planner", "coder", "place")
         settings = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         model_settings = {
             f.name.removeprefix(LLM): getattr(self, f.name) for f in fields(self) if f.name.startswith(LLM)

@@ -19,9 +19,11 @@ from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.search.store import RunRecord, Store
+from mtmc_lsp.source.blocks import block_code, find_block
+from mtmc_lsp.source.chunks import Chunk
 from mtmc_lsp.source.dependencies import Definitions, Finder, changes, definitions_of, read_definitions
 from mtmc_lsp.source.outline import Outline, OutlineEntry
-from mtmc_lsp.source.target_text import block_start, generated_block, target_source
+from mtmc_lsp.source.target_text import target_source
 
 MAX_CHANGES = 3
 """Maximum number of changed dependencies in a message."""
@@ -171,11 +173,7 @@ class Reviews:
         outlined = outline.find(review.qualname)
         if outlined is None:
             return None
-        text = outline.text
-        chunk_end = outlined.chunk.start + len(outlined.chunk.text)
-        block_offset = block_start(text, review.qualname)
-        part = text[block_offset if 0 <= block_offset < outlined.chunk.start else outlined.chunk.start : chunk_end]
-        original, block = self._read(review.qualname, part)
+        original, block = self._read(review.qualname, _with_block(review.qualname, outlined.chunk, outline.text))
         kept_count = _kept_count(review.accepted, block)
         is_edited = block is not None and not kept_count and block.rstrip("\n") not in self._blocks
         is_changed = review.measured_text is not None and original != review.measured_text
@@ -202,8 +200,19 @@ class Reviews:
         if key not in self._texts:
             if len(self._texts) > 200:
                 self._texts.clear()
-            self._texts[key] = (target_source(part, qualname), generated_block(part, qualname))
+            self._texts[key] = (target_source(part, qualname), block_code(part, qualname))
         return self._texts[key]
+
+
+def _with_block(qualname: str, chunk: Chunk, text: bytes) -> bytes:
+    """A target's top-level statement, below its generated block if there is one."""
+    span, chunk_end = find_block(text, qualname), chunk.start + len(chunk.text)
+    if span is None:
+        return chunk.text
+    if span.start < chunk.start < span.end:
+        # Without an empty line between them, the last line of the block is a comment of the statement.
+        return text[span.start : chunk_end]
+    return text[span.start : span.end].rstrip() + b"\n" + chunk.text
 
 
 def _kept_count(accepted: Sequence[Step], block: str | None) -> int:

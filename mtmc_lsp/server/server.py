@@ -33,7 +33,8 @@ from mtmc_lsp.server.protocol import Protocol
 from mtmc_lsp.server.reviews import Review, Reviews, ReviewState, make_review, stored_reviews
 from mtmc_lsp.server.text import ERRORS, Text
 from mtmc_lsp.server.trust import Trust
-from mtmc_lsp.source.compose import BEGIN, END
+from mtmc_lsp.server.warm_workers import WarmWorkers
+from mtmc_lsp.source.blocks import BEGIN, END
 from mtmc_lsp.source.dependencies import Definitions, read_definitions
 from mtmc_lsp.source.lint import Context, Finding, check, context_of
 from mtmc_lsp.source.outline import Outline, Outliner
@@ -81,6 +82,14 @@ class Document:
             updated = self._outliner.edited(self.text.data, change) if change is not None else None
             self._outline = updated or self._outliner.outline(self.text.data, self.text.root)
         return self._outline
+
+    @property
+    def uses_tensors(self) -> bool:
+        """Whether the file belongs to the user and uses torch or triton."""
+        if {"site-packages", "dist-packages"} & set(Path(self.path).parts):
+            return False
+        packages = {path.split(".")[0] for path in self.outline.names.imports.values()}
+        return bool(packages & {"torch", "triton", "jaxtyping"}) or b"# mtmc:" in self.text.data
 
     def settle(self) -> bool:
         """Outline the whole file again if the incremental outline is uncertain. Returns whether the chunks changed."""
@@ -139,7 +148,10 @@ class Server(LanguageServer):
         self._on_disk: dict[str, tuple[int, Definitions | None]] = {}
         """Definitions of files that are not open, with the time of their last change in nanoseconds."""
         self._loading: dict[str, asyncio.Event] = {}
-        self.jobs = Jobs(host_command, self._on_job)
+        self.warm_workers = WarmWorkers()
+        self.warms = False
+        """Whether opening a trusted file prepares the workers of its first run."""
+        self.jobs = Jobs(host_command, self._on_job, self.warm_workers.lend)
         self.reporter = Reporter(self)
         self.shown_documents: dict[str, str] = {}
         """Generated read-only documents by URI."""
@@ -174,6 +186,7 @@ class Server(LanguageServer):
     async def close(self) -> None:
         """Stop jobs (their results are stored), and remove temporary files."""
         await self.jobs.close()
+        await asyncio.to_thread(self.warm_workers.close)
         self.documents.clear()
         for closer in self.close_listeners:
             closer(self)
@@ -322,7 +335,17 @@ class Server(LanguageServer):
         for document in list(self.documents.values()):
             if document.path and self.root_of(document.path) == root:
                 await self.load_reviews(document)
+                self.warm_up(document)
         return True
+
+    def warm_up(self, document: Document) -> None:
+        """Prepare the workers of the first run, if the file is trusted and uses torch."""
+        if self.warms and document.path and document.uses_tensors and self.trusts(document.path):
+            self.background(self._warm_up(document.uri, document.path))
+
+    async def _warm_up(self, uri: str, path: str) -> None:
+        python = (await self.settings_of(uri)).python
+        await asyncio.to_thread(self.warm_workers.prepare, path, python)
 
     def _is_linked(self, path: str) -> bool:
         """Whether the path leaves its project through a link."""

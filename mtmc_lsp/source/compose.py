@@ -1,8 +1,9 @@
 """Insert generated code into a file and remove it again, without changing any other byte.
 
-Inserted code is recognised by markers: ``# mtmc: begin NAME`` and ``# mtmc: end NAME`` around the block above the target,
-``# mtmc: dispatch`` at the end of the first line of each dispatch statement, and ``# mtmc: import`` after each import that the
-file did not have. An import is shared by all blocks that use it, and is removed with the last of them.
+Inserted code is recognised by markers: ``# mtmc: begin NAME`` and ``# mtmc: end NAME`` around the block, and ``# mtmc: dispatch``
+at the end of the first line of the dispatch statement. A block at the end of the file contains the imports that the file does not
+have. A block above its target has them at the top of the file, each with ``# mtmc: import``: such an import is shared by all
+blocks that use it, and is removed with the last of them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,31 @@ import re
 from tree_sitter import Node
 
 from mtmc_lsp.core.errors import Location, TargetUnsupported
-from mtmc_lsp.core.run import GeneratedCode
+from mtmc_lsp.core.run import GeneratedCode, Placement
 from mtmc_lsp.core.workload import Target
+from mtmc_lsp.source.blocks import (
+    BEGIN,
+    BLANK,
+    END,
+    IMPORT,
+    LINE_START,
+    find_block,
+    framed,
+    remove_block,
+    with_gap,
+    without_blocks,
+)
 from mtmc_lsp.source.files import unified_diff, write_if_unchanged
-from mtmc_lsp.source.imports import import_position, imported_names, missing_imports, statement_start
+from mtmc_lsp.source.import_time import first_caller
+from mtmc_lsp.source.imports import (
+    check_names_are_free,
+    first_on_line,
+    import_position,
+    imported_names,
+    missing_imports,
+    statement_start,
+)
+from mtmc_lsp.source.line_wrapping import MAX_LINE, wrapped
 from mtmc_lsp.source.region_dispatch import Edit, region_edits, region_place, without_region_dispatch
 from mtmc_lsp.source.syntax import (
     field,
@@ -33,13 +55,9 @@ from mtmc_lsp.source.targets import definitions, find_definition
 
 __all__ = ["compose", "strip_generated", "unified_diff", "write_if_unchanged"]
 
-BEGIN, END = "# mtmc: begin", "# mtmc: end"
-IMPORT, DISPATCH = "# mtmc: import", "# mtmc: dispatch"
+DISPATCH = "# mtmc: dispatch"
 ONE_LINE_NOTE = "  # the body stood on the line of the def"
 """Added to the dispatch marker if the body was on the line of the ``def`` and had to be moved to a new line."""
-BLANK = rb"(?:[ \t]*(?:\r\n|\n))"
-LINE_START = rb"(?:^|(?<=\xef\xbb\xbf))"
-"""Start of a line, or the position after a byte order mark."""
 
 
 def compose(text: bytes, target: Target, code: GeneratedCode) -> bytes:
@@ -54,19 +72,33 @@ def compose(text: bytes, target: Target, code: GeneratedCode) -> bytes:
         RequestError: the file uses a name that the code needs for something else.
         TargetUnsupported: a dispatch statement cannot be inserted into the target.
     """
-    if any(_block(name).search(text) for name in _same_code(target.qualname)):
+    if any(find_block(text, name) for name in _same_code(target.qualname)):
         raise ValueError(f"{target.qualname} already has generated code: remove it with strip_generated")
-    node = find_definition(text, target.path, target.qualname).node
-    root, _ = parse_with_recovery(text)
+    # Names in generated blocks do not count: each block can be removed without the others.
+    plain = without_blocks(text, marked_imports=False)
+    node = find_definition(plain, target.path, target.qualname).node
+    root, _ = parse_with_recovery(plain)
     newline = _newline(text)
-    block_start = statement_start(text, root, _outermost(node))
     required = tuple(s for s in code.imports if _is_used(s.encode(), f"{code.block}\n{code.dispatch}".encode()))
+    check_names_are_free(root, target.path, code.block)
+    statement = _outermost(node)
+    caller = first_caller(root, statement)
+    at_top: list[str] = []
+    if code.place is Placement.ABOVE or caller == statement:
+        offset = statement_start(plain, root, statement)
+        at_top, in_block = missing_imports(root, target.path, required, offset), []
+    else:
+        offset = len(text) if caller is None else statement_start(plain, root, first_on_line(caller))
+        unmarked, _ = parse_with_recovery(without_blocks(text, marked_imports=True))
+        in_block = missing_imports(unmarked, target.path, required, offset)
+    block = framed(target.qualname, in_block, code.block, newline)
+    # Of two insertions at the same offset, the imports come last, which puts them first.
     edits = [
-        *_import_edit(text, root, missing_imports(root, target.path, required, block_start), newline),
-        Edit(block_start, block_start, _framed_block(target.qualname, code.block, newline)),
         *_dispatch_edits(text, _entry_function(node, target), target, code, newline),
+        Edit(offset, offset, with_gap(text, offset, block, newline)),
+        *_import_edit(text, at_top, newline),
     ]
-    for edit in reversed(edits):
+    for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
         text = text[: edit.start] + edit.new + text[edit.end :]
     return text
 
@@ -77,10 +109,10 @@ def strip_generated(text: bytes, qualname: str) -> bytes:
     A class and its ``forward`` share their generated code, so either name removes it.
     """
     for name in _same_code(qualname):
-        block = _block(name).search(text)
-        if block is not None:
-            text = text[: block.start()] + text[block.end() :]
-            text = _without_dispatch(text, qualname, block[0])
+        span = find_block(text, name)
+        if span is not None:
+            block = text[span.start : span.end]
+            text = _without_dispatch(remove_block(text, span), qualname, block)
             text = _without_imports(text)
     return text
 
@@ -102,24 +134,10 @@ def _outermost(node: Node) -> Node:
     return node
 
 
-def _framed_block(qualname: str, block: str, newline: bytes) -> bytes:
-    lines = [f"{BEGIN} {qualname}", *block.rstrip("\n").split("\n"), f"{END} {qualname}", "", "", ""]
-    return newline.join(line.encode() for line in lines)
-
-
-def _block(qualname: str) -> re.Pattern[bytes]:
-    """Pattern for the block of a target and the two empty lines after it (fewer if the user removed some)."""
-    begin, end, name = BEGIN.encode(), END.encode(), re.escape(qualname.encode())
-    return re.compile(
-        LINE_START + begin + b" " + name + BLANK + rb"(?:.*\n)*?" + end + b" " + name + BLANK + BLANK + b"{0,2}",
-        re.MULTILINE,
-    )
-
-
-def _import_edit(text: bytes, root: Node, statements: list[str], newline: bytes) -> list[Edit]:
+def _import_edit(text: bytes, statements: list[str], newline: bytes) -> list[Edit]:
     if not statements:
         return []
-    position = import_position(text, root)
+    position = import_position(text, parse_with_recovery(text)[0])
     lines = b"".join(f"{statement}  {IMPORT}".encode() + newline for statement in statements)
     return [
         Edit(position.offset, position.offset, newline * position.blank_before + lines + newline * position.blank_after)
@@ -194,8 +212,7 @@ def _one_line_edit(
     if is_docstring(first):
         raise _cannot_insert("has its docstring on the line of its def", first, target)
     step = b"\t" if function_indent.endswith(b"\t") else b"    "
-    head, _, rest = dispatch.rstrip("\n").partition("\n")
-    rendered = _indent_dispatch(f"{head}\n{rest}", function_indent + step, step, newline, ONE_LINE_NOTE)
+    rendered = _indent_dispatch(dispatch, function_indent + step, step, newline, ONE_LINE_NOTE)
     return Edit(header.end_byte, first.start_byte, newline + rendered + function_indent + step)
 
 
@@ -208,11 +225,11 @@ def _cannot_insert(problem: str, where: Node | Location, target: Target) -> Targ
 
 
 def _indent_dispatch(dispatch: str, indent: bytes, step: bytes, newline: bytes, note: str = "") -> bytes:
-    """Add the marker and indent the statement; each four spaces of its indentation become one ``step``."""
-    lines = dispatch.rstrip("\n").split("\n")
-    lines[0] += f"  {DISPATCH}{note}"
+    """Add the marker, wrap and indent the statement; each four spaces of its indentation become one ``step``."""
+    head, _, body = dispatch.rstrip("\n").partition("\n")
+    marked = f"{head}  {DISPATCH}{note}\n{body}"
     rendered = b""
-    for line in lines:
+    for line in wrapped(marked, MAX_LINE - len(indent.expandtabs(4))).split("\n"):
         inner = line.lstrip(" ")
         depth, rest = divmod(len(line) - len(inner), 4)
         rendered += indent + step * depth + b" " * rest + inner.encode() + newline

@@ -43,7 +43,7 @@ class Binding:
 
 def bindings(root: Node) -> tuple[Binding, ...]:
     """Every name bound at module level, in source order. ``if TYPE_CHECKING`` is skipped because it never runs."""
-    return tuple(binding for child in root.children for binding in _bindings_of(child))
+    return tuple(binding for child in root.children for binding in bindings_of(child))
 
 
 def imported_names(statement: Node) -> list[tuple[str, str]]:
@@ -60,7 +60,8 @@ def imported_names(statement: Node) -> list[tuple[str, str]]:
     return names
 
 
-def _bindings_of(node: Node) -> Iterator[Binding]:
+def bindings_of(node: Node) -> Iterator[Binding]:
+    """Every name that a statement binds at module level."""
     kind = node.type
     if kind in IMPORTS:
         for name, module in imported_names(node):
@@ -85,7 +86,7 @@ def _nested_bindings(node: Node) -> Iterator[Binding]:
     for child in node.children:
         if type_checking_body is not None and child == type_checking_body:
             continue
-        for binding in _bindings_of(child):
+        for binding in bindings_of(child):
             certain = binding.is_certain and node.type not in CONDITIONAL
             fallback = binding.is_fallback or node.type in ("except_clause", "except_group_clause")
             yield replace(binding, is_certain=certain and not fallback, is_fallback=fallback)
@@ -117,6 +118,29 @@ def missing_imports(root: Node, path: str, required: tuple[str, ...], before: in
         if not certain.issuperset(names):
             missing.append(statement)
     return missing
+
+
+def check_names_are_free(root: Node, path: str, code: str) -> None:
+    """Refuse code that would replace something that the file defines otherwise.
+
+    Raises:
+        RequestError: the file and the code bind the same name by different statements.
+    """
+    defined = {binding.name: statement for statement, binding in _statements(parse(code.encode()))}
+    for statement, binding in _statements(root):
+        if binding.name in defined and statement != defined[binding.name]:
+            raise RequestError(
+                f"the name {binding.name!r} is used for something else here, but the generated code defines it",
+                where=Location(path, binding.line),
+                remedy="Rename it in this file.",
+            )
+
+
+def _statements(root: Node) -> Iterator[tuple[str, Binding]]:
+    """The text of each top-level statement with each name that it binds."""
+    for child in root.named_children:
+        for binding in bindings_of(child):
+            yield text_of(child).replace("\r\n", "\n"), binding
 
 
 @dataclass(frozen=True)
@@ -174,6 +198,14 @@ def _offset_after(text: bytes, node: Node) -> int:
     while following is not None and following.start_point[0] == node.end_point[0]:
         node, following = following, following.next_named_sibling
     return line_end(text, node.end_byte)
+
+
+def first_on_line(node: Node) -> Node:
+    """The first of the statements that share the node's first line with it."""
+    previous = node.prev_named_sibling
+    while previous is not None and previous.end_point[0] == node.start_point[0]:
+        node, previous = previous, previous.prev_named_sibling
+    return node
 
 
 def statement_start(text: bytes, root: Node, node: Node) -> int:

@@ -6,15 +6,15 @@ import re
 
 from tree_sitter import Node
 
-from mtmc_lsp.source.compose import BEGIN, END, strip_generated
+from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.syntax import comments_above, field, holds_statements, parse, text_of, undecorated, with_decorators
 
 
 def target_source(text: bytes, qualname: str) -> bytes | None:
     """The target's definition with decorators and the comments directly above it; None if there is no such target.
 
-    ``text`` may be the part of a file from the generated block, if any, to the end of the target's top-level statement. The
-    result uses line feeds and has no trailing whitespace.
+    ``text`` may be a part of a file: the generated block, if any, and the target's top-level statement. The result uses line
+    feeds and has no trailing whitespace.
     """
     without_generated = strip_generated(text, qualname)
     root = parse(without_generated)
@@ -25,24 +25,6 @@ def target_source(text: bytes, qualname: str) -> bytes | None:
     comments = comments_above(without_generated, root, node)
     source = without_generated[(comments[0] if comments else node).start_byte : node.end_byte]
     return re.sub(rb"[ \t\r]*(?:\n|\Z)", b"\n", source)
-
-
-def generated_block(text: bytes, qualname: str) -> str | None:
-    """The code inside a target's generated block, without the markers; None if there is no block."""
-    begin, end = (f"{mark} {qualname}".encode() for mark in (BEGIN, END))
-    match = re.search(
-        re.escape(begin) + rb"[ \t]*\r?\n((?:.*\n)*?)" + re.escape(end) + rb"[ \t]*\r?$", text, re.MULTILINE
-    )
-    return match[1].decode("utf-8", "surrogatepass").replace("\r\n", "\n") if match is not None else None
-
-
-def block_start(text: bytes, qualname: str) -> int:
-    """Offset of the target's generated block; -1 if there is none."""
-    mark = f"{BEGIN} {qualname}".encode()
-    start = text.find(mark)
-    while start >= 0 and text[start + len(mark) : start + len(mark) + 1] not in (b"\n", b"\r", b" ", b""):
-        start = text.find(mark, start + 1)
-    return start
 
 
 def _find_definition(node: Node, names: list[str]) -> Node | None:

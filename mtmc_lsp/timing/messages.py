@@ -87,6 +87,25 @@ class RankRequest(Request[RankAnswer], command="timing.rank"):
 
 
 @dataclass(frozen=True)
+class RecompilationsAnswer:
+    """What other sizes cost under ``torch.compile``."""
+
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RecompilationsRequest(Request[RecompilationsAnswer], command="timing.recompilations"):
+    """Call the compiled baseline at other sizes, and count how often it compiles again."""
+
+    capture: Repeated[Capture]
+    user_source: str | None
+    """As in :class:`TimeRequest`."""
+    sizes: tuple[Mapping[str, int], ...]
+    """Values of the graph's size symbols."""
+
+
+@dataclass(frozen=True)
 class CalibrationRequest(Request[Calibration], command="timing.calibration"):
     """Measure the ceilings of the GPU."""
 

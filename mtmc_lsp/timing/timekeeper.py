@@ -19,11 +19,11 @@ from mtmc_lsp.timing.messages import TimeAnswer, TimeRequest
 
 TIME_SECONDS = 300.0
 """Time limit for timing one candidate, including preparation of the baselines."""
-TIMING_VERSION = 1
+TIMING_VERSION = 2
 """Version of the timing method; timings of other versions are not reused."""
 COOLING_SECONDS = 5.0
 """Pause before a throttled timing is repeated."""
-NOT_IN_KEY = ("seconds", "bound_us", "least_us")
+NOT_IN_KEY = ("bound_us", "least_us")
 """Request fields that are derived from others or do not affect the measurement; not part of the cache key."""
 
 Ask = Callable[[TimeRequest], TimeAnswer]
@@ -81,7 +81,6 @@ class Timekeeper:
         cache: TimingCache,
         find_gpu: Callable[[str], tuple[Gpu | None, str]] = open_gpu,
         pause: Callable[[float], None] = time.sleep,
-        before: Callable[[TimeRequest], None] = lambda request: None,
     ) -> None:
         """Prepare for timings.
 
@@ -89,9 +88,7 @@ class Timekeeper:
             gpu: the GPU's UUID.
             find_gpu: opens the interface to the GPU's state.
             pause: sleeps while the GPU cools down.
-            before: preparation of a request that does not need the exclusive GPU lock.
         """
-        self._before = before
         self._ask, self._gpu, self._cache, self._pause = ask, gpu, cache, pause
         self._gpu_state = find_gpu(gpu)
 
@@ -110,7 +107,6 @@ class Timekeeper:
         return timing
 
     def _measure(self, request: TimeRequest) -> Timing:
-        self._before(request)
         with alone(self._gpu):
             timing = self._measure_once(request)
             if timing.conditions is not None and REPEAT_REASONS & set(timing.conditions.throttled):

@@ -11,7 +11,7 @@ from mtmc_lsp.core.results import Check
 from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.process.sandbox import Isolation
 from mtmc_lsp.verify.cases import Case, foreign_cases, is_interpretable, version_cases
-from mtmc_lsp.verify.messages import CandidateSource, SeparateCandidate
+from mtmc_lsp.verify.messages import CandidateSource, GuardRequest, SeparateCandidate
 from mtmc_lsp.verify.outcomes import CaseOutcome
 from mtmc_lsp.verify.source_scan import scan
 from mtmc_lsp.verify.trials import Trial, trials
@@ -52,6 +52,10 @@ class Adapter(Protocol):
     @property
     def repeat_seconds(self) -> float:
         """Time for the many calls of the smallest case."""
+
+    @property
+    def guarded_call(self) -> GuardRequest | None:
+        """The user's call, which the candidate's guard must accept; ``None`` if it has no guard."""
 
     def text_checks(self) -> tuple[Check, ...]:
         """The checks on its text, before anything runs."""
@@ -94,6 +98,11 @@ class VersionInFile:
     def replays_launches(self) -> bool:
         """Whether the text has the function that replays launches, exactly as it is generated."""
         return without_cuda_graph(self.text) != self.text
+
+    @property
+    def guarded_call(self) -> GuardRequest:
+        """The call of the workload."""
+        return GuardRequest(self.capture.workload, self.capture.module_name, self.user_source, self.text)
 
     def text_checks(self) -> tuple[Check, ...]:
         """The checks on the text that is not the user's."""
@@ -139,6 +148,7 @@ class ForeignCandidate:
     """Whether it must accept inputs without elements if the reference does."""
 
     replays_launches = False
+    guarded_call = None
     draws_same_numbers = False
     takes_constructor_arguments = True
     repeat_seconds = FOREIGN_REPEAT_SECONDS

@@ -10,7 +10,15 @@ from mtmc_lsp.verify.adapters import FULL_SIZE_FACTOR, Adapter
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.cases import is_exact
 from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest
-from mtmc_lsp.verify.outcomes import LAUNCHED_BEFORE, NOT_LAUNCHED, CaseOutcome, failed_run, judged_outcome, skipped
+from mtmc_lsp.verify.outcomes import (
+    LAUNCHED_BEFORE,
+    NOT_LAUNCHED,
+    CaseOutcome,
+    failed_run,
+    judged_outcome,
+    skipped,
+    with_refusal,
+)
 from mtmc_lsp.verify.reference import PreparedCase, Reference
 from mtmc_lsp.verify.trials import Trial
 
@@ -23,9 +31,22 @@ STOPS = (FailureKind.CANCELLED, FailureKind.DEADLINE)
 class CaseRunner:
     """Runs the cases of one candidate at the sizes of one trial."""
 
-    def __init__(self, reference: Reference, process: CandidateProcess, candidate: Adapter, trial: Trial) -> None:
-        """Set what runs where."""
+    def __init__(
+        self,
+        reference: Reference,
+        process: CandidateProcess,
+        candidate: Adapter,
+        trial: Trial,
+        *,
+        finds_trivial: bool = True,
+    ) -> None:
+        """Set what runs where.
+
+        Args:
+            finds_trivial: whether to find the trivial answers that a case would accept.
+        """
         self._reference, self._process, self._candidate, self.trial = reference, process, candidate, trial
+        self._finds_trivial = finds_trivial
         self._expected_by_sizes: dict[tuple[tuple[str, int], ...], str] = {}
         self.calls = 0
         """The number of calls of the candidate so far."""
@@ -85,7 +106,7 @@ class CaseRunner:
         # The replay of a CUDA graph launches nothing that can be counted; its first call did.
         launches = answer.all_launches if self._candidate.replays_launches else answer.launches
         if prepared.data.is_first and self._candidate.needs_kernel and not launches:
-            reason = LAUNCHED_BEFORE if answer.all_launches else NOT_LAUNCHED
+            reason = LAUNCHED_BEFORE if answer.all_launches else with_refusal(NOT_LAUNCHED, answer.refusal)
             return CaseOutcome(case, VerdictStatus.RUNTIME_ERROR, reason=reason, lacks_kernel=True)
         if self.trial.capture.uses_random and case.expects_kernel and not answer.launches:
             # Torch's random numbers are not those of a kernel.
@@ -97,7 +118,12 @@ class CaseRunner:
         sizes = tuple(case.sizes.items())
         other = self._expected_by_sizes.get(sizes, "")
         judged = self._reference.judge(
-            prepared, results, is_exact=is_exact(self.trial.capture), other=other, differing=answer.differing or ()
+            prepared,
+            results,
+            is_exact=is_exact(self.trial.capture),
+            other=other,
+            differing=answer.differing or (),
+            finds_trivial=self._finds_trivial,
         )
         outcome = judged_outcome(
             case, answer, judged, is_many=plan.repeats == MANY_CALLS, disabled_kernels=plan.disables_kernels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import MATRIX_PRODUCTS, RECURRENT_GATES, Graph, InputKind
@@ -34,6 +34,9 @@ LARGER_BYTES = 8.0e9
 """Workloads that move more bytes than this get no case with larger sizes, which might not fit in memory."""
 CPU_WORK = 2.0e11
 """Limit for the operations of the case that runs on the CPU on machines with a GPU."""
+
+MOST_NUMBER_CASES = 8
+"""Limit for the cases with special values of run-time numbers."""
 
 VALUES = "values"
 """The kernel should run: the call is inside the guard."""
@@ -71,6 +74,9 @@ class Case:
     """Empty for the workload's layout, ``strided`` for arguments that are not contiguous, ``aliased`` for arguments that are the
     same tensor."""
 
+    numbers: Mapping[str, int | float] = field(default_factory=dict)
+    """Values of run-time numbers other than the workload's, by path."""
+
     @property
     def expects_kernel(self) -> bool:
         """Whether a kernel should run: the call is inside the guard and has elements."""
@@ -79,7 +85,7 @@ class Case:
     @property
     def label(self) -> str:
         """A description for messages."""
-        sizes = ", ".join(f"{name}={value}" for name, value in self.sizes.items())
+        sizes = ", ".join(f"{name}={value}" for name, value in (*self.sizes.items(), *self.numbers.items()))
         kind = "".join(f"{word}, " for word in (self.kind, self.layout) if word and word != VALUES)
         return f"{sizes + ', ' if sizes else ''}{kind}{self.distribution}, seed {self.seed}"
 
@@ -101,7 +107,31 @@ def version_cases(capture: Capture, *, interpreted: bool, seed: int) -> tuple[Ca
     """The cases for a version in the user's file: sizes and values, calls outside its guard, unusual values and layouts."""
     cases = verification_cases(capture, interpreted=interpreted, seed=seed)
     unusual = _unusual_cases(capture, cases, interpreted, seed + len(cases))
-    return (*cases, *(case for case in unusual if not _is_excepted(case, capture, interpreted)))
+    numbers = _number_cases(capture, unusual[0], seed + len(cases) + len(unusual))
+    return (*cases, *(case for case in unusual if not _is_excepted(case, capture, interpreted)), *numbers)
+
+
+def _number_cases(capture: Capture, model: Case, seed: int) -> list[Case]:
+    """Cases with other values of the run-time numbers: all are changed, then one in each case is 0, 1, negative or large."""
+    numbers = capture.graph.numbers
+    changed = {number.access: _changed(number.value) for number in numbers}
+    special = (lambda v: 0, lambda v: 1, _opposite, lambda v: 8 * v + 4)
+    count = min(MOST_NUMBER_CASES, max(len(special), len(numbers))) if numbers else 0
+    chosen: list[Mapping[str, int | float]] = [changed] if numbers else []
+    for i in range(count):
+        number = numbers[i % len(numbers)]
+        value = special[i % len(special)](number.value)
+        chosen.append({**changed, number.access: type(number.value)(value)})
+    return [replace(model, distribution="normal", seed=seed + i, numbers=values) for i, values in enumerate(chosen)]
+
+
+def _changed(value: int | float) -> int | float:
+    """Another number that is probably in the target's domain as well."""
+    return value + 1 if isinstance(value, int) else 0.875 * value or 0.125
+
+
+def _opposite(value: int | float) -> int | float:
+    return (-(value // 2) if isinstance(value, int) else -0.5 * value) or -1
 
 
 def _is_excepted(case: Case, capture: Capture, interpreted: bool) -> bool:

@@ -15,9 +15,16 @@ from mtmc_lsp.verify.adapters import Adapter
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.case_runner import MANY_CALLS, CaseRunner
 from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case
+from mtmc_lsp.verify.delivery import REFUSED, delivery_check
 from mtmc_lsp.verify.int32_overflow import FAR_CHECK, FAR_SEED, far_sizes
 from mtmc_lsp.verify.messages import CallPlan, CandidateRequest
-from mtmc_lsp.verify.outcomes import CaseOutcome, Verification, first_failed, skipped, uncertain_because
+from mtmc_lsp.verify.outcomes import (
+    CaseOutcome,
+    Verification,
+    first_failed,
+    skipped,
+    uncertain_because,
+)
 from mtmc_lsp.verify.reference import PreparedCase, Reference
 from mtmc_lsp.verify.sanitizer import Sanitizer
 from mtmc_lsp.verify.trials import Trial
@@ -73,7 +80,7 @@ class VerificationEngine:
         if not trials:
             return []
         cases = self._cases(candidate, trials[0])
-        ahead = cases[:1] if self._is_tight(candidate.capture) else cases
+        ahead = cases[:1] if self.is_tight(candidate.capture) else cases
         return self._reference.prepare(trials[0], ahead, first=cases[0])
 
     def verify(
@@ -119,6 +126,15 @@ class VerificationEngine:
         trials = candidate.trials(self._start(candidate), interpreted=not self.has_gpu)
         if not trials:
             return Verification(Verdict(VerdictStatus.UNCERTIFIABLE, text_checks, self._mode, reason=TOO_LARGE))
+        delivery = delivery_check(candidate, self._process, self._pool, self._reference.run_seconds)
+        text_checks = (*text_checks, *delivery)
+        refused = first_failed(delivery)
+        if refused is not None:
+            return Verification(
+                Verdict(
+                    VerdictStatus.RUNTIME_ERROR, text_checks, self._mode, reason=REFUSED.format(reason=refused.detail)
+                )
+            )
         outcomes: list[CaseOutcome] = []
 
         def verdict(status: VerdictStatus, reason: str, failure: FailureKind | None = None) -> Verdict:
@@ -173,7 +189,8 @@ class VerificationEngine:
             return Check(FAR_CHECK, CheckStatus.SKIPPED, "", why)
         case = Case(sizes, "normal", self._reference.seed + FAR_SEED)
         try:
-            runner = CaseRunner(self._reference, self._process, candidate, self._trial)
+            # The other cases show which trivial answers would pass; on tensors of this size that takes seconds.
+            runner = CaseRunner(self._reference, self._process, candidate, self._trial, finds_trivial=False)
             outcome = runner.outcome(self._prepared(case), CallPlan())
         except MtmcError as error:
             if error.kind is FailureKind.CANCELLED:
@@ -226,7 +243,7 @@ class VerificationEngine:
         failed: CaseOutcome | None = None
         pending = self._cases(candidate, self._trial)
         self._first, many = pending[0], pending[-1]
-        is_tight = self._is_tight(self._trial.capture)
+        is_tight = self.is_tight(self._trial.capture)
         while pending:
             case = pending.pop(0)
             prepared = self._prepared(case)
@@ -277,7 +294,7 @@ class VerificationEngine:
 
     def _sanitized(self, candidate: Adapter, sanitizer: Sanitizer, outcomes: Sequence[CaseOutcome]) -> CaseOutcome:
         """Run the smallest case, and one with other values, under ``compute-sanitizer``."""
-        usable = [o.case for o in outcomes if o.case.expects_kernel and not o.case.layout]
+        usable = [o.case for o in outcomes if o.case.expects_kernel and not (o.case.layout or o.case.numbers)]
         smallest = min(usable, key=self._elements)
         uniform = next((case for case in usable if case.distribution == "uniform"), usable[0])
         requests = []
@@ -314,8 +331,8 @@ class VerificationEngine:
     def _prepared(self, case: Case) -> PreparedCase:
         return self._reference.prepare(self._trial, [case], first=self._first)[0]
 
-    def _is_tight(self, capture: Capture) -> bool:
-        """Whether the inputs take so much GPU memory that a candidate and the next reference do not run side by side."""
+    def is_tight(self, capture: Capture) -> bool:
+        """Whether the inputs take so much GPU memory that two processes with copies of them do not run side by side."""
         types = [item.type for item in capture.graph.inputs]
         size = sum(kind.numel.value(capture.graph.sizes) * itemsize(kind.dtype) for kind in types)
         return self.has_gpu and size > TIGHT_SHARE * self._process.free_bytes > 0

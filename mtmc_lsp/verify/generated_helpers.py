@@ -1,14 +1,16 @@
-"""Blanks the functions of generated guards that compare source code and the environment, before a text is scanned.
+"""Blanks functions of generated guards before a text is scanned: those that compare source code, environment and numbers.
 
 They use ``inspect`` and handle exceptions, which no candidate may do otherwise. Only text that is known to be safe is blanked:
-the fixed functions that compare source code, and comparisons without other effects.
+the fixed functions that compare source code, comparisons without other effects, and attempts at pure arithmetic.
 """
 
 from __future__ import annotations
 
 import ast
 
+from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS, HAVE_NUMBER_TYPES
 from mtmc_lsp.codegen.module.up_to_date import CODE_HELPERS, IS_UNCHANGED_CODE
+from mtmc_lsp.core.sizes import MATH_FUNCTIONS
 
 SUFFIXES = ("_up_to_date", "_up_to_date_code")
 PURE_CALLS = frozenset({"repr", "type", "float", "os.environ.get", IS_UNCHANGED_CODE})
@@ -17,16 +19,24 @@ PURE_NODES = (
     ast.Load, ast.Constant, ast.Call, ast.UnaryOp, ast.USub, ast.Not,
 )  # fmt: skip
 """Syntax that reads values and changes nothing, apart from attributes with side effects."""
+ARITHMETIC_NODES = (
+    ast.Tuple, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.UnaryOp, ast.USub, ast.UAdd, ast.Attribute,
+    ast.Subscript, ast.Name, ast.Load, ast.Constant, ast.Call,
+)  # fmt: skip
+"""Syntax of arithmetic with numbers."""
 
 
 def without_generated_checks(source: str) -> str:
     """``source`` with these functions blanked; lines keep their numbers. Text that does not parse is returned unchanged."""
-    helpers = CODE_HELPERS.strip()
-    source = source.replace(helpers, "\n" * helpers.count("\n"))
+    number_check = GUARD_HELPERS[HAVE_NUMBER_TYPES].strip()
     try:
         tree = ast.parse(source)
     except SyntaxError:
         return source
+    helpers = [CODE_HELPERS.strip(), *([number_check] if _attempts_only_arithmetic(tree) else [])]
+    for helper in helpers:
+        source = source.replace(helper, "\n" * helper.count("\n"))
+    tree = ast.parse(source)
     lines = source.splitlines(keepends=True)
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name.endswith(SUFFIXES) and _is_pure_check(node):
@@ -35,6 +45,26 @@ def without_generated_checks(source: str) -> str:
             # A decorator needs a function below it.
             lines[node.lineno - 1] = f"def {node.name}(): ...\n"
     return "".join(lines)
+
+
+def _attempts_only_arithmetic(tree: ast.Module) -> bool:
+    """Whether all uses of the function that catches arithmetic errors pass nothing but arithmetic with numbers."""
+    names = sum(isinstance(node, ast.Name) and node.id == HAVE_NUMBER_TYPES for node in ast.walk(tree))
+    calls = [
+        node.args[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == HAVE_NUMBER_TYPES and node.args
+    ]
+    return names == len(calls) and all(
+        isinstance(call, ast.Lambda) and not call.args.args and _is_arithmetic(call.body) for call in calls
+    )
+
+
+def _is_arithmetic(expression: ast.expr) -> bool:
+    calls = [ast.unparse(node.func) for node in ast.walk(expression) if isinstance(node, ast.Call)]
+    return all(isinstance(node, ARITHMETIC_NODES) for node in ast.walk(expression)) and all(
+        call.removeprefix("math.") in MATH_FUNCTIONS and call.startswith("math.") for call in calls
+    )
 
 
 def _is_pure_check(function: ast.FunctionDef) -> bool:

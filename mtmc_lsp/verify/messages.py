@@ -53,6 +53,11 @@ class CaseRequest:
     shares_memory: bool = False
     """Whether large tensors go from process to process in GPU memory instead of files."""
 
+    @property
+    def call(self) -> Capture:
+        """The capture with the case's values of run-time numbers."""
+        return self.capture.with_numbers(self.case.numbers) if self.case.numbers else self.capture
+
 
 @dataclass(frozen=True)
 class ConstructorAnswer:
@@ -140,6 +145,8 @@ class CandidateAnswer:
     """Whether the results change if kernel launches do nothing."""
     threads: int = 0
     """Threads that the candidate started and that still run."""
+    refusal: str = ""
+    """Why the guard refuses the judged call, as a clause; empty if a kernel ran or there is no guard."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +156,38 @@ class CandidateRequest(Request[CandidateAnswer], command="verify.candidate"):
     data: CaseRequest
     candidate: CandidateSource
     calls: CallPlan = CallPlan()
+
+
+@dataclass(frozen=True)
+class GuardAnswer:
+    """Whether the kernels of a file run for a call."""
+
+    has_guard: bool = True
+    """Whether the target calls a guard at all."""
+    reason: str = ""
+    """Why a guard refuses the call, as a clause; empty if the kernels run."""
+    condition: str = ""
+    """The condition that does not hold, as Python."""
+    guard: str = ""
+    """The guard that refuses."""
+    stands_in: bool = False
+    """Whether CPU tensors stood in for those of a GPU."""
+
+
+@dataclass(frozen=True)
+class GuardRequest(Request[GuardAnswer], command="verify.guard"):
+    """Call a file's target as the user calls it, and report what its guards decide. The kernels do not run."""
+
+    workload: Workload
+    """The call."""
+    module_name: str
+    """The usual name of the file's module."""
+    user_source: str
+    """The file without generated code for the target."""
+    source: str
+    """The file with generated code."""
+    records_gradients: bool = False
+    """Whether the call records gradients."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +225,8 @@ class JudgeRequest(Request[JudgeAnswer], command="verify.judge"):
     """The expected results of another case with the same sizes."""
     differing: tuple[int, ...] = ()
     """Results that differ between the candidate's calls."""
+    finds_trivial: bool = True
+    """Whether to find the trivial answers that would pass, which costs several further comparisons."""
 
 
 @dataclass(frozen=True)

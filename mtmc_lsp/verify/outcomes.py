@@ -88,8 +88,8 @@ def judged_outcome(
     status = VerdictStatus.CORRECT if failed is None else VerdictStatus.INCORRECT
     reason = f"{failed.name}: {failed.detail}" if failed is not None else ""
     inside = case.expects_kernel
-    # NaN and infinity tell a constant answer from the right one although nothing is computed.
-    tells = inside and case.distribution not in SPECIAL_DISTRIBUTIONS
+    # NaN and infinity tell a constant answer from the right one although nothing is computed. A factor of 0 hides the answer.
+    tells = inside and case.distribution not in SPECIAL_DISTRIBUTIONS and not case.numbers
     return CaseOutcome(
         case,
         status,
@@ -102,6 +102,11 @@ def judged_outcome(
         undecided=frozenset(judged.undecided) if inside else frozenset(),
         trivial=frozenset(judged.trivial) if tells else None,
     )
+
+
+def with_refusal(text: str, refusal: str) -> str:
+    """A sentence about a call without kernels, with the reason of the guard if it is known."""
+    return f"{text}: {refusal}" if refusal else text
 
 
 def first_failed(checks: Sequence[Check]) -> Check | None:
@@ -141,9 +146,8 @@ def _observed(
         checks.append(check("kernel's result used", "" if answer.uses_kernels else unused))
     if case.expects_kernel:
         status = CheckStatus.PASSED if answer.launches else CheckStatus.SKIPPED
-        checks.append(
-            Check(KERNEL_LAUNCHED, status, case.label, "" if answer.launches else "no kernel ran, only torch code")
-        )
+        detail = "" if answer.launches else with_refusal("no kernel ran, only torch code", answer.refusal)
+        checks.append(Check(KERNEL_LAUNCHED, status, case.label, detail))
     return checks
 
 

@@ -221,7 +221,14 @@ class Reference:
             return self._secret / f"results-{self._results}.pt"
 
     def judge(
-        self, prepared: PreparedCase, results: Path, *, is_exact: bool, other: str, differing: tuple[int, ...]
+        self,
+        prepared: PreparedCase,
+        results: Path,
+        *,
+        is_exact: bool,
+        other: str,
+        differing: tuple[int, ...],
+        finds_trivial: bool = True,
     ) -> JudgeAnswer:
         """Compare a candidate's results with the expected ones.
 
@@ -230,6 +237,7 @@ class Reference:
             is_exact: whether the reference computes whole numbers without rounding.
             other: the file with the expected results of another case of the same sizes, or empty.
             differing: numbers of the results that differ between the candidate's calls.
+            finds_trivial: whether to find the trivial answers that would pass.
 
         Raises:
             TensorSharingFailed: the results cannot be read.
@@ -242,6 +250,7 @@ class Reference:
             is_exact=is_exact,
             other_expected=other,
             differing=differing,
+            finds_trivial=finds_trivial,
         )
         try:
             return self._call_first(request)

@@ -6,6 +6,7 @@ import pytest
 
 from mtmc_lsp.core.errors import TargetUnsupported
 from mtmc_lsp.core.graph import InputKind, Ref
+from mtmc_lsp.core.sizes import NumberArgument
 from tests.codegen.harness import verified
 from tests.planning.situations import fully_fused, start
 
@@ -57,7 +58,9 @@ def test_sizes_keep_the_names_of_the_directive(captured) -> None:
 
 def test_defaults_are_constants_and_keyword_arguments_are_passed_by_name(captured) -> None:
     capture = captured(NAMED, "named")
-    assert capture.graph.constants == {"eps": 1e-6, "flag": True}
+    assert capture.graph.constants == {}
+    assert capture.graph.free_flags == ("flag",), "nothing reads it"
+    assert capture.graph.numbers == (NumberArgument("eps", "eps", 1e-6),)
     assert [(a.name, a.input, a.keyword) for a in capture.arguments] == [
         ("x", "x", False),
         ("w", "w", False),
@@ -173,7 +176,7 @@ def test_numbers_that_modules_read_from_their_attributes_are_constants(captured)
 def test_a_method_other_than_forward_is_captured(captured) -> None:
     graph = captured(MODULE, "Outer.half").graph
     assert {item.access for item in graph.inputs} == {"x", "self.norm.weight", "self.norm.bias"}
-    assert graph.constants["by"] == 0.5
+    assert graph.numbers == (NumberArgument("by", "by", 0.5),)
 
 
 def test_a_changed_argument_is_a_mutation_and_dropout_is_random(captured) -> None:

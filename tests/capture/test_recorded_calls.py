@@ -84,6 +84,20 @@ def test_calls_that_cannot_be_repeated_come_last_and_have_no_workload() -> None:
     assert "complex64, which is not supported" in narrow.calls[0].unusable
 
 
+def test_the_workload_is_taken_from_calls_without_gradients_if_there_are_any() -> None:
+    """The kernels have no backward pass, so they never run for the others."""
+    records = [process_record(count, tensor("x", [size], [1])) for size, count in ((2, 9), (3, 4), (4, 5))]
+    for record, grad in zip(records, (9, 0, 5), strict=True):
+        record[0]["calls"][0]["grad"] = grad
+    (merged,) = merge_records(records)
+    assert [call.count for call in merged.calls] == [9, 5, 4]
+    workload = workload_from_record(target(), merged)
+    assert workload is not None and str(workload.tensors["x"].shape[0]) == "3"
+    (only,) = merge_records(records[:1])
+    workload = workload_from_record(target(), only)
+    assert workload is not None and str(workload.tensors["x"].shape[0]) == "2"
+
+
 def test_the_workload_of_a_record_equals_the_workload_of_its_directive() -> None:
     arguments = [
         tensor("x", [2, 3], [1, 2], "bfloat16", low=-3.0, high=2.0),

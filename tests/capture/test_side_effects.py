@@ -107,3 +107,60 @@ def test_an_export_error_has_a_reason_without_torchs_advice(captured, text: str,
     assert error.remedy
     for advice in ("file an issue", "draft_export", "TORCH_LOGS", "https://", "\n"):
         assert advice not in error.message
+
+
+LAZY = """import sys, types
+
+import torch
+
+
+class Lazy(types.ModuleType):
+    def __getattr__(self, name):
+        raise ImportError(f"{name} needs a package that is not installed")
+
+
+audio = Lazy("audio")
+
+
+# mtmc: x=f32[8,48]
+def f(x):
+    return g(x) * 2
+
+
+def g(x):
+    return torch.relu(x)
+"""
+
+
+def test_a_lazy_module_beside_the_target_is_not_imported(captured) -> None:
+    """Such modules import what they stand for at the first access of any attribute."""
+    assert captured(LAZY, "f").graph.nodes
+
+
+FINAL_SETTINGS = """import torch
+from torch import nn
+
+
+class Settings:
+    scale = 2.0
+
+    def __init__(self):
+        self.offset = 1.0
+
+    def __init_subclass__(cls):
+        raise RuntimeError("Settings is final")
+
+
+# mtmc: x=f32[8,48]
+class f(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.settings = Settings()
+
+    def forward(self, x):
+        return torch.relu(x * self.settings.scale + self.settings.offset)
+"""
+
+
+def test_a_module_may_keep_an_object_of_a_class_that_refuses_subclasses(captured) -> None:
+    assert captured(FINAL_SETTINGS, "f").graph.nodes

@@ -146,6 +146,41 @@ def test_apply_writes_the_accepted_steps_keeps_the_old_text_and_leaves_other_byt
     subprocess.run([sys.executable, "-c", "import model"], cwd=tmp_path, env=environment(), check=True)
 
 
+def test_lines_stay_where_they_are_unless_the_kernels_go_above_the_target(tmp_path: Path) -> None:
+    file = project(tmp_path, f"{GOOD}\nif __name__ == '__main__':\n    print(two(torch.ones(2, 2)))\n")
+    before = file.read_text().splitlines()
+    answer = mtmc(tmp_path, "optimize", "model.py::two", "--arch", "sm_90", "--budget", "20", "--apply", **NO_GPU)
+    assert answer.code == 0, answer.err
+    text = file.read_text()
+    lines = text.splitlines()
+    start, guard = lines.index("# mtmc: begin two"), lines.index("if __name__ == '__main__':")
+    assert start < guard
+    dispatch = next(i for i, line in enumerate(lines) if line.endswith("# mtmc: dispatch"))
+    n_dispatch = start - before.index("if __name__ == '__main__':")
+    assert (
+        lines[:dispatch] + lines[dispatch + n_dispatch : start] == before[: before.index("if __name__ == '__main__':")]
+    )
+    subprocess.run([sys.executable, "model.py"], cwd=tmp_path, env=environment(), check=True)
+    again = mtmc(
+        tmp_path,
+        "optimize",
+        "model.py::two",
+        "--arch",
+        "sm_90",
+        "--budget",
+        "20",
+        "--place",
+        "above",
+        "--apply",
+        **NO_GPU,
+    )
+    assert again.code == 0, again.err
+    moved = file.read_text()
+    assert moved.index("# mtmc: begin two") < moved.index("def two(")
+    assert "import triton  # mtmc: import" in moved
+    assert moved.count("# mtmc: begin two") == 1
+
+
 def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """``mtmc`` going on by itself."""
     return subprocess.Popen(

@@ -185,14 +185,24 @@ def test_no_element_of_a_tensor_is_stored(recorded) -> None:
     assert (folder / ".mtmc" / ".gitignore").read_text() == "*\n"
 
 
-@pytest.mark.parametrize("name", ["pkg/layers.py::scaled", "pkg/layers.py::Block"])
-def test_recorded_calls_are_the_workload_of_a_target_without_a_directive(recorded, name: str) -> None:
+def test_recorded_calls_are_the_workload_of_a_target_without_a_directive(recorded) -> None:
     folder, _, _ = recorded
-    answer = mtmc(folder, "optimize", name, "--arch", "sm_90", "--json", **NO_GPU)
+    answer = mtmc(folder, "optimize", "pkg/layers.py::scaled", "--arch", "sm_90", "--json", **NO_GPU)
     assert answer.code == 0, answer.err
     assert answer.document["workload"]["source"] == "recorded"
-    assert "of 6 of the" in answer.document["workload"]["assumed"][0]
+    assert "of 2 of the" in answer.document["workload"]["assumed"][0], "the most frequent of those without gradients"
     assert any(step["status"] == "accepted" for step in answer.document["steps"])
+
+
+def test_a_target_that_is_only_called_with_gradients_is_refused_with_the_remedy(recorded) -> None:
+    folder, _, _ = recorded
+    answer = mtmc(folder, "optimize", "pkg/layers.py::Block", "--json", **NO_GPU)
+    assert (answer.code, answer.error["code"]) == (2, "unsupported")
+    assert answer.error["message"] == (
+        "all recorded calls of Block record gradients, for which its kernels would never run"
+    )
+    assert "under torch.no_grad()" in answer.error["remedy"]
+    assert "# mtmc: x=f32[16,32] init: width=32 eps=1e-06" in answer.error["remedy"]
 
 
 def test_calls_that_cannot_be_repeated_are_told_with_the_reason(recorded) -> None:

@@ -161,12 +161,12 @@ CALLS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]], bool]] = {
     "a dictionary": ("scaled", lambda m: ({"x": t(3, 4), "mask": t(3) > 0, "scale": 2.0},), True),
     "a missing key": ("scaled", lambda m: ({"x": t(3, 4), "mask": t(3) > 0},), False),
     "a further key": ("scaled", lambda m: ({"x": t(3, 4), "mask": t(3) > 0, "scale": 2.0, "y": 1},), False),
-    "another number": ("scaled", lambda m: ({"x": t(3, 4), "mask": t(3) > 0, "scale": 3.0},), False),
+    "another number": ("scaled", lambda m: ({"x": t(3, 4), "mask": t(3) > 0, "scale": 3.0},), True),
     "an integer": ("scaled", lambda m: ({"x": t(3, 4), "mask": t(3) > 0, "scale": 2},), False),
     "a tensor for a number": ("scaled", lambda m: ({"x": t(3, 4), "mask": t(3) > 0, "scale": t(3, 4)},), False),
     "a dataclass": ("norm", lambda m: (t(3, 4), m.Config(t(4), t(4), 1e-6)), True),
     "a field that is None": ("norm", lambda m: (t(3, 4), m.Config(t(4), None, 1e-6)), False),
-    "another field": ("norm", lambda m: (t(3, 4), m.Config(t(4), t(4))), False),
+    "another field": ("norm", lambda m: (t(3, 4), m.Config(t(4), t(4))), True),
     "another class": ("norm", lambda m: (t(3, 4), m.Rope(t(4), t(4))), False),
     "nested containers": ("nested", lambda m: ([(t(4), {"gain": t(4)}), (t(4), {"gain": t(4)})], [[4, 5], [6]]), True),
     "tuples for lists of numbers": ("nested", lambda m: ([(t(4), {"gain": t(4)})] * 2, ((4, 5), [6])), True),
@@ -242,7 +242,7 @@ def test_inputs_of_the_file_keep_their_structure_and_strides(captured) -> None:
         item.access: [step.value(capture.graph.sizes) for step in item.type.stride] for item in capture.graph.inputs
     }
     assert strides == {"batch['scale']": [1, 0], "bias": [0, 1], "more[0]": [12, 2], "self.weight": [1]}
-    assert capture.graph.constants["batch['offset']"] == 1.5
+    assert [(item.access, item.value) for item in capture.graph.numbers] == [("batch['offset']", 1.5)]
     candidate = fully_fused(capture, start(capture, GET_INPUTS))
     assert "_has_items(shape, [[4, 5]])" in candidate.source
     assert "type(batch) is OrderedDict and [*batch] == ['scale', 'offset']" in candidate.source

@@ -16,7 +16,7 @@ from mtmc_lsp.schedule.configs import PrecisionMode
 from mtmc_lsp.schedule.matmul_configs import product_config
 from mtmc_lsp.verify.cases import Case
 from tests.codegen.checker import Checker
-from tests.codegen.harness import fused
+from tests.codegen.harness import fused, verified
 
 H200 = default_model()
 
@@ -124,3 +124,22 @@ def test_the_users_evaluation_order_of_products_is_kept() -> None:
     quotient = Code("b / c", "float32", precedence=PRODUCT)
     assert render("mul", [Code("a", "float32"), quotient], {}, "float32") == ("a * (b / c)", PRODUCT)
     assert render("mul", [quotient, Code("a", "float32")], {}, "float32") == ("b / c * a", PRODUCT)
+
+
+MEMORY_TOKENS = """
+import torch
+
+
+# mtmc: q=f32[B,N,32] mem=f32[M,32] x=f32[B,32,H,W] B=2 N=5 M=3 H=16 W=16
+def attend(q, mem, x):
+    tokens = x[..., 1:].flatten(2).transpose(1, 2)
+    keys = torch.cat((mem[None].expand(x.shape[0], -1, -1), tokens), dim=1)
+    return (q @ keys.transpose(1, 2)).softmax(-1) @ keys
+"""
+
+
+def test_rows_of_an_image_behind_further_keys_have_offsets_as_small_as_the_image(captured) -> None:
+    """A row's number is computed by a division, and its bound is the image's height, not that of any integer."""
+    capture = captured(MEMORY_TOKENS, "attend")
+    candidate = fused(capture, MEMORY_TOKENS)
+    assert verified(capture, candidate).reason == ""

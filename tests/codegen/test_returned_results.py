@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -104,9 +105,9 @@ def test_a_function_that_only_updates_its_arguments_is_verified_on_them(captured
     candidate = fully_fused(capture, start(capture, IN_PLACE))
     assert "(p, g, m)\n        return None\n" in candidate.source
     assert verified(capture, candidate).reason == ""
-    head, launcher = candidate.source.split("def step_fits", 1)
-    assert "0.9" in head
-    wrong = f"{head.replace('0.9', '0.8')}def step_fits{launcher}"
+    own, kernels, launcher = re.split(r"(?=# mtmc: begin|def step_fits)", candidate.source, maxsplit=2)
+    assert "0.9" in kernels
+    wrong = f"{own}{kernels.replace('0.9', '0.8')}{launcher}"
     assert "input m afterwards" in verified(capture, replace(candidate, source=wrong)).reason
 
 

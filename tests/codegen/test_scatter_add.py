@@ -42,6 +42,11 @@ def of_each_row(base, x, i):
     return (base + 1).scatter_add(1, i, x.exp()) * 2
 
 
+# mtmc: base=f32[B,N] x=f32[B,E] i=i64[B,E]@0..N-1 m=f32[N,K] B=3 N=9 E=50 K=5
+def through_an_identity_view(base, x, i, m):
+    return (base + 1).scatter_add(1, i, x.exp()).permute(0, 1).reshape(base.shape) @ m
+
+
 # mtmc: base=f32[N,D] x=f32[E,D] i=i64[E]@0..N-1 N=9 D=20 E=50
 def in_place(base, x, i):
     base.index_add_(0, i, x)
@@ -85,6 +90,17 @@ def test_rows_are_added_at_their_index(name: str, captured) -> None:
     assert verified(capture, alone).reason == ""
     if name != "in_place":
         assert verified(capture, fully_fused(capture, start(capture, TEXT))).reason == ""
+
+
+def test_the_sum_is_returned_through_a_view_that_changes_nothing(captured) -> None:
+    """An einsum leaves such permutations before its product."""
+    capture = captured(TEXT, "through_an_identity_view")
+    names = [node.name for node in capture.graph.nodes]
+    first = next(i for i, node in enumerate(capture.graph.nodes) if "scatter_add" in node.op)
+    candidate = fused(capture, TEXT, nodes=names[first:-1])
+    assert len(names[first:-1]) > 1
+    assert "tl.atomic_add(" in candidate.source
+    assert verified(capture, candidate).reason == ""
 
 
 def test_additions_that_a_gpu_rounds_differently_stay_torch_calls(captured) -> None:

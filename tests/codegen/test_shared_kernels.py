@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtmc_lsp.codegen.coder import _unused_name
 from mtmc_lsp.codegen.kernel.kernel import Kernel
+from mtmc_lsp.codegen.module.naming import KernelNames
 from mtmc_lsp.codegen.module.shared_kernels import SharedKernels
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.sizes import Size
@@ -68,10 +68,9 @@ def test_operands_in_another_order_are_another_kernel():
 
 def test_no_kernel_takes_a_name_that_another_extends() -> None:
     """Names that extend a kernel's name count as taken, since shared kernels keep their first name."""
-
-    def named(name: str) -> Kernel:
-        return Kernel(name, "", (), (), (), {}, (), {}, num_warps=4, num_stages=2)
-
-    assert _unused_name("f_kernel", []) == "f_kernel"
-    assert _unused_name("f_kernel", [named("f_kernel")]) == "f_2_kernel"
-    assert _unused_name("f_kernel", [named("f_kernel"), named("f_2_kernel_parts")]) == "f_3_kernel"
+    names = KernelNames("def f_4_kernel(): pass", {"kept": "f_5_kernel"})
+    assert names.choose("a", "f_kernel") == "f_kernel"
+    names.written("a", "f_kernel", ["f_kernel", "f_2_kernel_parts"])
+    assert names.choose("b", "f_kernel") == "f_3_kernel"
+    assert names.choose("c", "f_kernel") == "f_6_kernel", "4 is in the file, 5 belongs to a kernel of an earlier step"
+    assert names.choose("kept", "f_kernel") == "f_5_kernel"

@@ -41,6 +41,13 @@ def test_the_page_is_up_to_date(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAIRS)
+def test_no_line_of_any_step_is_longer_than_120_characters(name: str) -> None:
+    pair = PAIRS[name]
+    for version in pair.versions(pair.stored_capture())[1:]:
+        assert [line for line in version.source.splitlines() if len(line) > 120] == []
+
+
+@pytest.mark.parametrize("name", PAIRS)
 def test_the_last_step_changes_the_file_and_is_the_action_that_the_page_is_about(name: str) -> None:
     pair = PAIRS[name]
     before, after = pair.versions(pair.stored_capture())[-2:]

@@ -30,16 +30,16 @@ class Target:
         head = text[text.index(f"def {self.name}_launch(") :].partition("\n")[0]
         launcher = text[text.index(head) :].partition("\n\n\n")[0]
         arguments = head[head.index("(") + 1 : head.index(")")]
-        imports = "import triton  # mtmc: import\nimport triton.language as tl  # mtmc: import\n"
+        imports = "import triton  # noqa: E402\nimport triton.language as tl  # noqa: E402\n"
         for old, new in (
-            ("import torch\n", f"import torch\n{imports}"),
             (body(launcher), self.launch),
             (head, head.replace(")", f", {kernel}={kernel})")),
             (
                 f"return {self.name}_launch({arguments})",
                 f"return {self.name}_launch({arguments}, wrap_triton({kernel}))",
             ),
-            (f"# mtmc: begin {self.name}\n", f"# mtmc: begin {self.name}\n{self.kernel}\n\n"),
+            (f"# mtmc: begin {self.name}\n", f"# mtmc: begin {self.name}\n{imports}"),
+            ("wrap_triton  # noqa: E402\n\n\n", f"wrap_triton  # noqa: E402\n\n\n{self.kernel}\n\n"),
         ):
             assert text.count(old) == 1, old
             text = text.replace(old, new)

@@ -96,12 +96,12 @@ def test_automatic_mode_uses_the_model_only_where_the_built_in_coder_cannot(capt
     by_hand = alone.final.source.replace(CALL + RETURN, LAUNCH)
     for old, new in (
         (
-            "def sharp_launch(x, sharp_kernel=sharp_kernel):",
-            "def sharp_launch(x, sharp_kernel=sharp_kernel, sorted_kernel=sorted_kernel):",
+            "def sharp_launch(x, sharp_y_kernel=sharp_y_kernel):",
+            "def sharp_launch(x, sharp_y_kernel=sharp_y_kernel, sorted_kernel=sorted_kernel):",
         ),
         (
-            "return sharp_launch(x, wrap_triton(sharp_kernel))",
-            "return sharp_launch(x, wrap_triton(sharp_kernel), wrap_triton(sorted_kernel))",
+            "return sharp_launch(x, wrap_triton(sharp_y_kernel))",
+            "return sharp_launch(x, wrap_triton(sharp_y_kernel), wrap_triton(sorted_kernel))",
         ),
     ):
         assert by_hand.count(old) == 1, old
@@ -123,10 +123,10 @@ def complete_text(request: dict[str, Any], *changes: tuple[str, str]) -> str:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (("sharp_kernel_body", "* 3.0", "* 4.0"), "sharp_kernel was changed, but this step does not concern it"),
+        (("sharp_kernel_body", "* 3.0", "* 4.0"), "sharp_y_kernel was changed, but this step does not concern it"),
         (
-            ("sharp_kernel_name", "sharp_kernel", "other_kernel"),
-            "sharp_kernel is missing; this step does not concern it",
+            ("sharp_kernel_name", "sharp_y_kernel", "other_kernel"),
+            "sharp_y_kernel is missing; this step does not concern it",
         ),
     ],
     ids=lambda change: change[0] if isinstance(change, tuple) else "",
@@ -142,7 +142,7 @@ def test_a_step_may_not_change_unrelated_kernels(captured, change, reason) -> No
 
 def test_an_unrelated_kernel_keeps_its_original_formatting(captured, staged) -> None:
     capture, wanted, _ = staged
-    head = "@triton.jit\ndef sharp_kernel("
+    head = "@triton.jit\ndef sharp_y_kernel("
 
     def answer(request: dict[str, Any]) -> str:
         return complete_text(request, (head, head.replace("\n", "\n# the same, reformatted\n")))
@@ -161,7 +161,7 @@ def test_automatic_mode_without_an_endpoint_keeps_what_the_built_in_coder_wrote(
     result = run_search(capture, STAGED, gone, backends=AUTO, steps=6)
     assert result.steps[0].status is StepStatus.ACCEPTED
     assert "127.0.0.1:9/v1 cannot be reached" in result.steps[-1].reason
-    assert "sharp_kernel" in result.final.source
+    assert "sharp_y_kernel" in result.final.source
 
 
 def test_a_run_is_replayed_from_its_stored_answers_alone(staged) -> None:
@@ -185,7 +185,7 @@ def test_steps_after_an_undone_step_are_rewritten_without_the_model(staged) -> N
     assert coder.write(capture, parent, step.action).source == step.candidate.source
     made: Candidate = coder.write(capture, root, step.action)
     assert SORTED in made.source
-    assert "sharp_kernel" not in made.source
+    assert "sharp_y_kernel" not in made.source
     assert hunk("", SORTED) in edits[step.action.key]
 
 
@@ -215,7 +215,7 @@ def test_only_code_of_a_model_is_repaired(captured) -> None:
     capture = captured(STAGED, "sharp")
     endpoint = Endpoint(staged_answer)
     result, _ = run_with_endpoint(
-        endpoint, capture, STAGED, AUTO, measurer=AgreeingMeasurer(**{"sharp_kernel": "values: wrong"}), steps=1
+        endpoint, capture, STAGED, AUTO, measurer=AgreeingMeasurer(**{"sharp_y_kernel": "values: wrong"}), steps=1
     )
     assert result.steps[0].status is StepStatus.FAILED
     assert not endpoint.requests

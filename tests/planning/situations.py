@@ -59,8 +59,8 @@ def proposed(
 def timing(median_us: float, eager: float, graph_us: float | None) -> Timing:
     """A timing of a version; eager mode takes ``eager`` times as long."""
     same = Ratio(1.0, 0.99, 1.01)
-    baselines = (BaselineTime("eager", median_us * eager, Ratio(eager, eager, eager)),)
-    return Timing(median_us, baselines, "eager", Speed.SLOWER, same, 100, "", 0.2, graph_us=graph_us)
+    baselines = (BaselineTime("eager", median_us * eager, Ratio(eager, eager, eager), Speed.SLOWER),)
+    return Timing(median_us, baselines, "eager", same, 100, "", 0.2, graph_us=graph_us)
 
 
 def act(capture: Capture, candidate: Candidate, kind: ActionKind, *region: str, **params: object) -> Candidate:

@@ -18,7 +18,7 @@ from mtmc_lsp.core.results import CheckStatus
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.planners.roofline import RooflinePlanner
-from mtmc_lsp.search.greedy import GreedySearch
+from mtmc_lsp.search.acceptance import Judge
 from mtmc_lsp.verify.source_scan import scan
 from tests.codegen.harness import fused
 from tests.planning.situations import H200, act, fully_fused, schedule_of, start, timing
@@ -83,7 +83,7 @@ def test_it_is_proposed_if_launch_overhead_dominates(graph_us: float | None, is_
 @pytest.mark.parametrize(("graph_us", "status"), [(30.0, StepStatus.ACCEPTED), (60.0, StepStatus.REJECTED)])
 def test_a_launch_bound_first_kernel_is_accepted_as_a_base(graph_us: float, status: StepStatus) -> None:
     step = Step(1, MacroAction(ActionKind.FUSE, ("mul",), (0, 0)), StepStatus.FAILED, "")
-    judged = GreedySearch._judge_timed(step, timing(100.0, 0.5, graph_us))
+    judged = Judge().timed(step, timing(100.0, 0.5, graph_us), whole=False)
     assert judged.status is status
     assert ("base for a CUDA graph" in judged.reason) is (status is StepStatus.ACCEPTED)
 
@@ -266,3 +266,20 @@ def test_fusions_come_before_a_cuda_graph_unless_they_were_rejected(tried: bool,
     ranked = RooflinePlanner().ranked(State(capture, candidate, tuple(steps), H200, True))
     assert {ActionKind.FUSE, ActionKind.CUDA_GRAPH} <= {each.kind for each in ranked}
     assert ranked[0].kind is first
+
+
+def test_a_call_with_other_numbers_than_the_graphs_launches_directly(cuda: FakeCuda) -> None:
+    function, graphs = replayed()
+
+    def launch(x: torch.Tensor, scale: float) -> torch.Tensor:
+        out = x * scale
+        if cuda.capturing is not None:
+            cuda.capturing.append(lambda: torch.mul(x, scale, out=out))
+        return out
+
+    x = torch.tensor([2.0, -3.0])
+    for scale in (0.5, 2.0, 0.0, -0.0, 0.5):
+        result = function(launch, (x,), (), numbers=(scale,))
+        assert torch.equal(1 / result, 1 / (x * scale)), "zeros keep their sign"
+    assert cuda.captures == 1
+    assert len(graphs) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.errors import FailureKind, MtmcError, TargetRaises, WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, MtmcError, ResultsDiffer, TargetRaises, WorkerFailed
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.protocols import CannotCode, State
 from mtmc_lsp.core.results import (
@@ -29,9 +29,11 @@ from mtmc_lsp.search.greedy import GreedySearch
 
 SOURCE = "def f(x):\n    return x + 1\n"
 EAGER_US = 100.0
-OUTCOMES = ("better", "same", "slower", "uncoded", "uncompiled", "wrong", "crash", "hang", "no-op")
+OUTCOMES = ("better", "same", "slower", "uncoded", "uncompiled", "wrong", "wrong elsewhere", "crash", "hang", "no-op")
+"""``wrong`` differs on the inputs that are timed, ``wrong elsewhere`` only on others."""
 ENVIRONMENT = Environment(python="3.11", torch="2.13", triton="3.9", gpu="Fake GPU", capability="sm_90")
-GAIN = {"better": 0.8, "same": 1.0, "nearly": 1.25, "slower": 1.5}
+WRONG = "values: relative error 0.5"
+GAIN = {"better": 0.8, "wrong elsewhere": 0.8, "same": 1.0, "nearly": 1.25, "slower": 1.5}
 
 
 def capture(path: str = "/project/model.py", environment: Environment = ENVIRONMENT, operations: int = 9) -> Capture:
@@ -91,8 +93,9 @@ class FakeCoder:
 class FakeMeasurer:
     """Finds out what the schedule says, and counts how often it was asked."""
 
-    def __init__(self, *, has_gpu: bool = True, broken: MtmcError | None = None) -> None:
+    def __init__(self, *, has_gpu: bool = True, broken: MtmcError | None = None, verifies_beside: bool = True) -> None:
         self.has_gpu = has_gpu
+        self.verifies_beside = has_gpu and verifies_beside
         self.calls = {"verify": 0, "compile": 0, "time": 0, "quick": 0}
         self._broken = broken
 
@@ -110,8 +113,8 @@ class FakeMeasurer:
             raise self._broken
         if _outcome(candidate) == "crash":
             raise WorkerFailed("the process ended with signal SIGSEGV", kind=FailureKind.CRASHED)
-        if _outcome(candidate) == "wrong":
-            return Verdict(VerdictStatus.INCORRECT, (), "gpu", 0.5, 1e-7, "values: relative error 0.5")
+        if _outcome(candidate) in ("wrong", "wrong elsewhere"):
+            return Verdict(VerdictStatus.INCORRECT, (), "gpu", 0.5, 1e-7, WRONG)
         if _outcome(candidate) == "no memory":
             reason, kind = "it ran out of memory", FailureKind.GPU_OUT_OF_MEMORY
             return Verdict(VerdictStatus.RUNTIME_ERROR, (), "gpu", reason=reason, failure=kind)
@@ -123,13 +126,13 @@ class FakeMeasurer:
             raise WorkerFailed("timing.time took longer than 300 s", kind=FailureKind.TIMEOUT)
         if not self.has_gpu:
             return None
+        if _outcome(candidate) == "wrong":
+            raise ResultsDiffer(WRONG)
         us = _us(candidate)
-        baselines = [BaselineTime("eager", EAGER_US, _ratio(EAGER_US / us))]
-        if previous is not None and previous.id != "root":
-            baselines.append(BaselineTime("previous", _us(previous), _ratio(_us(previous) / us)))
-        speed = Speed.FASTER if us < 0.97 * EAGER_US else Speed.SAME if us < 1.03 * EAGER_US else Speed.SLOWER
-        roofline = 20.0 / us
-        return Timing(us, tuple(baselines), "eager", speed, Ratio(1.0, 0.99, 1.01), 50, "a fake", roofline)
+        return timing(us, eager=EAGER_US, previous=_us(previous) if previous and previous.id != "root" else None)
+
+    def compile_variants(self, candidates: Sequence[Candidate]) -> list[CompileReport]:
+        return [CompileReport() for _ in candidates]
 
     def quick(self, candidates: Sequence[Candidate]) -> list[float | None]:
         self.calls["quick"] += 1
@@ -137,6 +140,19 @@ class FakeMeasurer:
 
     def close(self) -> None:
         """Nothing to end."""
+
+
+def timing(us: float, **baselines_us: float | None) -> Timing:
+    """The timing of a version against baselines; those without a time are left out."""
+    times = [_baseline(name, other, us) for name, other in baselines_us.items() if other is not None]
+    best = min((b for b in times if b.name != "previous"), key=lambda b: b.median_us).name
+    return Timing(us, tuple(times), best, Ratio(1.0, 0.99, 1.01), 50, "a fake", 20.0 / us)
+
+
+def _baseline(name: str, other_us: float, us: float) -> BaselineTime:
+    ratio = other_us / us
+    speed = Speed.FASTER if ratio > 1.03 else Speed.SAME if ratio > 0.97 else Speed.SLOWER
+    return BaselineTime(name, other_us, _ratio(ratio), speed)
 
 
 def _ratio(value: float) -> Ratio:
@@ -161,6 +177,7 @@ def search(
     planner: FakePlanner | None = None,
     told: list[str] | None = None,
     operations: int = 9,
+    baseline: str = "eager",
 ) -> RunResult:
     """One run of the greedy search over fakes; ``told`` collects what it tells while it goes."""
     said = told if told is not None else []
@@ -181,6 +198,7 @@ def search(
             measurer or FakeMeasurer(has_gpu=has_gpu),
             has_gpu,
             limits or Limits(seconds=60.0, steps=50),
+            baseline,
         ),
         events,
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
-from fakes import BROKEN_TARGET, OUTCOMES, SOURCE, FakeMeasurer, FakePlanner, action, search
+from fakes import BROKEN_TARGET, OUTCOMES, SOURCE, FakeMeasurer, FakePlanner, action, search, timing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtmc_lsp.core.errors import FailureKind, TargetRaises, WorkerFailed
-from mtmc_lsp.core.results import Check, CheckStatus
+from mtmc_lsp.core.results import Check, CheckStatus, CompileReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate, RunStatus, StepStatus
+from mtmc_lsp.report.phrases import headline
 from mtmc_lsp.search.components import Limits
 from mtmc_lsp.search.greedy import MAX_FAILURES
 
@@ -80,7 +82,7 @@ def test_the_final_version_alone_is_tried_beyond_32_bits_once() -> None:
     )
     assert measurer.looked == [3]
     assert result.status is RunStatus.IMPROVED
-    assert [step.verdict.checks for step in result.steps[:3]] == [(), (), ()]
+    assert [step.verdict.checks for step in result.steps[:3] if step.verdict is not None] == [(), ()]
     (check,) = result.steps[3].verdict.checks
     assert (check.status, check.detail) == (CheckStatus.SKIPPED, "values: all wrong")
 
@@ -265,4 +267,135 @@ def test_a_cancelled_worker_ends_the_run() -> None:
 def test_a_step_is_told_only_after_all_its_stages() -> None:
     told: list[str] = []
     search([action(0, "better")], told=told)
-    assert told == ["action 1", "writing the code", "compiling", "verifying", "timing", "step 1"]
+    stages = ["action 1", "writing the code", "compiling", "timing", "verifying the accepted steps", "step 1"]
+    assert [text for text in told if text in stages][-1] == "step 1"
+    assert told[:4] == stages[:4]
+
+
+class SlowVerifier(FakeMeasurer):
+    """A verification lasts until the next version is compiled."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self._compiled, self._left = threading.Semaphore(0), steps - 1
+
+    def compile(self, candidate: Candidate) -> CompileReport:
+        self._compiled.release()
+        return super().compile(candidate)
+
+    def verify(self, candidate: Candidate) -> Verdict:
+        self._left -= 1
+        for _ in range(2 if self._left >= 0 else 0):
+            assert self._compiled.acquire(timeout=10)
+        return super().verify(candidate)
+
+
+def test_the_next_step_is_written_and_compiled_while_a_step_is_verified() -> None:
+    told: list[str] = []
+    result = search([action(i, "better") for i in range(2)], measurer=SlowVerifier(2), told=told)
+    assert [step.status for step in result.steps] == [StepStatus.ACCEPTED] * 2
+    order = ["action 1", "action 2", "step 1", "step 2"]
+    assert [text for text in told if text.startswith(("action", "step"))] == order
+
+
+def test_a_step_prepared_on_a_version_that_fails_its_verification_is_tried_again() -> None:
+    """On the version before it."""
+    actions = [action(0, "better"), action(1, "wrong elsewhere"), action(2, "better"), action(3, "better")]
+    told: list[str] = []
+    result = search(actions, told=told)
+    assert [step.status.value for step in result.steps] == ["accepted", "failed", "accepted", "accepted"]
+    assert [step.action for step in result.steps] == actions
+    assert result.steps[1].reason == "values: relative error 0.5"
+    assert "# n1" not in result.final.source
+    assert result.final.source == result.steps[3].candidate.source
+    assert [text for text in told if text.startswith("step")] == ["step 1", "step 2", "step 3", "step 4"]
+
+
+def test_without_memory_for_two_processes_a_step_is_verified_before_the_next_is_tried() -> None:
+    told: list[str] = []
+    search([action(0, "better"), action(1, "better")], measurer=FakeMeasurer(verifies_beside=False), told=told)
+    assert [text for text in told if text.startswith(("action", "step"))] == [
+        "action 1",
+        "step 1",
+        "action 2",
+        "step 2",
+    ]
+
+
+class NeverVerifies(FakeMeasurer):
+    """Its verification is cut by the end of the budget."""
+
+    def verify(self, candidate: Candidate) -> Verdict:
+        raise WorkerFailed("the time limit of the whole run was reached", kind=FailureKind.DEADLINE)
+
+
+def test_a_step_that_was_not_verified_within_the_budget_is_not_delivered() -> None:
+    result = search([action(0, "better")], measurer=NeverVerifies())
+    assert result.steps[0].status is StepStatus.FAILED
+    assert result.steps[0].reason.startswith("it was not verified within the budget; 1.25x the eager code")
+    assert (result.final.source, result.status) == (SOURCE, RunStatus.NO_GAIN)
+
+
+# The baseline that decides ------------------------------------------------------------------------------------------
+
+
+class WithCompiler(FakeMeasurer):
+    """Knows the time of ``torch.compile`` only in the timing against all baselines."""
+
+    def __init__(self, compile_us: float, *, again: float = 1.0) -> None:
+        super().__init__()
+        self._compile_us, self._again = compile_us, again
+
+    def time_with_baselines(self, candidate: Candidate, previous: Candidate | None, wait: float) -> Timing | None:
+        us = candidate.schedule["us"] * self._again
+        return timing(us, eager=100.0, compile=self._compile_us)
+
+    def recompilations(self) -> tuple[int, float]:
+        return 2, 1.5
+
+
+@pytest.mark.parametrize(
+    ("baseline", "status"),
+    [
+        ("eager", RunStatus.IMPROVED),
+        ("compile", RunStatus.NO_GAIN),
+        ("best", RunStatus.NO_GAIN),
+    ],
+)
+def test_a_version_is_delivered_if_it_beats_the_baseline_that_decides(baseline: str, status: RunStatus) -> None:
+    """It takes 80 us; the user's code takes 100 us, and 60 us under ``torch.compile``."""
+    result = search([action(0, "better")], measurer=WithCompiler(60.0), baseline=baseline)
+    assert result.status is status
+    assert (result.final.source == SOURCE) is (status is RunStatus.NO_GAIN)
+    assert result.baseline == baseline
+    assert result.final.speedup.vs_compile.ratio == pytest.approx(0.75)
+
+
+def test_a_version_that_is_slower_in_the_last_timing_is_withdrawn() -> None:
+    told: list[str] = []
+    result = search([action(0, "better")], measurer=WithCompiler(60.0, again=1.5), told=told)
+    assert (result.status, result.final.source) == (RunStatus.NO_GAIN, SOURCE)
+    assert told[-1] == "withdrawn 1"
+
+
+def test_the_planner_is_asked_again_when_the_baselines_are_known() -> None:
+    planner = FakePlanner([action(0, "better")])
+    search([], planner=planner, measurer=WithCompiler(60.0))
+    assert planner.seen[-1].history[-1].timing.against("compile") is not None
+
+
+def test_where_the_compiler_is_faster_it_is_offered_with_its_recompilations() -> None:
+    result = search([action(0, "better")], measurer=WithCompiler(60.0))
+    assert result.status is RunStatus.IMPROVED
+    assert result.offer is not None
+    assert (result.offer.recompilations, result.offer.recompile_seconds) == (2, 1.5)
+    assert result.offer.source == f"import torch\n@torch.compile\n{SOURCE}"
+    assert headline(result).startswith("torch.compile alone is 1.33x as fast as this version")
+    assert "improved: 1.25x" in headline(result)
+
+
+def test_where_the_kernels_are_faster_nothing_is_offered() -> None:
+    result = search([action(0, "better")], measurer=WithCompiler(90.0))
+    assert result.offer is None
+    assert headline(result).startswith("improved: 1.25x")
+    assert headline(result).endswith("1.12x (1.12 to 1.13) over torch.compile")

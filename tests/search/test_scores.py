@@ -19,9 +19,12 @@ def record(
     name: str, status: str, *, eager: float = 0.0, compiled: float = 0.0, speed: str = "", **more: Any
 ) -> dict[str, Any]:
     level, _, _ = name.partition("/")
-    baselines = [{"name": "eager", "speedup": ratio(eager)}, {"name": "compile", "speedup": ratio(compiled)}]
     best = "eager" if eager < compiled else "compile"
-    timing = {"baselines": baselines, "best": best, "speed": speed} if speed else None
+    baselines = [
+        {"name": name, "speedup": ratio(value), "median_us": 10.0 * value, "speed": speed if name == best else "FASTER"}
+        for name, value in (("eager", eager), ("compile", compiled))
+    ]
+    timing = {"baselines": baselines, "best": best} if speed else None
     verdict = {"status": "correct"} if status in ("improved", "unmeasured") or speed else None
     kept = bool(speed) or status == "unmeasured"
     step = {
@@ -68,6 +71,22 @@ def test_means_are_over_what_was_timed_and_fast_p_over_all_problems() -> None:
     assert compiled.geometric == pytest.approx(math.sqrt(2.5 * 0.5))
     assert best.arithmetic == pytest.approx((2.5 + 0.5) / 2)
     assert first.means[0].fast_1 == pytest.approx(2 / 3)
+
+
+def test_delivered_counts_every_file_as_it_is_after_the_run() -> None:
+    """The file of b stays eager, 3x as slow as compiled code; those of c to f stay eager, and their compiled time is unknown."""
+    everything = summarise(RECORDS, ASKED).scores[0]
+    eager, compiled, best = everything.delivered
+    assert (everything.faster, everything.answered) == (1, 4)
+    assert (eager.count, eager.geometric) == (6, pytest.approx(4.0 ** (1 / 6)))
+    assert (compiled.count, compiled.geometric) == (2, pytest.approx(math.sqrt(2.5 / 3)))
+    assert best.geometric == pytest.approx(math.sqrt(2.5 / 3))
+
+
+def test_a_version_that_was_too_slow_to_be_verified_is_an_answer_without_an_error() -> None:
+    slow = record("level1/s", "no_gain", eager=0.5, compiled=0.4, speed="SLOWER")
+    slow["steps"][0] |= {"status": "rejected", "verdict": None}
+    assert summarise([slow]).scores[0].correct == 1
 
 
 def test_what_was_kept_until_the_time_was_up_counts_and_nothing_else_does() -> None:

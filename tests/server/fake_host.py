@@ -31,6 +31,7 @@ from mtmc_lsp.server.host import Job, serve, text_of
 from mtmc_lsp.source.compose import compose
 from mtmc_lsp.source.dependencies import with_definitions
 from mtmc_lsp.source.targets import find_target
+from mtmc_lsp.verify.delivery import GUARD_ACCEPTS
 
 GAIN = {"better": 0.8, "far": 0.8, "same": 1.0, "slower": 1.5}
 
@@ -72,10 +73,18 @@ class SleepingMeasurer(FakeMeasurer):
         # What the editor holds of a file that says so is wrong.
         if candidate.id == "current" and "incorrect" in candidate.source:
             return Verdict(VerdictStatus.INCORRECT, (), "gpu", 0.5, 1e-7, "values: relative error 0.5")
+        if candidate.id == "current" and "# refused" in candidate.source:
+            check = Check(GUARD_ACCEPTS, CheckStatus.FAILED, "", "x is float16; the kernels were made for float32")
+            return Verdict(VerdictStatus.RUNTIME_ERROR, (check,), "gpu", reason=check.detail)
         return super().verify(timed(candidate))
 
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
         return super().time(timed(candidate), previous)
+
+    def time_with_baselines(
+        self, candidate: Candidate, previous: Candidate | None, wait: float | None
+    ) -> Timing | None:
+        return self.time(candidate, previous)
 
 
 class FarSeeingMeasurer(SleepingMeasurer):

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mtmc_lsp.core.settings import CHECKS
 from mtmc_lsp.server.app import make_server
 from mtmc_lsp.server.options import ClientSettings, read_settings
@@ -47,9 +49,10 @@ def test_defaults_leave_the_server_at_its_own() -> None:
     assert read_settings(given) == (ClientSettings(), [])
 
 
-def test_each_choice_of_precision_is_one_that_a_run_takes() -> None:
-    choices = properties()["precision"]["enum"]
-    assert [value for value in choices if CHECKS["precision"](value)] == [""]
+@pytest.mark.parametrize("name", ["baseline", "precision"])
+def test_each_choice_of_a_setting_is_one_that_a_run_takes(name: str) -> None:
+    choices = properties()[name]["enum"]
+    assert [value for value in choices if CHECKS[name](value)] == [""]
 
 
 def test_every_command_of_the_server_has_a_title_and_no_other() -> None:

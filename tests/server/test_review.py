@@ -30,15 +30,6 @@ HEAD = """\
 # fake f: better wrong better better
 # fake h: slower
 import torch
-import triton  # mtmc: import
-
-
-# mtmc: begin f
-@triton.jit
-def f_kernel():
-"""
-TAIL = """\
-# mtmc: end f
 
 
 def f(x):
@@ -49,7 +40,16 @@ def f(x):
 
 def h(x):
     return x + 2
+
+
+# mtmc: begin f
+import triton  # noqa: E402
+
+
+@triton.jit
+def f_kernel():
 """
+TAIL = "# mtmc: end f\n"
 
 
 def with_steps(*numbers: int) -> str:

@@ -40,7 +40,7 @@ def h(x):
 async def test_a_run_reports_its_steps_and_its_outcome(ide: Editor) -> None:
     uri = ide.open(MODEL)
     end = await ide.optimized(uri, "f")
-    assert end == "f: improved: 1.56x (1.55 to 1.57) over eager, the best baseline, on Fake GPU"
+    assert end == "f: improved: 1.56x (1.55 to 1.57) over your code in eager mode on Fake GPU"
     await ide.until(lambda: [m.message for m in ide.client.messages] == [end])
     stages = ide.stages(1)
     assert stages[0] == "starting"
@@ -204,7 +204,7 @@ async def test_a_client_that_shows_results_gets_their_text_and_only_error_messag
         await ide.optimized(uri, "h")
         end = await ide.optimized(uri, "f")
         last = await ide.until(lambda: next((s for s in ide.states if s.state == "done"), None))
-        assert last.result == end == "f: improved: 1.56x (1.55 to 1.57) over eager, the best baseline, on Fake GPU"
+        assert last.result == end == "f: improved: 1.56x (1.55 to 1.57) over your code in eager mode on Fake GPU"
         assert {s.result for s in ide.states if s.state != "done"} == {""}
         assert [m.message for m in ide.client.messages] == ["h: the target raises ValueError. Correct it."]
 

@@ -156,6 +156,50 @@ async def test_hover_shows_the_run_on_the_def_the_kernel_and_the_dispatch_line(i
     assert await hover(ide, uri, "torch.relu") is None
 
 
+GUARDED = (Path(__file__).parent.parent / "golden" / "fuse" / "after.py").read_text()
+RUN_IF = """\
+**The kernels run** on tensors of the current GPU, without gradients and autocast, if
+
+```python
+t.dtype == torch.float32 for t in tensors
+t.is_contiguous() for t in tensors
+x.ndim == 2
+bias.ndim == 1
+bias.shape[0] == x.shape[1]
+x.shape[1] < 2147483648
+```"""
+
+
+async def test_hover_shows_when_the_kernels_run_also_without_a_known_run(ide: Editor) -> None:
+    uri = ide.open(GUARDED)
+    assert await hover(ide, uri, "def bias_gelu(x") == RUN_IF == await hover(ide, uri, "if bias_gelu_fits")
+    ide.replace(uri, "x.ndim == 2", "x.ndim == (")
+    assert await hover(ide, uri, "def bias_gelu(x") is None, "the guard is being edited"
+
+
+async def test_hover_names_the_condition_that_refuses_the_workload_until_the_text_changes(ide: Editor) -> None:
+    uri = ide.open(f"{GUARDED}# refused\n")
+    job = await ide.command("verify", uri, "bias_gelu")
+    await ide.finished(job["job"])
+    refused = "**They do not run for the file's workload:** x is float16; the kernels were made for float32"
+    assert await hover(ide, uri, "def bias_gelu(x") == f"{RUN_IF}\n\n{refused}"
+    ide.change(uri, 0, 0, "# x\n")
+    assert await hover(ide, uri, "def bias_gelu(x") == RUN_IF
+
+
+async def test_a_guard_of_many_conditions_is_cut_after_those_on_arguments(ide: Editor) -> None:
+    uri = ide.open((Path(__file__).parent.parent / "golden" / "recurrent" / "after.py").read_text())
+    lines = (await hover(ide, uri, "class Net")).splitlines()
+    assert lines[3:7] == [
+        "t.dtype == torch.float32 for t in tensors",
+        "t.is_contiguous() for t in tensors",
+        "x.ndim == 3",
+        "x.shape[2] == 8",
+    ]
+    assert lines[7] == "self.layer.bidirectional is False"
+    assert lines[-2] == "... # and 17 more"
+
+
 async def test_hover_explains_the_words_of_triton(ide: Editor) -> None:
     uri = ide.open(MODEL)
     assert "Where `mask` is false" in await hover(ide, uri, "tl.load")
@@ -217,7 +261,10 @@ async def test_symbols_and_folding(ide: Editor) -> None:
     await ide.command("keep", uri, "f")
     document = lsp.TextDocumentIdentifier(uri)
     symbols = await ide.client.text_document_document_symbol_async(lsp.DocumentSymbolParams(document))
-    assert [(s.name, s.detail) for s in symbols][:2] == [("f_kernel", "Triton kernel"), ("f", "function")]
+    assert [(s.name, s.detail) for s in symbols][:: len(symbols) - 1] == [
+        ("f", "function"),
+        ("f_kernel", "Triton kernel"),
+    ]
     (fold,) = await ide.client.text_document_folding_range_async(lsp.FoldingRangeParams(document))
     lines = ide.texts[uri].splitlines()
     assert (lines[fold.start_line], lines[fold.end_line]) == ("# mtmc: begin f", "# mtmc: end f")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtmc_lsp.core.errors import RequestError, TargetUnsupported
-from mtmc_lsp.core.run import GeneratedCode
+from mtmc_lsp.core.run import GeneratedCode, Placement
 from mtmc_lsp.core.workload import TargetKind
 from mtmc_lsp.source.compose import compose, strip_generated
 from mtmc_lsp.source.targets import find_target
@@ -18,11 +19,11 @@ from mtmc_lsp.source.workload.directive import parse_directive
 IMPORTS = ("import torch", "import triton", "import triton.language as tl")
 
 
-def code_for(name: str) -> GeneratedCode:
+def code_for(name: str, place: Placement = Placement.ABOVE) -> GeneratedCode:
     """Generated code for a target, with names that contain the target's name."""
     block = f"@triton.jit\ndef {name}_kernel(x):\n    tl.store(x, 1)\n\n\ndef {name}_fits(x):\n    return x.is_cuda\n"
     dispatch = f"if {name}_fits(x):\n    return {name}_triton(x) if torch.compiler.is_compiling() else {name}_op(x)\n"
-    return GeneratedCode(IMPORTS, block, dispatch)
+    return GeneratedCode(IMPORTS, block, dispatch, place)
 
 
 CODE = code_for("k")
@@ -120,8 +121,9 @@ def test_only_missing_imports_are_added(present: str, added: list[str]) -> None:
 
 
 def test_unused_imports_are_not_added() -> None:
-    code = GeneratedCode(IMPORTS, "def k_fits(x):\n    return x\n", "if k_fits(x):\n    return k(x)\n")
-    assert "import" not in composed("def f(x):\n    return x\n", code=code)
+    for place in Placement:
+        code = GeneratedCode(IMPORTS, "def k_fits(x):\n    return x\n", "if k_fits(x):\n    return k(x)\n", place)
+        assert "import" not in composed("def f(x):\n    return x\n", code=code)
 
 
 def test_imports_are_added_after_the_first_imports_and_never_inside_a_condition() -> None:
@@ -238,7 +240,16 @@ TARGETS = [
     "\x0cdef f(x):\n    return x\n",
 ]
 BEFORE = ["", "def a():\n    pass\n\n\n", "a = '''\n# text'''\n", "def a():\n    pass\n# about a\n\n"]
-AFTER = ["", "\n# é", "\n\ndef z():\n    pass\n", "\n\nimport torch\n"]
+AFTER = [
+    "",
+    "\n# é",
+    "\n\ndef z():\n    pass\n",
+    "\n\nimport torch\n",
+    "\n   ",
+    "\n\n\n\n",
+    '\n\n# runs it\nif __name__ == "__main__":\n    print(f)',
+    "\nz = [\n    1,\n]; print(f)\n",
+]
 
 
 @settings(max_examples=200, deadline=None)
@@ -248,16 +259,17 @@ AFTER = ["", "\n# é", "\n\ndef z():\n    pass\n", "\n\nimport torch\n"]
     st.sampled_from(TARGETS),
     st.sampled_from(AFTER),
     st.sampled_from([(), IMPORTS[:1], IMPORTS]),
+    st.sampled_from(Placement),
     st.booleans(),
 )
 def test_composing_then_stripping_is_the_identity_on_bytes(
-    head: str, before: str, body: str, after: str, imports: tuple[str, ...], crlf: bool
+    head: str, before: str, body: str, after: str, imports: tuple[str, ...], place: Placement, crlf: bool
 ) -> None:
     text = (head + before + body + (f"\n{after}" if after else "")).encode()
     if crlf:
         text = text.replace(b"\n", b"\r\n")
     target = find_target(text, "m.py", "f")
-    result = compose(text, target, GeneratedCode(imports, CODE.block, CODE.dispatch))
+    result = compose(text, target, GeneratedCode(imports, CODE.block, CODE.dispatch, place))
     ast.parse(result.removeprefix(b"\xef\xbb\xbf"))
     assert b"# mtmc: dispatch" in result
     assert strip_generated(result, target.qualname) == text
@@ -273,25 +285,30 @@ def test_composing_then_stripping_is_the_identity_on_bytes(
     st.sampled_from(HEADS),
     st.permutations(["one", "M.forward", "M.other", "N"]),
     st.permutations(["one", "M.forward", "M.other", "N"]),
+    st.lists(st.sampled_from(Placement), min_size=4, max_size=4),
+    st.sampled_from(AFTER),
     st.booleans(),
 )
 def test_targets_of_one_file_are_stripped_in_any_order(
-    head: str, into: list[str], out_of: list[str], crlf: bool
+    head: str, into: list[str], out_of: list[str], places: list[Placement], after: str, crlf: bool
 ) -> None:
     """After each removal, the remaining code still imports everything it uses."""
     text = (
         head + "def one(x):\n    return x\n\n\nclass M(nn.Module):\n    def forward(self, x):\n        return x\n\n"
         "    def other(self, x):\n        return x\n\n\nclass N(nn.Module):\n    def forward(self, x): return x\n"
+        + after.replace("print(f)", "one(1)")
     ).encode()
     if crlf:
         text = text.replace(b"\n", b"\r\n")
     current = text
-    for name in into:
-        current = compose(current, find_target(current, "m.py", name), code_for(name.lower().replace(".", "_")))
+    for name, place in zip(into, places, strict=True):
+        code = code_for(name.lower().replace(".", "_"), place)
+        current = compose(current, find_target(current, "m.py", name), code)
     for count, name in enumerate(out_of, start=1):
         current = strip_generated(current, name)
         assert current.count(b"# mtmc: begin") == current.count(b"# mtmc: dispatch") == len(out_of) - count
-        assert (b"import triton" in current) or count == len(out_of)
+        for block in re.findall(rb"# mtmc: begin (?:.*\n)*?# mtmc: end", current):
+            assert b"import triton" in current[: current.index(block) + len(block)]
     assert current == text
 
 
@@ -311,3 +328,17 @@ def test_stripping_a_broken_file_keeps_all_user_code() -> None:
         assert head in left
         assert "def f(x):\n" in left
         assert "    return x + 1\n" in left
+
+
+def test_a_long_dispatch_is_wrapped_at_the_indentation_of_the_target() -> None:
+    arguments = ", ".join(f"argument_number_{i}" for i in range(12))
+    code = GeneratedCode(
+        IMPORTS,
+        "def k_fits(*args):\n    return args\n",
+        f"if (tensors := k_fits(self, {arguments})) is not None:\n    return k_launch({arguments})\n",
+    )
+    raw = f"class M(nn.Module):\n    def forward(self, {arguments.replace(' ', chr(10) + ' ' * 8)}):\n        return 1\n".encode()
+    result = compose(raw, find_target(raw, "m.py", "M"), code)
+    assert max(len(line) for line in result.decode().splitlines()) <= 120
+    assert b"        if (  # mtmc: dispatch\n" in result
+    assert strip_generated(result, "M") == raw

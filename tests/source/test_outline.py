@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mtmc_lsp.source.blocks import block_code, find_block
 from mtmc_lsp.source.outline import Outline, Outliner
 from mtmc_lsp.source.syntax import parse
-from mtmc_lsp.source.target_text import block_start, generated_block, target_source
+from mtmc_lsp.source.target_text import target_source
 from mtmc_lsp.source.targets import find_targets
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -101,14 +102,14 @@ class A:
 def test_the_source_of_a_target_does_not_depend_on_generated_code() -> None:
     own = b"# mtmc: x=f32[8]\n    @decorated\n    def forward(self, x):\n        return x\n"
     assert target_source(COMPOSED.encode(), "A.forward") == own
-    part = COMPOSED[block_start(COMPOSED.encode(), "A.forward") :]
+    part = COMPOSED[COMPOSED.index("# mtmc: begin A.forward") :]
     assert target_source(part.encode().replace(b"\n", b"\r\n"), "A.forward") == own
     assert target_source(b"x = 1\n", "A.forward") is None
 
 
 def test_the_generated_block_is_returned_without_its_markers() -> None:
     block = "@triton.jit\ndef kernel():\n    pass\n"
-    assert generated_block(COMPOSED.encode(), "A.forward") == block
-    assert generated_block(COMPOSED.replace("\n", "\r\n").encode(), "A.forward") == block
-    assert generated_block(COMPOSED.encode(), "A") is None
-    assert block_start(COMPOSED.encode(), "A") == -1
+    assert block_code(COMPOSED.encode(), "A.forward") == block
+    assert block_code(COMPOSED.replace("\n", "\r\n").encode(), "A.forward") == block
+    assert block_code(COMPOSED.encode(), "A") is None
+    assert find_block(COMPOSED.encode(), "A") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS, HAVE_NUMBER_TYPES
 from mtmc_lsp.codegen.module.up_to_date import write_check
 from mtmc_lsp.core.dependencies import Dependency, DependencyKind
 from mtmc_lsp.core.results import CheckStatus
@@ -33,3 +34,29 @@ def test_a_check_that_does_anything_else_is_scanned_like_all_code(change: tuple[
     text = write_check("f_up_to_date", DEPENDENCIES)
     assert change[0] in text
     assert failed(f"import torch\n\n\n{text.replace(*change)}")
+
+
+NUMBERS = GUARD_HELPERS[HAVE_NUMBER_TYPES]
+CHECK = f"import math\nimport torch\n\n\n{NUMBERS}\n\ndef f_fits(a, b):\n    return {HAVE_NUMBER_TYPES}(lambda: (a / b,), float)\n"
+
+
+def test_the_check_that_python_can_compute_numbers_passes_the_scan() -> None:
+    assert "except" in CHECK
+    assert failed(CHECK) == []
+    assert failed(CHECK.replace("a / b", "math.sqrt(1 - options['b'] ** -step)")) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("a / b", "run(a)"),
+        ("a / b", "math.factorial(9)"),
+        ("a / b", "[x for x in a]"),
+        (f"{HAVE_NUMBER_TYPES}(lambda: (a / b,), float)", f"{HAVE_NUMBER_TYPES}(run, float)"),
+        (f"return {HAVE_NUMBER_TYPES}(lambda: (a / b,), float)", f"attempt = {HAVE_NUMBER_TYPES}; return attempt(run)"),
+        ("except (ArithmeticError, ValueError)", "except Exception"),
+    ],
+)
+def test_an_attempt_at_anything_but_arithmetic_is_scanned_like_all_code(change: tuple[str, str]) -> None:
+    assert change[0] in CHECK
+    assert failed(CHECK.replace(*change))

@@ -26,7 +26,7 @@ from mtmc_lsp.timing.timekeeper import Timekeeper, TimingCache
 
 ONE = Ratio(1.0, 0.99, 1.01)
 TIMING = Timing(
-    50.0, (BaselineTime("eager", 100.0, Ratio(2.0, 1.9, 2.1)),), "eager", Speed.FASTER, ONE, 60, "fake", 0.5
+    50.0, (BaselineTime("eager", 100.0, Ratio(2.0, 1.9, 2.1), Speed.FASTER),), "eager", ONE, 60, "fake", 0.5
 )
 CAPTURE = Capture(
     Workload(Target("m.py", "f", TargetKind.FUNCTION, 1, 2), WorkloadSource.DIRECTIVE),
@@ -255,30 +255,6 @@ def test_what_is_timed_is_alone_and_all_else_is_side_by_side() -> None:
     assert not mixed
     assert most["time"] == 1
     assert most["use"] > 1
-
-
-@pytest.mark.usefixtures("own_locks")
-def test_what_is_done_before_a_timing_keeps_nobody_from_the_gpu(tmp_path: Path) -> None:
-    """Compiling a baseline takes a minute; what has been timed before needs none."""
-    seen: list[str] = []
-    made, _, _ = keeper(tmp_path, FakeGpu())
-
-    def before(request: object) -> None:
-        entered = threading.Event()
-
-        def enter() -> None:
-            with gpu_lock.shared("GPU-test"):
-                entered.set()
-
-        thread = threading.Thread(target=enter)
-        thread.start()
-        seen.append("free" if entered.wait(10) else "held")
-        thread.join(10)
-
-    made._before = before
-    made.time(REQUEST)
-    assert made.time(REQUEST).cached
-    assert seen == ["free"]
 
 
 @pytest.mark.usefixtures("own_locks")

@@ -103,6 +103,8 @@ def _document(result: RunResult) -> dict[str, Any]:
         if step["verdict"] is not None:
             step["verdict"]["checks"] = len(step["verdict"]["checks"])
     del document["final"]["diff"]
+    if document["offer"] is not None:
+        del document["offer"]["source"], document["offer"]["diff"]
     return document
 
 

@@ -13,6 +13,8 @@ from typing import Any
 from mtmc_lsp.core.errors import Location, RequestError
 
 BASELINES = ("eager", "compile", "best")
+ANSWERED = ("improved", "no_gain", "incorrect", "unmeasured")
+"""The statuses of runs that ended by themselves."""
 MEASURED = ("improved", "no_gain", "incorrect")
 """The statuses of runs on a GPU."""
 
@@ -27,7 +29,7 @@ class Means:
     geometric: float | None
     arithmetic: float | None
     fast_1: float
-    """The fraction of *all* problems with a version that is correct and faster than the baseline."""
+    """The fraction of *all* problems with a verified version that is faster than the baseline."""
     fast_2: float
     """The same for more than twice as fast."""
 
@@ -43,9 +45,16 @@ class Score:
     statuses: Mapping[str, int]
     """How many problems ended with each status: ``improved``, ``no_gain``, ``incorrect``, ``unmeasured``, ``refused``,
     ``not_able``, ``timeout``, ``crashed``; ``not_run`` counts those without a result."""
+    answered: int
+    """The number of problems whose run ended by itself, with or without a gain."""
     correct: int
-    """The number of problems with at least one version that was verified as correct."""
+    """The number of problems with at least one version whose results agreed with those of the user's code."""
+    faster: int
+    """The number of files that got faster: a version was delivered, so it is faster than the baseline that decides."""
+    delivered: tuple[Means, ...]
+    """Speedups of the delivered files over each baseline. A file that stays as it was has 1.0 over eager mode."""
     means: tuple[Means, ...]
+    """Speedups of the last verified versions, delivered or not."""
     speeds: Mapping[str, int]
     """How many last accepted versions are FASTER, SAME, SLOWER or AMBIGUOUS compared with the best baseline."""
     median_seconds: float
@@ -144,15 +153,22 @@ def _score(level: str, records: Sequence[Mapping[str, Any]], missing: int) -> Sc
         level,
         count,
         dict(statuses.most_common()),
+        sum(record["status"] in ANSWERED for record in records),
         sum(_is_correct(record) for record in records),
-        tuple(_means(name, records, count) for name in BASELINES),
+        sum(record["status"] == "improved" for record in records),
+        tuple(_means(name, [_delivered_ratio(record, name) for record in records], count) for name in BASELINES),
+        tuple(_means(name, [_speedup(record, name) for record in records], count) for name in BASELINES),
         dict(speeds.most_common()),
         statistics.median(record["wall_seconds"] for record in records) if records else 0.0,
     )
 
 
 def _is_correct(record: Mapping[str, Any]) -> bool:
-    return any(s["verdict"] is not None and s["verdict"]["status"] == "correct" for s in record.get("steps", ()))
+    """Whether a version was verified, or gave the right results while it was timed and was too slow to be verified."""
+    return any(
+        step["verdict"]["status"] == "correct" if step["verdict"] else step["status"] == "rejected" and step["timing"]
+        for step in record.get("steps", ())
+    )
 
 
 def _kept_timing(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -164,7 +180,14 @@ def _kept_timing(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _speed(record: Mapping[str, Any]) -> str:
     timing = _kept_timing(record)
-    return timing["speed"] if timing is not None else ""
+    best = _baseline(timing, "best") if timing is not None else None
+    return best["speed"] or "" if best is not None else ""
+
+
+def _baseline(timing: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """A baseline that was timed; None if it could not run."""
+    name = timing["best"] if name == "best" else name
+    return next((b for b in timing["baselines"] if b["name"] == name and b["speedup"]), None)
 
 
 def _speedup(record: Mapping[str, Any], baseline: str) -> float | None:
@@ -175,13 +198,26 @@ def _speedup(record: Mapping[str, Any], baseline: str) -> float | None:
     timing = _kept_timing(record)
     if timing is None:
         return 1.0 if baseline == "eager" and record["status"] in MEASURED else None
-    ratios = {b["name"]: b["speedup"]["ratio"] for b in timing["baselines"] if b["speedup"]}
-    ratio: float | None = ratios.get(timing["best"] if baseline == "best" else baseline)
-    return ratio
+    timed = _baseline(timing, baseline)
+    return timed["speedup"]["ratio"] if timed is not None else None
 
 
-def _means(baseline: str, records: Sequence[Mapping[str, Any]], count: int) -> Means:
-    ratios = [ratio for record in records if (ratio := _speedup(record, baseline)) is not None]
+def _delivered_ratio(record: Mapping[str, Any], baseline: str) -> float | None:
+    """How many times as fast as a baseline the user's file is after the run; None where that is not known.
+
+    A file that stays as it was runs in eager mode. Its ratio over another baseline follows from the times of both.
+    """
+    if record["status"] not in MEASURED:
+        return 1.0 if baseline == "eager" and record["status"] != "unmeasured" else None
+    if record["status"] == "improved" or baseline == "eager":
+        return _speedup(record, baseline) if record["status"] == "improved" else 1.0
+    timing = _kept_timing(record)
+    eager, other = (_baseline(timing, name) if timing is not None else None for name in ("eager", baseline))
+    return other["median_us"] / eager["median_us"] if eager is not None and other is not None else None
+
+
+def _means(baseline: str, known: Sequence[float | None], count: int) -> Means:
+    ratios = [ratio for ratio in known if ratio is not None]
     fast = [sum(ratio > limit for ratio in ratios) / count if count else 0.0 for limit in (1.0, 2.0)]
     geometric = math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None
     return Means(baseline, len(ratios), geometric, statistics.fmean(ratios) if ratios else None, *fast)

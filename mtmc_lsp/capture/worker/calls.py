@@ -23,7 +23,13 @@ from mtmc_lsp.capture.worker.arguments.containers import (
 )
 from mtmc_lsp.capture.worker.arguments.strided_tensors import filled, on_device
 from mtmc_lsp.capture.worker.arguments.value_signs import run_without_values
-from mtmc_lsp.capture.worker.arguments.values import argument_values, random_values, resolve, without_values
+from mtmc_lsp.capture.worker.arguments.values import (
+    Blank,
+    argument_values,
+    random_values,
+    resolve,
+    without_memory,
+)
 from mtmc_lsp.capture.worker.module_state import AttributeSlot, attribute_slot, with_explicit_state
 from mtmc_lsp.capture.worker.regions.region_function import region_function
 from mtmc_lsp.capture.worker.tracing.target_body import body_of
@@ -133,6 +139,7 @@ def build_call(
     *,
     values: bool = True,
     read: Container[str] = (),
+    blank: Blank = without_memory,
     stand_in: bool = False,
     construct: Callable[..., torch.nn.Module] = constructed,
 ) -> Call:
@@ -142,6 +149,7 @@ def build_call(
         seed: of the random values.
         values: without it, tensor arguments have shapes but no values, which saves the time to generate gigabytes.
         read: names of arguments that get values even without ``values``.
+        blank: creates the tensors without values.
         stand_in: whether large float inputs of ``get_inputs`` may be replaced by random values generated on the device.
     """
     target = workload.target
@@ -153,15 +161,15 @@ def build_call(
     if workload.source is WorkloadSource.GET_INPUTS:
         init_positional, init_named = init_arguments(module) or ([], {})
         if target.region is not None:
-            named = argument_values(module, workload.arguments, sizes, device, seed, None if values else read)
+            named = argument_values(module, workload.arguments, sizes, device, seed, None if values else read, blank)
         elif not values:
-            positional = _shaped_like(module.get_inputs, device)
+            positional = _shaped_like(module.get_inputs, device, blank)
         else:
             positional = (stand_in and _stand_ins(module.get_inputs, device)) or list(module.get_inputs())
         # The module's random values must not depend on those of its arguments.
         torch.manual_seed(seed)
     else:
-        named = argument_values(module, workload.arguments, sizes, device, seed, None if values else read)
+        named = argument_values(module, workload.arguments, sizes, device, seed, None if values else read, blank)
         init_named = argument_values(module, workload.init_arguments, sizes, device, seed + 1000)
     instance = None
     function = resolve(module, target.qualname)
@@ -183,10 +191,14 @@ def build_call(
     call = _bound(body, instance, positional, named, target)
     if body is not function:
         call = replace(call, decorated=function)
-    return _with_state(call, workload.state, target, device, seed if values else None) if workload.state else call
+    if not workload.state:
+        return call
+    return _with_state(call, workload.state, target, device, seed if values else None, blank)
 
 
-def _with_state(call: Call, state: Sequence[StateTensor], target: Target, device: str, seed: int | None) -> Call:
+def _with_state(
+    call: Call, state: Sequence[StateTensor], target: Target, device: str, seed: int | None, blank: Blank
+) -> Call:
     """Add the module's state tensors as arguments: their initial values, else random values; without a seed only shapes."""
     assert call.instance is not None
     homes_by_name = {item.name: attribute_slot(call.instance, item.access) for item in state}
@@ -206,7 +218,7 @@ def _with_state(call: Call, state: Sequence[StateTensor], target: Target, device
         ):
             values.append(initial.detach().to(device))
         elif seed is None:
-            values.append(without_values(item.shape, getattr(torch, item.dtype), device))
+            values.append(blank(item.shape, None, getattr(torch, item.dtype), device))
         else:
             generator = torch.Generator(device).manual_seed(seed)
             values.append(random_values(item.shape, item.dtype, generator, None, None))
@@ -221,14 +233,14 @@ def _with_state(call: Call, state: Sequence[StateTensor], target: Target, device
     )
 
 
-def _shaped_like(make: Callable[[], Any], device: str) -> list[Any]:
+def _shaped_like(make: Callable[[], Any], device: str, blank: Blank) -> list[Any]:
     """The result of ``make`` with tensors without values. If the shapes cannot be determined, the actual result."""
     traced = run_without_values(make)
     if traced is None:
         return list(make())
 
     def bare(leaf: Any) -> Any:
-        return without_values(leaf.shape, leaf.dtype, device) if isinstance(leaf, FakeTensor) else leaf
+        return blank(leaf.shape, leaf.stride(), leaf.dtype, device) if isinstance(leaf, FakeTensor) else leaf
 
     return [with_leaves(item, bare) for item in traced.results]
 

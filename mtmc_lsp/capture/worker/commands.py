@@ -33,6 +33,7 @@ from mtmc_lsp.capture.worker.graph_reader import InputTensor
 from mtmc_lsp.capture.worker.module_state import StateFound, non_parameter_tensors, refuse_new_state
 from mtmc_lsp.capture.worker.module_structure import aliases_in, class_name, used_modules
 from mtmc_lsp.capture.worker.modules.attribute_tensors import containers_of
+from mtmc_lsp.capture.worker.modules.irrelevant_values import without_irrelevant_values
 from mtmc_lsp.capture.worker.modules.module_dtype import with_module_dtype
 from mtmc_lsp.capture.worker.passes.graph_cleanup import (
     Layout,
@@ -43,7 +44,8 @@ from mtmc_lsp.capture.worker.passes.graph_cleanup import (
 )
 from mtmc_lsp.capture.worker.passes.masked_updates import refuse_unknown_sizes, rewrite_masked_updates
 from mtmc_lsp.capture.worker.passes.noop_writes import remove_noop_writes
-from mtmc_lsp.capture.worker.passes.recurrent_layers import drop_irrelevant_modes, single_recurrent_operators
+from mtmc_lsp.capture.worker.passes.recurrent_layers import single_recurrent_operators
+from mtmc_lsp.capture.worker.passes.redundant_nodes import remove_redundant_nodes
 from mtmc_lsp.capture.worker.passes.row_writes import stack_rows
 from mtmc_lsp.capture.worker.regions.local_values import local_values
 from mtmc_lsp.capture.worker.regions.region_errors import in_region
@@ -55,6 +57,8 @@ from mtmc_lsp.capture.worker.side_effects import (
     refuse_random,
 )
 from mtmc_lsp.capture.worker.size_branches import more_than_one_value, never_empty, rolled_within, sizes_above_one
+from mtmc_lsp.capture.worker.tracing.free_flags import free_flags
+from mtmc_lsp.capture.worker.tracing.free_numbers import export_with_numbers
 from mtmc_lsp.capture.worker.tracing.target_body import check_decorators, observed_call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
@@ -113,20 +117,45 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     refuse_unknown_containers(call, named_class, workload.target)
     elements = sum(item.value.numel() for item in inputs)
     returned: list[Layout] = []
-    if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
+    runs_eagerly = device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS
+    if runs_eagerly:
         with calling:
             returned = run_eagerly(module, call, inputs, workload.target)
     before = non_parameter_tensors(call.instance)
+
+    export = partial(
+        export_graph,
+        inputs=inputs,
+        target=workload.target,
+        variables=variables,
+        class_name=named_class,
+        text=text,
+        target_result=call.target_result,
+    )
+
+    def cleaned(graph: Graph) -> Graph:
+        graph = remove_noop_writes(stack_rows(rewrite_masked_updates(with_layouts(graph, returned))))
+        return remove_dead_nodes(remove_redundant_nodes(graph))
+
+    def traced(of: Call) -> Graph:
+        """The graph with the values of numbers."""
+        return cleaned(export(flat_function(of, inputs, workload.target))[0])
+
+    def run(of: Call) -> tuple[float, list[str]]:
+        with calling:
+            return run_without_data(of, inputs, workload.target, named_class)
+
     with single_recurrent_operators(), recording_attribute_uses(call.instance, workload.target.path) as uses:
         function = flat_function(call, inputs, workload.target)
         try:
-            graph, notes = export_graph(
-                function, inputs, workload.target, variables, named_class, text, call.target_result
+            # Runs without data would leave tensors without data in caches that no eager run has filled.
+            has_numbers = runs_eagerly and any(type(value) in (int, float) for value in call.values)
+            graph, notes = (
+                export_with_numbers(export, call, inputs, workload.target) if has_numbers else export(function)
             )
         finally:
             refuse_new_state(before, uses.writes.keys() - call.accesses, device)
-        graph = with_layouts(graph, returned)
-        graph = remove_dead_nodes(remove_noop_writes(stack_rows(rewrite_masked_updates(graph))))
+        graph = first = cleaned(graph)
         refuse_unknown_sizes(graph, workload.target)
         size_conditions = (
             *sizes_above_one(function, graph, device),
@@ -135,14 +164,23 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
             *rolled_within(graph),
         )
         graph = replace(graph, conditions=tuple(dict.fromkeys((*graph.conditions, *size_conditions))))
-        with calling:
-            flops, returned_inputs = run_without_data(call, inputs, workload.target, named_class)
+        flops, returned_inputs = run(call)
+    with single_recurrent_operators():
+        plain = (lambda: traced(call)) if first.numbers else (lambda: first)
+        flags = free_flags(call, uses, plain, returned_inputs, workload.target.path, traced, lambda of: run(of)[1])
     uses.refuse_writes(workload.target, {item.access for item in workload.state})
     refuse_random(graph, workload.target)
     refuse_hidden_mutations(graph, workload.target)
     notes += _gradient_notes(workload)
-    constants = _constants(call, drop_irrelevant_modes(call.instance, uses.reads), workload.target)
-    graph = replace(graph, constants=constants, state_attributes=tuple(item.access for item in workload.state))
+    constants = _constants(call, without_irrelevant_values(call.instance, uses.reads), workload.target)
+    free = {*flags.modes, *flags.arguments, *(item.access for item in graph.numbers)}
+    constants = {access: value for access, value in constants.items() if access not in free}
+    graph = replace(
+        graph,
+        constants=constants,
+        free_flags=flags.arguments,
+        state_attributes=tuple(item.access for item in workload.state),
+    )
     graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution())
     graph = separate_unread_inputs(remove_dead_nodes(with_returned_inputs(graph, returned_inputs)), uses.tensors)
     _check_graph(graph, workload.target)
@@ -156,7 +194,9 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     used = {*(item.access for item in modules), *tensors}
     attributes = [i.access for i in (*graph.inputs, *graph.unread_inputs) if i.kind is InputKind.ATTRIBUTE]
     containers = containers_of(call.instance, attributes)
-    graph = replace(graph, modules=modules, containers=containers, aliases=aliases_in(call.instance, used))
+    graph = replace(
+        graph, modules=modules, containers=containers, aliases=(*aliases_in(call.instance, used), *flags.equal_modes)
+    )
     graph = replace(graph, dependencies=dependencies(module, calling, constructing, call.instance))
     arguments = captured_arguments(call, {item.path: item.name for item in inputs}, named_class)
     return Capture(

@@ -198,7 +198,7 @@ class _Collector:
                 f"{access}.{steps[0]}",
                 steps[1:],
             )
-        path = getattr(module, "__file__", None) or ""
+        path = vars(module).get("__file__") or ""
         if steps and is_user_file(path) and steps[0] in vars(module):
             first, *rest = steps
             self._object(vars(module)[first], tuple(rest), f"{name}.{first}", f"{access}.{first}", path, first)
@@ -287,8 +287,13 @@ def _index_object(value: Any, access: str, name: str, module: object, index: _In
             if _is_set(cell) and isinstance(cell.cell_contents, FunctionType):
                 inner = f"{access}.__closure__[{number}].cell_contents"
                 _index_object(cell.cell_contents, inner, name, module, index, depth + 1)
-    elif isinstance(getattr(value, "__wrapped__", None), FunctionType):
-        _index_object(value.__wrapped__, f"{access}.__wrapped__", name, module, index, depth + 1)
+    elif isinstance(wrapped := _static_attribute(value, "__wrapped__"), FunctionType):
+        _index_object(wrapped, f"{access}.__wrapped__", name, module, index, depth + 1)
+
+
+def _static_attribute(value: Any, name: str) -> Any:
+    """The attribute without calls of ``__getattr__``, which would for example import what a lazy module stands for."""
+    return inspect.getattr_static(value, name, None)
 
 
 def _index_nested(code: CodeType, access: str, name: str, index: _Index) -> None:

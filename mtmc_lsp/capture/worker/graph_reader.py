@@ -21,7 +21,7 @@ from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import (
     simplified_stride,
     symbols_of,
 )
-from mtmc_lsp.capture.worker.size_conditions import Guard, Question, condition, guards_of, strongest
+from mtmc_lsp.capture.worker.size_conditions import Guard, Question, condition, equal_factors, guards_of, strongest
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import FUNCTIONS, Size
@@ -105,6 +105,13 @@ class Reader:
     def _assign_size_names(self) -> None:
         used_names = {*FUNCTIONS, *(item.name for item in self.inputs)}
         equal_symbols = _equal_by_attention(self.program)
+        values = {
+            str(size.node.expr): int(item.value.shape[d])
+            for node, item in zip(self.placeholders, self.inputs, strict=True)
+            for d, size in enumerate(node.meta["val"].shape)
+            if is_symbol(size)
+        }
+        equal_if_unnamed = {b: a for pair in equal_factors(self._guards, values) for a, b in (pair, pair[::-1])}
         workload_names: set[str] = set()
         next_number = 0
         for i, (node, item) in enumerate(zip(self.placeholders, self.inputs, strict=True)):
@@ -118,6 +125,8 @@ class Reader:
                     name = item.size_names[d] if d < len(item.size_names) else ""
                     if equal_symbols.get(symbol) in self.names:
                         name = self.names[equal_symbols[symbol]]
+                    elif not name and equal_if_unnamed.get(symbol) in self.names:
+                        name = self.names[equal_if_unnamed[symbol]]
                     elif not name or len(symbols) != 1 or (name in used_names and name not in workload_names):
                         name, next_number = f"s{next_number}", next_number + 1
                     else:

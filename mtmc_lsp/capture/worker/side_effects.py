@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from enum import Enum, Flag
 from types import ModuleType
 from typing import Any
 
@@ -78,7 +79,11 @@ class AttributeUses:
     """Accesses of the parameters and buffers that are read."""
 
     def record_read(self, access: str, value: object) -> None:
-        """Record a value that was read, if it is plain."""
+        """Record a value that was read, if it is plain. A member of an enumeration is recorded by its name or its bits."""
+        if isinstance(value, Flag):
+            access, value = f"{access}.value", value.value
+        elif isinstance(value, Enum):
+            access, value = f"{access}.name", value.name
         plain = list(value) if isinstance(value, tuple) else value
         items = plain if isinstance(plain, list) else [plain]
         if isinstance(value, (*PLAIN, tuple)) and all(isinstance(item, PLAIN) for item in items):
@@ -143,14 +148,15 @@ def _record_settings(
         if (
             name.startswith("_")
             or not plain_object
-            or isinstance(value, torch.Tensor)
+            or isinstance(value, (torch.Tensor, Enum))
             or id(value) in seen_by_outer_modules
         ):
             continue
         try:
             object.__setattr__(value, "__class__", _recording_settings(kind, f"{access}.{name}", uses))
-        except TypeError:
-            # The class of objects with a built-in class or with slots cannot be replaced. Their reads are not recorded.
+        except Exception:
+            # Objects of built-in classes or with slots keep their class, and a user's metaclass can refuse any subclass with
+            # any exception. Their reads are not recorded.
             continue
         changed.append((value, kind))
     return changed

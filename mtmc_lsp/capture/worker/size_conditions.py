@@ -21,7 +21,8 @@ import sympy
 import torch
 from torch.fx.experimental.sym_node import SymNode
 
-from mtmc_lsp.core.sizes import rename_symbols
+from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import is_polynomial
+from mtmc_lsp.core.sizes import Size, rename_symbols
 
 LIBRARY_FOLDERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 FORWARDING_FILES = (torch.__file__, __file__)
@@ -161,7 +162,9 @@ def _convert_guard(guard: Any, environment: Any, path: str) -> Guard:
     location: Any = getattr(guard.sloc, "framework_loc", None)
     file = str(getattr(location, "filename", ""))
     if not _is_user_file(file):
-        return Guard(guard.expr, is_asked=False, line=0)
+        # An equality of two sizes has made them one size, and then always holds.
+        expression = environment.replace(guard.expr) if isinstance(guard.expr, sympy.Eq) else guard.expr
+        return Guard(expression, is_asked=False, line=0)
     return Guard(environment.replace(guard.expr), is_asked=True, line=location.lineno if file == path else 0)
 
 
@@ -182,6 +185,8 @@ def condition(guard: Guard, names: Mapping[str, str], sizes: Container[str]) -> 
         return ""
     if guard.is_number:
         return None
+    if not guard.is_asked and isinstance(guard.expression, sympy.Eq):
+        return _equality(guard.expression, size_names)
     if not guard.is_asked:
         return _library_condition(str(guard.expression), size_names)
     if _is_trivial(guard.expression, 1 if guard.is_direct else 2):
@@ -190,6 +195,43 @@ def condition(guard: Guard, names: Mapping[str, str], sizes: Container[str]) -> 
         return _user_condition(guard.expression, size_names)
     except _NotExpressible:
         return None
+
+
+def equal_factors(guards: Iterable[Guard], values: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Pairs of symbols that an equality of products suggests to be equal, such as batch and length of logits and labels.
+
+    The equality alone would allow other factors, which nobody uses.
+
+    Args:
+        values: the workload's value of each symbol.
+    """
+    for guard in guards:
+        if not isinstance(guard.expression, sympy.Eq):
+            continue
+        left, right = (list(sympy.Mul.make_args(sympy.factor(side))) for side in guard.expression.args)
+        for factor in left if min(len(left), len(right)) > 1 else ():
+            pairs = ((other, _equal_symbols(factor, other, values)) for other in right)
+            other, symbols = next((pair for pair in pairs if pair[1]), (None, None))
+            if symbols is not None:
+                right.remove(other)
+                yield symbols
+
+
+def _equal_symbols(factor: Any, other: Any, values: Mapping[str, int]) -> tuple[str, str] | None:
+    """The symbols of two factors that are equal if these are, such as those of ``s0 - 1`` and ``s1 - 1``."""
+    if len(factor.free_symbols) != 1 or len(other.free_symbols) != 1:
+        return None
+    (symbol,), (other_symbol,) = factor.free_symbols, other.free_symbols
+    values_agree = str(symbol) in values and values[str(symbol)] == values.get(str(other_symbol))
+    return (str(symbol), str(other_symbol)) if values_agree and factor.subs(symbol, other_symbol) == other else None
+
+
+def _equality(expression: Any, size_names: Mapping[str, str]) -> str:
+    """The condition of an equality that torch needs; empty if it always holds, or if its sides are not polynomials."""
+    if not all(is_polynomial(side) for side in expression.args):
+        return ""
+    left, right = (Size.parse(rename_symbols(str(side), size_names)) for side in expression.args)
+    return "" if left == right else f"{left} == {right}"
 
 
 def strongest(conditions: Iterable[str]) -> list[str]:

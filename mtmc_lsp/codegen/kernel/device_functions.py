@@ -34,7 +34,7 @@ def _tf32(x):
 ''',
     "_mish": '''@triton.jit
 def _mish(x):
-    """x * tanh(log(1 + exp(x))) without a logarithm: with e = exp(x) the tanh is (e * e + 2 * e) / (e * e + 2 * e + 2)."""
+    """x * tanh(log(1 + exp(x))) without a logarithm: with e = exp(x) the tanh is n / (n + 2), n = e * e + 2 * e."""
     e = tl.exp(tl.minimum(x, 20.0))
     n = e * (e + 2.0)
     return x * (n / (n + 2.0))
@@ -47,7 +47,7 @@ def _tanh64(x):
 ''',
     "_expm1_64": '''@triton.jit
 def _expm1_64(x):
-    """exp(x) - 1 in double precision, accurate for small x (W. Kahan's correction with the log of the rounded exponential)."""
+    """exp(x) - 1 in double precision, accurate for small x (W. Kahan's correction by the log of the rounded exp(x))."""
     u = tl.exp(x)
     # Below 1e-20 the exponential is negligible against 1, and the logarithm of a subnormal is no longer x.
     plain = (u == 1.0) | (u < 1e-20) | (u == float("inf"))
@@ -91,7 +91,7 @@ def _round_half_even(x):
 ''',
     "_pow": '''@triton.jit
 def _pow(x, y):
-    """x ** y for real y with the semantics of C: for a negative base, the parity of an integral exponent gives the sign."""
+    """x ** y for real y as in C: for a negative base, the parity of an integral exponent gives the sign."""
     whole = tl.floor(y) == y
     odd = whole & (y - 2.0 * tl.floor(y * 0.5) == 1.0)
     base = tl.abs(x)
@@ -115,7 +115,8 @@ def _asinh(x):
     """asinh, accurate for small x and for x whose square overflows."""
     a = tl.abs(x)
     near = tl.where(a > 1e9, 1.0, a)
-    size = tl.where(a > 1e9, tl.log(a) + 0.6931471805599453, _log1p(near + near * near / (1.0 + tl.sqrt(near * near + 1.0))))
+    small = _log1p(near + near * near / (1.0 + tl.sqrt(near * near + 1.0)))
+    size = tl.where(a > 1e9, tl.log(a) + 0.6931471805599453, small)
     return tl.where(x < 0.0, -size, size)
 ''',
     "_acosh": '''@triton.jit

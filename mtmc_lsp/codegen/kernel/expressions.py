@@ -18,7 +18,7 @@ from mtmc_lsp.codegen.module.naming import value_name
 from mtmc_lsp.core.dtypes import compute_dtype, is_float, is_low_precision
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.core.sizes import Number, Size, product
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region
@@ -201,6 +201,10 @@ class Expressions:
             if isinstance(value, Size):
                 # Integers are converted implicitly in arithmetic with floats.
                 return Code(self.parameters.divisor(value), compute_dtype(prim.dtype))
+            if isinstance(value, Number):
+                number = self.parameters.number(value, compute_dtype(prim.dtype))
+                is_rounded = bool(prim.attrs.get("rounds")) and is_low_precision(prim.dtype)
+                return self._rounded(number, prim.dtype) if is_rounded else number
             typed = float(value) if is_float(prim.dtype) and isinstance(value, (int, float)) else value
             return Code(literal(typed), compute_dtype(prim.dtype), precedence=ATOM if not _negative(typed) else UNARY)
         if prim.op is PrimOp.IOTA:

@@ -62,16 +62,16 @@ def _split_linear_index(
         else:
             parts = linear.divmod(size)
             if parts is None:
-                parts = _computed_divmod(tile, linear, size)
+                parts = _computed_divmod(tile, linear, size, product(target_shape[:position]))
             linear, remainder = parts
             result.append(remainder)
     return list(reversed(result))
 
 
-def _computed_divmod(tile: Expressions, linear: Index, size: Size) -> tuple[Index, Index]:
+def _computed_divmod(tile: Expressions, linear: Index, size: Size, bound: Size) -> tuple[Index, Index]:
+    """Quotient and remainder as arithmetic in the kernel; the quotient is below ``bound``."""
     code = tile.assign(tile.index(linear), "position") if linear.terms else tile.index(linear)
     divisor = tile.parameters.divisor(size)
-    bound = Size.of(1 << 30)
     quotient = Variable(-1, bound, f"({code.text} // {divisor})", code.rows, code.cols)
     remainder = Variable(-1, size, f"({code.text} % {divisor})", code.rows, code.cols)
     return Index.of(quotient), Index.of(remainder)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mtmc_lsp.codegen.kernel.parameters import Parameters
+from mtmc_lsp.codegen.kernel.parameters import NUMBER_DTYPES, Parameters
 from mtmc_lsp.core.graph import Ref
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import Number, Size
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Kernel:
     """Primitives with tensor descriptors; the guard must check the alignment of their buffers."""
     static: frozenset[str] = frozenset()
     """Size parameters that are compile-time constants although the sizes may differ between calls."""
+    run_time_numbers: tuple[tuple[str, Number, str], ...] = ()
+    """``(parameter, number, dtype)`` for each number that is known at run time. These parameters follow the sizes."""
     numbers: Mapping[str, str] = field(default_factory=dict)
     """Further integer parameters that the launcher computes: name to Python over ``grid_sizes`` and earlier entries."""
     functions: Mapping[str, str] = field(default_factory=dict)
@@ -76,18 +78,22 @@ def assemble(
     scratch_read: tuple[tuple[str, Scratch], ...] = (),
     described: tuple[str, ...] = (),
 ) -> Kernel:
-    """Assemble a kernel from its parts. Parameters are ordered: pointers, outputs, sizes, constexprs."""
+    """Assemble a kernel from its parts. Parameters are ordered: pointers, outputs, sizes, run-time numbers, constexprs."""
     tensors = tuple((pointer, prim) for prim, pointer in parameters.tensors.items())
     outputs = tuple((pointer, ref) for ref, pointer in parameters.outputs.items())
     sizes = tuple(parameters.used_sizes.items())
     fixed = [n for n, size in sizes if parameters.is_static(size)]
     plain = [n for n, _ in sizes if n not in fixed]
     header = [p for group in (tensors, scratch_read, outputs, scratch_written) for p, _ in group] + plain
+    run_time_numbers = tuple((parameter, number, dtype) for (number, dtype), parameter in parameters.numbers.items())
+    header += number_parameters(run_time_numbers)
     header += [f"{n}: tl.constexpr" for n in (*fixed, *constexprs, *(dynamic or {}))]
     ordered = tuple((n, dict(sizes)[n]) for n in (*plain, *fixed))
     return Kernel(
         name=name,
-        source=kernel_source(name, header, docstring, body),
+        source=kernel_source(
+            name, header, docstring, body, [p for p, _, dtype in run_time_numbers if dtype == "int64"]
+        ),
         tensors=tensors,
         outputs=outputs,
         sizes=ordered,
@@ -102,7 +108,13 @@ def assemble(
         scratch_read=scratch_read,
         described=described,
         static=frozenset(n for n in fixed if not dict(sizes)[n].is_constant),
+        run_time_numbers=run_time_numbers,
     )
+
+
+def number_parameters(numbers: Sequence[tuple[str, Number, str]]) -> list[str]:
+    """The parameters of a kernel for run-time numbers, with the annotation of their type."""
+    return [f"{parameter}{NUMBER_DTYPES[dtype]}" for parameter, _, dtype in numbers]
 
 
 def kernel_source(name: str, header: list[str], docstring: str, body: list[str], varying: Sequence[str] = ()) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mtmc_lsp.codegen.kernel.snippets import ATOM, PRODUCT, SUM, UNARY, Code
+from mtmc_lsp.codegen.kernel.snippets import ATOM, PRODUCT, SUM, TRITON_DTYPES, UNARY, Code
 from mtmc_lsp.codegen.module.guard import size_text
 from mtmc_lsp.codegen.module.naming import RESERVED, Names, identifier, value_name
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import Number, Size
 from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim
+
+NUMBER_DTYPES = {"float32": "", "float64": ": tl.float64", "int64": ": tl.int64"}
+"""Dtypes in which kernels take run-time numbers, and the annotation of the parameter. Triton passes floats as float32."""
 
 
 class Parameters:
@@ -35,6 +38,8 @@ class Parameters:
         """Named size of the workload to the parameter that carries it."""
         self.used_sizes: dict[str, Size] = {}
         """Parameter name to the size it carries."""
+        self.numbers: dict[tuple[Number, str], str] = {}
+        """Run-time numbers, with the dtype in which the kernel takes them, to the parameter's name."""
         self.static_symbols: frozenset[str] = frozenset()
         """Symbols that are compile-time constants: one compiled kernel per value."""
         self.wide = False
@@ -56,6 +61,16 @@ class Parameters:
         if ref not in self.outputs:
             self.outputs[ref] = self.names.unique(f"{value_name(self.ir, ref)}_ptr")
         return self.outputs[ref]
+
+    def number(self, number: Number, dtype: str) -> Code:
+        """A run-time number in the dtype that the kernel computes in."""
+        if dtype == "bool":
+            raise CannotCode("a number that is known at run time cannot be a boolean in a kernel; leave it to PyTorch")
+        passed_as = dtype if dtype in NUMBER_DTYPES else "int64"
+        if (number, passed_as) not in self.numbers:
+            self.numbers[number, passed_as] = self.names.unique(number.preferred_name)
+        name = self.numbers[number, passed_as]
+        return Code(name if passed_as == dtype else f"{name}.to({TRITON_DTYPES[dtype]})", dtype)
 
     def ref(self, prim: Prim) -> Ref:
         """The graph value that a primitive represents."""

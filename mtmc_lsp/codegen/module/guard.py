@@ -18,11 +18,13 @@ from mtmc_lsp.codegen.module.guard_helpers import (
     IS_UNCHANGED_MODULE,
     NO_OVERLAP,
     PLAIN_CALL,
+    REPORTED,
 )
 from mtmc_lsp.codegen.module.module_lookups import cache_lookups, parts
+from mtmc_lsp.codegen.module.number_conditions import number_conditions
 from mtmc_lsp.codegen.module.unpacking import Unpacking
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
-from mtmc_lsp.core.sizes import Size, rename_symbols
+from mtmc_lsp.core.sizes import Size, conditions_hold, names_in, rename_symbols
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ def write_guard(
     conditions += _no_overlap(graph, names)
     conditions += [binding.condition for binding in size_bindings.values() if binding.condition]
     conditions += [text for access, text in values if not access.startswith("self.")]
+    conditions += [f"isinstance({access}, bool)" for access in graph.free_flags]
+    conditions += number_conditions(graph)
     conditions += [rename_symbols(text, texts) for text in (*graph.conditions, *limits)]
     if uses_atomics:
         # Code that only requests warnings may use non-deterministic operations. torch.compile can trace this form.
@@ -118,7 +122,7 @@ def write_guard(
     accesses = [item.access for item in graph.modules] + [names[item.name] for item in graph.inputs]
     summary = "The launcher's arguments, or None if the original code must run" if as_tuple else GUARD_SUMMARY
     return (
-        f"def {call_text(name, parameters)}{'' if as_tuple else ' -> bool'}:\n"
+        f"@{REPORTED}\ndef {call_text(name, parameters)}{'' if as_tuple else ' -> bool'}:\n"
         f'    """{summary}."""\n'
         f"{cache_lookups(text, accesses, parameters, _stores(graph) if as_tuple else {})}"
     )
@@ -223,7 +227,7 @@ def _shapes(
         else:
             conditions += _shape(item, access, texts)
         if not all_dense:
-            conditions += _layout(item, access, texts)
+            conditions += _layout(item, access, texts, graph.conditions)
         if any(not size.is_constant or size.constant == 0 for size in item.type.shape):
             conditions.append(f"{access}.numel() > 0")
         earlier.append(item)
@@ -294,14 +298,28 @@ def _shape(item: GraphInput, access: str, texts: dict[str, str]) -> list[str]:
     return result
 
 
-def _layout(item: GraphInput, access: str, texts: dict[str, str]) -> list[str]:
+def _layout(item: GraphInput, access: str, texts: dict[str, str], size_conditions: Sequence[str]) -> list[str]:
     if item.type.is_contiguous:
         return [f"{access}.is_contiguous()"]
-    return [
-        f"{access}.stride({i}) == {text}"
-        for i, size in enumerate(item.type.stride)
-        if (text := size_text(size, texts)) != f"{access}.stride({i})"
-    ]
+    conditions = []
+    for i, (size, stride) in enumerate(zip(item.type.shape, item.type.stride, strict=True)):
+        text = size_text(stride, texts)
+        # A dimension of size 1 is never stepped along: torch leaves its stride open, for example in a batch of one.
+        if text == f"{access}.stride({i})" or (size.is_constant and size.constant == 1):
+            continue
+        condition = f"{access}.stride({i}) == {text}"
+        conditions.append(
+            f"({access}.shape[{i}] == 1 or {condition})" if _may_be_one(size, size_conditions) else condition
+        )
+    return conditions
+
+
+def _may_be_one(size: Size, size_conditions: Sequence[str]) -> bool:
+    """Whether the conditions of the graph allow this size to be 1; for an expression of sizes, whether it may vary."""
+    if not size.is_symbol:
+        return not size.is_constant
+    name = str(size)
+    return conditions_hold([text for text in size_conditions if names_in(text) == {name}], {name: 1})
 
 
 def _values(graph: Graph) -> list[tuple[str, str]]:

@@ -10,9 +10,11 @@ HAVE_TYPE_AND_SHAPE = "_have_type_and_shape"
 HAVE_VALUES = "_have_values"
 HAS_ITEMS = "_has_items"
 ALIGNED = "_are_aligned"
+REPORTED = "_reported"
+HAVE_NUMBER_TYPES = "_have_number_types"
 GUARD_HELPERS = {
     ALIGNED: '''def _are_aligned(tensors) -> bool:
-    """Whether all tensors start at multiples of 16 bytes, which TMA requires; False under torch.compile, which cannot tell."""
+    """Whether all tensors start at multiples of 16 bytes, as TMA requires; torch.compile cannot tell: False."""
     return not torch.compiler.is_compiling() and all(t.data_ptr() % 16 == 0 for t in tensors)
 ''',
     PLAIN_CALL: '''def _is_plain_call(tensors) -> bool:
@@ -36,7 +38,8 @@ def _do_not_overlap(tensors, updated) -> bool:
 
     A module passes the same tensors in nearly every call, so recent results are cached.
     """
-    key = (updated, *[(t.data_ptr(), t.nbytes if t.is_contiguous() else (t.shape, t.stride(), t.dtype)) for t in tensors])
+    extents = [t.nbytes if t.is_contiguous() else (t.shape, t.stride(), t.dtype) for t in tensors]
+    key = (updated, *[t.data_ptr() for t in tensors], *extents)
     result = _OVERLAP_RESULTS.get(key)
     if result is None:
         result = True
@@ -57,7 +60,7 @@ def _do_not_overlap(tensors, updated) -> bool:
     return result
 ''',
     IS_UNCHANGED_MODULE: '''def _is_unchanged_module(module, kind, length=None) -> bool:
-    """Whether a call of the module runs only the forward method of its class: same class, no hooks, no patched forward."""
+    """Whether a call of the module runs only the forward of its class: same class, no hooks, no patched forward."""
     return (
         (type(module) is kind or f"{type(module).__module__}.{type(module).__qualname__}" == kind)
         and not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
@@ -98,6 +101,23 @@ def _do_not_overlap(tensors, updated) -> bool:
             elif type(actual) is not type(value) or actual != value:
                 return False
     return True
+''',
+    REPORTED: '''def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
+''',
+    HAVE_NUMBER_TYPES: '''def _have_number_types(compute, *kinds) -> bool:
+    """Whether Python computes these numbers without an error, and they have these types."""
+    try:
+        return [type(number) for number in compute()] == [*kinds]
+    except (ArithmeticError, ValueError):
+        return False
 ''',
 }
 """Source of each guard helper, by name."""

@@ -13,23 +13,25 @@ from mtmc_lsp.codegen.module.constants import constant_text, is_literal_tensor
 from mtmc_lsp.codegen.module.guard import bindings, size_text
 from mtmc_lsp.codegen.module.naming import Names, value_name
 from mtmc_lsp.codegen.module.side_by_side import NUMBERS
+from mtmc_lsp.codegen.module.tables import TableFunction, table_function
 from mtmc_lsp.codegen.module.torch_calls import argument_text, torch_call
 from mtmc_lsp.core.dtypes import POINTER_TYPES
 from mtmc_lsp.core.graph import Mutation, Node, Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import Number, Size, rename_symbols
 from mtmc_lsp.ir.buffer_updates import call_counters, running_statistics
 from mtmc_lsp.ir.concat_outputs import adds_to_zeros
 from mtmc_lsp.ir.output_aliasing import may_overwrite
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import VIEWS, Region
+from mtmc_lsp.ir.run_time_numbers import numbers_of, numbers_of_node
 from mtmc_lsp.rewrites.convolution_layout import FORMATS, channels_last
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 
 RESERVED_LOCALS = frozenset(
     [
-        *"torch triton tl seed n_rows n_cols n_outer n_batch n_m n_n n_q n_k rows_m rows_n k_pad".split(),
+        *"torch triton tl math seed n_rows n_cols n_outer n_batch n_m n_n n_q n_k rows_m rows_n k_pad".split(),
         ALLOCATOR,
         *NUMBERS,
     ]
@@ -71,10 +73,17 @@ class Launcher:
             self._register(Ref(item.name), variable, item.type)
         graph = self.ir.graph
         self.input_names = {item.name: self.variables[Ref(item.name)] for item in graph.inputs}
+        used_numbers = {name for number in numbers_of(graph) for name in number.names()}
+        self.number_names = {i.name: self.names.unique(i.name) for i in graph.numbers if i.name in used_numbers}
+        """The launcher's parameter for each number among the arguments that the graph uses."""
+        self._numbers: dict[str, str] = {}
+        """Expressions for numbers that are computed from arguments, and their variables."""
         self._sizes = {symbol: binding.text for symbol, binding in bindings(graph, self.input_names).items()}
         self._size_names: dict[str, str] = {}
         self._scratch: dict[Scratch, str] = {}
         self._locals: dict[str, str] = {}
+        self._table_lines: list[str] = []
+        """Statements that create tables: tensors that depend only on sizes."""
         self._counts = call_counters(graph)
         self._allocated: set[str] = set()
         """Variables of tensors that the launcher allocated."""
@@ -98,6 +107,15 @@ class Launcher:
                 self._size_names[symbol] = self.names.unique(symbol)
         return size_text(size, self._size_names)
 
+    def number(self, number: Number) -> str:
+        """A run-time number as Python; a number that is computed from arguments becomes a local variable."""
+        text = rename_symbols(number.text, self.number_names)
+        if number.is_argument:
+            return text
+        if text not in self._numbers:
+            self._numbers[text] = self.names.unique(number.preferred_name)
+        return self._numbers[text]
+
     def torch_call(self, node: Node) -> None:
         """Emit an ATen node as a torch call."""
         if node.name in self._counts:
@@ -118,17 +136,18 @@ class Launcher:
         if is_literal_tensor(node):
             text, self.makes_constants = constant_text(node, first), True
         else:
-            text = torch_call(node, self.variables, self._size_names, first)
+            text = torch_call(node, self.variables, {**self._size_names, **self.number_names}, first)
         result_names = [self.names.unique(value_name(self.ir, Ref(node.name, i))) for i in range(len(node.outputs))]
         is_contiguous = all(kind.is_contiguous for kind in node.outputs) and not _is_view(node)
+        lines = self._table_lines if node.name in self.ir.tables.nodes else self.lines
         if len(result_names) == 1:
             # Kernels expect contiguous tensors; torch may return another layout.
             order = ".contiguous()" if is_contiguous and _may_be_strided(node) else _channels_last(node)
-            self.lines.append(f"{result_names[0]} = {text}{order}")
+            lines.append(f"{result_names[0]} = {text}{order}")
         else:
-            self.lines.append(f"{', '.join(result_names)} = {text}")
+            lines.append(f"{', '.join(result_names)} = {text}")
             if _channels_last(node):
-                self.lines.append(f"{result_names[0]} = {result_names[0]}{_channels_last(node)}")
+                lines.append(f"{result_names[0]} = {result_names[0]}{_channels_last(node)}")
         for i, (name, kind) in enumerate(zip(result_names, node.outputs, strict=True)):
             self._register(Ref(node.name, i), name, kind)
             if _is_view(node):
@@ -205,7 +224,8 @@ class Launcher:
             return ""
         self.uses_atomics = True
         graph = self.ir.graph
-        kind, node = graph.type_of(ref), graph.node(ref.name)
+        # The value may be a view that changes nothing, such as `permute(0, 1)`, of the scatter-add's result.
+        kind, node = graph.type_of(ref), graph.node(self.ir.of(ref).origin)
         base = node.args[0]
         assert isinstance(base, Ref)
         is_alone = graph.readers(base.name) == (node,) and base not in graph.escaping
@@ -268,6 +288,9 @@ class Launcher:
                 keywords.append(f"{param}={text}")
             else:
                 arguments.append(text)
+        for _, number, dtype in kernel.run_time_numbers:
+            text = self.number(number)
+            arguments.append(f"float({text})" if number.kind == "int" and dtype != "int64" else text)
         for name, text in kernel.numbers.items():
             self.lines.append(f"{name} = {text}")
             arguments.append(name)
@@ -312,6 +335,8 @@ class Launcher:
                 signature[param] = "i32" if number < 2**31 else "i64"
                 if number % 16 == 0:
                     divisible.append(param)
+        types = {"float32": "fp32", "float64": "fp64", "int64": "i64"}
+        signature |= {parameter: types[dtype] for parameter, _, dtype in kernel.run_time_numbers}
         signature |= dict.fromkeys(kernel.numbers, "i32")
         for param, text in kernel.dynamic.items():
             constexprs[param] = _evaluate_dynamic(text, kernel, sizes)
@@ -348,8 +373,13 @@ class Launcher:
             first = self.input_names[graph.inputs[0].name]
             prelude.append(f"seed = torch.randint(2**31 - 1, ({count},), device={first}.device)")
         kernels = list(dict.fromkeys(launch.kernel for launch in self.launches))
-        parameters = [*self.input_names.values(), *(f"{kernel}={kernel}" for kernel in kernels)]
+        tables = self._tables(operator.removesuffix("_triton"))
+        if tables is not None:
+            prelude.append(f"{', '.join(tables.results)}{',' * (len(tables.results) == 1)} = {tables.call}")
+        prelude += [f"{variable} = {text}" for text, variable in self._numbers.items()]
+        parameters = [*self.parameters, *(f"{kernel}={kernel}" for kernel in kernels)]
         lines = [
+            *(tables.source.split("\n") if tables is not None else []),
             *def_lines(name, parameters),
             f'    """{summary}"""',
             *(f"    {line}" for line in [*prelude, *self.lines]),
@@ -359,6 +389,30 @@ class Launcher:
         if self.is_operator():
             lines += ["", "", *self._operator(name, operator, kernels, len(returned))]
         return "\n".join(lines) + "\n"
+
+    def _tables(self, base: str) -> TableFunction | None:
+        """The function that creates the tables; ``None`` if there are none."""
+        if not self._table_lines:
+            return None
+        graph = self.ir.graph
+        nodes = [graph.node(name) for name in graph.named if name in self.ir.tables.nodes]
+        arguments = [argument for node in nodes for argument in (*node.args, *node.kwargs.values())]
+        sizes = dict.fromkeys(name for each in arguments for size in _sizes_in(each) for name in size.symbols())
+        numbers = dict.fromkeys(name for node in nodes for number in numbers_of_node(node) for name in number.names())
+        results = [self.variables[Ref(name)] for name in self.ir.tables.results if Ref(name) in self.variables]
+        return table_function(
+            base,
+            self.input_names[graph.inputs[0].name],
+            [self._size_names[name] for name in sizes],
+            [self.number_names[name] for name in numbers],
+            self._table_lines,
+            results,
+        )
+
+    @property
+    def parameters(self) -> list[str]:
+        """The launcher's parameters without the kernels: tensors and run-time numbers."""
+        return [*self.input_names.values(), *self.number_names.values()]
 
     def _count(self) -> None:
         """Increment call counters such as ``num_batches_tracked``; counters with the same increment share one launch."""
@@ -380,6 +434,9 @@ class Launcher:
 
     def _operator(self, launcher: str, name: str, kernels: list[str], results: int) -> list[str]:
         inputs = list(self.input_names.values())
+        kinds = {item.name: type(item.value).__name__ for item in self.ir.graph.numbers}
+        numbers = list(self.number_names.values())
+        typed_numbers = [f"{variable}: {kinds[name]}" for name, variable in self.number_names.items()]
         mutated = [self.input_names[mutation.input] for mutation in self.ir.graph.mutations]
         mutates = "{" + ", ".join(repr(m) for m in mutated) + "}" if mutated else "()"
         result_type = "torch.Tensor" if results == 1 else f"tuple[{', '.join(['torch.Tensor'] * results)}]"
@@ -387,15 +444,16 @@ class Launcher:
         qualified = f'f"{self.namespace}::{name}"'
         wrapped = [f"wrap_triton({kernel})" for kernel in kernels]
         docstring = f'    """``{launcher}`` as an operator for torch.compile, torch.export and CUDA graphs."""'
-        if len(inputs) <= MAX_ARGUMENTS:
-            call = f"    {return_keyword}{call_text(launcher, [*inputs, *wrapped], '    ')}"
-            head = def_lines(name, [f"{n}: torch.Tensor" for n in inputs], result_type)
+        if len(inputs) + len(numbers) <= MAX_ARGUMENTS:
+            call = f"    {return_keyword}{call_text(launcher, [*inputs, *numbers, *wrapped], '    ')}"
+            head = def_lines(name, [*(f"{n}: torch.Tensor" for n in inputs), *typed_numbers], result_type)
             return [f"@triton_op({qualified}, mutates_args={mutates})", *head, docstring, call]
         # Too many arguments for an operator: pass the tensors as lists, with updated tensors in a separate list.
         lists = {self.names.unique("updated"): mutated} if mutated else {}
         lists[self.names.unique("tensors")] = [n for n in inputs if n not in mutated]
         element_of = {n: f"{list_name}[{i}]" for list_name, items in lists.items() for i, n in enumerate(items)}
-        call = f"    {return_keyword}{call_text(launcher, [*(element_of[n] for n in inputs), *wrapped], '    ')}"
+        passed = [*(element_of[n] for n in inputs), *numbers, *wrapped]
+        call = f"    {return_keyword}{call_text(launcher, passed, '    ')}"
         mutates = f"{{{next(iter(lists))!r}}}" if mutated else "()"
         list_statements = [
             line
@@ -404,15 +462,19 @@ class Launcher:
         ]
         return [
             f"@triton_op({qualified}, mutates_args={mutates})",
-            *def_lines(f"{name}_of_list", [f"{list_name}: list[torch.Tensor]" for list_name in lists], result_type),
+            *def_lines(
+                f"{name}_of_list",
+                [*(f"{list_name}: list[torch.Tensor]" for list_name in lists), *typed_numbers],
+                result_type,
+            ),
             docstring,
             call,
             "",
             "",
-            *def_lines(name, inputs),
+            *def_lines(name, [*inputs, *numbers]),
             f'    """Call ``{name}_of_list`` with these tensors."""',
             *list_statements,
-            f"    {return_keyword}{name}_of_list({', '.join(lists)})",
+            f"    {return_keyword}{name}_of_list({', '.join([*lists, *numbers])})",
         ]
 
     def is_operator(self) -> bool:

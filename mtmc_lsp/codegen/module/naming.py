@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import re
 import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 
 from mtmc_lsp.core.graph import Ref
+from mtmc_lsp.core.workload import Target
 from mtmc_lsp.ir.primitives import KernelIR
+from mtmc_lsp.schedule.launch_units import Unit
 
 RESERVED = frozenset(
     "tl triton torch row rows group cols start first back offsets pid part parts piece outer PARTS grid "
@@ -55,6 +59,59 @@ class Names:
         return name
 
 
+class KernelNames:
+    """The names of a version's kernels: those of earlier steps are kept, and new ones are free in the user's file."""
+
+    def __init__(self, source: str, kept: Mapping[str, str]) -> None:
+        """Begin a version.
+
+        Args:
+            source: the user's file.
+            kept: names of earlier steps, by key of the kernel.
+        """
+        self._words = frozenset(re.findall(r"\w+", source))
+        self._kept = kept
+        self._used: set[str] = set()
+        self.given: dict[str, str] = {}
+        """The name of each kernel so far, by key. Kernels that share the source of another have none."""
+        self.moved: dict[str, str] = {}
+        """Names of earlier steps that now belong to another kernel, which is written first and has the same source."""
+
+    def choose(self, key: str, preferred: str) -> str:
+        """The name of a kernel: that of an earlier step, or else ``preferred``, numbered if it is in use.
+
+        Names that extend a name count as in use too, such as ``name_parts`` for partial sums.
+        """
+        stem = preferred.removesuffix("_kernel")
+        numbered = itertools.chain([preferred], (f"{stem}_{n}_kernel" for n in itertools.count(2)))
+        name = self._kept.get(key) or next(choice for choice in numbered if not self._is_in_use(choice))
+        self.given[key] = name
+        self._used.add(name)
+        return name
+
+    def _is_in_use(self, choice: str) -> bool:
+        names = self._used | {*self._kept.values()}
+        return choice in self._words or any(name == choice or name.startswith(f"{choice}_") for name in names)
+
+    def written(self, key: str, name: str, names: Iterable[str], parts: Sequence[str] = ()) -> None:
+        """Note that a kernel was written.
+
+        Args:
+            key: key of the kernel.
+            name: its name in the source; another kernel's if both have the same source.
+            names: all names that the source defines.
+            parts: keys of the kernels that it contains.
+        """
+        self._used.update(names)
+        if self.given[key] == name:
+            return
+        for item in (key, *parts):
+            self._used.discard(self.given.pop(item))
+        owner = next((item for item, given in self.given.items() if given == name), None)
+        if owner is not None and key in self._kept and owner not in self._kept:
+            self.moved[owner] = self._kept[key]
+
+
 def identifier(text: str) -> str:
     """Convert ``text`` to an ASCII identifier: Triton's compiler fails on other letters."""
     name = re.sub(r"\W+", "_", "".join(_in_ascii(letter) for letter in text)).strip("_")
@@ -86,3 +143,33 @@ def value_name(ir: KernelIR, ref: Ref) -> str:
         return f"new_{ir.graph.written_inputs[ref]}"
     name = NOUNS.get(node.word, node.word)
     return name if len(node.outputs) == 1 else f"{name}_{ref.index}"
+
+
+def base_name(target: Target, source: str) -> str:
+    """Snake-case prefix of the generated names, chosen so that none of them exists in the user's file."""
+    parts = [part for part in target.qualname.split(".") if part != "forward"]
+    if target.region is not None:
+        parts.append(f"region_{target.region.number}")
+    snake_case = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", "_".join(parts)).lower()
+    base = identifier(snake_case)
+    while any(
+        re.search(rf"\b{base}_{suffix}\b", source)
+        for suffix in ("fits", "launch", "triton", "kernel", "cuda_graph", "tensors", "tables", "results", "up_to_date")
+    ):
+        base += "_mtmc"
+    return base
+
+
+def kernel_name(ir: KernelIR, unit: Unit, base: str, is_one_of_several: bool) -> str:
+    """The preferred name of a kernel: after its last result, unless it computes the whole target."""
+    assert unit.region is not None
+    return (
+        f"{base}_{identifier(value_name(ir, unit.region.outputs[-1]))}_kernel"
+        if is_one_of_several
+        else f"{base}_kernel"
+    )
+
+
+def launch_key(launch: Sequence[Unit]) -> str:
+    """Identifies the kernel of a launch that several units share."""
+    return "+".join(unit.nodes[-1] for unit in launch)

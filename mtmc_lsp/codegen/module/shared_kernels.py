@@ -32,6 +32,10 @@ class SharedKernels:
             sizes=_renamed(known.sizes, kernel.sizes),
             scratch_read=_renamed(known.scratch_read, kernel.scratch_read),
             scratch_written=_renamed(known.scratch_written, kernel.scratch_written),
+            run_time_numbers=tuple(
+                (name, number, dtype)
+                for (name, *_), (_, number, dtype) in zip(known.run_time_numbers, kernel.run_time_numbers, strict=True)
+            ),
             static=known.static,
             constexprs=dict(zip(known.constexprs, kernel.constexprs.values(), strict=True)),
             dynamic=dict(zip(known.dynamic, kernel.dynamic.values(), strict=True)),

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, kernel_source
+from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, kernel_source, number_parameters
 from mtmc_lsp.codegen.kernel.snippets import call_text
 from mtmc_lsp.codegen.module.naming import Names
 from mtmc_lsp.codegen.module.shared_kernels import SharedKernels
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import Number, Size
 from mtmc_lsp.schedule.schedule import MOST_BESIDE
 
 END, WIDTH = "end_{}", "width_{}"
@@ -61,7 +61,8 @@ def side_by_side(name: str, parts: Sequence[Kernel], docstring: str) -> Kernel:
     constant_sizes = [parameter for parameter, size in combined.sizes if combined.is_constexpr(parameter, size)]
     runtime_sizes = [parameter for parameter, _ in combined.sizes if parameter not in constant_sizes]
     pointers = (combined.tensors, combined.read, combined.outputs, combined.written)
-    header = [pointer for group in pointers for pointer, _ in group] + runtime_sizes + list(numbers)
+    header = [pointer for group in pointers for pointer, _ in group] + runtime_sizes
+    header += [*number_parameters(combined.run_time_numbers), *numbers]
     header += [f"{parameter}: tl.constexpr" for parameter in (*constant_sizes, *combined.constexprs, *combined.dynamic)]
     return Kernel(
         name=name,
@@ -80,6 +81,7 @@ def side_by_side(name: str, parts: Sequence[Kernel], docstring: str) -> Kernel:
         scratch_read=tuple(combined.read),
         described=tuple(dict.fromkeys(prim for part in parts for prim in part.described)),
         static=frozenset(combined.static),
+        run_time_numbers=tuple(combined.run_time_numbers),
         numbers=numbers,
         functions={part.name: _as_function(part) for part in parts},
     )
@@ -99,6 +101,7 @@ class _CombinedParameters:
     dynamic: dict[str, str] = field(default_factory=dict)
     grid_sizes: dict[str, Size] = field(default_factory=dict)
     numbers: dict[str, str] = field(default_factory=dict)
+    run_time_numbers: list[tuple[str, Number, str]] = field(default_factory=list)
     arguments: list[list[str]] = field(default_factory=list)
     """Arguments of each part's call, in the order of its parameters."""
     names: Names = field(default_factory=lambda: Names(frozenset({"tl", "triton", "pid", *NUMBERS})))
@@ -109,7 +112,10 @@ class _CombinedParameters:
         arguments_of_part += [self._shared(self.read, name, scratch) for name, scratch in named.scratch_read]
         arguments_of_part += [self._shared(self.outputs, name, ref) for name, ref in named.outputs]
         arguments_of_part += [self._shared(self.written, name, scratch) for name, scratch in named.scratch_written]
-        arguments_of_part += [self._size(part, name, size) for name, size in part.sizes]
+        sizes = {name: self._size(part, name, size) for name, size in part.sizes}
+        arguments_of_part += [sizes[name] for name, size in part.sizes if not part.passed_as_constant(name, size)]
+        arguments_of_part += [self._number(*item) for item in named.run_time_numbers]
+        arguments_of_part += [sizes[name] for name, size in part.sizes if part.passed_as_constant(name, size)]
         for name, value in part.constexprs.items():
             if self.constexprs.get(name) != value or isinstance(value, bool) != isinstance(self.constexprs[name], bool):
                 name = self.names.unique(name)
@@ -147,6 +153,13 @@ class _CombinedParameters:
             parameter = self.names.unique(name)
             known.append((parameter, value))
         return parameter
+
+    def _number(self, name: str, number: Number, dtype: str) -> str:
+        known = next((other for other, *same in self.run_time_numbers if same == [number, dtype]), None)
+        if known is None:
+            known = self.names.unique(name)
+            self.run_time_numbers.append((known, number, dtype))
+        return known
 
     def _size(self, part: Kernel, name: str, size: Size) -> str:
         is_fixed_size = part.passed_as_constant(name, size)

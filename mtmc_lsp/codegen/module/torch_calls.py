@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Node, Ref
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import Number, Size, rename_symbols
 
 PLAIN = frozenset(
     "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d matmul bmm mm addmm baddbmm cat stack softmax "
@@ -30,7 +30,7 @@ def torch_call(node: Node, names: dict[Ref, str], size_text: dict[str, str], fir
 
     Args:
         names: the variable of each value.
-        size_text: Python for each named size.
+        size_text: Python for each named size, and for each run-time number that is an argument.
         first: the variable of an input; new tensors are created on its device.
     """
     name, overload = node.op.split(".")[1], node.op.split(".")[2]
@@ -54,6 +54,8 @@ def argument_text(value: Argument, names: dict[Ref, str], size_text: dict[str, s
         return names[value]
     if isinstance(value, Size):
         return size_python(value, size_text)
+    if isinstance(value, Number):
+        return rename_symbols(value.text, size_text)
     if isinstance(value, tuple):
         return f"[{', '.join(argument_text(item, names, size_text) for item in value)}]"
     if isinstance(value, str) and value.startswith("torch."):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.capture.worker.user_module import load_user_module
-from mtmc_lsp.compile.messages import CompileRequest
+from mtmc_lsp.compile.messages import CompileReports, CompileRequest, CompileVariantsRequest
 from mtmc_lsp.compile.occupancy import SHARED_LIMIT, occupancy
 from mtmc_lsp.compile.worker.find_launches import find_launches
 from mtmc_lsp.core.json_codec import from_json, to_json
@@ -25,23 +25,50 @@ from mtmc_lsp.process.priority import usable_cores
 _modules: dict[str, Any] = {}
 
 
+Job = tuple[Any, KernelLaunch, str]
+"""A module, a launch of one of its kernels, and the architecture to compile for."""
+
+
 def compile_launches(request: CompileRequest) -> CompileReport:
     """Compile every launch for every architecture."""
+    return _compile_versions([request], request.seconds)[0]
+
+
+def compile_variants(request: CompileVariantsRequest) -> CompileReports:
+    """Compile every launch of several versions; kernels of all versions run in parallel."""
+    return CompileReports(tuple(_compile_versions(request.versions, request.seconds)))
+
+
+def _compile_versions(versions: Sequence[CompileRequest], seconds: float) -> list[CompileReport]:
     start = time.monotonic()
+    jobs: list[Job] = []
+    places: list[KernelReport | tuple[int, int]] = []
+    for version in versions:
+        try:
+            launches = _jobs(version)
+        except Exception as error:
+            places.append(KernelReport("", version.archs[0], error=_message(error)))
+        else:
+            places.append((len(jobs), len(jobs) + len(launches)))
+            jobs += launches
+    compiled = _compile_in_parallel(jobs, start + seconds)
+    taken = time.monotonic() - start
+    return [
+        CompileReport((place,) if isinstance(place, KernelReport) else tuple(compiled[slice(*place)]), taken)
+        for place in places
+    ]
+
+
+def _jobs(request: CompileRequest) -> list[Job]:
+    """One job for each launch and architecture of a version."""
     launches = list(request.launches)
-    try:
-        module = _module(request.path, request.source, request.name)
-        if request.calls is not None:
-            launcher = getattr(module, request.calls.launcher)
-            for inputs in request.calls.inputs:
-                launches += find_launches(launcher, inputs)
-        launches = list({repr(launch): launch for launch in launches}.values())
-    except Exception as error:
-        reports = [KernelReport("", arch, error=_message(error)) for arch in request.archs[:1]]
-    else:
-        jobs = [(launch, arch) for launch in launches for arch in request.archs]
-        reports = _compile_in_parallel(module, jobs, start + request.seconds)
-    return CompileReport(tuple(reports), time.monotonic() - start)
+    module = _module(request.path, request.source, request.name)
+    if request.calls is not None:
+        launcher = getattr(module, request.calls.launcher)
+        for inputs in request.calls.inputs:
+            launches += find_launches(launcher, inputs)
+    launches = list({repr(launch): launch for launch in launches}.values())
+    return [(module, launch, arch) for launch in launches for arch in request.archs]
 
 
 def _module(path: str, source: str, name: str) -> Any:
@@ -50,7 +77,7 @@ def _module(path: str, source: str, name: str) -> Any:
     return _modules[source]
 
 
-def _compile_in_parallel(module: Any, jobs: Sequence[tuple[KernelLaunch, str]], deadline: float) -> list[KernelReport]:
+def _compile_in_parallel(jobs: Sequence[Job], deadline: float) -> list[KernelReport]:
     """Compile in forked children, one per core, so that a compiler that crashes or hangs costs only one job."""
     if jobs:
         _hash_triton()
@@ -63,7 +90,7 @@ def _compile_in_parallel(module: Any, jobs: Sequence[tuple[KernelLaunch, str]], 
         while waiting and len(running) < cores:
             index = waiting.pop(0)
             receiving, sending = context.Pipe(duplex=False)
-            process = context.Process(target=_job, args=(module, *jobs[index], sending))
+            process = context.Process(target=_job, args=(*jobs[index], sending))
             process.start()
             sending.close()
             running[receiving] = (index, process)
@@ -88,8 +115,8 @@ def _job(module: Any, launch: KernelLaunch, arch: str, sending: Connection) -> N
     sending.close()
 
 
-def _answer(connection: Connection, process: Any, job: tuple[KernelLaunch, str], *, timed_out: bool) -> KernelReport:
-    launch, arch = job
+def _answer(connection: Connection, process: Any, job: Job, *, timed_out: bool) -> KernelReport:
+    _, launch, arch = job
     if timed_out:
         process.kill()
         report = KernelReport(launch.kernel, arch, error="compiling took too long")

@@ -7,10 +7,11 @@ from functools import lru_cache
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import Number, Size
 from mtmc_lsp.ir.buffer_updates import call_counters
+from mtmc_lsp.ir.constant_tables import constant_tables
 from mtmc_lsp.ir.lower.rounding_division import with_exact_divisions
-from mtmc_lsp.ir.primitives import Builder, CannotLower, KernelIR, PrimOp
+from mtmc_lsp.ir.primitives import Builder, CannotLower, KernelIR, PrimOp, Scalar
 
 Lowering = Callable[["Call"], "str | tuple[str, ...]"]
 LOWERINGS: dict[str, Lowering] = {}
@@ -62,8 +63,8 @@ class Call:
         """The primitive of a tensor argument, or None."""
         return self.tensor(position, name) if self.has(position, name) else None
 
-    def operand(self, position: int, name: str = "") -> str | bool | int | float:
-        """A tensor's primitive or a Python number; a constant size becomes a number, a symbolic one a primitive."""
+    def operand(self, position: int, name: str = "") -> str | Scalar:
+        """A tensor's primitive or a number; a constant size becomes a number, a symbolic one a primitive."""
         value = self.raw(position, name)
         if isinstance(value, Ref):
             return self.tensor(position, name)
@@ -71,12 +72,17 @@ class Call:
             return value.constant
         if isinstance(value, Size):
             return self.b.size(value, self.out.dtype)
-        if isinstance(value, (bool, int, float)):
+        if isinstance(value, (bool, int, float, Number)):
             return value
         raise CannotLower(f"{self.node.op}: argument {position} is neither a tensor nor a number")
 
+    def scalar(self, position: int, name: str, default: float) -> Scalar:
+        """A number that may be known only at run time."""
+        value = self.raw(position, name, default)
+        return value if isinstance(value, Number) else self.number(position, name, default)
+
     def number(self, position: int, name: str, default: float) -> float:
-        """A Python number."""
+        """A Python number that is known now."""
         value = self.raw(position, name, default)
         if isinstance(value, Size) and value.is_constant:
             return value.constant
@@ -135,14 +141,15 @@ def _lower(graph_box: GraphBox) -> KernelIR:
     graph = graph_box.graph
     builder = Builder(graph)
     opaque: set[str] = set()
-    counters = call_counters(graph)
+    counters, tables = call_counters(graph), constant_tables(graph)
     for item in graph.inputs:
         name = builder.add(PrimOp.INPUT, (), item.type.shape, item.type.dtype, input=item.name)
         builder.values[item.name, 0] = name
     for node in graph.nodes:
         builder.origin = node.name
         mark, streams = len(builder.prims), builder.streams
-        has_lowering = _base(node.op) in LOWERINGS and node.name not in counters and _has_supported_dtypes(graph, node)
+        has_lowering = _base(node.op) in LOWERINGS and _has_supported_dtypes(graph, node)
+        has_lowering = has_lowering and node.name not in counters and node.name not in tables.nodes
         try:
             lowered = LOWERINGS[_base(node.op)](Call(builder, node)) if has_lowering else None
         except CannotLower:
@@ -158,7 +165,7 @@ def _lower(graph_box: GraphBox) -> KernelIR:
             )
         for i, name in enumerate((lowered,) if isinstance(lowered, str) else lowered):
             builder.values[node.name, i] = name
-    return KernelIR(graph, with_exact_divisions(builder.prims), builder.values, frozenset(opaque))
+    return KernelIR(graph, with_exact_divisions(builder.prims), builder.values, frozenset(opaque), tables)
 
 
 def _has_supported_dtypes(graph: Graph, node: Node) -> bool:

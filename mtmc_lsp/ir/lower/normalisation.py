@@ -6,10 +6,10 @@ from mtmc_lsp.core.dtypes import EPSILON, compute_dtype
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.lower import Call, lowering
 from mtmc_lsp.ir.lower.reductions import centred_moments, count, plain_mean, rounded, scale_by_count
-from mtmc_lsp.ir.primitives import Builder
+from mtmc_lsp.ir.primitives import Builder, Scalar
 
 
-def normalise(b: Builder, x: str, dims: tuple[int, ...], eps: float) -> str:
+def normalise(b: Builder, x: str, dims: tuple[int, ...], eps: Scalar) -> str:
     """``(x - mean) * rsqrt(var + eps)`` over ``dims``; ``x`` must have the compute dtype."""
     d, x = b.dtype(x), rounded(b, x)
     deviation, squares, n = centred_moments(b, x, dims)
@@ -34,7 +34,7 @@ def per_channel(b: Builder, name: str | None, rank: int, channel: int = 1) -> st
     return b.reshape(name, [b.shape(name)[0] if i == channel else 1 for i in range(rank)])
 
 
-def standardised(b: Builder, x: str, mean: str, var: str, eps: float) -> str:
+def standardised(b: Builder, x: str, mean: str, var: str, eps: Scalar) -> str:
     """``(x - mean) * rsqrt(var + eps)`` with the given statistics per channel."""
     d, rank = b.dtype(x), len(b.shape(x))
     shape = [b.shape(mean)[0] if i == 1 else 1 for i in range(rank)]
@@ -51,7 +51,7 @@ def layer_norm(c: Call) -> str | tuple[str, ...]:
     rank = len(c.b.shape(x))
     dims = tuple(range(rank - len(width), rank))
     wide = c.b.cast(x, compute_dtype(c.out.dtype))
-    value = normalise(c.b, wide, dims, c.number(4, "eps", 1e-5))
+    value = normalise(c.b, wide, dims, c.scalar(4, "eps", 1e-5))
     return c.with_unused(affine(c.b, value, c.optional(2, "weight"), c.optional(3, "bias"), c.out.dtype))
 
 
@@ -64,7 +64,7 @@ def rms_norm(c: Call) -> str:
     d = compute_dtype(c.out.dtype)
     wide = c.b.cast(x, d)
     # Without eps, PyTorch uses the machine epsilon of the compute dtype.
-    eps = c.number(3, "eps", 0.0) if c.has(3, "eps") else EPSILON[d]
+    eps = c.scalar(3, "eps", 0.0) if c.has(3, "eps") else EPSILON[d]
     square = c.b.reduce("sum", c.b.pointwise("square", wide, dtype=d), dims, d)
     mean = scale_by_count(c.b, square, count(c.b.shape(x), dims), d)
     inverse = c.b.pointwise("rsqrt", c.b.pointwise("add", mean, eps, dtype=d), dtype=d)
@@ -78,7 +78,7 @@ def group_norm(c: Call) -> str:
     channels = shape[1]
     grouped = [shape[0], Size.of(groups), (channels // groups) * product(shape[2:])]
     wide = c.b.reshape(c.b.cast(x, compute_dtype(c.out.dtype)), grouped)
-    value = c.b.reshape(normalise(c.b, wide, (2,), c.number(4, "eps", 1e-5)), shape)
+    value = c.b.reshape(normalise(c.b, wide, (2,), c.scalar(4, "eps", 1e-5)), shape)
     weight = per_channel(c.b, c.optional(2, "weight"), len(shape))
     bias = per_channel(c.b, c.optional(3, "bias"), len(shape))
     return affine(c.b, value, weight, bias, c.out.dtype)

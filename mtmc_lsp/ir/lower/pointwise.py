@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mtmc_lsp.core.dtypes import MAX_FINITE, compute_dtype, is_float, round_to_dtype
 from mtmc_lsp.core.graph import Ref
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import Number, Size
 from mtmc_lsp.ir.lower import Call, lowering
-from mtmc_lsp.ir.primitives import VIEW_OPS, PrimOp
+from mtmc_lsp.ir.primitives import VIEW_OPS, PrimOp, Scalar
 
 UNARY = (
     "exp log sqrt rsqrt sin cos tan tanh sigmoid erf log1p expm1 abs neg floor ceil trunc round sign reciprocal relu silu "
@@ -59,14 +59,20 @@ def binary(c: Call) -> str:
     return c.b.pointwise(fn, *_operands(c), dtype=c.out.dtype, **_promotion(c))
 
 
-def _operands(c: Call) -> list[str | bool | int | float]:
+def _operands(c: Call) -> list[str | Scalar]:
     """Both operands; a number compared with a 16-bit float is rounded to that dtype, as in PyTorch."""
     operands = [c.operand(i) for i in (0, 1)]
     floats = {d for x in operands if isinstance(x, str) and is_float(d := c.b.dtype(x))}
     if c.op not in COMPARISONS or len(floats) != 1:
         return operands
     dtype = floats.pop()
-    return [x if isinstance(x, (str, bool)) else round_to_dtype(float(x), dtype) for x in operands]
+
+    def rounded(x: str | Scalar) -> str | Scalar:
+        if isinstance(x, Number):
+            return c.b.add(PrimOp.CONSTANT, (), (), dtype, value=x, rounds=True)
+        return x if isinstance(x, (str, bool)) else round_to_dtype(float(x), dtype)
+
+    return [rounded(x) for x in operands]
 
 
 def _promotion(c: Call) -> dict[str, object]:
@@ -77,7 +83,8 @@ def _promotion(c: Call) -> dict[str, object]:
     floats = [d for d in tensors if is_float(d)]
     if floats:
         return {"operand_dtype": "float64" if "float64" in floats else "float32"}
-    if any(isinstance(c.raw(i), float) for i in (0, 1)):
+    numbers = [c.raw(i) for i in (0, 1)]
+    if any(isinstance(x, float) or (isinstance(x, Number) and x.kind == "float") for x in numbers):
         return {"operand_dtype": "float32"}
     return {"operand_dtype": "int64" if "int64" in tensors else "int32"}
 
@@ -85,7 +92,7 @@ def _promotion(c: Call) -> dict[str, object]:
 @lowering("add", "sub", "rsub")
 def add(c: Call) -> str:
     left, right = c.operand(0), c.operand(1)
-    alpha = c.number(2, "alpha", 1)
+    alpha = c.scalar(2, "alpha", 1)
     if c.op == "rsub":
         left, right = right, left
     if alpha != 1:
@@ -114,22 +121,25 @@ def where(c: Call) -> str:
 
 @lowering("masked_fill")
 def masked_fill(c: Call) -> str:
-    return c.b.pointwise("where", c.tensor(1), c.operand(2), c.tensor(0), dtype=c.out.dtype)
+    value = c.operand(2)
+    if isinstance(value, Number) and value.kind == "float" and not is_float(c.out.dtype):
+        raise c.fail("integers filled with a float that is known at run time")
+    return c.b.pointwise("where", c.tensor(1), value, c.tensor(0), dtype=c.out.dtype)
 
 
 @lowering("clamp", "clamp_min", "clamp_max", "hardtanh")
 def clamp(c: Call) -> str:
     x = c.tensor(0)
     if c.op == "hardtanh":
-        low: object = c.number(1, "min_val", -1.0)
-        high: object = c.number(2, "max_val", 1.0)
+        low: object = c.scalar(1, "min_val", -1.0)
+        high: object = c.scalar(2, "max_val", 1.0)
     else:
         low = c.operand(1, "min") if c.op != "clamp_max" and c.has(1, "min") else None
         high = c.operand(2, "max") if c.op == "clamp" and c.has(2, "max") else None
         high = c.operand(1, "max") if c.op == "clamp_max" else high
-    if isinstance(low, (str, int, float)):
+    if isinstance(low, (str, int, float, Number)):
         x = c.b.pointwise("maximum", x, low, dtype=c.out.dtype)
-    if isinstance(high, (str, int, float)):
+    if isinstance(high, (str, int, float, Number)):
         x = c.b.pointwise("minimum", x, high, dtype=c.out.dtype)
     return x
 
@@ -161,6 +171,9 @@ def gelu(c: Call) -> str:
 def activation(c: Call) -> str:
     """Activations with parameters, which become attributes of one pointwise function."""
     x, d = c.tensor(0), c.out.dtype
+    if c.op == "leaky_relu" and isinstance(slope := c.scalar(1, "negative_slope", 0.01), Number):
+        is_negative = c.b.pointwise("lt", x, 0.0, dtype="bool", operand_dtype=compute_dtype(d))
+        return c.b.pointwise("where", is_negative, c.b.pointwise("mul", x, slope, dtype=d), x, dtype=d)
     if c.op == "leaky_relu":
         return c.b.pointwise("leaky_relu", x, dtype=d, slope=c.number(1, "negative_slope", 0.01))
     if c.op in ("elu", "celu", "selu"):
@@ -235,16 +248,25 @@ def _is_bounded(c: Call, limit: float) -> bool:
     "new_full",
 )
 def full(c: Call) -> str:
-    value = 0.0 if "zeros" in c.op else 1.0
+    value: Scalar = 0.0 if "zeros" in c.op else 1.0
     if "full" in c.op:
         number = c.operand(2 if c.op == "new_full" else 1, "fill_value")
         if isinstance(number, str):
             raise c.fail("filled from a tensor")
         value = number
     if c.op == "scalar_tensor":
-        value = c.number(0, "s", 0.0)
-    typed = bool(value) if c.out.dtype == "bool" else (float(value) if is_float(c.out.dtype) else int(value))
-    return c.b.expand(c.b.constant(typed, c.out.dtype), c.out.shape)
+        value = c.scalar(0, "s", 0.0)
+    return _filled(c, value)
+
+
+def _filled(c: Call, value: Scalar) -> str:
+    d = c.out.dtype
+    if isinstance(value, Number):
+        if not is_float(d) and value.kind == "float":
+            raise c.fail("integers from a float that is known at run time")
+        return c.b.expand(c.b.constant(value, d), c.out.shape)
+    typed = bool(value) if d == "bool" else (float(value) if is_float(d) else int(value))
+    return c.b.expand(c.b.constant(typed, d), c.out.shape)
 
 
 @lowering("arange")
@@ -265,8 +287,7 @@ def fill(c: Call) -> str:
     value = c.operand(1, "value") if c.op == "fill" else 0
     if isinstance(value, str):
         return c.b.expand(c.b.cast(value, c.out.dtype), c.out.shape)
-    typed = bool(value) if c.out.dtype == "bool" else (float(value) if is_float(c.out.dtype) else int(value))
-    return c.b.expand(c.b.constant(typed, c.out.dtype), c.out.shape)
+    return _filled(c, value)
 
 
 @lowering("_prelu_kernel")
@@ -287,6 +308,8 @@ def lerp(c: Call) -> str:
     """Interpolates from the nearer end, as PyTorch does, so that both ends are exact."""
     start, end, d, weight = c.tensor(0), c.tensor(1), c.out.dtype, c.operand(2)
     difference = c.b.pointwise("sub", end, start, dtype=d)
+    if isinstance(weight, Number):
+        weight = c.b.constant(weight, d)
     if isinstance(weight, str):
         size = c.b.pointwise("abs", weight, dtype=d)
         near = c.b.pointwise("lt", size, 0.5, dtype="bool", operand_dtype=compute_dtype(d))
@@ -301,7 +324,7 @@ def lerp(c: Call) -> str:
 def addcmul(c: Call) -> str:
     d = c.out.dtype
     term = c.b.pointwise("mul" if c.op == "addcmul" else "div", c.tensor(1), c.tensor(2), dtype=d)
-    value = c.number(3, "value", 1.0)
+    value = c.scalar(3, "value", 1.0)
     if value != 1:
         term = c.b.pointwise("mul", term, value, dtype=d)
     return c.b.pointwise("add", c.tensor(0), term, dtype=d)

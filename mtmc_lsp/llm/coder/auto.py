@@ -10,7 +10,7 @@ from mtmc_lsp.core.action import REMARK, ActionKind, MacroAction
 from mtmc_lsp.core.chat import ModelNotUsable
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.run import Author, Candidate
+from mtmc_lsp.core.run import Author, Candidate, Placement
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.coder.coder import LlmCoder
 from mtmc_lsp.llm.open_regions import OPEN_REGION
@@ -19,8 +19,8 @@ from mtmc_lsp.llm.open_regions import OPEN_REGION
 class AutoCoder:
     """Uses the model only for actions that the built-in coder cannot write."""
 
-    def __init__(self, model: LlmCoder, device: DeviceModel | None = None) -> None:
-        self._builtin = BuiltinCoder(device)
+    def __init__(self, model: LlmCoder, device: DeviceModel | None = None, place: Placement = Placement.END) -> None:
+        self._builtin = BuiltinCoder(device, place)
         self._model = model
 
     def start(self, capture: Capture, source: str) -> Candidate:

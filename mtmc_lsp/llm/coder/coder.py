@@ -13,7 +13,7 @@ from mtmc_lsp.core.action import REMARK, MacroAction
 from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, truncate_answer, truncation_notice
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.run import Author, Candidate
+from mtmc_lsp.core.run import Author, Candidate, Placement
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.ir.regions import VIEWS
@@ -45,6 +45,7 @@ class LlmCoder:
         samples: int = 1,
         archs: Sequence[str] = (),
         known_edits: Mapping[str, str] | None = None,
+        place: Placement = Placement.END,
     ) -> None:
         """Create a coder.
 
@@ -54,12 +55,14 @@ class LlmCoder:
             samples: number of versions requested at once for each step.
             archs: architectures to compile for if there is no GPU.
             known_edits: edits of an earlier run by the key of their action, used before the model is asked.
+            place: where the code goes in the user's file.
         """
         self._model = model
         self._context_tokens = context_tokens
         self._repairs = repairs
         self._samples = samples
         self._archs = archs
+        self._place = place
         self._known_edits = dict(known_edits or {})
         self._remaining_repairs = 0
         self._conversations: dict[str, list[Message]] = {}
@@ -166,7 +169,7 @@ class LlmCoder:
         )
         target = capture.workload.target
         original = strip_generated(candidate.source.encode(), target.qualname)
-        code = assemble_code(editable, text, unrelated_kernels)
+        code = replace(assemble_code(editable, text, unrelated_kernels), place=self._place)
         source = compose(original, target, code).decode()
         version = Candidate(
             content_id(source), candidate.id, action, source, code, to_json(new_schedule), author=Author.MODEL
@@ -189,7 +192,7 @@ def editable_code_of(capture: Capture, candidate: Candidate) -> EditableCode:
     if code is None:
         ir = ir_of(capture.graph, Schedule())
         # Torch calls alone are the same for every device.
-        code, _ = render(capture, ir, Schedule(), candidate.source, default_model())
+        code = render(capture, ir, Schedule(), candidate.source, default_model()).code
     return split_code(code)
 
 

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import select
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mtmc_lsp.process.cache_files import cache_folder
 from mtmc_lsp.process.priority import limit_to_cores
 
 MAX_MESSAGE_BYTES = 1 << 17
@@ -55,6 +57,7 @@ def serve_forks(
     _adopt_orphans()
     # Garbage collection would write to the memory of all imported objects, and workers could not share it any more.
     gc.disable()
+    _cache_bytecode()
     _import_torch()
     for name in (*CAPTURE_MODULES, *command_modules) if preload else ():
         _preload(name)
@@ -164,6 +167,19 @@ def _preload(name: str) -> None:
 
 def _refuse(*_: object) -> None:
     raise RuntimeError("a fork server must not start CUDA")
+
+
+def _cache_bytecode() -> None:
+    """Keep compiled modules in our cache folder if torch's are not next to their sources.
+
+    The site-packages of a container are often installed without them and not writable. Compiling takes 3 of the 12 s that a
+    fork server needs to import torch, export and the compilers (H200 host).
+    """
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None or os.path.exists(importlib.util.cache_from_source(torch.origin)):
+        return
+    sys.pycache_prefix = str(cache_folder() / "bytecode")
+    sys.dont_write_bytecode = False
 
 
 def _import_torch() -> None:

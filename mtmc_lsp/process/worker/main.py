@@ -25,8 +25,10 @@ COMMANDS = {
     "capture.capture": ("CaptureRequest", "commands:capture"),
     "capture.local_values": ("LocalValuesRequest", "commands:values_of_locals"),
     "compile.launches": ("CompileRequest", "commands:compile_launches"),
+    "compile.variants": ("CompileVariantsRequest", "commands:compile_variants"),
     "timing.time": ("TimeRequest", "timing_commands:time_candidate"),
     "timing.baselines": ("BaselinesRequest", "timing_commands:compile_baselines"),
+    "timing.recompilations": ("RecompilationsRequest", "timing_commands:count_recompilations"),
     "timing.rank": ("RankRequest", "ranking_commands:rank"),
     "timing.calibration": ("CalibrationRequest", "calibration_commands:measure_device"),
     "timing.environment": ("EnvironmentRequest", "calibration_commands:read_environment"),
@@ -36,6 +38,7 @@ COMMANDS = {
     "verify.share_inputs": ("ShareInputsRequest", "reference_commands:share_inputs"),
     "verify.unshare_inputs": ("UnshareInputsRequest", "reference_commands:unshare_inputs"),
     "verify.candidate": ("CandidateRequest", "candidate_commands:run_candidate"),
+    "verify.guard": ("GuardRequest", "guard_command:check_guard"),
     "verify.judge": ("JudgeRequest", "judge_command:judge"),
     "verify.reproduce": ("ReproduceRequest", "reproduction:reproduce"),
     "verify.whole_target": ("WholeTargetRequest", "whole_target:compare_whole_target"),
@@ -198,6 +201,8 @@ def main() -> None:
 
 def _serve(options: argparse.Namespace, answers_file: int) -> None:
     parent = os.getppid()
+    # Guards that warn are slower; workers measure what the user's program runs otherwise.
+    os.environ.pop("MTMC_GUARD", None)
     if options.sandbox:
         _enter_sandbox(options.sandbox)
     # After entering the sandbox, which applies only to threads that start later.

@@ -13,16 +13,22 @@ from lsprotocol import types as lsp
 
 from mtmc_lsp.core.run import RunStatus
 from mtmc_lsp.core.workload import TargetKind
-from mtmc_lsp.server.edits import workspace_edit
+from mtmc_lsp.report.phrases import compiler_line
+from mtmc_lsp.server.edits import minimal_edits, workspace_edit
 from mtmc_lsp.server.features.quick_fixes import quick_fixes
 from mtmc_lsp.server.handshake import CODE_ACTION_KIND as KIND
 from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.server.text import ERRORS
+from mtmc_lsp.source.compile_decorator import add_compile_decorator
+from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import OutlineEntry
 from mtmc_lsp.source.syntax import line_start
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.workload.suggestion import suggest_directive
 
 REVIEW_KIND = f"{KIND}.review"
+USE_COMPILER = "useCompiler"
+"""The action that adds ``@torch.compile`` to the target."""
 
 
 def register(server: Server) -> None:
@@ -47,7 +53,7 @@ class _Offer:
 def code_actions(ls: Server, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
     """Actions for the target at the cursor or at the selection."""
     document = ls.document(params.text_document.uri)
-    if document is None or not is_user_tensor_file(document):
+    if document is None or not document.uses_tensors:
         return []
     only = params.context.only
     fixes = quick_fixes(ls, document, params.range) if _is_requested(lsp.CodeActionKind.QuickFix.value, only) else []
@@ -65,14 +71,6 @@ def _target_actions(ls: Server, document: Document, params: lsp.CodeActionParams
     offers = [*_review_offers(ls, document, entry), *_offers(ls, document, entry)]
     fitting = [offer for offer in offers if _is_requested(_kind(offer), params.context.only)]
     return [_action(ls, document, entry, o) for o in fitting if not o.disabled or _supports_disabled(ls)]
-
-
-def is_user_tensor_file(document: Document) -> bool:
-    """Whether the file belongs to the user and uses torch or triton."""
-    if {"site-packages", "dist-packages"} & set(Path(document.path).parts):
-        return False
-    packages = {path.split(".")[0] for path in document.outline.names.imports.values()}
-    return bool(packages & {"torch", "triton", "jaxtyping"}) or b"# mtmc:" in document.text.data
 
 
 def _wants_target_actions(only: Any) -> bool:
@@ -168,6 +166,9 @@ def _review_offers(ls: Server, document: Document, entry: OutlineEntry) -> list[
         step = review_state.kept_steps[-1]
         offers.append(_Offer("diff", f"Diff of step {step.index}"))
         offers.append(_Offer("undo", f"Undo step {step.index}: {step.action.text}", stale_reason or active_reason))
+    result = review_state.review.result
+    if result is not None and result.offer is not None and not active_reason:
+        offers.append(_Offer(USE_COMPILER, f"Use torch.compile instead: {compiler_line(result)}", stale_reason))
     if review_state.kept_count or review_state.is_edited:
         offers.append(_Offer("undoAll", "Undo all steps"))
     if review_state.review.status is RunStatus.RUNNING and not active_reason:
@@ -212,9 +213,23 @@ def resolve(ls: Server, action: lsp.CodeAction) -> lsp.CodeAction:
     name, uri, target = data.get("name"), data.get("uri"), data.get("target")
     if name == "addWorkload":
         action.edit = directive_edit(ls, str(uri), str(target))
+    elif name == USE_COMPILER:
+        action.edit = decorator_edit(ls, str(uri), str(target))
     elif name is not None:
         action.command = lsp.Command(action.title, f"mtmc.{name}", arguments=[{"uri": uri, "target": target}])
     return action
+
+
+def decorator_edit(ls: Server, uri: str, qualname: str) -> lsp.WorkspaceEdit | None:
+    """An edit that removes the kernels of a target and adds ``@torch.compile`` to it; None if that is not possible."""
+    document = ls.document(uri)
+    if document is None:
+        return None
+    plain = strip_generated(document.text.data, qualname)
+    changed = add_compile_decorator(plain.decode("utf-8", ERRORS), qualname)
+    if changed is None:
+        return None
+    return workspace_edit(ls, document, minimal_edits(document.text, changed.encode("utf-8", ERRORS)))
 
 
 def _relevant_source(text: bytes, entry: OutlineEntry) -> bytes:

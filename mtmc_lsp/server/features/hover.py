@@ -1,4 +1,4 @@
-"""Hover: run results of a target and its kernels, and short explanations of Triton functions."""
+"""Hover: run results of a target and its kernels, when they run, and short explanations of Triton functions."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import re
 
 from lsprotocol import types as lsp
 
-from mtmc_lsp.core.results import BaselineTime, Timing
+from mtmc_lsp.core.results import BaselineTime, CheckStatus, Timing
 from mtmc_lsp.core.run import Author, Step, StepStatus
 from mtmc_lsp.docs import page
+from mtmc_lsp.guard.conditions import conditions_in
 from mtmc_lsp.report.phrases import headline, model_line, ratio_text, report_lines, timing_notes, verdict_line
 from mtmc_lsp.server.reviews import Review, ReviewState
 from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.source.blocks import block_code
 from mtmc_lsp.source.compose import DISPATCH
 from mtmc_lsp.source.triton.glossary import ACTIONS, TRITON
+from mtmc_lsp.verify.delivery import GUARD_ACCEPTS
 
+RUN_WHEN = "**The kernels run** on tensors of the current GPU, without gradients and autocast, if"
+MAX_CONDITIONS = 8
 WORD = re.compile(rb"[A-Za-z_][\w.]*")
 MARKS = {StepStatus.ACCEPTED: "✓", StepStatus.REJECTED: "-", StepStatus.FAILED: "✗"}
 
@@ -36,10 +41,12 @@ def hover(ls: Server, params: lsp.HoverParams) -> lsp.Hover | None:
     if explanation is not None:
         return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, explanation), text.range(start, end))
     qualname = _target_at_line(document, line)
-    review_state = ls.review_state(document, qualname) if qualname is not None else None
-    if review_state is None:
+    if qualname is None:
         return None
-    return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, run_table(review_state)), text.line_range(line))
+    review_state = ls.review_state(document, qualname)
+    parts = [run_table(review_state) if review_state is not None else "", guard_text(ls, document, qualname)]
+    shown = "\n\n".join(part for part in parts if part)
+    return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, shown), text.line_range(line)) if shown else None
 
 
 def _word(document: Document, position: lsp.Position) -> tuple[str, int, int]:
@@ -81,6 +88,30 @@ def _target_at_line(document: Document, line: int) -> str | None:
         return None
     is_header = outlined.first_line - 1 <= line <= outlined.target.start_line - 1
     return outlined.target.qualname if is_header or DISPATCH.encode() in document.text.line(line) else None
+
+
+# The guard -----------------------------------------------------------------------------------------------------------
+
+
+def guard_text(ls: Server, document: Document, qualname: str) -> str:
+    """When the kernels in the file run, and why they do not run for its workload if the last verification noticed it."""
+    block = block_code(document.text.data, qualname)
+    conditions = conditions_in(block) if block is not None else ()
+    if not conditions:
+        return ""
+    # Conditions on arguments come first: the caller can change those.
+    ordered = sorted(conditions, key=lambda text: "self." in text)
+    more = len(ordered) - MAX_CONDITIONS
+    shown = [*ordered[:MAX_CONDITIONS], *([f"... # and {more} more"] if more > 0 else [])]
+    parts = [RUN_WHEN, "\n".join(["```python", *shown, "```"])]
+    text, verdict = ls.verdicts.get((document.path, qualname), (b"", None))
+    checks = verdict.checks if verdict is not None and text == document.text.data else ()
+    refused = next(
+        (check for check in checks if check.name == GUARD_ACCEPTS and check.status is CheckStatus.FAILED), None
+    )
+    if refused is not None:
+        parts.append(f"**They do not run for the file's workload:** {refused.detail}")
+    return "\n\n".join(parts)
 
 
 # The table -----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lsprotocol import types as lsp
 
-from mtmc_lsp.report.phrases import ratio_text
+from mtmc_lsp.report.phrases import speedup_text
 from mtmc_lsp.server.server import Server
 
 
@@ -26,8 +26,8 @@ def inlay_hints(ls: Server, params: lsp.InlayHintParams) -> list[lsp.InlayHint]:
         if timing is None or review_state.is_stale or not params.range.start.line <= line <= params.range.end.line:
             continue
         end = document.text.line_range(line).end
-        ratio = timing.against(timing.best)
+        ratio = timing.against("eager")
         label = f"{timing.median_us:.1f} us" + (f" ({ratio.ratio:.2f}x)" if ratio is not None else "")
-        tooltip = f"measured; {ratio_text(ratio)} over {timing.best}, {timing.roofline:.0%} of the roofline"
+        tooltip = f"measured; {speedup_text(timing)}, {timing.roofline:.0%} of the roofline"
         hints.append(lsp.InlayHint(end, label, padding_left=True, tooltip=tooltip))
     return hints

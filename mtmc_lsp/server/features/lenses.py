@@ -5,7 +5,7 @@ from __future__ import annotations
 from lsprotocol import types as lsp
 
 from mtmc_lsp.core.run import RunStatus, Step
-from mtmc_lsp.report.phrases import ratio_text
+from mtmc_lsp.report.phrases import speedup_text
 from mtmc_lsp.server.jobs import Job
 from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Document, Server
@@ -89,7 +89,6 @@ def step_title(review_state: ReviewState, step: Step) -> str:
 def outcome(step: Step) -> str:
     """Speed and verification status of a step."""
     timing = step.timing
-    ratio = timing.against(timing.best) if timing is not None else None
-    speed = f"{ratio_text(ratio)} over {timing.best}" if timing is not None and ratio is not None else "not timed"
+    speed = (speedup_text(timing) if timing is not None else "") or "not timed"
     verified = "verified" if step.verdict is not None and step.verdict.is_correct else "not verified"
     return f"{speed} · {verified}"

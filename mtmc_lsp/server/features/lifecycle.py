@@ -85,9 +85,10 @@ async def _read_configuration(ls: Server, pushed: object) -> None:
 
 
 async def did_open(ls: Server, params: lsp.DidOpenTextDocumentParams) -> None:
-    """Load the stored runs of the file."""
+    """Load the stored runs of the file, and prepare the workers of a first run."""
     document = ls.document(params.text_document.uri)
     if document is not None:
+        ls.warm_up(document)
         await ls.load_reviews(document)
 
 

@@ -138,17 +138,16 @@ def summarise(
             ratio = ratio_of(device_us[name], device_us["candidate"])
             median = statistics.median(device_us[name])
             seconds = round(compiled.seconds, 3) if compiled is not None else None
-            baselines.append(BaselineTime(name, median, ratio, "", graphs.get(name), seconds))
+            speed = speed_of(ratio, noise)
+            baselines.append(BaselineTime(name, median, ratio, speed, "", graphs.get(name), seconds))
         elif compiled is not None:
-            baselines.append(BaselineTime(name, 0.0, None, compiled.note))
+            baselines.append(BaselineTime(name, 0.0, None, note=compiled.note))
     best = min((b for b in baselines if b.name != "previous" and b.speedup), key=lambda b: b.median_us)
-    assert best.speedup is not None
     median = statistics.median(device_us["candidate"])
     return Timing(
         median_us=median,
         baselines=tuple(baselines),
         best=best.name,
-        speed=speed_of(best.speedup, noise),
         noise=noise,
         samples=len(device_us["candidate"]),
         method="",

@@ -18,7 +18,13 @@ from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.process.gpu_lock import shared
 from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.process.worker.tensor_ipc import import_
-from mtmc_lsp.timing.messages import BaselinesRequest, TimeAnswer, TimeRequest
+from mtmc_lsp.timing.messages import (
+    BaselinesRequest,
+    RecompilationsAnswer,
+    RecompilationsRequest,
+    TimeAnswer,
+    TimeRequest,
+)
 from mtmc_lsp.timing.worker.clock import Clock, CudaClock, Run
 from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contenders, run_paired_benchmark
 from mtmc_lsp.timing.worker.timing_integrity import coarsest_epsilon, rounded_within
@@ -108,7 +114,9 @@ def _compiled(capture: Capture, user_source: str, name: str) -> Compiled:
         # networks failed to compile with it inside the sandbox.
         inductor.compile_threads = 1
         try:
-            run = replace(call, function=torch.compile(call.function, mode=MODES[name])).bound(values)
+            compiled_call = replace(call, function=torch.compile(call.function, mode=MODES[name]))
+            _state[f"{name} call"] = compiled_call
+            run = compiled_call.bound(values)
             for _ in range(3):
                 run()
             if _device() == "cuda":
@@ -142,6 +150,29 @@ def compile_baselines(request: BaselinesRequest) -> NoAnswer:
                 _compiled(capture, user_source, name)
     release_gpu_memory()
     return NoAnswer()
+
+
+def count_recompilations(request: RecompilationsRequest) -> RecompilationsAnswer:
+    """Call the user's code under ``torch.compile`` at other sizes, on inputs of these sizes."""
+    from torch._dynamo.utils import counters
+
+    capture = request.capture
+    user_source = target_source(request.user_source, capture)
+    with torch.no_grad():
+        _compiled(capture, user_source, "compile")
+        compiled_call: Call = _state["compile call"]
+        module = _inputs(capture, user_source)[0]
+        eager = _eager(capture, user_source)[0]
+        before, seconds = counters["stats"]["unique_graphs"], 0.0
+        for sizes in request.sizes:
+            inputs = make_inputs(capture, eager, sizes, "normal", 0, _device(), False)
+            values = prepared_call(module, capture, inputs, _device())[1]
+            graphs, began = counters["stats"]["unique_graphs"], time.perf_counter()
+            compiled_call.bound(values)()
+            if counters["stats"]["unique_graphs"] > graphs:
+                seconds += time.perf_counter() - began
+    release_gpu_memory()
+    return RecompilationsAnswer(counters["stats"]["unique_graphs"] - before, seconds)
 
 
 @contextlib.contextmanager

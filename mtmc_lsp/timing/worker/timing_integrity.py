@@ -10,7 +10,7 @@ import torch
 
 from mtmc_lsp.capture.worker.arguments.strided_tensors import shares_elements
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
-from mtmc_lsp.core.errors import MeasurementRejected
+from mtmc_lsp.core.errors import ResultsDiffer
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.timing.worker.clock import Run
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
@@ -94,7 +94,7 @@ class Retest:
         """Check that the candidate's results equal those of eager mode.
 
         Raises:
-            MeasurementRejected: the results differ.
+            ResultsDiffer: the results differ.
         """
         candidate_results = self._fresh(self._candidate)
         changed = {n: t.clone() for n, t in self._inputs.items() if not torch.equal(t, self._saved[n])}
@@ -108,7 +108,7 @@ class Retest:
         """Check the last timed call, and a call on new values in the same tensors, which a cached result would fail.
 
         Raises:
-            MeasurementRejected: a result differs.
+            ResultsDiffer: a result differs.
         """
         unchanged = all(torch.equal(tensor, self._saved[name]) for name, tensor in self._inputs.items())
         if unchanged and not self._written:
@@ -139,7 +139,7 @@ class Retest:
         self, results: list[Any], reference: list[Any], when: str, contents: Mapping[str, torch.Tensor]
     ) -> None:
         if len(results) != len(reference):
-            raise MeasurementRejected(f"another number of results {when}")
+            raise ResultsDiffer(f"another number of results {when}")
         perturbed: list[list[Any]] = []
         for i, (a, b) in enumerate(zip(results, reference, strict=True)):
             if not isinstance(b, torch.Tensor) or (isinstance(a, torch.Tensor) and self._agrees(a, b)):
@@ -147,9 +147,7 @@ class Retest:
             perturbed = perturbed or self._perturbed_results(contents)
             rounding = max(self._rounding_distance(outcome[i], b) for outcome in perturbed)
             if not isinstance(a, torch.Tensor) or not self._agrees(a, b, rounding):
-                raise MeasurementRejected(
-                    f"result {i} differs {when}: the candidate does not do the same work each time"
-                )
+                raise ResultsDiffer(f"result {i} differs {when}: the candidate does not do the same work each time")
 
     def _rounding_distance(self, rounded: Any, reference: torch.Tensor) -> float:
         """The distance that rounding of the inputs explains, from its effect on the eager result; less than that of zeros."""

@@ -33,7 +33,7 @@ _loaded: dict[str, Any] = {}
 
 def load_candidate(source: CandidateSource, data: CaseRequest) -> tuple[Any, Prepare]:
     """The candidate's module, and the function that prepares its calls. All these calls use one module instance."""
-    capture = data.capture
+    capture = data.call
     if source.separate is None:
         module = module_of(capture, target_source(data.user_source, capture), source.text, data.widened)
         return module, functools.partial(prepared_call, shared=SharedInstance(reusing(capture)))

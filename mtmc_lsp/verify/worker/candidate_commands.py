@@ -6,7 +6,7 @@ import _thread
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out, shares_e
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.guard.worker.observed_calls import guards_of, observe
 from mtmc_lsp.process import sandbox
 from mtmc_lsp.process.worker.failures import classify
 from mtmc_lsp.process.worker.tensor_ipc import export_, import_, release
@@ -49,7 +50,7 @@ MAX_ERROR_CHARACTERS = 600
 def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     """Run the planned calls; the results of the judged call go to a file in the scratch folder."""
     data = request.data
-    device = device_for(data.capture, data.case.kind)
+    device = device_for(data.call, data.case.kind)
     results = os.path.join(os.environ[SCRATCH], RESULTS)
     if not request.calls.is_sanitized:
         # Filled memory counts as initialised, and would hide errors from initcheck.
@@ -65,8 +66,10 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     release(results)
     inputs = import_(data.inputs, device)
     if not data.case.layout:
-        inputs = {name: _with_graph_layout(data.capture, name, t, data.case) for name, t in inputs.items()}
-    calls = _Calls(module, prepare, data.capture, data.case, device, inputs)
+        inputs = {name: _with_graph_layout(data.call, name, t, data.case) for name, t in inputs.items()}
+    target = data.capture.workload.target
+    names = () if request.candidate.separate else guards_of(request.candidate.text, target.qualname)
+    calls = _Calls(module, prepare, data.call, data.case, device, inputs, names)
     # This counts threads that the threading module does not know.
     threads = _thread._count()
     try:
@@ -86,9 +89,16 @@ class _Calls:
     """The calls of one candidate on one case, all on the same module instance."""
 
     def __init__(
-        self, module: Any, prepare: Prepare, capture: Capture, case: Case, device: str, inputs: dict[str, torch.Tensor]
+        self,
+        module: Any,
+        prepare: Prepare,
+        capture: Capture,
+        case: Case,
+        device: str,
+        inputs: dict[str, torch.Tensor],
+        guards: Sequence[str],
     ) -> None:
-        self._module, self._prepare, self._capture, self._case = module, prepare, capture, case
+        self._module, self._prepare, self._capture, self._case, self._guards = module, prepare, capture, case, guards
         self._device, self._inputs = device, inputs
         arguments = {item.name for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT}
         self._arguments = [name for name in inputs if name in arguments]
@@ -117,6 +127,7 @@ class _Calls:
             "all_launches": all_launches.count,
             "differing": tuple(sorted(differing_results)) if repeats else None,
             "uses_kernels": uses_kernels,
+            "refusal": "" if launches.count else self._refusal(),
         }
         return judged, observed
 
@@ -173,6 +184,13 @@ class _Calls:
             differing_results |= differing(outcome(judged), outcome(self._call(self._fresh())))
             repeats += 1
         return differing_results, repeats
+
+    def _refusal(self) -> str:
+        """Why the guard refuses the call; empty if there is no guard."""
+        if not self._guards:
+            return ""
+        decisions = observe(self._module, self._guards, lambda: self._call(self._fresh()))
+        return next((item.reason for item in decisions if item.reason), "")
 
     def _gives(self, judged: dict[str, Any]) -> bool:
         """Whether one more call gives the same results."""

@@ -199,8 +199,9 @@ def prepared_call(
         for item in capture.graph.inputs:
             if item.kind is not InputKind.ARGUMENT:
                 replace_tensor(slots[id(_read(call.instance, item.access))], inputs[item.name])
+    numbers = {item.access: item.value for item in capture.graph.numbers}
     pairs = zip(call.names, call.values, strict=True)
-    values = [inputs[input_of[path]] if path in input_of else value for path, value in pairs]
+    values = [inputs[input_of[path]] if path in input_of else numbers.get(path, value) for path, value in pairs]
     return call, values
 
 

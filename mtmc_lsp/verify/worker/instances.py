@@ -54,19 +54,27 @@ def instance_of(
         dtype: of its floating-point tensors; empty as the constructor creates them.
         replaced: dotted names of the parameters and buffers that the caller replaces or only reads.
     """
+    original = original_of(kind, positional, named, device, dtype)
+    if _has_closures(original):
+        return constructed(kind, positional, named, device, dtype)
+    try:
+        return _copy(original, frozenset(replaced))
+    except (
+        Exception
+    ):  # a module may hold an object that cannot be copied: a lock, a handle, a tensor with autograd history
+        return constructed(kind, positional, named, device, dtype)
+
+
+def original_of(
+    kind: Any, positional: Sequence[Any], named: Mapping[str, Any], device: str, dtype: str = ""
+) -> torch.nn.Module:
+    """The instance from which others are copied. Whoever calls it must leave it as it is."""
     if any(isinstance(value, torch.Tensor) for value in (*positional, *named.values())):
         return constructed(kind, positional, named, device, dtype)
     key = (kind, repr((positional, named)), device, dtype)
     if key not in _originals:
         _originals[key] = constructed(kind, positional, named, device, dtype)
-    if _has_closures(_originals[key]):
-        return constructed(kind, positional, named, device, dtype)
-    try:
-        return _copy(_originals[key], frozenset(replaced))
-    except (
-        Exception
-    ):  # a module may hold an object that cannot be copied: a lock, a handle, a tensor with autograd history
-        return constructed(kind, positional, named, device, dtype)
+    return _originals[key]
 
 
 def _has_closures(original: torch.nn.Module) -> bool:

@@ -42,7 +42,7 @@ def judge(request: JudgeRequest) -> JudgeAnswer:
         comparison["reference_error"],
         compared=tuple(comparison["results"]),
         undecided=tuple(comparison["inconclusive"]),
-        trivial=tuple(trivial_answers(inputs, expected, request.precision, other)),
+        trivial=tuple(trivial_answers(inputs, expected, request.precision, other) if request.finds_trivial else ()),
         unexplained=tuple(_unexplained(request, inputs, expected)),
     )
     release_gpu_memory()
@@ -66,8 +66,8 @@ def _unexplained(request: JudgeRequest, inputs: dict[str, torch.Tensor], expecte
     if not request.differing:
         return []
     data = request.data
-    module = module_of(data.capture, target_source(data.user_source, data.capture), None, data.widened)
-    return not_explained(request.differing, module, data.capture, inputs, expected, data.case)
+    module = module_of(data.call, target_source(data.user_source, data.call), None, data.widened)
+    return not_explained(request.differing, module, data.call, inputs, expected, data.case)
 
 
 def _without_stride(check: Check) -> Check:

@@ -80,7 +80,7 @@ def unshare_inputs(request: UnshareInputsRequest) -> NoAnswer:
 
 def inputs_of(data: CaseRequest) -> tuple[Any, dict[str, torch.Tensor]]:
     """The user's module and the inputs of a case."""
-    capture, case = data.capture, data.case
+    capture, case = data.call, data.case
     device = device_for(capture, case.kind)
     module = module_of(capture, target_source(data.user_source, capture), None, data.widened)
     if data.init:
@@ -97,7 +97,7 @@ def inputs_of(data: CaseRequest) -> tuple[Any, dict[str, torch.Tensor]]:
 
 def expected_results(data: CaseRequest, module: Any, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
     """The expected results on these inputs."""
-    capture, case = data.capture, data.case
+    capture, case = data.call, data.case
     try:
         return expected_of(module, capture, inputs, device_for(capture, case.kind), case, is_first=data.is_first)
     except Exception as error:
@@ -116,5 +116,5 @@ def _is_given(data: CaseRequest) -> bool:
 
 def _call_sizes(data: CaseRequest) -> dict[str, int]:
     """Sizes of the temporary arguments with which a call is built: small ones, unless their values are used."""
-    sizes = dict(data.capture.workload.sizes)
+    sizes = dict(data.call.workload.sizes)
     return sizes if _is_given(data) else {name: min(value, 4) for name, value in sizes.items()}

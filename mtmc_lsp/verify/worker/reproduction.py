@@ -28,7 +28,7 @@ TEMPLATE = Path(__file__).with_name("reproduction.txt")
 def reproduce(request: ReproduceRequest) -> ReproduceAnswer:
     """Write the file; next to it, large tensors, and the candidate if it is a version of the user's file."""
     data, path = request.data, Path(request.path)
-    capture, interpreted = data.capture, is_interpreted()
+    capture, interpreted = data.call, is_interpreted()
     inputs = copies({name: tensor.cpu() for name, tensor in inputs_of(data)[1].items()})
     make_folder(path.parent)
     target = capture.workload.target

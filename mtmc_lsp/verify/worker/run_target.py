@@ -50,10 +50,15 @@ def module_of(capture: Capture, user_source: str, candidate: str | None, widened
     if widened:
         text = without_bfloat16(text)
     path = capture.workload.target.path
+    return loaded_once(path, text, capture.module_name, is_candidate=candidate is not None)
+
+
+def loaded_once(path: str, text: str, name: str, *, is_candidate: bool) -> Any:
+    """A text of the user's file as a module, loaded once."""
     if (path, text) not in _modules:
-        name = capture.module_name if candidate is None else f"{capture.module_name}__candidate{len(_modules)}"
+        name = f"{name}__candidate{len(_modules)}" if is_candidate else name
         # The user's text is loaded under its own path, so that errors name the user's file.
-        _modules[path, text] = load_user_module(path, text, name, in_place=candidate is None)
+        _modules[path, text] = load_user_module(path, text, name, in_place=not is_candidate)
     return _modules[path, text]
 
 

@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[M,K] w=f32[N,K] b=f32[N] M=48 K=40 N=64
+def linear_sum(x, w, b):
+    if linear_sum_fits(x, w, b):  # mtmc: dispatch
+        return (linear_sum_triton if torch.compiler.is_compiling() else linear_sum_launch)(x, w, b)
+    return F.linear(x, w, b).sum(dim=1)
 
 
 # mtmc: begin linear_sum
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def linear_sum_total_kernel(
     w_ptr,
@@ -73,6 +82,17 @@ def _is_plain_call(tensors) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 
 
 def _syntax_text(node) -> str:
@@ -151,6 +171,7 @@ def linear_sum_up_to_date() -> bool:
         return False
 
 
+@_reported
 def linear_sum_fits(x, w, b) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -160,7 +181,14 @@ def linear_sum_fits(x, w, b) -> bool:
     tensors = (x, w, b)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -210,10 +238,3 @@ def linear_sum_triton(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torc
     """``linear_sum_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return linear_sum_launch(x, w, b, wrap_triton(linear_sum_total_kernel), wrap_triton(linear_sum_out_kernel))
 # mtmc: end linear_sum
-
-
-# mtmc: x=f32[M,K] w=f32[N,K] b=f32[N] M=48 K=40 N=64
-def linear_sum(x, w, b):
-    if linear_sum_fits(x, w, b):  # mtmc: dispatch
-        return (linear_sum_triton if torch.compiler.is_compiling() else linear_sum_launch)(x, w, b)
-    return F.linear(x, w, b).sum(dim=1)

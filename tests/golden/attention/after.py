@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: q=f32[B,H,S,D] k=f32[B,H,S,D] v=f32[B,H,S,D] B=1 H=2 S=40 D=16
+def attend(q, k, v):
+    if attend_fits(q, k, v):  # mtmc: dispatch
+        return (attend_triton if torch.compiler.is_compiling() else attend_launch)(q, k, v)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 # mtmc: begin attend
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def attend_kernel(
     q_ptr,
@@ -44,7 +53,9 @@ def attend_kernel(
         for start in range(edge_key if at_edge else 0, end_key if at_edge else edge_key, BLOCK_N):
             n = start + tl.arange(0, BLOCK_N)
             n_mask = EVEN_N | (n < n_queries)
-            k = tl.load(k_ptr + batch * 16 * n_queries + head[:, None] + n[None, :] * 16, mask=n_mask[None, :], other=0.0)
+            k = tl.load(
+                k_ptr + batch * 16 * n_queries + head[:, None] + n[None, :] * 16, mask=n_mask[None, :], other=0.0
+            )
             scores = tl.dot(q, k, input_precision="ieee")
             if at_edge:
                 scores = tl.where((n[None, :] <= m) & (n_mask[None, :]), scores, -float("inf"))
@@ -72,6 +83,17 @@ def _is_plain_call(tensors) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 
 
 def _syntax_text(node) -> str:
@@ -150,6 +172,7 @@ def attend_up_to_date() -> bool:
         return False
 
 
+@_reported
 def attend_fits(q, k, v) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -159,7 +182,14 @@ def attend_fits(q, k, v) -> bool:
     tensors = (q, k, v)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -196,10 +226,3 @@ def attend_triton(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Te
     """``attend_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return attend_launch(q, k, v, wrap_triton(attend_kernel))
 # mtmc: end attend
-
-
-# mtmc: q=f32[B,H,S,D] k=f32[B,H,S,D] v=f32[B,H,S,D] B=1 H=2 S=40 D=16
-def attend(q, k, v):
-    if attend_fits(q, k, v):  # mtmc: dispatch
-        return (attend_triton if torch.compiler.is_compiling() else attend_launch)(q, k, v)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)

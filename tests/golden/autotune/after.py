@@ -1,10 +1,19 @@
 import torch
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[M,N] weight=f32[N] M=16 N=96
+def rms_norm(x, weight):
+    if rms_norm_fits(x, weight):  # mtmc: dispatch
+        return (rms_norm_triton if torch.compiler.is_compiling() else rms_norm_launch)(x, weight)
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
 
 
 # mtmc: begin rms_norm
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def rms_norm_kernel(
     x_ptr,
@@ -43,6 +52,17 @@ def _is_plain_call(tensors) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 
 
 def _syntax_text(node) -> str:
@@ -121,6 +141,7 @@ def rms_norm_up_to_date() -> bool:
         return False
 
 
+@_reported
 def rms_norm_fits(x, weight) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -130,7 +151,14 @@ def rms_norm_fits(x, weight) -> bool:
     tensors = (x, weight)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -162,10 +190,3 @@ def rms_norm_triton(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``rms_norm_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return rms_norm_launch(x, weight, wrap_triton(rms_norm_kernel))
 # mtmc: end rms_norm
-
-
-# mtmc: x=f32[M,N] weight=f32[N] M=16 N=96
-def rms_norm(x, weight):
-    if rms_norm_fits(x, weight):  # mtmc: dispatch
-        return (rms_norm_triton if torch.compiler.is_compiling() else rms_norm_launch)(x, weight)
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight

@@ -1,13 +1,23 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[B,16,H,W] w=f32[32,16,3,3] v=f32[8,32,1,1] B=2 H=8 W=10
+def two_convolutions(x, w, v):
+    if two_convolutions_fits(x, w, v):  # mtmc: dispatch
+        return (two_convolutions_triton if torch.compiler.is_compiling() else two_convolutions_launch)(x, w, v)
+    y = F.silu(F.conv2d(x, w, padding=1))
+    return F.conv2d(y, v)
 
 
 # mtmc: begin two_convolutions
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
-def two_convolutions_kernel(conv2d_ptr, y_ptr, n_cols, BLOCK: tl.constexpr):
+def two_convolutions_y_kernel(conv2d_ptr, y_ptr, n_cols, BLOCK: tl.constexpr):
     """y, in one kernel.
 
         y = F.silu(F.conv2d(x, w, padding=1))
@@ -33,6 +43,17 @@ def _is_plain_call(tensors) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 
 
 def _syntax_text(node) -> str:
@@ -111,6 +132,7 @@ def two_convolutions_up_to_date() -> bool:
         return False
 
 
+@_reported
 def two_convolutions_fits(x, w, v) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -120,7 +142,14 @@ def two_convolutions_fits(x, w, v) -> bool:
     tensors = (x, w, v)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -132,17 +161,21 @@ def two_convolutions_fits(x, w, v) -> bool:
     )
 
 
-def two_convolutions_launch(x, w, v, two_convolutions_kernel=two_convolutions_kernel):
+def two_convolutions_launch(x, w, v, two_convolutions_y_kernel=two_convolutions_y_kernel):
     """``two_convolutions`` with Triton kernels."""
     B = x.shape[0]
     H = x.shape[2]
     W = x.shape[3]
-    clone = torch.ops.aten.clone.default(x, memory_format=torch.channels_last).contiguous(memory_format=torch.channels_last)
-    clone_2 = torch.ops.aten.clone.default(w, memory_format=torch.channels_last).contiguous(memory_format=torch.channels_last)
+    clone = torch.ops.aten.clone.default(
+        x, memory_format=torch.channels_last
+    ).contiguous(memory_format=torch.channels_last)
+    clone_2 = torch.ops.aten.clone.default(
+        w, memory_format=torch.channels_last
+    ).contiguous(memory_format=torch.channels_last)
     conv2d = torch.conv2d(clone, clone_2, None, [1, 1], [1, 1]).contiguous(memory_format=torch.channels_last)
     y = torch.empty_strided((B, 32, H, W), (32 * H * W, 1, 32 * W, 32), dtype=torch.float32, device=x.device)
     n_cols = 32 * B * H * W
-    two_convolutions_kernel[((n_cols + 1023) // 1024,)](
+    two_convolutions_y_kernel[((n_cols + 1023) // 1024,)](
         conv2d, y, n_cols,
         BLOCK=1024, num_warps=4, num_stages=2,
     )
@@ -154,13 +187,5 @@ def two_convolutions_launch(x, w, v, two_convolutions_kernel=two_convolutions_ke
 @triton_op(f"{__name__.replace('.', '_')}::two_convolutions_triton", mutates_args=())
 def two_convolutions_triton(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """``two_convolutions_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
-    return two_convolutions_launch(x, w, v, wrap_triton(two_convolutions_kernel))
+    return two_convolutions_launch(x, w, v, wrap_triton(two_convolutions_y_kernel))
 # mtmc: end two_convolutions
-
-
-# mtmc: x=f32[B,16,H,W] w=f32[32,16,3,3] v=f32[8,32,1,1] B=2 H=8 W=10
-def two_convolutions(x, w, v):
-    if two_convolutions_fits(x, w, v):  # mtmc: dispatch
-        return (two_convolutions_triton if torch.compiler.is_compiling() else two_convolutions_launch)(x, w, v)
-    y = F.silu(F.conv2d(x, w, padding=1))
-    return F.conv2d(y, v)

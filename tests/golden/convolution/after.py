@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f16[B,32,H,W] w=f16[16,32,3,3] b=f16[16] B=2 H=6 W=7
+def conv_relu(x, w, b):
+    if conv_relu_fits(x, w, b):  # mtmc: dispatch
+        return (conv_relu_triton if torch.compiler.is_compiling() else conv_relu_launch)(x, w, b)
+    return F.relu(F.conv2d(x, w, b, padding=1))
 
 
 # mtmc: begin conv_relu
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def conv_relu_kernel(
     x_ptr,
@@ -52,8 +61,14 @@ def conv_relu_kernel(
         k = step % blocks_k * BLOCK_K + tl.arange(0, BLOCK_K)
         i20 = kernel_position // 3
         i21 = kernel_position % 3
-        inside_2 = (i20 - 1 + h_index >= 0) & (i20 - 1 + h_index < H) & (i21 - 1 + w_index >= 0) & (i21 - 1 + w_index < W)
-        x = tl.load(x_ptr + i20 * W + i21 - W - 1 + k[None, :] * H * W + b_index * 32 * H_W + h_index * W + w_index, mask=m_mask & inside_2, other=0.0)
+        inside_2 = (
+            (i20 - 1 + h_index >= 0) & (i20 - 1 + h_index < H) & (i21 - 1 + w_index >= 0) & (i21 - 1 + w_index < W)
+        )
+        x = tl.load(
+            x_ptr + i20 * W + i21 - W - 1 + k[None, :] * H * W + b_index * 32 * H_W + h_index * W + w_index,
+            mask=m_mask & inside_2,
+            other=0.0,
+        )
         w = tl.load(w_ptr + kernel_position + k[:, None] * 9 + n * K)
         acc = tl.dot(x, w, acc)
     b = tl.load(b_ptr + n).to(tl.float32)
@@ -75,6 +90,17 @@ def _is_plain_call(tensors) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 
 
 def _syntax_text(node) -> str:
@@ -153,6 +179,7 @@ def conv_relu_up_to_date() -> bool:
         return False
 
 
+@_reported
 def conv_relu_fits(x, w, b) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -162,7 +189,14 @@ def conv_relu_fits(x, w, b) -> bool:
     tensors = (x, w, b)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float16 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float16
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -196,10 +230,3 @@ def conv_relu_triton(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch
     """``conv_relu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return conv_relu_launch(x, w, b, wrap_triton(conv_relu_kernel))
 # mtmc: end conv_relu
-
-
-# mtmc: x=f16[B,32,H,W] w=f16[16,32,3,3] b=f16[16] B=2 H=6 W=7
-def conv_relu(x, w, b):
-    if conv_relu_fits(x, w, b):  # mtmc: dispatch
-        return (conv_relu_triton if torch.compiler.is_compiling() else conv_relu_launch)(x, w, b)
-    return F.relu(F.conv2d(x, w, b, padding=1))

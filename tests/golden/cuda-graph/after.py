@@ -1,10 +1,19 @@
 import torch
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[M,N] bias=f32[N] M=6 N=24
+def biased_softmax(x, bias):
+    if biased_softmax_fits(x, bias):  # mtmc: dispatch
+        return (biased_softmax_triton if torch.compiler.is_compiling() else biased_softmax_cuda_graph)(x, bias)
+    return torch.softmax(x + bias, -1)
 
 
 # mtmc: begin biased_softmax
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def biased_softmax_kernel(
     x_ptr,
@@ -46,6 +55,17 @@ def _is_plain_call(tensors) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 
 
 def _syntax_text(node) -> str:
@@ -124,6 +144,7 @@ def biased_softmax_up_to_date() -> bool:
         return False
 
 
+@_reported
 def biased_softmax_fits(x, bias) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -133,7 +154,14 @@ def biased_softmax_fits(x, bias) -> bool:
     tensors = (x, bias)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -171,22 +199,23 @@ from threading import Lock
 _GRAPHS, _CAPTURING = {}, Lock()
 
 
-def _run_cuda_graph(launch, arguments, fixed, updated=()):
-    """Run ``launch(*arguments, *fixed)`` as one CUDA graph on copies of ``arguments``; return copies of the graph's results.
+def _run_cuda_graph(launch, arguments, fixed, updated=(), numbers=()):
+    """Run ``launch(*arguments, *fixed, *numbers)`` as one CUDA graph on copies of ``arguments``; return copies.
 
-    Graphs are cached by layout of ``arguments``, addresses of ``fixed`` (parameters are read in place) and stream. A call takes
-    its graph out of the cache while it runs, and captures run one at a time. ``updated`` lists the indices in ``fixed`` of
-    tensors that a launch writes to.
+    Graphs are cached by layout of ``arguments``, addresses of ``fixed`` (parameters are read in place) and stream.
+    A call takes its graph out of the cache while it runs, and captures run one at a time. ``updated`` lists the
+    indices in ``fixed`` of tensors that a launch writes to. A graph contains the values of ``numbers``; calls with
+    other values launch directly.
     """
     if torch.cuda.is_current_stream_capturing():
-        return launch(*arguments, *fixed)
+        return launch(*arguments, *fixed, *numbers)
     stream = torch.cuda.current_stream()
     layouts = [(t.shape, t.stride(), t.dtype) for t in arguments]
     key = (launch, stream, *layouts, *[t.data_ptr() for t in fixed])
     cached = _GRAPHS.pop(key, None)
     if cached is None:
         if any(fixed[i].is_inference() for i in updated):
-            return launch(*arguments, *fixed)  # inference tensors cannot be written during capture
+            return launch(*arguments, *fixed, *numbers)  # inference tensors cannot be written during capture
         for oldest in list(_GRAPHS)[: max(0, len(_GRAPHS) - 3)]:
             _GRAPHS.pop(oldest, None)
         with _CAPTURING, torch.inference_mode(False), torch.no_grad():
@@ -195,13 +224,16 @@ def _run_cuda_graph(launch, arguments, fixed, updated=()):
             side = torch.cuda.Stream()
             side.wait_stream(stream)
             with torch.cuda.stream(side):
-                launch(*inputs, *[t.clone() if i in updated else t for i, t in enumerate(fixed)])
+                launch(*inputs, *[t.clone() if i in updated else t for i, t in enumerate(fixed)], *numbers)
             stream.wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                results = launch(*inputs, *fixed)
-        cached = graph, inputs, results
-    graph, inputs, results = cached
+                results = launch(*inputs, *fixed, *numbers)
+        cached = graph, inputs, results, repr(numbers)
+    graph, inputs, results, captured_numbers = cached
+    if repr(numbers) != captured_numbers:
+        _GRAPHS[key] = cached
+        return launch(*arguments, *fixed, *numbers)
     for static, argument in zip(inputs, arguments):
         static.copy_(argument)
     graph.replay()
@@ -214,10 +246,3 @@ def biased_softmax_cuda_graph(x, bias):
     """``biased_softmax_launch`` as one CUDA graph."""
     return _run_cuda_graph(biased_softmax_launch, (x, bias), ())
 # mtmc: end biased_softmax
-
-
-# mtmc: x=f32[M,N] bias=f32[N] M=6 N=24
-def biased_softmax(x, bias):
-    if biased_softmax_fits(x, bias):  # mtmc: dispatch
-        return (biased_softmax_triton if torch.compiler.is_compiling() else biased_softmax_cuda_graph)(x, bias)
-    return torch.softmax(x + bias, -1)

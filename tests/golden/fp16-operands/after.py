@@ -1,11 +1,20 @@
 import torch
 import torch.nn.functional as F
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[B,18,H,W] w=f32[6,18,3,3] B=2 H=5 W=6
+def conv_tanh(x, w):
+    if conv_tanh_fits(x, w):  # mtmc: dispatch
+        return (conv_tanh_triton if torch.compiler.is_compiling() else conv_tanh_launch)(x, w)
+    return torch.tanh(F.conv2d(x, w, padding=1))
 
 
 # mtmc: begin conv_tanh
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def _tanh(x):
     """tanh to a few ulp: an odd polynomial near zero, where the exponential form loses precision by cancellation."""
@@ -42,8 +51,54 @@ def conv_tanh_input_low_kernel(
     col_mask = cols < n_cols
     x = tl.load(x_ptr + row * n_cols + cols, mask=col_mask, other=0.0)
     row_max = tl.reduce(tl.where(col_mask, tl.abs(x), -float("inf")), 0, _max_nan)
-    tl.store(where_ptr + row, tl.where(tl.minimum(tl.maximum(row_max, 7.888609052210118e-31, propagate_nan=tl.PropagateNan.ALL), 1.2676506002282294e+30, propagate_nan=tl.PropagateNan.ALL) == row_max, tl.exp2(tl.floor(tl.log2(tl.minimum(tl.maximum(row_max, 7.888609052210118e-31, propagate_nan=tl.PropagateNan.ALL), 1.2676506002282294e+30, propagate_nan=tl.PropagateNan.ALL))) - 10.0), 1.0))
-    div = x / tl.where(tl.minimum(tl.maximum(row_max, 7.888609052210118e-31, propagate_nan=tl.PropagateNan.ALL), 1.2676506002282294e+30, propagate_nan=tl.PropagateNan.ALL) == row_max, tl.exp2(tl.floor(tl.log2(tl.minimum(tl.maximum(row_max, 7.888609052210118e-31, propagate_nan=tl.PropagateNan.ALL), 1.2676506002282294e+30, propagate_nan=tl.PropagateNan.ALL))) - 10.0), 1.0)
+    tl.store(
+        where_ptr + row,
+        tl.where(
+            tl.minimum(
+                tl.maximum(row_max, 7.888609052210118e-31, propagate_nan=tl.PropagateNan.ALL),
+                1.2676506002282294e+30,
+                propagate_nan=tl.PropagateNan.ALL,
+            )
+            == row_max,
+            tl.exp2(
+                tl.floor(
+                    tl.log2(
+                        tl.minimum(
+                            tl.maximum(row_max, 7.888609052210118e-31, propagate_nan=tl.PropagateNan.ALL),
+                            1.2676506002282294e+30,
+                            propagate_nan=tl.PropagateNan.ALL,
+                        )
+                    )
+                )
+                - 10.0
+            ),
+            1.0,
+        ),
+    )
+    div = (
+        x
+        / tl.where(
+            tl.minimum(
+                tl.maximum(row_max, 7.888609052210118e-31, propagate_nan=tl.PropagateNan.ALL),
+                1.2676506002282294e+30,
+                propagate_nan=tl.PropagateNan.ALL,
+            )
+            == row_max,
+            tl.exp2(
+                tl.floor(
+                    tl.log2(
+                        tl.minimum(
+                            tl.maximum(row_max, 7.888609052210118e-31, propagate_nan=tl.PropagateNan.ALL),
+                            1.2676506002282294e+30,
+                            propagate_nan=tl.PropagateNan.ALL,
+                        )
+                    )
+                )
+                - 10.0
+            ),
+            1.0,
+        )
+    )
     i1 = cols // H_W
     i2 = cols % H_W
     tl.store(input_high_ptr + row * n_cols + i1 + i2 * 18, div, mask=col_mask)
@@ -74,7 +129,11 @@ def conv_tanh_reshape_kernel(
     col_mask = cols < n_cols
     w = tl.load(w_ptr + rows * n_cols + cols, mask=row_mask & col_mask, other=0.0)
     row_max = tl.reduce(tl.where(col_mask, tl.abs(w), -float("inf")), 1, _max_nan, keep_dims=True)
-    minimum = tl.minimum(tl.maximum(row_max, 7.888609052210118e-31, propagate_nan=tl.PropagateNan.ALL), 1.2676506002282294e+30, propagate_nan=tl.PropagateNan.ALL)
+    minimum = tl.minimum(
+        tl.maximum(row_max, 7.888609052210118e-31, propagate_nan=tl.PropagateNan.ALL),
+        1.2676506002282294e+30,
+        propagate_nan=tl.PropagateNan.ALL,
+    )
     where = tl.where(minimum == row_max, tl.exp2(tl.floor(tl.log2(minimum)) - 10.0), 1.0)
     div = w / where
     i1 = cols // 9
@@ -136,14 +195,33 @@ def conv_tanh_out_kernel(
         k = step % blocks_k * BLOCK_K + tl.arange(0, BLOCK_K)
         i20 = kernel_position // 3
         i21 = kernel_position % 3
-        inside_2 = (i20 - 1 + h_index >= 0) & (i20 - 1 + h_index < H) & (i21 - 1 + w_index >= 0) & (i21 - 1 + w_index < W)
-        input_high = tl.load(input_high_ptr + i20 * 18 * W + i21 * 18 - 18 * W - 18 + m * 18 + k[None, :], mask=m_mask & (k[None, :] < 18) & inside_2, other=0.0)
-        weight_high = tl.load(weight_high_ptr + kernel_position * 18 + k[:, None] + n * K, mask=(k[:, None] < 18) & n_mask, other=0.0)
+        inside_2 = (
+            (i20 - 1 + h_index >= 0) & (i20 - 1 + h_index < H) & (i21 - 1 + w_index >= 0) & (i21 - 1 + w_index < W)
+        )
+        input_high = tl.load(
+            input_high_ptr + i20 * 18 * W + i21 * 18 - 18 * W - 18 + m * 18 + k[None, :],
+            mask=m_mask & (k[None, :] < 18) & inside_2,
+            other=0.0,
+        )
+        weight_high = tl.load(
+            weight_high_ptr + kernel_position * 18 + k[:, None] + n * K, mask=(k[:, None] < 18) & n_mask, other=0.0
+        )
         i20_2 = kernel_position // 3
         i21_2 = kernel_position % 3
-        inside_3 = (i20_2 - 1 + h_index_2 >= 0) & (i20_2 - 1 + h_index_2 < H) & (i21_2 - 1 + w_index_2 >= 0) & (i21_2 - 1 + w_index_2 < W)
-        input_low = tl.load(input_low_ptr + i20_2 * 18 * W + i21_2 * 18 - 18 * W - 18 + m * 18 + k[None, :], mask=m_mask & (k[None, :] < 18) & inside_3, other=0.0)
-        weight_low = tl.load(weight_low_ptr + kernel_position * 18 + k[:, None] + n * K, mask=(k[:, None] < 18) & n_mask, other=0.0)
+        inside_3 = (
+            (i20_2 - 1 + h_index_2 >= 0)
+            & (i20_2 - 1 + h_index_2 < H)
+            & (i21_2 - 1 + w_index_2 >= 0)
+            & (i21_2 - 1 + w_index_2 < W)
+        )
+        input_low = tl.load(
+            input_low_ptr + i20_2 * 18 * W + i21_2 * 18 - 18 * W - 18 + m * 18 + k[None, :],
+            mask=m_mask & (k[None, :] < 18) & inside_3,
+            other=0.0,
+        )
+        weight_low = tl.load(
+            weight_low_ptr + kernel_position * 18 + k[:, None] + n * K, mask=(k[:, None] < 18) & n_mask, other=0.0
+        )
         part = tl.dot(input_low, weight_high)
         part = tl.dot(input_high, weight_low, part)
         part = tl.dot(input_high, weight_high, part)
@@ -168,6 +246,17 @@ def _is_plain_call(tensors) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 
 
 def _syntax_text(node) -> str:
@@ -246,6 +335,7 @@ def conv_tanh_up_to_date() -> bool:
         return False
 
 
+@_reported
 def conv_tanh_fits(x, w) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -255,7 +345,14 @@ def conv_tanh_fits(x, w) -> bool:
     tensors = (x, w)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -317,10 +414,3 @@ def conv_tanh_triton(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         wrap_triton(conv_tanh_out_kernel),
     )
 # mtmc: end conv_tanh
-
-
-# mtmc: x=f32[B,18,H,W] w=f32[6,18,3,3] B=2 H=5 W=6
-def conv_tanh(x, w):
-    if conv_tanh_fits(x, w):  # mtmc: dispatch
-        return (conv_tanh_triton if torch.compiler.is_compiling() else conv_tanh_launch)(x, w)
-    return torch.tanh(F.conv2d(x, w, padding=1))

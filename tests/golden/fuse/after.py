@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[M,N] bias=f32[N] M=32 N=96
+def bias_gelu(x, bias):
+    if bias_gelu_fits(x, bias):  # mtmc: dispatch
+        return (bias_gelu_triton if torch.compiler.is_compiling() else bias_gelu_launch)(x, bias)
+    return F.gelu(x + bias) * 0.5
 
 
 # mtmc: begin bias_gelu
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def bias_gelu_kernel(
     x_ptr,
@@ -29,7 +38,11 @@ def bias_gelu_kernel(
     x = tl.load(x_ptr + rows * n_cols + cols, mask=row_mask & col_mask, other=0.0)
     bias = tl.load(bias_ptr + cols, mask=col_mask, other=0.0)
     value = x + bias
-    tl.store(out_ptr + rows * n_cols + cols, 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476)) * 0.5, mask=row_mask & col_mask)
+    tl.store(
+        out_ptr + rows * n_cols + cols,
+        0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476)) * 0.5,
+        mask=row_mask & col_mask,
+    )
 
 
 def _is_plain_call(tensors) -> bool:
@@ -44,6 +57,17 @@ def _is_plain_call(tensors) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 
 
 def _syntax_text(node) -> str:
@@ -122,6 +146,7 @@ def bias_gelu_up_to_date() -> bool:
         return False
 
 
+@_reported
 def bias_gelu_fits(x, bias) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -131,7 +156,14 @@ def bias_gelu_fits(x, bias) -> bool:
     tensors = (x, bias)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -163,10 +195,3 @@ def bias_gelu_triton(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """``bias_gelu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return bias_gelu_launch(x, bias, wrap_triton(bias_gelu_kernel))
 # mtmc: end bias_gelu
-
-
-# mtmc: x=f32[M,N] bias=f32[N] M=32 N=96
-def bias_gelu(x, bias):
-    if bias_gelu_fits(x, bias):  # mtmc: dispatch
-        return (bias_gelu_triton if torch.compiler.is_compiling() else bias_gelu_launch)(x, bias)
-    return F.gelu(x + bias) * 0.5

@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f16[B,3,H,W] w=f16[6,3,5,3] B=2 H=13 W=15
+def conv_relu(x, w):
+    if conv_relu_fits(x, w):  # mtmc: dispatch
+        return (conv_relu_triton if torch.compiler.is_compiling() else conv_relu_launch)(x, w)
+    return F.relu(F.conv2d(x, w, stride=(3, 2), padding=(2, 1)))
 
 
 # mtmc: begin conv_relu
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def conv_relu_input_windows_kernel(
     x_ptr,
@@ -33,7 +42,11 @@ def conv_relu_input_windows_kernel(
     inside_2 = (i1 * 3 - 2 + i2 >= 0) & (i1 * 3 - 2 + i2 < 13) & (-1 + rows >= 0) & (-1 + rows < 15)
     b_index = outer // 5
     i1_2 = cols // 8
-    x = tl.load(x_ptr + b_index * 585 + i1 * 45 - 31 + rows + i1_2 * 195 + i2 * 15, mask=row_mask & col_mask & inside & inside_2, other=0.0).to(tl.float32)
+    x = tl.load(
+        x_ptr + b_index * 585 + i1 * 45 - 31 + rows + i1_2 * 195 + i2 * 15,
+        mask=row_mask & col_mask & inside & inside_2,
+        other=0.0,
+    ).to(tl.float32)
     tl.store(input_windows_ptr + outer * 408 + cols + rows * n_cols, x, mask=row_mask & col_mask)
 
 
@@ -99,7 +112,9 @@ def conv_relu_out_kernel(
     i1 = m % 8
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
-        input_windows = tl.load(input_windows_ptr + k[None, :] + i0 * 408 + i1 * 48, mask=m_mask & (k[None, :] < K), other=0.0)
+        input_windows = tl.load(
+            input_windows_ptr + k[None, :] + i0 * 408 + i1 * 48, mask=m_mask & (k[None, :] < K), other=0.0
+        )
         weight_windows = tl.load(weight_windows_ptr + k[:, None] + n * K, mask=(k[:, None] < K) & n_mask, other=0.0)
         acc = tl.dot(input_windows, weight_windows, acc)
     b_index = m // 40
@@ -119,6 +134,17 @@ def _is_plain_call(tensors) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 
 
 def _syntax_text(node) -> str:
@@ -197,6 +223,7 @@ def conv_relu_up_to_date() -> bool:
         return False
 
 
+@_reported
 def conv_relu_fits(x, w) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -206,7 +233,14 @@ def conv_relu_fits(x, w) -> bool:
     tensors = (x, w)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float16 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float16
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -263,10 +297,3 @@ def conv_relu_triton(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         wrap_triton(conv_relu_out_kernel),
     )
 # mtmc: end conv_relu
-
-
-# mtmc: x=f16[B,3,H,W] w=f16[6,3,5,3] B=2 H=13 W=15
-def conv_relu(x, w):
-    if conv_relu_fits(x, w):  # mtmc: dispatch
-        return (conv_relu_triton if torch.compiler.is_compiling() else conv_relu_launch)(x, w)
-    return F.relu(F.conv2d(x, w, stride=(3, 2), padding=(2, 1)))

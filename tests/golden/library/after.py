@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[M,K] w=f32[N,K] M=48 K=64 N=32
+def linear_silu(x, w):
+    if linear_silu_fits(x, w):  # mtmc: dispatch
+        return (linear_silu_triton if torch.compiler.is_compiling() else linear_silu_launch)(x, w)
+    return F.silu(F.linear(x, w)) * 2.0
 
 
 # mtmc: begin linear_silu
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def linear_silu_kernel(linear_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
     """out, in one kernel.
@@ -32,6 +41,17 @@ def _is_plain_call(tensors) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 
 
 def _syntax_text(node) -> str:
@@ -110,6 +130,7 @@ def linear_silu_up_to_date() -> bool:
         return False
 
 
+@_reported
 def linear_silu_fits(x, w) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -119,7 +140,14 @@ def linear_silu_fits(x, w) -> bool:
     tensors = (x, w)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -150,10 +178,3 @@ def linear_silu_triton(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """``linear_silu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return linear_silu_launch(x, w, wrap_triton(linear_silu_kernel))
 # mtmc: end linear_silu
-
-
-# mtmc: x=f32[M,K] w=f32[N,K] M=48 K=64 N=32
-def linear_silu(x, w):
-    if linear_silu_fits(x, w):  # mtmc: dispatch
-        return (linear_silu_triton if torch.compiler.is_compiling() else linear_silu_launch)(x, w)
-    return F.silu(F.linear(x, w)) * 2.0

@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: gate=f32[M,N] up=f32[M,N] M=32 N=96
+def swiglu(gate, up):
+    if swiglu_fits(gate, up):  # mtmc: dispatch
+        return (swiglu_triton if torch.compiler.is_compiling() else swiglu_launch)(gate, up)
+    return F.silu(gate) * up
 
 
 # mtmc: begin swiglu
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def swiglu_kernel(gate_ptr, up_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
     """out, in one kernel.
@@ -33,6 +42,17 @@ def _is_plain_call(tensors) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 
 
 def _syntax_text(node) -> str:
@@ -111,6 +131,7 @@ def swiglu_up_to_date() -> bool:
         return False
 
 
+@_reported
 def swiglu_fits(gate, up) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -120,7 +141,14 @@ def swiglu_fits(gate, up) -> bool:
     tensors = (gate, up)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -145,10 +173,3 @@ def swiglu_triton(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """``swiglu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return swiglu_launch(gate, up, wrap_triton(swiglu_kernel))
 # mtmc: end swiglu
-
-
-# mtmc: gate=f32[M,N] up=f32[M,N] M=32 N=96
-def swiglu(gate, up):
-    if swiglu_fits(gate, up):  # mtmc: dispatch
-        return (swiglu_triton if torch.compiler.is_compiling() else swiglu_launch)(gate, up)
-    return F.silu(gate) * up

@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f16[M,K] w=f16[N,K] bias=f16[N] M=48 K=64 N=32
+def linear_gelu(x, w, bias):
+    if linear_gelu_fits(x, w, bias):  # mtmc: dispatch
+        return (linear_gelu_triton if torch.compiler.is_compiling() else linear_gelu_launch)(x, w, bias)
+    return F.gelu(F.linear(x, w, bias))
 
 
 # mtmc: begin linear_gelu
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def linear_gelu_kernel(
     x_ptr,
@@ -62,6 +71,17 @@ def _is_plain_call(tensors) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 
 
 def _syntax_text(node) -> str:
@@ -140,6 +160,7 @@ def linear_gelu_up_to_date() -> bool:
         return False
 
 
+@_reported
 def linear_gelu_fits(x, w, bias) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -149,7 +170,14 @@ def linear_gelu_fits(x, w, bias) -> bool:
     tensors = (x, w, bias)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float16 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float16
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -187,10 +215,3 @@ def linear_gelu_triton(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> 
     """``linear_gelu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return linear_gelu_launch(x, w, bias, wrap_triton(linear_gelu_kernel))
 # mtmc: end linear_gelu
-
-
-# mtmc: x=f16[M,K] w=f16[N,K] bias=f16[N] M=48 K=64 N=32
-def linear_gelu(x, w, bias):
-    if linear_gelu_fits(x, w, bias):  # mtmc: dispatch
-        return (linear_gelu_triton if torch.compiler.is_compiling() else linear_gelu_launch)(x, w, bias)
-    return F.gelu(F.linear(x, w, bias))

@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[M,N] weight=f32[N] bias=f32[N] M=16 N=96
+def layer_norm(x, weight, bias):
+    if layer_norm_fits(x, weight, bias):  # mtmc: dispatch
+        return (layer_norm_triton if torch.compiler.is_compiling() else layer_norm_launch)(x, weight, bias)
+    return F.layer_norm(x, (x.shape[-1],), weight, bias)
 
 
 # mtmc: begin layer_norm
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def layer_norm_kernel(
     x_ptr,
@@ -35,7 +44,11 @@ def layer_norm_kernel(
     row_sum_2 = tl.sum(tl.where(col_mask, sub_2 * sub_2, 0.0), axis=1, keep_dims=True)
     weight = tl.load(weight_ptr + cols, mask=col_mask, other=0.0)
     bias = tl.load(bias_ptr + cols, mask=col_mask, other=0.0)
-    tl.store(out_ptr + rows * n_cols + cols, sub_2 * tl.rsqrt(row_sum_2 / n_cols + 1e-05) * weight + bias, mask=row_mask & col_mask)
+    tl.store(
+        out_ptr + rows * n_cols + cols,
+        sub_2 * tl.rsqrt(row_sum_2 / n_cols + 1e-05) * weight + bias,
+        mask=row_mask & col_mask,
+    )
 
 
 def _is_plain_call(tensors) -> bool:
@@ -50,6 +63,17 @@ def _is_plain_call(tensors) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 
 
 def _syntax_text(node) -> str:
@@ -128,6 +152,7 @@ def layer_norm_up_to_date() -> bool:
         return False
 
 
+@_reported
 def layer_norm_fits(x, weight, bias) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -137,7 +162,14 @@ def layer_norm_fits(x, weight, bias) -> bool:
     tensors = (x, weight, bias)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -170,10 +202,3 @@ def layer_norm_triton(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor)
     """``layer_norm_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return layer_norm_launch(x, weight, bias, wrap_triton(layer_norm_kernel))
 # mtmc: end layer_norm
-
-
-# mtmc: x=f32[M,N] weight=f32[N] bias=f32[N] M=16 N=96
-def layer_norm(x, weight, bias):
-    if layer_norm_fits(x, weight, bias):  # mtmc: dispatch
-        return (layer_norm_triton if torch.compiler.is_compiling() else layer_norm_launch)(x, weight, bias)
-    return F.layer_norm(x, (x.shape[-1],), weight, bias)

@@ -1,10 +1,20 @@
 import torch
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[M,N] M=16 N=96
+def running_mean(x):
+    if running_mean_fits(x):  # mtmc: dispatch
+        return (running_mean_triton if torch.compiler.is_compiling() else running_mean_launch)(x)
+    count = torch.arange(1, x.shape[1] + 1)
+    return torch.cumsum(x, 1) / count
 
 
 # mtmc: begin running_mean
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def running_mean_kernel(x_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
     """out, in one kernel.
@@ -40,6 +50,17 @@ def _is_plain_call(tensors) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 
 
 def _syntax_text(node) -> str:
@@ -118,6 +139,7 @@ def running_mean_up_to_date() -> bool:
         return False
 
 
+@_reported
 def running_mean_fits(x) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -127,7 +149,10 @@ def running_mean_fits(x) -> bool:
     tensors = (x,)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor) and t.is_cuda and t.dtype == torch.float32 and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -152,11 +177,3 @@ def running_mean_triton(x: torch.Tensor) -> torch.Tensor:
     """``running_mean_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return running_mean_launch(x, wrap_triton(running_mean_kernel))
 # mtmc: end running_mean
-
-
-# mtmc: x=f32[M,N] M=16 N=96
-def running_mean(x):
-    if running_mean_fits(x):  # mtmc: dispatch
-        return (running_mean_triton if torch.compiler.is_compiling() else running_mean_launch)(x)
-    count = torch.arange(1, x.shape[1] + 1)
-    return torch.cumsum(x, 1) / count

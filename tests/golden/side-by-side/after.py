@@ -1,10 +1,19 @@
 import torch
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: query=f32[M,D] key=f32[N,E] M=24 D=40 N=10 E=70
+def scores(query, key):
+    if scores_fits(query, key):  # mtmc: dispatch
+        return (scores_triton if torch.compiler.is_compiling() else scores_launch)(query, key)
+    return torch.softmax(query * 2.0, -1), torch.tanh(key) + 1.0
 
 
 # mtmc: begin scores
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def scores_out_0_kernel(
     program_0,
@@ -83,6 +92,17 @@ def _is_plain_call(tensors) -> bool:
     )
 
 
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
+
+
 def _syntax_text(node) -> str:
     """A syntax tree as text, without docstrings and without the dispatch statements that mtmc inserts."""
     import ast
@@ -159,6 +179,7 @@ def scores_up_to_date() -> bool:
         return False
 
 
+@_reported
 def scores_fits(query, key) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -168,7 +189,14 @@ def scores_fits(query, key) -> bool:
     tensors = (query, key)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -204,10 +232,3 @@ def scores_triton(query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor,
     """``scores_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return scores_launch(query, key, wrap_triton(scores_out_0_and_out_1_kernel))
 # mtmc: end scores
-
-
-# mtmc: query=f32[M,D] key=f32[N,E] M=24 D=40 N=10 E=70
-def scores(query, key):
-    if scores_fits(query, key):  # mtmc: dispatch
-        return (scores_triton if torch.compiler.is_compiling() else scores_launch)(query, key)
-    return torch.softmax(query * 2.0, -1), torch.tanh(key) + 1.0

@@ -1,10 +1,19 @@
 import torch
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: a=f32[M,K] b=f32[K,N] M=16 K=256 N=16
+def product_relu(a, b):
+    if product_relu_fits(a, b):  # mtmc: dispatch
+        return (product_relu_triton if torch.compiler.is_compiling() else product_relu_launch)(a, b)
+    return torch.relu(a @ b)
 
 
 # mtmc: begin product_relu
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def product_relu_kernel_parts(
     a_ptr,
@@ -92,6 +101,17 @@ def _is_plain_call(tensors) -> bool:
     )
 
 
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
+
+
 def _syntax_text(node) -> str:
     """A syntax tree as text, without docstrings and without the dispatch statements that mtmc inserts."""
     import ast
@@ -168,6 +188,7 @@ def product_relu_up_to_date() -> bool:
         return False
 
 
+@_reported
 def product_relu_fits(a, b) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -177,7 +198,14 @@ def product_relu_fits(a, b) -> bool:
     tensors = (a, b)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -223,10 +251,3 @@ def product_relu_triton(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``product_relu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return product_relu_launch(a, b, wrap_triton(product_relu_kernel_parts), wrap_triton(product_relu_kernel))
 # mtmc: end product_relu
-
-
-# mtmc: a=f32[M,K] b=f32[K,N] M=16 K=256 N=16
-def product_relu(a, b):
-    if product_relu_fits(a, b):  # mtmc: dispatch
-        return (product_relu_triton if torch.compiler.is_compiling() else product_relu_launch)(a, b)
-    return torch.relu(a @ b)

@@ -1,10 +1,19 @@
 import torch
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[M,N] M=2 N=4096
+def log_sum(x):
+    if log_sum_fits(x):  # mtmc: dispatch
+        return (log_sum_triton if torch.compiler.is_compiling() else log_sum_launch)(x)
+    return torch.logsumexp(x * 0.5, -1)
 
 
 # mtmc: begin log_sum
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def _max_nan(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
@@ -70,6 +79,17 @@ def _is_plain_call(tensors) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 
 
 def _syntax_text(node) -> str:
@@ -148,6 +168,7 @@ def log_sum_up_to_date() -> bool:
         return False
 
 
+@_reported
 def log_sum_fits(x) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -157,7 +178,10 @@ def log_sum_fits(x) -> bool:
     tensors = (x,)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor) and t.is_cuda and t.dtype == torch.float32 and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -188,10 +212,3 @@ def log_sum_triton(x: torch.Tensor) -> torch.Tensor:
     """``log_sum_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return log_sum_launch(x, wrap_triton(log_sum_kernel_parts), wrap_triton(log_sum_kernel))
 # mtmc: end log_sum
-
-
-# mtmc: x=f32[M,N] M=2 N=4096
-def log_sum(x):
-    if log_sum_fits(x):  # mtmc: dispatch
-        return (log_sum_triton if torch.compiler.is_compiling() else log_sum_launch)(x)
-    return torch.logsumexp(x * 0.5, -1)

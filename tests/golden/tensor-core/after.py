@@ -1,11 +1,20 @@
 import torch.nn.functional as F
-import torch  # mtmc: import
-import triton  # mtmc: import
-import triton.language as tl  # mtmc: import
-from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: x=f32[M,K] w=f32[N,K] M=48 K=64 N=32
+def linear_relu(x, w):
+    if linear_relu_fits(x, w):  # mtmc: dispatch
+        return (linear_relu_triton if torch.compiler.is_compiling() else linear_relu_launch)(x, w)
+    return F.relu(F.linear(x, w))
 
 
 # mtmc: begin linear_relu
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from torch.library import triton_op, wrap_triton  # noqa: E402
+
+
 @triton.jit
 def _unit_scale(largest):
     """The power of two that scales ``largest`` to [64, 128), and its inverse. Exact, also for 0 and subnormals."""
@@ -160,7 +169,8 @@ def linear_relu_kernel(
         x_part = tl.load(x_row + start)
         w_part = tl.load(w_row + start)
         acc = tl.dot(x_part, w_part, acc)
-    # Then high*high in pieces of PIECE blocks of K. FP32 units add the pieces with rounding to nearest; tensor cores round
+    # Then high*high in pieces of PIECE blocks of K. FP32 units add the pieces with rounding to nearest; tensor cores
+    # round
     # towards zero, and that error accumulates over a long sum.
     if ONE_PIECE:
         for start in range(0, K_PAD, BLOCK_K):
@@ -194,6 +204,17 @@ def _is_plain_call(tensors) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
 
 
 def _syntax_text(node) -> str:
@@ -272,6 +293,7 @@ def linear_relu_up_to_date() -> bool:
         return False
 
 
+@_reported
 def linear_relu_fits(x, w) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
     if not (
@@ -281,7 +303,14 @@ def linear_relu_fits(x, w) -> bool:
     tensors = (x, w)
     return (
         (torch.compiler.is_compiling() or _is_plain_call(tensors))
-        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and all(
+            isinstance(t, torch.Tensor)
+            and t.is_cuda
+            and t.device == tensors[0].device
+            and t.dtype == torch.float32
+            and t.is_contiguous()
+            for t in tensors
+        )
         and tensors[0].get_device() == torch.cuda.current_device()
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -337,10 +366,3 @@ def linear_relu_triton(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """``linear_relu_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
     return linear_relu_launch(x, w, wrap_triton(linear_relu_kernel_split), wrap_triton(linear_relu_kernel))
 # mtmc: end linear_relu
-
-
-# mtmc: x=f32[M,K] w=f32[N,K] M=48 K=64 N=32
-def linear_relu(x, w):
-    if linear_relu_fits(x, w):  # mtmc: dispatch
-        return (linear_relu_triton if torch.compiler.is_compiling() else linear_relu_launch)(x, w)
-    return F.relu(F.linear(x, w))

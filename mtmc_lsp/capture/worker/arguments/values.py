@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from itertools import count
 from types import ModuleType
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.worker.arguments.containers import made
-from mtmc_lsp.capture.worker.arguments.strided_tensors import filled
+from mtmc_lsp.capture.worker.arguments.strided_tensors import extent_of, filled
 from mtmc_lsp.core.workload import ArgumentSpec, TensorSpec
 
 
@@ -58,9 +58,23 @@ def random_values(
     return torch.randint(first, last + 1, shape, generator=generator, device=device).to(kind)
 
 
-def without_values(shape: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
-    """A tensor of this shape that takes no memory."""
+Blank = Callable[[Sequence[int], "Sequence[int] | None", torch.dtype, str], torch.Tensor]
+"""Creates a tensor without values from shape, strides (``None`` for dense ones), dtype and device."""
+
+
+def without_memory(
+    shape: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype, device: str
+) -> torch.Tensor:
+    """A tensor of this shape that takes no memory. Its strides are 0."""
     return torch.zeros((), dtype=dtype, device=device).expand(shape)
+
+
+def uninitialised(shape: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """A tensor of this shape and these strides in memory that nothing was written to."""
+    if strides is None:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    memory = torch.empty(extent_of(shape, strides), dtype=dtype, device=device)
+    return memory.as_strided(tuple(shape), tuple(strides))
 
 
 def argument_values(
@@ -70,8 +84,9 @@ def argument_values(
     device: str,
     seed: int,
     read: Container[str] | None = None,
+    blank: Blank = without_memory,
 ) -> dict[str, Any]:
-    """The value of each argument by name. With ``read``, only the tensors whose paths are in it have values."""
+    """The value of each argument by name. With ``read``, only tensors whose paths are in it have values; others are blank."""
     numbers = count()
 
     def leaf(spec: ArgumentSpec) -> Any:
@@ -81,7 +96,8 @@ def argument_values(
         if read is None or spec.name in read:
             return make_tensor(spec.tensor, sizes, device, seed + number)
         shape = [size.value(sizes) for size in spec.tensor.shape]
-        return without_values(shape, getattr(torch, spec.tensor.dtype), device)
+        strides = None if spec.tensor.stride is None else [size.value(sizes) for size in spec.tensor.stride]
+        return blank(shape, strides, getattr(torch, spec.tensor.dtype), device)
 
     return {spec.name: made(spec, leaf, partial(resolve_class, module)) for spec in arguments}
 

@@ -101,11 +101,23 @@ def non_polynomials(value: Any, operation: object, *, numbers: bool) -> Iterator
 
 @lru_cache(maxsize=4096)
 def simplified_stride(expression: Any) -> Any:
-    """A stride with ``size`` for torch's ``Max(1, size)``. They differ only for empty tensors, where strides are unused."""
-    return expression.replace(
+    """A stride with ``size`` for torch's ``Max(1, size)``, and ``size`` for ``Min(size, size * other)``.
+
+    They differ only for empty tensors, where strides are unused. Torch writes the minimum where a view merges dimensions.
+    """
+    expression = expression.replace(
         lambda part: type(part).__name__ == "Max" and len(part.args) == 2 and sympy.Integer(1) in part.args,
         lambda part: next(argument for argument in part.args if argument != 1),
     )
+    return expression.replace(lambda part: type(part).__name__ == "Min", _least)
+
+
+def _least(minimum: Any) -> Any:
+    """The argument of a minimum of which all others are multiples; the minimum itself if there is none."""
+    for argument in minimum.args:
+        if all(is_polynomial(sympy.cancel(other / argument)) for other in minimum.args):
+            return argument
+    return minimum
 
 
 def causes_of(expression: Any, input_symbols: Set[str], parameters: Set[str], values: Mapping[str, int]) -> set[str]:

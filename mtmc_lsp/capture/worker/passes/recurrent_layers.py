@@ -15,7 +15,6 @@ import torch
 from torch.nn.modules.rnn import RNNBase
 
 from mtmc_lsp.capture.worker.passes.aten_aliases import RECURRENT
-from mtmc_lsp.capture.worker.side_effects import access_of
 from mtmc_lsp.core.graph import RECURRENT_GATES
 
 _ARGUMENTS = (
@@ -87,20 +86,6 @@ def _sequence(x: torch.Tensor, hidden: torch.Tensor, rest: Sequence[Any]) -> tor
     steps, batch = (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
     output = x.new_empty((steps, batch, width))
     return output.transpose(0, 1) if batch_first else output
-
-
-def drop_irrelevant_modes(instance: torch.nn.Module | None, reads: dict[str, object]) -> dict[str, object]:
-    """Remove ``training`` of recurrent layers without dropout from the values that were read: it has no effect there.
-
-    Args:
-        instance: the target's module, ``None`` for a function.
-        reads: values by access expression, for example ``self.layers[0].training``.
-    """
-    layers = instance.named_modules() if instance is not None else ()
-    irrelevant = {
-        access_of(f"{name}.training") for name, layer in layers if isinstance(layer, RNNBase) and layer.dropout == 0.0
-    }
-    return {access: value for access, value in reads.items() if access not in irrelevant}
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from mtmc_lsp.capture.worker.dependency_recorder import is_user_file
 from mtmc_lsp.capture.worker.tracing.console_output import refusing_output
+from mtmc_lsp.capture.worker.tracing.constant_tensors import ConstantTensors
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, Location, TargetUnsupported
 from mtmc_lsp.core.workload import Target
 
@@ -25,6 +26,7 @@ class _LocalModes(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
     def __init__(self, target: Target) -> None:
         super().__init__()
         self._target = target
+        self._constants = ConstantTensors()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Each access of a descriptor's method creates a new object, so these are compared by value.
@@ -42,7 +44,7 @@ class _LocalModes(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
                 "turns gradients on, and Triton versions do not record any",
                 "Remove enable_grad() or set_grad_enabled(True), or optimise the code around it.",
             )
-        return func(*args, **(kwargs or {}))
+        return self._constants.call(func, args, kwargs or {})
 
     def _refused(self, problem: str, remedy: str) -> TargetUnsupported:
         return TargetUnsupported(f"{self._target.qualname} {problem}", where=running_line(self._target), remedy=remedy)

@@ -52,17 +52,32 @@ def _splat_booleans(interpreter: Any) -> None:
 
 
 def _pass_float_arguments(interpreter: Any) -> None:
-    """Pass float arguments of kernels as float32 scalars of Triton, not as Python numbers."""
+    """Pass float arguments of kernels as scalars of Triton, not as Python numbers: float64 where annotated, else float32."""
     import numpy
 
     original, tl = interpreter._implicit_cvt, interpreter.tl
+    call = interpreter.GridExecutor.__call__
+
+    class Double(float):
+        """A float argument whose parameter is annotated as float64."""
 
     def _implicit_cvt(arg: Any) -> Any:
         if isinstance(arg, float):
-            return tl.tensor(interpreter.TensorHandle(numpy.array([arg], dtype=numpy.float32), tl.float32), tl.float32)
+            name, kind = ("float64", tl.float64) if isinstance(arg, Double) else ("float32", tl.float32)
+            return tl.tensor(interpreter.TensorHandle(numpy.array([arg], dtype=name), kind), kind)
         return original(arg)
 
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        annotations = getattr(self.fn, "__annotations__", {})
+        wide = {name for name, kind in annotations.items() if str(kind) in ("fp64", "tl.float64")}
+        passed = [
+            Double(arg) if name in wide and isinstance(arg, float) else arg
+            for name, arg in zip(self.arg_names, args, strict=False)
+        ]
+        return call(self, *passed, *args[len(passed) :], **kwargs)
+
     interpreter._implicit_cvt = _implicit_cvt
+    interpreter.GridExecutor.__call__ = __call__
 
 
 def _round_to_float8(interpreter: Any) -> None:

@@ -1,0 +1,1 @@
+"""Explains why a generated guard refuses a call."""

@@ -1,0 +1,324 @@
+"""Says in the user's words why a guard refuses a call. Runs in workers, and in the user's program."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mtmc_lsp.guard.worker.refusal import Refusal, Scope
+
+MADE_FOR = "the kernels were made for"
+MAX_VALUE_CHARACTERS = 60
+STALE = "run mtmc optimize again"
+GRADIENTS = "gradients are recorded{names}: call it under torch.no_grad() or torch.inference_mode()"
+FIXED: Mapping[str, str] = {
+    "not torch.is_autocast_enabled()": f"autocast is on; {MADE_FOR} calls without it",
+    "are_deterministic_algorithms_enabled": (
+        "deterministic algorithms are on, and the kernels add with atomic operations, in any order"
+    ),
+}
+"""Phrases for conditions without values, by a part of their text."""
+
+
+def phrase(refusal: Refusal) -> str:
+    """One clause about the condition that does not hold."""
+    condition, scope = refusal.condition, refusal.scope
+    if refusal.error:
+        return f"`{refusal.text}` cannot be evaluated ({refusal.error})"
+    source = ast.unparse(condition)
+    for part, text in FIXED.items():
+        if part in source:
+            return text
+    if "torch.is_grad_enabled()" in source:
+        return _gradients(scope)
+    if isinstance(condition, ast.Compare) and len(condition.ops) == 1:
+        return _comparison(condition, scope)
+    if isinstance(condition, ast.Call):
+        return _call(condition, scope)
+    if isinstance(condition, ast.Attribute) and condition.attr in ("is_cuda", "is_cpu"):
+        device = scope.value(condition.value).device
+        return f"{scope.text(condition.value)} is on {_place(device)}; the kernels run on a GPU"
+    if isinstance(condition, ast.UnaryOp):
+        operand = condition.operand
+        return f"{scope.text(operand)} is {describe(scope.value(operand))}; {MADE_FOR} calls without it"
+    return _generic(condition, scope)
+
+
+def describe(value: Any) -> str:
+    """A value as the user would write it, without the contents of tensors."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, torch.Size):
+        return str(tuple(value))
+    if isinstance(value, type):
+        return _class_name(value)
+    text = str(value) if isinstance(value, (torch.dtype, torch.device)) else repr(value)
+    return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 3]}..."
+
+
+def _generic(condition: ast.expr, scope: Scope) -> str:
+    return f"`{scope.text(condition)}` does not hold"
+
+
+def _gradients(scope: Scope) -> str:
+    names = [name for name, tensor in _named_tensors(scope) if tensor.requires_grad]
+    shown = f" for {', '.join(names[:2])}{', ...' if len(names) > 2 else ''}" if names else ""
+    return GRADIENTS.format(names=shown)
+
+
+def _named_tensors(scope: Scope) -> list[tuple[str, Any]]:
+    values = scope.value(ast.Name("tensors", ast.Load()))
+    return list(zip(scope.tensors, values, strict=True))
+
+
+def _place(device: Any) -> str:
+    return "the CPU" if device.type == "cpu" else str(device)
+
+
+def _class_name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _article(kind: type) -> str:
+    name = "None" if kind is type(None) else kind.__qualname__
+    return name if name == "None" else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+# Comparisons ---------------------------------------------------------------------------------------------------------
+
+
+def _comparison(condition: ast.Compare, scope: Scope) -> str:
+    left, right = condition.left, condition.comparators[0]
+    for matches, write in COMPARISONS:
+        if matches(left):
+            return write(left, right, scope)
+    actual = scope.value(left)
+    if isinstance(condition.ops[0], ast.Is):
+        return f"{scope.text(left)} is {describe(actual)}; {MADE_FOR} {describe(scope.value(right))}"
+    if not isinstance(condition.ops[0], ast.Eq):
+        return f"{scope.text(left)} is {describe(actual)}; the kernels need {scope.text(condition)}"
+    if isinstance(right, ast.Constant) or not isinstance(actual, int):
+        return f"{scope.text(left)} is {describe(actual)}; {MADE_FOR} {describe(scope.value(right))}"
+    return (
+        f"{scope.text(left)} is {describe(actual)} and {scope.text(right)} is {describe(scope.value(right))}; "
+        f"{MADE_FOR} equal sizes"
+    )
+
+
+def _attribute(*names: str) -> Callable[[ast.expr], bool]:
+    return lambda node: isinstance(node, ast.Attribute) and node.attr in names
+
+
+def _method(*names: str) -> Callable[[ast.expr], bool]:
+    return lambda node: isinstance(node, ast.Call) and _attribute(*names)(node.func)
+
+
+def _is_type(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "type"
+
+
+def _type(left: ast.expr, right: ast.expr, scope: Scope) -> str:
+    assert isinstance(left, ast.Call)
+    actual, expected = scope.value(left), scope.value(right)
+    return f"{scope.text(left.args[0])} is {_article(actual)}; {MADE_FOR} {_article(expected)}"
+
+
+def _dtype(left: ast.expr, right: ast.expr, scope: Scope) -> str:
+    assert isinstance(left, ast.Attribute)
+    actual, expected = (str(scope.value(node)).removeprefix("torch.") for node in (left, right))
+    return f"{scope.text(left.value)} is {actual}; {MADE_FOR} {expected}"
+
+
+def _rank(left: ast.expr, right: ast.expr, scope: Scope) -> str:
+    assert isinstance(left, ast.Attribute)
+    return f"{scope.text(left.value)} has {scope.value(left)} dimensions; {MADE_FOR} {scope.value(right)}"
+
+
+def _shape(left: ast.expr, right: ast.expr, scope: Scope) -> str:
+    assert isinstance(left, ast.Attribute)
+    tensor, shape, expected = scope.text(left.value), describe(scope.value(left)), describe(scope.value(right))
+    if isinstance(right, ast.Attribute):
+        return f"{tensor} has the shape {shape} and {scope.text(right.value)} {expected}; {MADE_FOR} equal shapes"
+    return f"{tensor} has the shape {shape}; {MADE_FOR} {expected}"
+
+
+def _stride(left: ast.expr, right: ast.expr, scope: Scope) -> str:
+    assert isinstance(left, ast.Call) and isinstance(left.func, ast.Attribute)
+    tensor, dimension = left.func.value, scope.value(left.args[0])
+    strides = tuple(scope.value(tensor).stride())
+    return (
+        f"{scope.text(tensor)} has the strides {strides}; "
+        f"{MADE_FOR} stride {describe(scope.value(right))} in dimension {dimension}"
+    )
+
+
+def _elements(left: ast.expr, right: ast.expr, scope: Scope) -> str:
+    assert isinstance(left, ast.Call) and isinstance(left.func, ast.Attribute)
+    return f"{scope.text(left.func.value)} has no elements"
+
+
+def _current_device(left: ast.expr, right: ast.expr, scope: Scope) -> str:
+    return (
+        f"{scope.tensors[0]} is on cuda:{scope.value(left)} and the current device is cuda:{scope.value(right)}; "
+        "Triton launches on the current device"
+    )
+
+
+def _device(left: ast.expr, right: ast.expr, scope: Scope) -> str:
+    assert isinstance(left, ast.Attribute)
+    return (
+        f"{scope.text(left.value)} is on {_place(scope.value(left))} and {scope.tensors[0]} "
+        f"on {_place(scope.value(right))}; the kernels need one device"
+    )
+
+
+def _mode(left: ast.expr, right: ast.expr, scope: Scope) -> str:
+    assert isinstance(left, ast.Attribute)
+    modes = {True: ("training mode", ".train()"), False: ("evaluation mode", ".eval()")}
+    if isinstance(right, ast.Attribute):
+        pairs = [f"{scope.text(node.value)} is in {modes[bool(scope.value(node))][0]}" for node in (left, right)]
+        return f"{' and '.join(pairs)}; {MADE_FOR} equal modes"
+    actual, (expected, remedy) = modes[bool(scope.value(left))][0], modes[bool(scope.value(right))]
+    return f"{scope.text(left.value)} is in {actual}; {MADE_FOR} {expected}: call {remedy} before"
+
+
+COMPARISONS: tuple[tuple[Callable[[ast.expr], bool], Callable[[ast.expr, ast.expr, Scope], str]], ...] = (
+    (_is_type, _type),
+    (_attribute("dtype"), _dtype),
+    (_attribute("ndim"), _rank),
+    (_attribute("shape"), _shape),
+    (_attribute("device"), _device),
+    (_attribute("training"), _mode),
+    (_method("stride"), _stride),
+    (_method("numel"), _elements),
+    (_method("get_device"), _current_device),
+)
+"""Comparisons by the form of their left side."""
+
+
+# Calls ---------------------------------------------------------------------------------------------------------------
+
+
+def _call(condition: ast.Call, scope: Scope) -> str:
+    name = condition.func.attr if isinstance(condition.func, ast.Attribute) else ast.unparse(condition.func)
+    writer = CALLS.get(name)
+    return writer(condition, scope) if writer is not None else _generic(condition, scope)
+
+
+def _not_instance(condition: ast.Call, scope: Scope) -> str:
+    item, kind = condition.args
+    expected = "tensor" if ast.unparse(kind) == "torch.Tensor" else ast.unparse(kind)
+    return f"{scope.text(item)} is {_article(type(scope.value(item)))}, not a {expected}"
+
+
+def _not_contiguous(condition: ast.Call, scope: Scope) -> str:
+    assert isinstance(condition.func, ast.Attribute)
+    tensor = scope.value(condition.func.value)
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    return (
+        f"{scope.text(condition.func.value)} is not contiguous (shape {shape}, strides {strides}); "
+        f"{MADE_FOR} a contiguous one"
+    )
+
+
+def _not_plain(condition: ast.Call, scope: Scope) -> str:
+    import torch
+
+    for name, tensor in _named_tensors(scope):
+        if not isinstance(tensor, torch.Tensor):
+            return f"{name} is {_article(type(tensor))}, not a tensor"
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            return f"{name} is {_article(type(tensor))}, a subclass of tensors that kernels cannot read"
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return f"{name} is {'nested' if tensor.is_nested else 'sparse'}; {MADE_FOR} dense tensors"
+        if tensor.is_neg():
+            return f"{name} is negated lazily; call resolve_neg() on it"
+    return "the call is traced or transformed (jit.trace, make_fx, vmap, jvp), which cannot see kernels"
+
+
+def _not_on_current_device(condition: ast.Call, scope: Scope) -> str:
+    for name, tensor in _named_tensors(scope):
+        if not tensor.is_contiguous():
+            return f"{name} is not contiguous; {MADE_FOR} a contiguous one"
+    devices = dict.fromkeys(_place(tensor.device) for _, tensor in _named_tensors(scope))
+    return f"tensors are on {' and '.join(devices)}; the kernels need all on the current GPU"
+
+
+def _other_type_or_shape(condition: ast.Call, scope: Scope) -> str:
+    dtype, shape, *tensors = condition.args
+    expected, expected_shape = scope.value(dtype), scope.value(shape)
+    for node in tensors:
+        tensor, name = scope.value(node), scope.text(node)
+        if tensor.dtype != expected:
+            return f"{name} is {str(tensor.dtype)[6:]}; {MADE_FOR} {str(expected)[6:]}"
+        if tensor.shape != expected_shape:
+            return f"{name} has the shape {tuple(tensor.shape)}; {MADE_FOR} {expected_shape}"
+    return _generic(condition, scope)
+
+
+def _other_module(condition: ast.Call, scope: Scope) -> str:
+    module, kind = scope.value(condition.args[0]), scope.value(condition.args[1])
+    name = scope.text(condition.args[0])
+    expected = _class_name(kind) if isinstance(kind, type) else kind
+    if _class_name(type(module)) != expected:
+        return f"{name} is {_article(type(module))}; {MADE_FOR} {scope.text(condition.args[1])}"
+    if module._forward_hooks or module._forward_pre_hooks:
+        return f"{name} has hooks, which the kernels would not call"
+    if "forward" in module.__dict__:
+        return f"forward of {name} is replaced"
+    return f"{name} has {len(module)} modules; {MADE_FOR} {scope.value(condition.args[2])}"
+
+
+def _other_values(condition: ast.Call, scope: Scope) -> str:
+    values = scope.value(condition.args[0])
+    for node in condition.args[1:]:
+        module = scope.value(node)
+        for attribute, expected in values.items():
+            actual = getattr(module, attribute, None)
+            same = [*actual] == expected if isinstance(actual, tuple) else actual == expected
+            if not same or (not isinstance(expected, list) and type(actual) is not type(expected)):
+                return f"{scope.text(node)}.{attribute} is {describe(actual)}; {MADE_FOR} {describe(expected)}"
+    return _generic(condition, scope)
+
+
+def _other_items(condition: ast.Call, scope: Scope) -> str:
+    actual, expected = (describe(scope.value(node)) for node in condition.args)
+    return f"{scope.text(condition.args[0])} is {actual}; {MADE_FOR} {expected}"
+
+
+def _overlap(condition: ast.Call, scope: Scope) -> str:
+    tensors, updated = condition.args
+    assert isinstance(tensors, ast.Tuple)
+    names = [scope.text(node) for node in tensors.elts]
+    written = ", ".join(names[: scope.value(updated)])
+    return f"{written} is written and shares memory with another of {', '.join(names)}"
+
+
+def _unaligned(condition: ast.Call, scope: Scope) -> str:
+    tensors = condition.args[0]
+    assert isinstance(tensors, ast.Tuple)
+    names = [scope.text(node) for node in tensors.elts if scope.value(node).data_ptr() % 16]
+    return f"{names[0] if names else 'a tensor'} does not start at a multiple of 16 bytes, as TMA needs it"
+
+
+def _other_code(condition: ast.Call, scope: Scope) -> str:
+    return f"the code of {scope.text(condition.args[0])} changed since the kernels were made: {STALE}"
+
+
+CALLS: Mapping[str, Callable[[ast.Call, Scope], str]] = {
+    "isinstance": _not_instance,
+    "is_contiguous": _not_contiguous,
+    "_is_plain_call": _not_plain,
+    "_are_on_current_device": _not_on_current_device,
+    "_have_type_and_shape": _other_type_or_shape,
+    "_is_unchanged_module": _other_module,
+    "_have_values": _other_values,
+    "_has_items": _other_items,
+    "_do_not_overlap": _overlap,
+    "_are_aligned": _unaligned,
+    "_has_source": _other_code,
+}
+"""Conditions that are calls, by the name of the function or method."""

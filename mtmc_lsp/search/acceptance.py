@@ -1,0 +1,50 @@
+"""When a tried step is accepted: it is faster than the version before, or a base that later steps may make faster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mtmc_lsp.core.results import CompileReport, Timing
+from mtmc_lsp.core.run import Step, StepStatus
+
+BASE_RATIO, WHOLE_RATIO = 0.9, 0.75
+"""A first kernel with at least this ratio of eager time to its time is accepted as a base to tune. The second ratio is for a
+kernel that computes the whole target, since no other first step can be a better base."""
+
+
+class Judge:
+    """Accepts steps by their times, or without a GPU by predictions."""
+
+    def unmeasured(self, step: Step, report: CompileReport) -> Step:
+        """The verdict on a verified step that cannot be timed."""
+        archs = ", ".join(dict.fromkeys(kernel.arch for kernel in report.kernels))
+        if step.action.expected.saved_us <= 0:
+            return replace(step, status=StepStatus.REJECTED, reason="verified, but the cost model predicts no gain")
+        reason = f"verified by Triton's interpreter, compiled for {archs}; not timed: no GPU"
+        return replace(step, status=StepStatus.ACCEPTED, reason=reason)
+
+    def timed(self, step: Step, timing: Timing, *, whole: bool) -> Step:
+        """The verdict on a timed step.
+
+        Args:
+            whole: whether the step's kernel computes the whole target.
+        """
+        against = "previous" if timing.against("previous") is not None else "eager"
+        ratio = timing.against(against)
+        if ratio is None:
+            return replace(
+                step,
+                reason="your code could not be timed, so there is no time to compare with; `mtmc profile` shows why",
+            )
+        text = f"{ratio.ratio:.2f}x the {'previous version' if against == 'previous' else 'eager code'}"
+        interval = f"{text} ({ratio.low:.2f} to {ratio.high:.2f}), {timing.median_us:.1f} us"
+        if ratio.low > max(1.0, timing.noise.high):
+            return replace(step, status=StepStatus.ACCEPTED, reason=interval)
+        kernels_us = timing.graph_us
+        if against == "eager" and kernels_us is not None and kernels_us < timing.median_us * ratio.ratio:
+            reason = f"{interval}; its kernels alone take {kernels_us:.1f} us: kept as a base for a CUDA graph"
+            return replace(step, status=StepStatus.ACCEPTED, reason=reason)
+        if ratio.ratio >= (WHOLE_RATIO if whole else BASE_RATIO) and against == "eager":
+            # A first kernel that is about as fast as eager is a base to tune; at its end the run must still be faster.
+            return replace(step, status=StepStatus.ACCEPTED, reason=f"{interval}; kept as a base to tune")
+        return replace(step, status=StepStatus.REJECTED, reason=f"not faster: {interval}")

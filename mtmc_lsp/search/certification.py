@@ -1,0 +1,85 @@
+"""Verifies accepted steps in order, in another thread, while the search prepares the next ones."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from mtmc_lsp.core.protocols import Measurer
+from mtmc_lsp.core.results import Verdict
+from mtmc_lsp.core.run import Candidate, Step
+
+
+@dataclass(frozen=True)
+class Certified:
+    """A step whose verification ended."""
+
+    step: Step
+    verdict: Future[Verdict]
+    """Holds the verdict, or the error that the verification raised."""
+
+
+class Certification:
+    """A queue of steps to verify. A search closes it at its end."""
+
+    def __init__(self, measurer: Measurer) -> None:
+        self._measurer = measurer
+        self._pending: deque[Certified] = deque()
+        self._tasks: queue.SimpleQueue[tuple[Future[Verdict], Candidate] | None] = queue.SimpleQueue()
+        # A daemon: the end of a cancelled run must not wait for a verification.
+        self._thread = threading.Thread(target=self._work, name="certification", daemon=True)
+        self.last_seconds = 0.0
+        """How long the last verification took."""
+
+    def add(self, step: Step, candidate: Candidate) -> None:
+        """Verify a step after those that were added before."""
+        verdict: Future[Verdict] = Future()
+        self._pending.append(Certified(step, verdict))
+        self._tasks.put((verdict, candidate))
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    @property
+    def pending(self) -> int:
+        """The number of steps whose verification has not been taken by :meth:`next`."""
+        return len(self._pending)
+
+    def next(self, *, wait: bool) -> Certified | None:
+        """The next step whose verification ended, in the order of the steps; None if there is none.
+
+        Args:
+            wait: whether to wait for the end of the verification of the next step.
+        """
+        if not self._pending or not (wait or self._pending[0].verdict.done()):
+            return None
+        self._pending[0].verdict.exception()
+        return self._pending.popleft()
+
+    def drop(self) -> None:
+        """Forget the remaining steps; a verification that runs ends by itself."""
+        for item in self._pending:
+            item.verdict.cancel()
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Forget the remaining steps and end the thread."""
+        self.drop()
+        self._tasks.put(None)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            verdict, candidate = task
+            if not verdict.set_running_or_notify_cancel():
+                continue
+            began = time.monotonic()
+            try:
+                result = self._measurer.verify(candidate)
+            except BaseException as error:  # the search raises it again
+                verdict.set_exception(error)
+            else:
+                verdict.set_result(result)
+            self.last_seconds = time.monotonic() - began

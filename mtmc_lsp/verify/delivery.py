@@ -1,0 +1,42 @@
+"""The check before delivery: the guard of a version accepts the call that the user makes."""
+
+from __future__ import annotations
+
+from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.core.results import Check, CheckStatus
+from mtmc_lsp.process.worker_pool import WorkerPool
+from mtmc_lsp.verify.adapters import Adapter
+from mtmc_lsp.verify.candidate_process import CandidateProcess
+from mtmc_lsp.verify.case_runner import STOPS
+
+GUARD_ACCEPTS = "guard accepts the workload"
+REFUSED = "the guard refuses the workload's own call, so no kernel would run: {reason}"
+
+
+def delivery_check(
+    candidate: Adapter, process: CandidateProcess, pool: WorkerPool, seconds: float
+) -> tuple[Check, ...]:
+    """Call the candidate's file with the workload's sizes, strides, containers, mode and decorators, up to its guard.
+
+    The cases of the verification call the target's body, with tensors in the graph's layout, and under the interpreter with
+    smaller sizes.
+
+    Args:
+        seconds: time limit.
+
+    Returns:
+        One check; none for a candidate without a guard.
+    """
+    request = candidate.guarded_call
+    if request is None:
+        return ()
+    try:
+        answer = pool.call(process, request, seconds)
+    except MtmcError as error:
+        if error.kind in STOPS:
+            raise
+        # The first case reports what is wrong with the candidate.
+        return (Check(GUARD_ACCEPTS, CheckStatus.SKIPPED, "", error.message),)
+    if not answer.has_guard:
+        return ()
+    return (Check(GUARD_ACCEPTS, CheckStatus.FAILED if answer.reason else CheckStatus.PASSED, "", answer.reason),)
