@@ -355,7 +355,6 @@ class Pipeline:
         """
         captures, count = self.captures(), 0
         results: list[tuple[CodeRegion | None, RunResult]] = []
-        end = self._deadline if self._deadline is not None else float("inf")
         for index in range(len(captures)):
             self._select(index)
             region = self.capture().workload.target.region
@@ -363,8 +362,7 @@ class Pipeline:
             if len(captures) > 1 and region is not None:
                 done, further = steps_of(steps, region.number), continued(events, region.number, count)
             components = self._open_components(model, done)
-            seconds = max(0.0, end - time.monotonic()) / (len(captures) - index)
-            limits = replace(components.limits, seconds=seconds)
+            limits = replace(components.limits, seconds=components.limits.seconds / (len(captures) - index))
             if len(steps) > count + len(done):
                 # The resumed run had finished this region.
                 limits = replace(limits, steps=len(done))

@@ -50,7 +50,7 @@ def test_a_run_improves_if_one_region_does_and_is_incorrect_only_if_all_are() ->
     assert merged([(ONE, wrong), (TWO, better)], SOURCE).status is RunStatus.IMPROVED
     assert merged([(ONE, wrong), (TWO, nothing)], SOURCE).status is RunStatus.NO_GAIN
     assert merged([(ONE, wrong), (TWO, wrong)], SOURCE).status is RunStatus.INCORRECT
-    assert merged([(ONE, wrong)], SOURCE) is wrong
+    assert merged([(None, wrong)], SOURCE) is wrong
 
 
 def test_progress_is_reported_with_the_numbers_of_the_whole_run() -> None:

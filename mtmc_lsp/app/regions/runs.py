@@ -82,8 +82,6 @@ class RegionCoder:
     def _completed(self, candidate: Candidate, target: Target) -> Candidate:
         own = [(target.region, candidate.code)] if target.region is not None and candidate.code is not None else []
         written = sorted([*self._earlier, *own], key=lambda item: item[0].first)
-        if not self._earlier:
-            return candidate
         plain = strip_generated(candidate.source.encode(), target.qualname)
         text = compose(plain, target, joined(written)).decode()
         return replace(candidate, id=content_id(text), source=text)
@@ -138,7 +136,9 @@ def merged(results: Sequence[tuple[CodeRegion | None, RunResult]], plain: str) -
         plain: the user's file.
     """
     if len(results) == 1:
-        return results[0][1]
+        region, result = results[0]
+        # The compiler was timed on the region alone, and its decorator is for the whole target.
+        return result if region is None else replace(result, offer=None)
     steps: list[Step] = []
     for region, result in results:
         number = region.number if region is not None else 0
@@ -158,6 +158,7 @@ def merged(results: Sequence[tuple[CodeRegion | None, RunResult]], plain: str) -
         steps=tuple(steps),
         final=final,
         status=main.status if kept else _status([result.status for _, result in results]),
+        offer=None,
         seconds=sum(result.seconds for _, result in results),
     )
 

@@ -161,7 +161,7 @@ def build_call(
     if workload.source is WorkloadSource.GET_INPUTS:
         init_positional, init_named = init_arguments(module) or ([], {})
         if target.region is not None:
-            named = argument_values(module, workload.arguments, sizes, device, seed, None if values else read)
+            named = argument_values(module, workload.arguments, sizes, device, seed, None if values else read, blank)
         elif not values:
             positional = _shaped_like(module.get_inputs, device, blank)
         else:
