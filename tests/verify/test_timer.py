@@ -1,0 +1,152 @@
+"""Which process times a candidate: none waits for a baseline that is still compiled."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mtmc_lsp.core.errors import FailureKind, MtmcError, WorkerFailed
+from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.results import BaselineTime, Ratio, Speed, Timing
+from mtmc_lsp.core.workload import Capture, Environment, Target, TargetKind, Workload, WorkloadSource
+from mtmc_lsp.device.choice import model_of_arch
+from mtmc_lsp.measure import timer as timer_module
+from mtmc_lsp.measure.timer import Timer
+from mtmc_lsp.process.worker_pool import WorkerPool
+from mtmc_lsp.timing.messages import BaselinesRequest, RankAnswer, RankRequest, TimeAnswer, TimeRequest
+from mtmc_lsp.verify.messages import CandidateSource
+
+ONE = Ratio(1.0, 0.99, 1.01)
+CAPTURE = Capture(
+    Workload(Target("m.py", "f", TargetKind.FUNCTION, 1, 2), WorkloadSource.DIRECTIVE),
+    Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={"n": 1}),
+    arguments=(),
+    environment=Environment("3.12", "2.11", "3.6"),
+    flops=1.0,
+    bytes=1.0,
+    module_name="m",
+)
+CANDIDATE = CandidateSource("candidate")
+
+
+class FakeProcess:
+    """Times with the baselines that are requested; compiles when it may."""
+
+    def __init__(self, error: MtmcError | None = None) -> None:
+        self.requests: list[Any] = []
+        self.may_compile = threading.Event()
+        self.error, self.restarts = error, 0
+
+    def call(self, request: Any, seconds: float) -> Any:
+        self.requests.append(request)
+        if isinstance(request, BaselinesRequest):
+            assert self.may_compile.wait(10)
+            if self.error is not None:
+                raise self.error
+            return None
+        if isinstance(request, RankRequest):
+            return RankAnswer((1.0,))
+        assert isinstance(request, TimeRequest)
+        names = ("eager", *request.baselines)
+        baselines = tuple(BaselineTime(name, 100.0, Ratio(2.0, 1.9, 2.1), Speed.FASTER) for name in names)
+        return TimeAnswer(Timing(50.0, baselines, "eager", ONE, 60, "fake", 0.5), (0.0, 1.0))
+
+    def next(self) -> None:
+        self.restarts += 1
+
+    @property
+    def timed(self) -> list[tuple[str, ...]]:
+        return [request.baselines for request in self.requests if isinstance(request, TimeRequest)]
+
+
+class Prepared:
+    """A timer whose baselines are being compiled."""
+
+    def __init__(self, process: FakeProcess, *, is_shared: bool = False) -> None:
+        self.process, self.trials = process, process if is_shared else FakeProcess()
+        self.timer = Timer(CAPTURE, "user", WorkerPool(has_gpu=False), process, self.trials, fresh=True)  # type: ignore[arg-type]
+        self.timer._device = model_of_arch("sm_90")
+        self.background = ThreadPoolExecutor(1)
+        self.reference: Any = SimpleNamespace(sharing_workload=_no_inputs)
+        self.timer.prepare_baselines(self.background, self.reference, None)  # type: ignore[arg-type]
+
+    def compile(self) -> None:
+        self.process.may_compile.set()
+        self.timer.wait_for_baselines()
+
+
+def _no_inputs(_: object) -> Any:
+    import contextlib
+
+    return contextlib.nullcontext("")
+
+
+@pytest.fixture(autouse=True)
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(timer_module, "cache_folder", lambda: tmp_path)
+    yield
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+def test_a_trial_is_timed_at_once_while_the_baselines_are_compiled() -> None:
+    prepared = Prepared(FakeProcess())
+    timing = prepared.timer.time_trial(CANDIDATE)
+    assert [b.name for b in timing.baselines] == ["eager"]
+    assert (prepared.process.timed, prepared.trials.timed) == ([], [()])
+    assert prepared.timer.rank(["a"], None) == [1.0]
+    prepared.compile()
+
+
+def test_a_trial_is_timed_against_the_baselines_once_they_are_compiled() -> None:
+    prepared = Prepared(FakeProcess())
+    prepared.compile()
+    timing = prepared.timer.time_trial(CANDIDATE)
+    assert [b.name for b in timing.baselines] == ["eager", "compile"]
+    assert (prepared.process.timed, prepared.trials.timed) == ([("compile",)], [])
+
+
+def test_a_baseline_that_is_still_compiled_is_part_of_the_timing_with_a_note() -> None:
+    prepared = Prepared(FakeProcess())
+    began = time.monotonic()
+    timing = prepared.timer.time(CANDIDATE, wait=0.05)
+    assert time.monotonic() - began < 5
+    assert [b.name for b in timing.baselines] == ["eager", "compile"]
+    assert timing.against("compile") is None
+    assert timing.baselines[1].note == "torch.compile was still compiling after 0 s"
+    prepared.compile()
+    assert prepared.timer.time(CANDIDATE, wait=0.05).against("compile") is not None
+
+
+def test_a_compiler_that_ends_its_process_leaves_a_note_and_the_times_of_eager_mode() -> None:
+    prepared = Prepared(FakeProcess(WorkerFailed("the process ran out of memory", kind=FailureKind.OUT_OF_MEMORY)))
+    prepared.compile()
+    timing = prepared.timer.time(CANDIDATE)
+    assert timing.against("eager") is not None
+    assert timing.baselines[1].note == "torch.compile gave no result: the process ran out of memory"
+    assert prepared.process.timed == []
+
+
+def test_one_process_for_both_times_after_its_baselines_are_compiled() -> None:
+    """Where memory is tight, there is no second process."""
+    prepared = Prepared(FakeProcess(), is_shared=True)
+    threading.Timer(0.2, prepared.process.may_compile.set).start()
+    assert prepared.timer.time(CANDIDATE).against("compile") is not None
+    assert prepared.process.timed == [("compile",)]
+
+
+def test_a_further_baseline_is_compiled_once() -> None:
+    prepared = Prepared(FakeProcess())
+    prepared.compile()
+    for _ in range(2):
+        timing = prepared.timer.time(CANDIDATE, more_baselines=("reduce-overhead",))
+        assert [b.name for b in timing.baselines] == ["eager", "compile", "reduce-overhead"]
+    compiled = [request.baselines for request in prepared.process.requests if isinstance(request, BaselinesRequest)]
+    assert compiled == [("compile",), ("reduce-overhead",)]
