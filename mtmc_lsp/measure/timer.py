@@ -23,6 +23,7 @@ from mtmc_lsp.timing.messages import (
     SAMPLING_SECONDS,
     BaselinesRequest,
     CalibrationRequest,
+    PrepareRequest,
     RankRequest,
     RecompilationsAnswer,
     RecompilationsRequest,
@@ -210,7 +211,12 @@ class Timer:
             def ask(request: TimeRequest) -> TimeAnswer:
                 return self._call(request, process)
 
-            self._timekeepers[process] = Timekeeper(ask, self._pool.gpu, cache=cache)
+            def prepare(request: TimeRequest) -> None:
+                if request.separate is None:
+                    versions = (request.source, request.previous) if request.previous else (request.source,)
+                    self._prepare(versions, process)
+
+            self._timekeepers[process] = Timekeeper(ask, self._pool.gpu, cache=cache, prepare=prepare)
         return self._timekeepers[process].time(request)
 
     def recompilations(self, sizes: Sequence[Mapping[str, int]]) -> RecompilationsAnswer:
@@ -225,8 +231,15 @@ class Timer:
 
     def rank(self, sources: Sequence[str], seconds: float | None) -> list[float | None]:
         """Median microseconds of variants by a few samples each; ``None`` for those that fail or exceed the time limit."""
+        self._prepare(sources, self._trials)
         request = RankRequest(self._capture, self._user_source, tuple(sources), seconds)
         return list(self.call_exclusive(request).medians_us)
+
+    def _prepare(self, sources: Sequence[str], process: CandidateProcess) -> None:
+        """Load versions while others use the GPU too, so that it is locked only for samples."""
+        request = PrepareRequest(self._capture, self._user_source, tuple(sources))
+        with self._pool.sharing_gpu():
+            self._call(request, process)
 
     def call_exclusive(self, request: Request[Answer]) -> Answer:
         """The answer to a request that needs the GPU exclusively."""

@@ -9,22 +9,30 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+FOLDER = "mtmc-gpu-locks"
+"""The folder of all lock files, below the temporary folder."""
 
-def lock_folder(gpu: str) -> str:
-    """The folder of a GPU's lock files, after creating them.
 
-    A sandboxed worker cannot create files there and has another temporary folder, so it needs to be told.
+def lock_folder(gpu: str = "") -> str:
+    """The folder of the lock files, after creating it, and those of a GPU if one is given.
+
+    A sandboxed worker cannot create files there and has another temporary folder, so it needs to be told. It can read only
+    folders that existed when it started, so the folder is created before any worker starts.
     """
-    folder = tempfile.gettempdir()
-    for name in (gpu, f"{gpu}-door"):
-        os.close(_open(_path(folder, name)))
-    return folder
+    folder = Path(tempfile.gettempdir()) / FOLDER
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        # For all users of this machine, as the temporary folder.
+        folder.chmod(0o1777)
+    for name in (gpu, f"{gpu}-door") if gpu else ():
+        os.close(_open(_path(str(folder), name)))
+    return str(folder)
 
 
 @contextlib.contextmanager
 def alone(gpu: str) -> Iterator[None]:
     """Hold the GPU exclusively; ``gpu`` is its UUID, because its index depends on ``CUDA_VISIBLE_DEVICES``."""
-    folder = tempfile.gettempdir()
+    folder = lock_folder()
     # The door lock keeps new sharers out while this waits for the present ones, so that it cannot wait forever.
     with _locked(folder, f"{gpu}-door", fcntl.LOCK_EX), _locked(folder, gpu, fcntl.LOCK_EX):
         yield
@@ -33,7 +41,7 @@ def alone(gpu: str) -> Iterator[None]:
 @contextlib.contextmanager
 def shared(gpu: str, folder: str = "") -> Iterator[None]:
     """Share the GPU while nothing is timed. Hold this only while something computes on it, because others wait for it."""
-    folder = folder or tempfile.gettempdir()
+    folder = folder or lock_folder()
     with contextlib.ExitStack() as stack:
         with _locked(folder, f"{gpu}-door", fcntl.LOCK_SH):
             stack.enter_context(_locked(folder, gpu, fcntl.LOCK_SH))

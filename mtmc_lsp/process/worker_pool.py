@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from mtmc_lsp.core.errors import FailureKind, WorkerFailed
-from mtmc_lsp.process.gpu_lock import alone, shared
+from mtmc_lsp.process.gpu_lock import alone, lock_folder, shared
 from mtmc_lsp.process.protocol import Answer, Request
 
 
@@ -40,6 +40,8 @@ class WorkerPool:
             deadline: time of the monotonic clock after which no call continues.
         """
         self.has_gpu = has_gpu
+        if has_gpu:
+            lock_folder()
         self._deadline = deadline
         self._processes: list[Process] = []
         self._gpu: Future[str] = Future()

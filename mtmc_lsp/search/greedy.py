@@ -141,7 +141,7 @@ class GreedySearch:
                 self._try(action)
             elif self._certification.pending:
                 # A failed verification makes room for other actions.
-                self._events.on_stage("verifying the accepted steps")
+                self._events.on_stage("verifying")
                 self._settle(wait=True)
             elif not self._complete_timing():
                 # With the times of all baselines, the planner may know a further action.

@@ -49,6 +49,20 @@ class TimeRequest(Request[TimeAnswer], command="timing.time"):
 
 
 @dataclass(frozen=True)
+class PrepareRequest(Request[NoAnswer], command="timing.prepare"):
+    """Load versions and call each once, so that their timing, for which the GPU is locked, only takes samples.
+
+    The next request that times or ranks these versions uses them. A version that fails is loaded again there.
+    """
+
+    capture: Repeated[Capture]
+    user_source: str | None
+    """As in :class:`TimeRequest`."""
+    sources: tuple[str, ...]
+    """The file with each version."""
+
+
+@dataclass(frozen=True)
 class BaselinesRequest(Request[NoAnswer], command="timing.baselines"):
     """Compile the user's code with ``torch.compile`` in advance, so that the first timing does not wait for it."""
 

@@ -81,6 +81,7 @@ class Timekeeper:
         cache: TimingCache,
         find_gpu: Callable[[str], tuple[Gpu | None, str]] = open_gpu,
         pause: Callable[[float], None] = time.sleep,
+        prepare: Callable[[TimeRequest], None] = lambda request: None,
     ) -> None:
         """Prepare for timings.
 
@@ -88,8 +89,9 @@ class Timekeeper:
             gpu: the GPU's UUID.
             find_gpu: opens the interface to the GPU's state.
             pause: sleeps while the GPU cools down.
+            prepare: prepares a request that is not cached, before the GPU is locked.
         """
-        self._ask, self._gpu, self._cache, self._pause = ask, gpu, cache, pause
+        self._ask, self._gpu, self._cache, self._pause, self._prepare = ask, gpu, cache, pause, prepare
         self._gpu_state = find_gpu(gpu)
 
     def time(self, request: TimeRequest) -> Timing:
@@ -107,6 +109,7 @@ class Timekeeper:
         return timing
 
     def _measure(self, request: TimeRequest) -> Timing:
+        self._prepare(request)
         with alone(self._gpu):
             timing = self._measure_once(request)
             if timing.conditions is not None and REPEAT_REASONS & set(timing.conditions.throttled):

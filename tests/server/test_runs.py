@@ -45,7 +45,7 @@ async def test_a_run_reports_its_steps_and_its_outcome(ide: Editor) -> None:
     stages = ide.stages(1)
     assert stages[0] == "starting"
     assert "capturing the target" in stages
-    assert "step 1: action 1: verifying" in stages
+    assert "step 1: action 1: timing" in stages
     assert "step 3: action 3: timing" in stages
     assert ide.texts[uri] == MODEL, "the file changes on keep alone"
 

@@ -19,8 +19,9 @@ from mtmc_lsp.core.workload import Capture, Environment, Target, TargetKind, Wor
 from mtmc_lsp.device.choice import model_of_arch
 from mtmc_lsp.measure import timer as timer_module
 from mtmc_lsp.measure.timer import Timer
+from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.process.worker_pool import WorkerPool
-from mtmc_lsp.timing.messages import BaselinesRequest, RankAnswer, RankRequest, TimeAnswer, TimeRequest
+from mtmc_lsp.timing.messages import BaselinesRequest, PrepareRequest, RankAnswer, RankRequest, TimeAnswer, TimeRequest
 from mtmc_lsp.verify.messages import CandidateSource
 
 ONE = Ratio(1.0, 0.99, 1.01)
@@ -53,6 +54,8 @@ class FakeProcess:
             return None
         if isinstance(request, RankRequest):
             return RankAnswer((1.0,))
+        if isinstance(request, PrepareRequest):
+            return NoAnswer()
         assert isinstance(request, TimeRequest)
         names = ("eager", *request.baselines)
         baselines = tuple(BaselineTime(name, 100.0, Ratio(2.0, 1.9, 2.1), Speed.FASTER) for name in names)

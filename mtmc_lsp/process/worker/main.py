@@ -29,6 +29,7 @@ COMMANDS = {
     "timing.time": ("TimeRequest", "timing_commands:time_candidate"),
     "timing.baselines": ("BaselinesRequest", "timing_commands:compile_baselines"),
     "timing.recompilations": ("RecompilationsRequest", "timing_commands:count_recompilations"),
+    "timing.prepare": ("PrepareRequest", "ranking_commands:prepare"),
     "timing.rank": ("RankRequest", "ranking_commands:rank"),
     "timing.calibration": ("CalibrationRequest", "calibration_commands:measure_device"),
     "timing.environment": ("EnvironmentRequest", "calibration_commands:read_environment"),

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from mtmc_lsp.codegen.module.cuda_graph import RUN_CUDA_GRAPH
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.timing.messages import RankAnswer, RankRequest
+from mtmc_lsp.process.protocol import NoAnswer
+from mtmc_lsp.timing.messages import PrepareRequest, RankAnswer, RankRequest
 from mtmc_lsp.timing.worker.clock import Run
-from mtmc_lsp.timing.worker.timing_commands import candidate_of, clock_of
+from mtmc_lsp.timing.worker.timing_commands import (
+    Version,
+    candidate_of,
+    clock_of,
+    is_prepared,
+    keep_prepared,
+    restored_inputs,
+    version_of,
+)
 from mtmc_lsp.verify.worker.run_target import release_gpu_memory, target_source
 
 ROUNDS = ((3, 100, 1.5), (9, 4, 1.2), (25, 1, 1.0))
@@ -22,19 +33,35 @@ MEMORY_PART = 0.5
 """Fraction of the GPU's free memory that concurrent first calls may use."""
 
 
+def prepare(request: PrepareRequest) -> NoAnswer:
+    """Load versions and call them concurrently."""
+    capture = request.capture
+    user_source = target_source(request.user_source, capture)
+    versions: dict[str, Version] = {}
+    with torch.no_grad(), restored_inputs(capture, user_source):
+        for source in dict.fromkeys(request.sources):
+            # A version that does not load fails again, with its reason, when it is timed.
+            with contextlib.suppress(Exception):
+                versions[source] = version_of(capture, user_source, source)
+        runs = {source: call.bound(values) for source, (call, values) in versions.items()}
+        succeeded = dict(zip(runs, _first_calls(capture, list(runs.values()), request.sources), strict=True))
+    keep_prepared({source: version for source, version in versions.items() if succeeded[source]})
+    return NoAnswer()
+
+
 def rank(request: RankRequest) -> RankAnswer:
-    """Compile variants concurrently, then take a few cold-L2 samples of each; None for variants that fail."""
+    """Take a few cold-L2 samples of each variant; None for variants that fail. Those that are not prepared are compiled first."""
     capture = request.capture
     user_source = target_source(request.user_source, capture)
     deadline = time.monotonic() + request.seconds if request.seconds else float("inf")
-    with torch.no_grad():
-        loaded = [_loaded(capture, user_source, source) for source in request.sources]
-        # A process can capture only one graph at a time, and variants do not coordinate.
-        replayed = any(RUN_CUDA_GRAPH in source for source in request.sources)
-        with ThreadPoolExecutor(1 if replayed else _side_by_side(capture)) as pool:
-            succeeded = list(pool.map(_first_call, loaded))
-        torch.cuda.synchronize()
-        runs = [run if succeeded[i] else None for i, run in enumerate(loaded)]
+    with torch.no_grad(), restored_inputs(capture, user_source):
+        prepared = [is_prepared(source) for source in request.sources]
+        runs = [_loaded(capture, user_source, source) for source in request.sources]
+        unprepared = [i for i, is_ready in enumerate(prepared) if not is_ready]
+        for i, succeeds in zip(
+            unprepared, _first_calls(capture, [runs[i] for i in unprepared], request.sources), strict=True
+        ):
+            runs[i] = runs[i] if succeeds else None
         medians: list[float | None] = [None] * len(runs)
         remaining = [i for i, run in enumerate(runs) if run is not None]
         # Successive halving: the best variants get more samples.
@@ -47,6 +74,17 @@ def rank(request: RankRequest) -> RankAnswer:
             remaining = [i for median, i in timed[:max_variants] if median <= max_ratio * timed[0][0]]
     release_gpu_memory()
     return RankAnswer(tuple(medians))
+
+
+def _first_calls(capture: Capture, runs: Sequence[Run | None], sources: Sequence[str]) -> list[bool]:
+    """Call versions concurrently, which compiles their kernels; returns which of them succeed."""
+    # A process can capture only one graph at a time, and variants do not coordinate.
+    replayed = any(RUN_CUDA_GRAPH in source for source in sources)
+    with ThreadPoolExecutor(1 if replayed else _side_by_side(capture)) as pool:
+        succeeded = list(pool.map(_first_call, runs))
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return succeeded
 
 
 def _side_by_side(capture: Capture) -> int:

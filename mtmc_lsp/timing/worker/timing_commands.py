@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._inductor import config as inductor
 
+from mtmc_lsp.capture.worker.arguments.strided_tensors import shares_elements
 from mtmc_lsp.capture.worker.calls import Call, build_call
 from mtmc_lsp.core.errors import TensorSharingFailed
 from mtmc_lsp.core.workload import Capture, WorkloadSource
@@ -82,13 +83,46 @@ def _eager(capture: Capture, user_source: str) -> tuple[Call, list[Any]]:
     return prepared_call(module, capture, inputs, _device())
 
 
+Version = tuple[Call, list[Any]]
+"""The call of a version of the user's file, and its arguments."""
+
+
 def candidate_of(capture: Capture, user_source: str, source: str) -> Run:
     """The call of a version of the user's file on the workload's inputs."""
-    call, values = _version(capture, user_source, source)
+    call, values = version_of(capture, user_source, source)
     return call.bound(values)
 
 
-def _version(capture: Capture, user_source: str, source: str) -> tuple[Call, list[Any]]:
+@contextlib.contextmanager
+def restored_inputs(capture: Capture, user_source: str) -> Iterator[None]:
+    """Restore the inputs that calls of the target change."""
+    inputs = _inputs(capture, user_source)[1]
+    changed = {mutation.input for mutation in capture.graph.mutations} & inputs.keys()
+    saved = {name: inputs[name].clone() for name in changed}
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            # Expanded and overlapping tensors cannot be written, so nothing can have changed them.
+            if not shares_elements(value.shape, inputs[name].stride()):
+                inputs[name].copy_(value)
+
+
+def keep_prepared(versions: Mapping[str, Version]) -> None:
+    """Keep loaded versions, by the text of their file, for the next request; those of an earlier one are dropped."""
+    _state["prepared"] = dict(versions)
+
+
+def is_prepared(source: str) -> bool:
+    """Whether a version was prepared, and so called before."""
+    return source in _state.get("prepared", {})
+
+
+def version_of(capture: Capture, user_source: str, source: str) -> Version:
+    """A version of the user's file; loaded unless it was prepared."""
+    if is_prepared(source):
+        version: Version = _state["prepared"].pop(source)
+        return version
     inputs = _inputs(capture, user_source)[1]
     return prepared_call(module_of(capture, user_source, source, False), capture, inputs, _device())
 
@@ -223,7 +257,7 @@ def time_candidate(request: TimeRequest) -> TimeAnswer:
         candidate_call = (
             _separate(capture, user_source, request.source, separate)
             if separate
-            else _version(capture, user_source, request.source)
+            else version_of(capture, user_source, request.source)
         )
         eager = _eager(capture, user_source)
         setup = Contenders(
