@@ -91,9 +91,8 @@ def test_a_change_of_the_code_is_the_reason(tmp_path: Path) -> None:
     assert call["reason"] == "the code of bias_gelu changed since the kernels were made: run mtmc optimize again"
 
 
-DISPATCH = FUNCTION[
-    FUNCTION.index("    if bias_gelu_fits") : FUNCTION.index("    return F.gelu(x + bias) * 0.5\n", 4000)
-]
+START = FUNCTION.index("    if bias_gelu_fits")
+DISPATCH = FUNCTION[START : FUNCTION.index("    return F.gelu(x + bias) * 0.5\n", START)]
 
 
 @pytest.mark.parametrize(

@@ -93,12 +93,12 @@ def test_rows_are_added_at_their_index(name: str, captured) -> None:
 
 
 def test_the_sum_is_returned_through_a_view_that_changes_nothing(captured) -> None:
-    """An einsum leaves such permutations before its product."""
+    """An einsum leaves such permutations before its product; the capture drops them."""
     capture = captured(TEXT, "through_an_identity_view")
     names = [node.name for node in capture.graph.nodes]
     first = next(i for i, node in enumerate(capture.graph.nodes) if "scatter_add" in node.op)
+    assert not {"permute", "view", "reshape"} & {node.op.split(".")[1] for node in capture.graph.nodes}
     candidate = fused(capture, TEXT, nodes=names[first:-1])
-    assert len(names[first:-1]) > 1
     assert "tl.atomic_add(" in candidate.source
     assert verified(capture, candidate).reason == ""
 

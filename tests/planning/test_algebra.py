@@ -20,13 +20,14 @@ from tests.planning.situations import (
     with_algebra,
 )
 
+COPY = "import torch\n\n\n# mtmc: x=f32[M,N] M=8 N=48\ndef f(x):\n    return torch.exp(x.clone()) + 1\n"
 CASES = {
     "sum over features": (programs.LINEAR_SUM, "hoist-feature-reduction", {"linear"}),
     "mean over features, seen through vectors": (programs.LINEAR_TERMS, "hoist-feature-reduction", {"linear", "sub"}),
     "mean over rows": (programs.LINEAR_ROWS, "hoist-row-reduction", set()),
     "constants in a row": (programs.CONSTANTS, "fold-constants", {"div", "sub"}),
     "negations and transposes": (programs.CONSTANTS, "cancel-inverses", {"neg", "t"}),
-    "times one": (programs.CONSTANTS, "drop-no-op", set()),
+    "a copy": (COPY, "drop-no-op", {"clone"}),
     "scaled convolution": (programs.CONVOLUTION, "fold-scale-into-convolution", set()),
     "batch norm in evaluation mode": (
         programs.NORMALISED,

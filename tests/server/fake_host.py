@@ -33,7 +33,7 @@ from mtmc_lsp.source.dependencies import with_definitions
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.verify.delivery import GUARD_ACCEPTS
 
-GAIN = {"better": 0.8, "far": 0.8, "same": 1.0, "slower": 1.5}
+GAIN = {"better": 0.8, "far": 0.8, "sleep": 0.8, "same": 1.0, "slower": 1.5}
 
 
 class ComposingCoder:

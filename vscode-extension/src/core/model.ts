@@ -22,13 +22,14 @@ export interface Baseline {
   readonly name: string;
   readonly median_us: number;
   readonly speedup: Ratio | null;
+  /** The version compared with this baseline, beyond noise; null if it could not run. */
+  readonly speed: string | null;
 }
 
 export interface Timing {
   readonly median_us: number;
   readonly baselines: readonly Baseline[];
   readonly best: string;
-  readonly speed: string;
   readonly method: string;
   readonly roofline: number;
 }

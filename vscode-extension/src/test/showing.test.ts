@@ -65,7 +65,7 @@ test("screen readers get the state that the icon of a step shows", () => {
 });
 
 test("a timed run shows the outcome of its last step", () => {
-  const timing = { median_us: 4, baselines: [], best: "eager", speed: "faster", method: "", roofline: 0.5 };
+  const timing = { median_us: 4, baselines: [], best: "eager", method: "", roofline: 0.5 };
   const last = step(3, { timing, outcome: "3.10x (3.05 to 3.16) over eager · verified" });
   const run = { ...review().run, status: "improved" as const, steps: [step(1), step(3, last)] };
   assert.equal(rows([review({ run })], [], [])[0]?.description, "model.py · 3.10x (3.05 to 3.16) over eager · 1 pending · 1 kept");
