@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.results import Speed, Timing, VerdictStatus
 from mtmc_lsp.core.run import (
     SCHEMA,
@@ -108,11 +109,13 @@ def _status(steps: Sequence[Step], timing: Timing | None, components: SearchComp
         faster = timing is not None and is_faster(timing, components.baseline)
         return RunStatus.IMPROVED if faster else RunStatus.NO_GAIN
     verdicts = [step.verdict for step in steps if step.verdict is not None]
-    # A version that is uncertifiable or ran out of memory is not known to be incorrect.
+    # A version that is uncertifiable, ran out of memory or ran out of time is not known to be incorrect.
     judged = [
         verdict
         for verdict in verdicts
-        if verdict.status is not VerdictStatus.UNCERTIFIABLE and not verdict.is_out_of_memory
+        if verdict.status is not VerdictStatus.UNCERTIFIABLE
+        and not verdict.is_out_of_memory
+        and verdict.failure is not FailureKind.DEADLINE
     ]
     # A version that was too slow to be verified gave the right results while it was timed.
     agreed = any(step.status is StepStatus.REJECTED and step.timing is not None for step in steps)

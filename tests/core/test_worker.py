@@ -20,7 +20,7 @@ from mtmc_lsp.process.worker_process import ENTRY, OUTPUT_TAIL_BYTES, SCRATCH, W
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.source.workload.directive import parse_directive
 
-GOOD = "import torch\n# mtmc: x=f32[4,8]\ndef f(x):\n    print('noise on stdout')\n    return x + 1\n"
+GOOD = "import torch\nprint('noise on stdout')\n# mtmc: x=f32[4,8]\ndef f(x):\n    return x + 1\n"
 
 
 def request(path: Path, text: str) -> CaptureRequest:

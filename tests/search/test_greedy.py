@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtmc_lsp.core.errors import FailureKind, TargetRaises, WorkerFailed
-from mtmc_lsp.core.results import Check, CheckStatus, CompileReport, Timing, Verdict
+from mtmc_lsp.core.results import Check, CheckStatus, CompileReport, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, RunStatus, StepStatus
 from mtmc_lsp.report.phrases import headline
 from mtmc_lsp.search.components import Limits
@@ -334,6 +334,20 @@ def test_a_step_that_was_not_verified_within_the_budget_is_not_delivered() -> No
     assert result.steps[0].status is StepStatus.FAILED
     assert result.steps[0].reason.startswith("it was not verified within the budget; 1.25x the eager code")
     assert (result.final.source, result.status) == (SOURCE, RunStatus.NO_GAIN)
+
+
+class CutByTheBudget(FakeMeasurer):
+    """Its verification ends with a verdict on what was reached."""
+
+    def verify(self, candidate: Candidate) -> Verdict:
+        reason = "the time limit of the whole run was reached during verify.candidate"
+        return Verdict(VerdictStatus.TIMEOUT, (), "gpu", reason=reason, failure=FailureKind.DEADLINE)
+
+
+def test_a_verification_that_the_budget_cuts_says_nothing_about_the_version() -> None:
+    result = search([action(0, "better")], measurer=CutByTheBudget())
+    assert result.steps[0].reason.startswith("it was not verified within the budget")
+    assert result.status is RunStatus.NO_GAIN
 
 
 # The baseline that decides ------------------------------------------------------------------------------------------

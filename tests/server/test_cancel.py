@@ -59,7 +59,7 @@ async def _cancelled(ide: Editor, uri: str, kind: str, stage: str, delay: float)
     await ide.until(lambda: any(stage in words for words in ide.stages(job)) or ide._end_of(job), 300)
     until = time.monotonic() + delay
     await ide.until(lambda: time.monotonic() >= until or ide._end_of(job))
-    processes = set(_below(server))
+    processes = {process for process in _below(server) if not _is_warm_fork_server(process, server)}
     began = time.monotonic()
     ide.client.window_work_done_progress_cancel(lsp.WorkDoneProgressCancelParams(f"mtmc-{job}"))
     end = await ide.finished(job)
@@ -80,6 +80,14 @@ def _below(process: int) -> Iterator[int]:
             for child in map(int, children.read_text().split()):
                 yield child
                 yield from _below(child)
+
+
+def _is_warm_fork_server(process: int, server: int) -> bool:
+    """Whether a process is the fork server that the language server prepares for all runs."""
+    with contextlib.suppress(OSError):
+        parent = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        return parent == server and b"--fork-server" in Path(f"/proc/{process}/cmdline").read_bytes()
+    return False
 
 
 def _is_alive(process: int) -> bool:
