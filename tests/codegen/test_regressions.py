@@ -17,6 +17,7 @@ from mtmc_lsp.schedule.matmul_configs import product_config
 from mtmc_lsp.verify.cases import Case
 from tests.codegen.checker import Checker
 from tests.codegen.harness import fused, verified
+from tests.planning.situations import fully_fused, start
 
 H200 = default_model()
 
@@ -143,3 +144,19 @@ def test_rows_of_an_image_behind_further_keys_have_offsets_as_small_as_the_image
     capture = captured(MEMORY_TOKENS, "attend")
     candidate = fused(capture, MEMORY_TOKENS)
     assert verified(capture, candidate).reason == ""
+
+
+ONE_PART = """
+import torch
+
+
+# mtmc: x=f32[2,48] y=f32[2,48]
+def f(x, y):
+    return torch.chunk(x, 1, -1)[0], torch.relu(y)
+"""
+
+
+def test_a_list_of_one_tensor_is_one_result(captured) -> None:
+    """``torch.ops.aten.split`` returns a list, whatever its length."""
+    capture = captured(ONE_PART, "f")
+    assert verified(capture, fully_fused(capture, start(capture, ONE_PART))).reason == ""

@@ -21,6 +21,8 @@ FUNCTIONAL = {
     "silu": "torch.nn.functional.silu",
     "avg_pool2d": "torch.nn.functional.avg_pool2d",
 }
+LISTS = frozenset("split split_with_sizes chunk tensor_split unbind unsafe_split unsafe_split_with_sizes".split())
+"""Operations that return a list, also of a single tensor."""
 METHODS = frozenset("view reshape permute transpose unsqueeze squeeze expand contiguous".split())
 """View operations, written as methods."""
 
@@ -45,7 +47,8 @@ def torch_call(node: Node, names: dict[Ref, str], size_text: dict[str, str], fir
         return f"{FUNCTIONAL[name]}({', '.join([*args, *kwargs])})"
     if name in PLAIN:
         return f"torch.{name}({', '.join([*args, *kwargs])})"
-    return f"torch.ops.{node.op}({', '.join([*args, *kwargs])})"
+    text = f"torch.ops.{node.op}({', '.join([*args, *kwargs])})"
+    return f"{text}[0]" if name in LISTS and len(node.outputs) == 1 else text
 
 
 def argument_text(value: Argument, names: dict[Ref, str], size_text: dict[str, str], key: str = "") -> str:
