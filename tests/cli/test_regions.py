@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from runner import mtmc, project
 
 from mtmc_lsp.source.compose import strip_generated
@@ -88,17 +88,6 @@ def shares(x):
 '''
 
 
-def loaded(path: Path, text: str, name: str) -> Any:
-    """The module with this text."""
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def optimised(folder: Path, name: str) -> tuple[str, dict[str, Any]]:
     """The text of the file after ``optimize --apply``, and the document of the run."""
     file = project(folder, FILE)
@@ -150,18 +139,28 @@ def talks(x, w):
     assert {check["status"] for check in checks if check["name"] == "whole target"} == {"passed"}
 
 
-def test_the_kernels_of_regions_compute_what_eager_pytorch_computes_and_the_print_stays(
-    talking, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+DRIVER = """\
+import torch
+import plain_talks, with_regions
+
+x, w = torch.randn(19, 64), torch.randn(64, 64)
+expected = plain_talks.talks(x, w)
+assert with_regions.talks_region_1_fits(x, w) and with_regions.talks_region_2_fits(x)
+torch.testing.assert_close(with_regions.talks(x, w), expected)
+"""
+
+
+def test_the_kernels_of_regions_compute_what_eager_pytorch_computes_and_the_print_stays(talking) -> None:
+    """In a process of its own: Triton reads at import whether it interprets kernels."""
     folder, text, _ = talking
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    plain = loaded(folder / "plain_talks.py", FILE, "plain_talks")
-    module = loaded(folder / "with_regions.py", on_cpu(text, FILE), "with_regions")
-    x, w = torch.randn(19, 64), torch.randn(64, 64)
-    expected = plain.talks(x, w)
-    assert module.talks_region_1_fits(x, w) and module.talks_region_2_fits(x)
-    torch.testing.assert_close(module.talks(x, w), expected)
-    assert capsys.readouterr().out == "shape (19, 64)\n" * 2
+    (folder / "plain_talks.py").write_text(FILE)
+    (folder / "with_regions.py").write_text(on_cpu(text, FILE))
+    (folder / "driver.py").write_text(DRIVER)
+    variables = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "driver.py"]
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "shape (19, 64)\n" * 2
 
 
 def test_a_file_with_regions_is_optimised_again_to_the_same_text(talking) -> None:
