@@ -96,13 +96,13 @@ class Stages:
 
 
 def _document(result: RunResult) -> dict[str, Any]:
-    """The result without the code of the steps, which the store contains: a suite has thousands of steps."""
+    """The result without code, which the store contains: a suite has thousands of steps, and its code may be of others."""
     document: dict[str, Any] = to_json(result)
     for step in document["steps"]:
         del step["candidate"], step["diff"]
         if step["verdict"] is not None:
             step["verdict"]["checks"] = len(step["verdict"]["checks"])
-    del document["final"]["diff"]
+    del document["final"]["diff"], document["final"]["source"]
     if document["offer"] is not None:
         del document["offer"]["source"], document["offer"]["diff"]
     return document

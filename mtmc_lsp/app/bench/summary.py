@@ -181,7 +181,8 @@ def _kept_timing(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _speed(record: Mapping[str, Any]) -> str:
     timing = _kept_timing(record)
     best = _baseline(timing, "best") if timing is not None else None
-    return best["speed"] or "" if best is not None else ""
+    # Results of earlier versions have no speed for each baseline.
+    return best.get("speed") or "" if best is not None else ""
 
 
 def _baseline(timing: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
