@@ -160,3 +160,20 @@ def test_a_list_of_one_tensor_is_one_result(captured) -> None:
     """``torch.ops.aten.split`` returns a list, whatever its length."""
     capture = captured(ONE_PART, "f")
     assert verified(capture, fully_fused(capture, start(capture, ONE_PART))).reason == ""
+
+
+UNEVEN_PARTS = """
+import torch
+
+
+# mtmc: x=f32[5,A] A=3
+def f(x):
+    best = x.argmax(-2)
+    return torch.chunk(best, 2, -1)[0], best
+"""
+
+
+def test_an_index_may_be_split_into_parts_of_different_sizes(captured) -> None:
+    """No part is taken for the values at the other one."""
+    capture = captured(UNEVEN_PARTS, "f")
+    assert verified(capture, fully_fused(capture, start(capture, UNEVEN_PARTS))).reason == ""

@@ -167,7 +167,9 @@ def _selects(choice: Choice, values: torch.Tensor | None) -> bool:
         return False
     selected = choice.chosen()
     if values is not None:
-        return values.dtype == scores.dtype and _is_same(selected, values.detach().reshape(selected.shape))
+        # The parts of a split index are no values of it.
+        is_alike = values.dtype == scores.dtype and values.numel() == selected.numel()
+        return is_alike and _is_same(selected, values.detach().reshape(selected.shape))
     return any(_is_same(selected, best(dim, keepdim=True)) for best in (scores.amax, scores.amin))
 
 
