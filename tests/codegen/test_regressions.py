@@ -169,7 +169,7 @@ import torch
 # mtmc: x=f32[5,A] A=3
 def f(x):
     best = x.argmax(-2)
-    return torch.chunk(best, 2, -1)[0], best
+    return torch.chunk(best, 2, -1)[0], best, torch.relu(x) + 1
 """
 
 
