@@ -1,1 +1,1 @@
-"""Targets of which only regions can be captured."""
+"""Targets that can be captured in regions only."""

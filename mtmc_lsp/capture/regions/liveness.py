@@ -1,6 +1,6 @@
-"""Which local variables a run of statements reads from before it, and which of its own are read after it.
+"""Which local variables a run of statements takes as inputs, and which of its results later statements read.
 
-Both analyses are conservative: a variable that may be read later is live, and one that may be unset is not definitely set.
+Both analyses are conservative. A variable that may be read later is live. A variable that may be unset is not definitely set.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Run:
 
     statements: tuple[ast.stmt, ...]
     ends_function: bool
-    """Whether nothing of the function follows its last statement."""
+    """Whether its last statement is the end of the function."""
 
     @property
     def returns(self) -> bool:

@@ -139,7 +139,7 @@ class RegionSearch:
             return error
 
     def _failing(self, run: Run, error: MtmcError) -> Cut:
-        """The statement of a run that cannot be captured: the one that the error names, or else by bisection."""
+        """The first statement that cannot be captured. The error names its line; otherwise bisection finds it."""
         line = error.where.line if error.where is not None else 0
         for statement in run.statements:
             if statement.lineno <= line <= (statement.end_lineno or statement.lineno):

@@ -66,7 +66,7 @@ def _definition(node: Any, name: str) -> ast.FunctionDef | ast.ClassDef | None:
 
 
 def observe(module: Any, names: Sequence[str], call: Callable[[], object]) -> list[Decision]:
-    """Call the target up to its last guard, or the first one that refuses; what comes after does not run.
+    """Call the target up to its last guard, or up to the first guard that refuses. Later code does not run.
 
     Args:
         module: the target's module.
