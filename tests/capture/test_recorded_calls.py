@@ -29,8 +29,8 @@ def tensor(name: str, shape: list[int], stride: list[int], dtype: str = "float32
 def process_record(
     count: int, *arguments: dict[str, Any], init: tuple[dict[str, Any], ...] = (), qualname: str = "f"
 ) -> list[Any]:
-    call = {"count": count, "training": 0, "grad": 0, "arguments": list(arguments), "init": list(init)}
-    return [{"path": "/p/m.py", "qualname": qualname, "others": 0, "calls": [call]}]
+    call = {"count": count, "training": 0, "grad": 0, "compiled": 0, "arguments": list(arguments), "init": list(init)}
+    return [{"path": "/p/m.py", "qualname": qualname, "others": 0, "traced": 0, "calls": [call]}]
 
 
 def target(kind: TargetKind = TargetKind.FUNCTION, name: str = "f") -> Target:
