@@ -198,9 +198,17 @@ if True:
 
 @triton.jit
 def kernel(x): ...
+act = lambda x: x
+several = lambda x: map(lambda y: y, x)
 """
     functions = functions_of(text)
-    assert functions == {3: ("decorated", False), 14: ("Outer.Inner.method", True), 17: ("conditional", False)}
+    assert functions == {
+        3: ("decorated", False),
+        6: ("decorated.inner", False),
+        14: ("Outer.Inner.method", True),
+        17: ("conditional", False),
+        21: ("act", False),
+    }
     # Code objects have the same first lines.
     lines = {
         item.co_name: item.co_firstlineno

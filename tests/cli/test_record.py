@@ -392,6 +392,19 @@ def bounded(x):
     return x.clamp(0, 1)
 
 
+act = lambda x: x.relu() * 2
+
+
+def around(x, k):
+    def inner(x):
+        return x + 1
+
+    def closure(x):
+        return x * k
+
+    return closure(inner(x))
+
+
 def main():
     x = torch.randn(4, 8)
     outer = Outer()
@@ -402,6 +415,7 @@ def main():
         fast(x)
         bounded(x)
     shared(x)
+    around(act(x), 2)
 
 
 if __name__ == "__main__":
@@ -431,6 +445,9 @@ def test_compiled_calls_and_calls_inside_compiled_code_are_told_from_eager_calls
     }
     counts = {name: [(call["count"], call["compiled"]) for call in item["calls"]] for name, item in records.items()}
     assert counts == {
+        "act": [(1, 0)],
+        "around": [(1, 0)],
+        "around.inner": [(1, 0)],
         "Outer.forward": [(3, 3)],
         "shared": [(4, 3)],
         "bounded": [(3, 0)],

@@ -36,6 +36,7 @@ FIELDS = "fields"
 """Kind of named tuples and dataclasses. The kinds are those of ``mtmc_lsp.core.workload``."""
 FURTHER = {"*": "positional", "**": "keywords"}
 """Kinds of further arguments."""
+LAMBDA = "<lambda>"
 NOT_SIMPLE = 0x20 | 0x80 | 0x200
 """Code flags of generators, coroutines and asynchronous generators."""
 
@@ -50,7 +51,7 @@ TRACER_FILE, TRACE_CALL = os.path.join("torch", "_dynamo", "symbolic_convert.py"
 
 
 def functions_of(text: str) -> Functions:
-    """The functions and methods of a file that can be targets. Functions inside functions cannot."""
+    """The functions and methods of a file that can be targets, also functions inside functions."""
     functions: Functions = {}
     try:
         tree = ast.parse(text)
@@ -67,8 +68,15 @@ def _collect(node: ast.AST, scope: tuple[str, ...], functions: Functions, *, in_
             if not names & SKIPPED:
                 line = min([child.lineno, *(item.lineno for item in child.decorator_list)])
                 functions[line] = (".".join((*scope, child.name)), in_class)
+            _collect(child, (*scope, child.name), functions, in_class=False)
         elif isinstance(child, ast.ClassDef):
             _collect(child, (*scope, child.name), functions, in_class=True)
+        elif not scope and isinstance(child, (ast.Assign, ast.AnnAssign)) and isinstance(child.value, ast.Lambda):
+            # Another lambda expression in it may start in the same line.
+            is_alone = sum(isinstance(item, ast.Lambda) for item in ast.walk(child)) == 1
+            target = child.targets[-1] if isinstance(child, ast.Assign) else child.target
+            if is_alone and isinstance(target, ast.Name):
+                functions[child.value.lineno] = (target.id, False)
         elif not isinstance(child, (ast.AsyncFunctionDef, ast.Lambda, ast.expr)):
             _collect(child, scope, functions, in_class=in_class)
 
@@ -134,8 +142,14 @@ class Recorder:
                     self._note_traced(frame)
                 return
             function = functions.get(code.co_firstlineno) if functions else None
-            if function is not None and not code.co_flags & NOT_SIMPLE and function[0].endswith(code.co_name):
-                self._record(frame, *function)
+            if function is None or code.co_flags & NOT_SIMPLE:
+                return
+            qualname, is_method = function
+            if not qualname.endswith(code.co_name) and code.co_name != LAMBDA:
+                return
+            # A function that reads variables of an outer function cannot be a target. Methods that call super() read their class.
+            if is_method or not code.co_freevars:
+                self._record(frame, qualname, is_method)
         except Exception as error:
             # The user's program must continue. Calls that the recorder cannot handle are not recorded.
             print(f"mtmc record: cannot record a call of {code.co_name}: {error!r}", file=sys.stderr)
