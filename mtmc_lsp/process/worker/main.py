@@ -113,6 +113,10 @@ def _import(name: str) -> ModuleType:
     return sys.modules[name]
 
 
+def _import_dependencies(path: str) -> None:
+    _import("mtmc_lsp.capture.worker.user_module").import_dependencies(path)
+
+
 def _run(command: str, request: Any) -> object:
     from mtmc_lsp.core.json_codec import from_json
 
@@ -186,7 +190,9 @@ def main() -> None:
         return
     from mtmc_lsp.process.worker.fork_server_loop import serve_forks
 
-    arguments, answers = serve_forks(options.fork_server, preload=options.preload, command_modules=PRELOADED_MODULES)
+    arguments, answers = serve_forks(
+        options.fork_server, _import_dependencies, preload=options.preload, command_modules=PRELOADED_MODULES
+    )
     code = 0
     try:
         options = _parser().parse_args(arguments)
