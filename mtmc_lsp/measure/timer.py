@@ -32,7 +32,7 @@ from mtmc_lsp.timing.messages import (
 )
 from mtmc_lsp.timing.timekeeper import TIME_SECONDS, Timekeeper, TimingCache
 from mtmc_lsp.verify.candidate_process import CandidateProcess
-from mtmc_lsp.verify.messages import CandidateSource
+from mtmc_lsp.verify.messages import CandidateSource, LoadRequest
 from mtmc_lsp.verify.reference import PreparedCase, Reference
 
 WAIT_FACTOR = 4
@@ -236,7 +236,8 @@ class Timer:
         return list(self.call_exclusive(request).medians_us)
 
     def _prepare(self, sources: Sequence[str], process: CandidateProcess) -> None:
-        """Load versions while others use the GPU too, so that it is locked only for samples."""
+        """Load versions, and call them while others use the GPU too, so that it is locked only for samples."""
+        self._call(LoadRequest(self._capture, self._user_source, (None, *sources)), process)
         request = PrepareRequest(self._capture, self._user_source, tuple(sources))
         with self._pool.sharing_gpu():
             self._call(request, process)
