@@ -13,7 +13,6 @@ from mtmc_lsp.core.protocols import Measurer
 from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import Candidate, Step
 
-
 FIRST_SECONDS = 5.0
 """Expected time of a run's first verification: the median of 70 modules of public packages, five at a time on an H100."""
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtmc_lsp.core.errors import FailureKind, TargetRaises, WorkerFailed
-from mtmc_lsp.core.results import Check, CheckStatus, CompileReport, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.results import Check, CheckStatus, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, RunStatus, StepStatus
 from mtmc_lsp.report.phrases import headline
 from mtmc_lsp.search.components import Limits
