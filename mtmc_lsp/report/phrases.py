@@ -9,12 +9,17 @@ from mtmc_lsp.core.results import CompileReport, Conditions, Ratio, Speed, Timin
 from mtmc_lsp.core.run import RunResult, RunStatus
 
 
+def stage_with_time(stage: str, elapsed: float, budget: float) -> str:
+    """The present stage of a run, with the seconds that it has taken and those that are left."""
+    return f"{stage} ({elapsed:.0f} s, {max(0.0, budget - elapsed):.0f} s left)"
+
+
 def verdict_line(verdict: Verdict) -> str:
     """One-line verdict with the candidate's error and the original code's error."""
     method = "on the GPU" if verdict.mode == "gpu" else "by Triton's interpreter"
     if not verdict.is_correct:
         return f"{verdict.status.value} {method}: {verdict.reason}"
-    errors = f"relative error {verdict.error:.1e}(original code: {verdict.reference_error:.1e})"
+    errors = f"relative error {verdict.error:.1e} (original code: {verdict.reference_error:.1e})"
     return f"correct {method}: {len(verdict.checks)} checks, {errors}"
 
 
