@@ -401,7 +401,8 @@ class Pipeline:
         """The model to ask; None if neither the planner nor the coder asks one. Nothing is sent yet."""
         if self._options.model is not None or not self._options.backends.ask_a_model:
             return self._options.model
-        return OpenAIModel(self.target.settings.llm, self.target.project)
+        deadline = self._deadline if self._deadline is not None else float("inf")
+        return OpenAIModel(self.target.settings.llm, self.target.project, deadline=deadline)
 
     def _open_components(self, model: RecordingModel | None, steps: Sequence[Step]) -> SearchComponents:
         """The parts of a search; the edits of ``steps`` by a model are known to the coder."""
