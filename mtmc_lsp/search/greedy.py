@@ -26,10 +26,10 @@ from mtmc_lsp.core.protocols import (
     Sampler,
     State,
 )
-from mtmc_lsp.core.results import CheckStatus, Speed, Timing, VerdictStatus
+from mtmc_lsp.core.results import BaselineTime, CheckStatus, Speed, Timing, VerdictStatus
 from mtmc_lsp.core.run import Candidate, CompilerOffer, RunResult, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.search.acceptance import Judge
+from mtmc_lsp.search.acceptance import Judge, clearer_timing
 from mtmc_lsp.search.certification import Certification, Certified
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.failures import failure_reason
@@ -130,6 +130,7 @@ class GreedySearch:
             source_hash=source_hash,
             seconds=time.monotonic() - began,
             offer=offer,
+            untimed=self._untimed_baselines(),
         )
 
     def _explore(self) -> None:
@@ -254,11 +255,20 @@ class GreedySearch:
             return False
         if timing is None:
             return False
-        changed = replace(last, timing=timing)
+        changed = replace(last, timing=clearer_timing(last.timing, timing))
         self._retake(changed)
-        if timing.baselines != (last.timing.baselines if last.timing is not None else ()):
+        if changed.timing is not None and changed.timing.baselines != (
+            last.timing.baselines if last.timing is not None else ()
+        ):
             self._events.on_retimed(changed)
         return True
+
+    def _untimed_baselines(self) -> tuple[BaselineTime, ...]:
+        """The baselines with the reason why they have no time; none if the run ended early and without a version."""
+        if not isinstance(self._measurer, BaselineTimer):
+            return ()
+        ended_early = time.monotonic() < self._deadline - self._needed_seconds()
+        return () if ended_early and self._last_accepted() is None else self._measurer.untimed_baselines()
 
     def _is_before(self, step: Step, last: Step) -> bool:
         return step.status is StepStatus.ACCEPTED and step.index < last.index and step.candidate is not None
