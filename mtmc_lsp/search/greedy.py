@@ -38,6 +38,8 @@ from mtmc_lsp.search.trial import BaseWithdrawn, Trial
 
 MAX_FAILURES = 4
 """The run ends after this many consecutive steps that were not accepted."""
+MAX_REFUSALS = 12
+"""The same for steps that the built-in coder cannot write: these cost planning alone, and the planner then knows more."""
 PLANNING_SHARE = 0.5
 """The fraction of a run's remaining time that planning the next step may take; the rest is for trying it."""
 FINAL_SECONDS = 3.0
@@ -86,8 +88,8 @@ class GreedySearch:
         self._times: dict[str, tuple[KernelTime, ...]] = {}
         """Kernel times of versions that were profiled, by the version's id."""
         # A model's code is verified first: it repairs its code by the reason of a failed verification.
-        asks_model = isinstance(components.coder, (Repairer, Sampler))
-        self._verifies_later = self._has_gpu and not asks_model
+        self._asks_model = isinstance(components.coder, (Repairer, Sampler))
+        self._verifies_later = self._has_gpu and not self._asks_model
         self._certification = Certification(self._measurer)
         self._deadline = float("inf")
         self._trial_seconds = 0.0
@@ -152,7 +154,7 @@ class GreedySearch:
         remaining = self._deadline - time.monotonic()
         if len(self._steps) >= self._limits.steps or remaining <= self._needed_seconds():
             return None
-        if self._failures_in_a_row() >= MAX_FAILURES:
+        if self._has_failed_too_often():
             return None
         return self._planner.propose(self._state(remaining * PLANNING_SHARE))
 
@@ -356,13 +358,14 @@ class GreedySearch:
             self._times[candidate.id] = watched(self._measurer, candidate)
         return self._times[candidate.id]
 
-    def _failures_in_a_row(self) -> int:
-        count = 0
+    def _has_failed_too_often(self) -> bool:
+        failures = refusals = 0
         for step in reversed(self._steps):
             if step.status is StepStatus.ACCEPTED:
                 break
-            count += 1
-        return count
+            is_refusal = step.status is StepStatus.FAILED and step.candidate is None and not self._asks_model
+            failures, refusals = failures + (not is_refusal), refusals + is_refusal
+        return failures >= MAX_FAILURES or refusals >= MAX_REFUSALS
 
 
 def watched(measurer: Measurer, candidate: Candidate) -> tuple[KernelTime, ...]:

@@ -25,7 +25,7 @@ from mtmc_lsp.core.results import (
 from mtmc_lsp.core.run import Candidate, RunStatus, StepStatus
 from mtmc_lsp.report.phrases import headline
 from mtmc_lsp.search.components import Limits
-from mtmc_lsp.search.greedy import MAX_FAILURES
+from mtmc_lsp.search.greedy import MAX_FAILURES, MAX_REFUSALS
 
 plans = st.lists(st.sampled_from(OUTCOMES), max_size=9)
 
@@ -228,6 +228,14 @@ def test_the_status_says_what_the_run_came_to(outcomes: list[str], status: RunSt
 
 def test_a_run_ends_after_steps_that_come_to_nothing() -> None:
     assert len(search([action(i, "slower") for i in range(20)]).steps) == MAX_FAILURES
+
+
+def test_steps_that_the_coder_refuses_leave_room_for_the_next_ones() -> None:
+    refused = [action(number, "uncoded") for number in range(MAX_FAILURES + 1)]
+    result = search([*refused, action(9, "better")])
+    assert [step.status for step in result.steps][-1] is StepStatus.ACCEPTED
+    assert result.status is RunStatus.IMPROVED
+    assert len(search([action(number, "uncoded") for number in range(30)]).steps) == MAX_REFUSALS
 
 
 def test_a_run_keeps_to_its_limits() -> None:
