@@ -13,7 +13,7 @@ from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, WorkerFailed
 from mtmc_lsp.core.profile import KernelTime
-from mtmc_lsp.core.results import Check, CompileReport, Timing, Verdict
+from mtmc_lsp.core.results import BaselineTime, Check, CompileReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture, Workload
 from mtmc_lsp.device.choice import planning_model
@@ -292,6 +292,10 @@ class LocalMeasurer:
         more = ("reduce-overhead",) if uses_graph else ()
         source = CandidateSource(candidate.source)
         return self._timer.time(source, previous=_generated(previous), more_baselines=more, wait=wait)
+
+    def untimed_baselines(self) -> tuple[BaselineTime, ...]:
+        """The baselines of the settings, each with a note that says why it was not timed; none before they are compiled."""
+        return self._timer.untimed_baselines() if self.has_gpu else ()
 
     def recompilations(self) -> tuple[int, float]:
         """How often ``torch.compile`` compiles again for the other sizes that are verified, and the seconds that takes.

@@ -191,5 +191,7 @@ def _measurement_text(answer: dict[str, Any]) -> str:
         megabytes = answer["bytes"] / 1e6
         return f"not timed: no CUDA GPU. One call moves at least {megabytes:.1f} MB"
     timing = from_json(Timing, answer["timing"])
-    baselines = ", ".join(f"{b.name} {b.median_us:.1f} us ({ratio_text(b.speedup)})" for b in timing.baselines)
+    baselines = ", ".join(
+        f"{b.name} {b.median_us:.1f} us ({ratio_text(b.speedup)})" if b.speedup else b.note for b in timing.baselines
+    )
     return f"{timing.median_us:.1f} us, {timing.roofline:.0%} of the roofline; {baselines}"

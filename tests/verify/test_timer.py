@@ -137,6 +137,21 @@ def test_a_compiler_that_ends_its_process_leaves_a_note_and_the_times_of_eager_m
     assert prepared.process.timed == []
 
 
+def test_a_compiler_that_the_budget_stops_was_still_compiling() -> None:
+    error = WorkerFailed("the time limit of the whole run was reached", kind=FailureKind.DEADLINE)
+    prepared = Prepared(FakeProcess(error))
+    prepared.compile()
+    assert [b.note for b in prepared.timer.untimed_baselines()] == ["torch.compile was still compiling after 0 s"]
+
+
+def test_baselines_that_were_compiled_too_late_were_not_timed_within_the_budget() -> None:
+    prepared = Prepared(FakeProcess())
+    prepared.compile()
+    (baseline,) = prepared.timer.untimed_baselines()
+    assert (baseline.name, baseline.speedup) == ("compile", None)
+    assert baseline.note == "torch.compile was not timed within the budget"
+
+
 def test_one_process_for_both_times_after_its_baselines_are_compiled() -> None:
     """Where memory is tight, there is no second process."""
     prepared = Prepared(FakeProcess(), is_shared=True)
