@@ -229,7 +229,7 @@ def use_one_thread() -> None:
 
 
 class LaunchCount:
-    """Counts launches of compiled and interpreted kernels."""
+    """Counts launches: of kernels, of compiled kernels that are launched directly, and of interpreted ones."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -240,17 +240,25 @@ class LaunchCount:
         """Count the launches in this context; if ``executes`` is false, kernels do nothing."""
         self._executes = executes
         import triton.runtime.interpreter as interpreter
+        from triton.compiler import CompiledKernel
         from triton.runtime.jit import JITFunction
 
-        patched = [(JITFunction, "run"), (interpreter.GridExecutor, "__call__")]
-        originals = [getattr(kind, name) for kind, name in patched]
-        for (kind, name), original in zip(patched, originals, strict=True):
-            setattr(kind, name, self._counted(original))
+        patched: list[tuple[Any, str, Callable[[Any], Any]]] = [
+            (JITFunction, "run", self._counted),
+            (CompiledKernel, "__getitem__", self._returns_counted),
+            (interpreter.GridExecutor, "__call__", self._counted),
+        ]
+        originals = [getattr(kind, name) for kind, name, _ in patched]
+        for (kind, name, replace), original in zip(patched, originals, strict=True):
+            setattr(kind, name, replace(original))
         try:
             yield
         finally:
-            for (kind, name), original in zip(patched, originals, strict=True):
+            for (kind, name, _), original in zip(patched, originals, strict=True):
                 setattr(kind, name, original)
+
+    def _returns_counted(self, original: Any) -> Any:
+        return lambda compiled, grid: self._counted(original(compiled, grid))
 
     def _counted(self, original: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
