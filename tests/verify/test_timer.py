@@ -45,7 +45,7 @@ class FakeProcess:
         self.may_compile = threading.Event()
         self.error, self.restarts = error, 0
 
-    def call(self, request: Any, seconds: float) -> Any:
+    def call(self, request: Any, seconds: float, *_: object) -> Any:
         self.requests.append(request)
         if isinstance(request, BaselinesRequest):
             assert self.may_compile.wait(10)
