@@ -6,11 +6,17 @@ import contextlib
 import fcntl
 import os
 import tempfile
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER = "mtmc-gpu-locks"
 """The folder of all lock files, below the temporary folder."""
+
+
+lock_seconds: defaultdict[str, float] = defaultdict(float)
+"""Seconds that threads of this process waited for the locks and held the GPU exclusively."""
 
 
 def lock_folder(gpu: str = "") -> str:
@@ -34,17 +40,25 @@ def alone(gpu: str) -> Iterator[None]:
     """Hold the GPU exclusively; ``gpu`` is its UUID, because its index depends on ``CUDA_VISIBLE_DEVICES``."""
     folder = lock_folder()
     # The door lock keeps new sharers out while this waits for the present ones, so that it cannot wait forever.
+    began = time.monotonic()
     with _locked(folder, f"{gpu}-door", fcntl.LOCK_EX), _locked(folder, gpu, fcntl.LOCK_EX):
-        yield
+        acquired = time.monotonic()
+        lock_seconds["waiting to use the GPU alone"] += acquired - began
+        try:
+            yield
+        finally:
+            lock_seconds["using the GPU alone"] += time.monotonic() - acquired
 
 
 @contextlib.contextmanager
 def shared(gpu: str, folder: str = "") -> Iterator[None]:
     """Share the GPU while nothing is timed. Hold this only while something computes on it, because others wait for it."""
     folder = folder or lock_folder()
+    began = time.monotonic()
     with contextlib.ExitStack() as stack:
         with _locked(folder, f"{gpu}-door", fcntl.LOCK_SH):
             stack.enter_context(_locked(folder, gpu, fcntl.LOCK_SH))
+        lock_seconds["waiting to share the GPU"] += time.monotonic() - began
         yield
 
 

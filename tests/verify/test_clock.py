@@ -36,6 +36,50 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return state
 
 
+class Selected:
+    """A context that selects a stream; one that fails to end leaves its stream selected, as ``torch.cuda.graph`` does."""
+
+    def __init__(self, gpu: SimpleNamespace, stream: str, *, fails: bool = False) -> None:
+        self.gpu, self.stream, self.fails = gpu, stream, fails
+
+    def __enter__(self) -> None:
+        self.before, self.gpu.current = self.gpu.current, self.stream
+
+    def __exit__(self, *error: object) -> None:
+        if self.fails:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self.gpu.current = self.before
+
+
+@pytest.fixture
+def streams(gpu: SimpleNamespace) -> SimpleNamespace:
+    """The pretended GPU with streams and CUDA graphs; capturing a call that waits for the device fails."""
+    gpu.waits = False
+    gpu.cuda.current_stream = lambda: gpu.current
+    gpu.cuda.Stream = lambda: SimpleNamespace(wait_stream=lambda other: None)
+    gpu.cuda.CUDAGraph = lambda: SimpleNamespace(replay=lambda: None)
+    gpu.cuda.stream = lambda stream: Selected(gpu, stream)
+    gpu.cuda.graph = lambda graph: Selected(gpu, "capture stream", fails=gpu.waits)
+    gpu.current = SimpleNamespace(wait_stream=lambda other: None)
+    return gpu
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_call_that_cannot_be_captured_leaves_the_clock_untouched(streams: SimpleNamespace, waits: bool) -> None:
+    clock = clocks.CudaClock()
+    streams.waits = waits
+    assert (clock.captured(lambda: work(streams)) is None) == waits
+    assert clock.untouched()
+
+
+def test_a_call_that_selects_another_stream_is_noticed_after_a_failed_capture(streams: SimpleNamespace) -> None:
+    clock = clocks.CudaClock()
+    streams.current = SimpleNamespace(wait_stream=lambda other: None)
+    streams.waits = True
+    assert clock.captured(lambda: work(streams)) is None
+    assert not clock.untouched()
+
+
 def work(gpu: SimpleNamespace) -> None:
     gpu.noted.append("work")
     gpu.now += 40.0

@@ -22,7 +22,7 @@ from mtmc_lsp.measure.timer import Timer
 from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.process.worker_pool import WorkerPool
 from mtmc_lsp.timing.messages import BaselinesRequest, PrepareRequest, RankAnswer, RankRequest, TimeAnswer, TimeRequest
-from mtmc_lsp.verify.messages import CandidateSource
+from mtmc_lsp.verify.messages import CandidateSource, LoadRequest
 
 ONE = Ratio(1.0, 0.99, 1.01)
 CAPTURE = Capture(
@@ -54,7 +54,7 @@ class FakeProcess:
             return None
         if isinstance(request, RankRequest):
             return RankAnswer((1.0,))
-        if isinstance(request, PrepareRequest):
+        if isinstance(request, (LoadRequest, PrepareRequest)):
             return NoAnswer()
         assert isinstance(request, TimeRequest)
         names = ("eager", *request.baselines)
@@ -135,6 +135,21 @@ def test_a_compiler_that_ends_its_process_leaves_a_note_and_the_times_of_eager_m
     assert timing.against("eager") is not None
     assert timing.baselines[1].note == "torch.compile gave no result: the process ran out of memory"
     assert prepared.process.timed == []
+
+
+def test_a_compiler_that_the_budget_stops_was_still_compiling() -> None:
+    error = WorkerFailed("the time limit of the whole run was reached", kind=FailureKind.DEADLINE)
+    prepared = Prepared(FakeProcess(error))
+    prepared.compile()
+    assert [b.note for b in prepared.timer.untimed_baselines()] == ["torch.compile was still compiling after 0 s"]
+
+
+def test_baselines_that_were_compiled_too_late_were_not_timed_within_the_budget() -> None:
+    prepared = Prepared(FakeProcess())
+    prepared.compile()
+    (baseline,) = prepared.timer.untimed_baselines()
+    assert (baseline.name, baseline.speedup) == ("compile", None)
+    assert baseline.note == "torch.compile was not timed within the budget"
 
 
 def test_one_process_for_both_times_after_its_baselines_are_compiled() -> None:

@@ -11,6 +11,7 @@ from mtmc_lsp.codegen.kernel.snippets import call_text
 from mtmc_lsp.codegen.module.attribute_inputs import attribute_conditions, may_be_elsewhere, tensor_text
 from mtmc_lsp.codegen.module.guard_helpers import (
     ALIGNED,
+    HAS_CAPTURED_HOOKS,
     HAS_ITEMS,
     HAVE_TYPE_AND_SHAPE,
     HAVE_VALUES,
@@ -22,7 +23,7 @@ from mtmc_lsp.codegen.module.guard_helpers import (
 from mtmc_lsp.codegen.module.module_lookups import cache_lookups, parts
 from mtmc_lsp.codegen.module.number_conditions import number_conditions
 from mtmc_lsp.codegen.module.unpacking import Unpacking
-from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
+from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, UsedModule
 from mtmc_lsp.core.sizes import Size, conditions_hold, names_in, rename_symbols
 
 
@@ -168,8 +169,7 @@ def _structure(graph: Graph, attributes: Iterable[str], values: list[str], up_to
     conditions += [text for text in values if re.search(r"\bself\.\w+( is |\) )", text)]
     for item in graph.modules:
         if item.access != "self":
-            length = f", {item.length}" if item.length is not None else ""
-            conditions.append(f"{IS_UNCHANGED_MODULE}({item.access}, {item.kind}{length})")
+            conditions.append(_is_unchanged(item))
     conditions += [f"{again} is {first}" for again, first in graph.aliases]
     conditions += attributes
     conditions += values
@@ -180,6 +180,15 @@ def _structure(graph: Graph, attributes: Iterable[str], values: list[str], up_to
     unique = "\n        and ".join(dict.fromkeys(conditions))
     otherwise = "None" if returns_tensors(graph) else "False"
     return f"    if not (\n        {unique}\n    ):\n        return {otherwise}\n"
+
+
+def _is_unchanged(module: UsedModule) -> str:
+    """The condition that a submodule runs the captured code: its class, and the hooks whose effect is in the graph."""
+    if module.hooks:
+        hooks = ", ".join(f'("{hook.kind}", {dict(hook.settings)!r})' for hook in module.hooks)
+        return f"{HAS_CAPTURED_HOOKS}({module.access}, {module.kind}, [{hooks}])"
+    length = f", {module.length}" if module.length is not None else ""
+    return f"{IS_UNCHANGED_MODULE}({module.access}, {module.kind}{length})"
 
 
 def _shapes(

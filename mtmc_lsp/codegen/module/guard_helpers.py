@@ -4,6 +4,7 @@ from __future__ import annotations
 
 PLAIN_CALL = "_is_plain_call"
 IS_UNCHANGED_MODULE = "_is_unchanged_module"
+HAS_CAPTURED_HOOKS = "_has_captured_hooks"
 NO_OVERLAP = "_do_not_overlap"
 HAVE_TYPE_AND_SHAPE = "_have_type_and_shape"
 HAVE_VALUES = "_have_values"
@@ -71,6 +72,16 @@ def _do_not_overlap(tensors, updated) -> bool:
         (type(module) is kind or f"{type(module).__module__}.{type(module).__qualname__}" == kind)
         and not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
         and (length is None or len(module) == length)
+    )
+''',
+    HAS_CAPTURED_HOOKS: '''def _has_captured_hooks(module, kind, hooks) -> bool:
+    """Whether a call of the module runs only the forward of its class and these hooks, which compute parameters."""
+    registered = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    present = [(f"{type(h).__module__}.{type(h).__qualname__}", getattr(h, "__dict__", None)) for h in registered]
+    return (
+        (type(module) is kind or f"{type(module).__module__}.{type(module).__qualname__}" == kind)
+        and "forward" not in module.__dict__
+        and present == hooks
     )
 ''',
     HAVE_TYPE_AND_SHAPE: '''def _have_type_and_shape(dtype, shape, *tensors) -> bool:

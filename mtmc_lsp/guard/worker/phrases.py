@@ -275,9 +275,23 @@ def _other_module(condition: ast.Call, scope: Scope) -> str:
         return f"{name} is {_article(type(module))}; {MADE_FOR} {scope.text(condition.args[1])}"
     if module._forward_hooks or module._forward_pre_hooks:
         return f"{name} has hooks, which the kernels would not call"
-    if "forward" in module.__dict__:
-        return f"forward of {name} is replaced"
-    return f"{name} has {len(module)} modules; {MADE_FOR} {scope.value(condition.args[2])}"
+    return (
+        _replaced_forward(module, name)
+        or f"{name} has {len(module)} modules; {MADE_FOR} {scope.value(condition.args[2])}"
+    )
+
+
+def _other_hooks(condition: ast.Call, scope: Scope) -> str:
+    module, kind, expected = (scope.value(node) for node in condition.args)
+    name = scope.text(condition.args[0])
+    if _class_name(type(module)) != (_class_name(kind) if isinstance(kind, type) else kind):
+        return f"{name} is {_article(type(module))}; {MADE_FOR} {scope.text(condition.args[1])}"
+    known = ", ".join(hook.rpartition(".")[2] for hook, _ in expected)
+    return _replaced_forward(module, name) or f"{name} has other hooks, or other settings of them; {MADE_FOR} {known}"
+
+
+def _replaced_forward(module: Any, name: str) -> str:
+    return f"forward of {name} is replaced" if "forward" in module.__dict__ else ""
 
 
 def _other_values(condition: ast.Call, scope: Scope) -> str:
@@ -322,6 +336,7 @@ CALLS: Mapping[str, Callable[[ast.Call, Scope], str]] = {
     "_is_plain_call": _not_plain,
     "_have_type_and_shape": _other_type_or_shape,
     "_is_unchanged_module": _other_module,
+    "_has_captured_hooks": _other_hooks,
     "_have_values": _other_values,
     "_has_items": _other_items,
     "_do_not_overlap": _overlap,

@@ -39,6 +39,7 @@ COMMANDS = {
     "verify.share_inputs": ("ShareInputsRequest", "reference_commands:share_inputs"),
     "verify.unshare_inputs": ("UnshareInputsRequest", "reference_commands:unshare_inputs"),
     "verify.candidate": ("CandidateRequest", "candidate_commands:run_candidate"),
+    "verify.load": ("LoadRequest", "load_command:load"),
     "verify.guard": ("GuardRequest", "guard_command:check_guard"),
     "verify.judge": ("JudgeRequest", "judge_command:judge"),
     "verify.reproduce": ("ReproduceRequest", "reproduction:reproduce"),
@@ -111,6 +112,10 @@ def _import(name: str) -> ModuleType:
             gc.freeze()
             gc.enable()
     return sys.modules[name]
+
+
+def _import_dependencies(path: str) -> None:
+    _import("mtmc_lsp.capture.worker.user_module").import_dependencies(path)
 
 
 def _run(command: str, request: Any) -> object:
@@ -186,7 +191,9 @@ def main() -> None:
         return
     from mtmc_lsp.process.worker.fork_server_loop import serve_forks
 
-    arguments, answers = serve_forks(options.fork_server, preload=options.preload, command_modules=PRELOADED_MODULES)
+    arguments, answers = serve_forks(
+        options.fork_server, _import_dependencies, preload=options.preload, command_modules=PRELOADED_MODULES
+    )
     code = 0
     try:
         options = _parser().parse_args(arguments)

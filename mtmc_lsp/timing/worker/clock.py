@@ -98,7 +98,8 @@ class CudaClock:
                     run()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # A capture that fails leaves its stream as the current one; the outer context restores the stream before it.
+            with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
                 run()
         except RuntimeError:
             # Code that synchronises or allocates on the host cannot be captured; it is timed only without a graph.
