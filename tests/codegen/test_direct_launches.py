@@ -19,6 +19,7 @@ from triton.runtime.jit import JITFunction, compute_cache_key, create_function_f
 
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.codegen.module.direct_launches import DIRECT_LAUNCHES
+from mtmc_lsp.verify.worker.run_target import LaunchCount
 from tests.golden.pairs import FOLDER
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -297,3 +298,43 @@ def test_no_generated_kernel_depends_on_values_that_triton_compares_in_each_laun
                 assert kernel.cache_key and not kernel.used_global_vals, path
                 kernels += 1
     assert kernels > 20
+
+
+def test_the_verification_counts_and_disables_direct_launches(module: ModuleType, launches: Launches) -> None:
+    direct = module._DirectLaunches(module.kernel)
+    count = LaunchCount()
+    with count.counting():
+        launch(direct)
+        launch(direct)
+        launch(module.kernel)
+    assert count.count == 3 and launches.searches == 2
+    with LaunchCount().counting(executes=False):
+        launch(direct)
+        launch(direct, n=64)
+    assert len(launches) == 3
+    launch(direct, n=64)
+    assert len(launches) == 4, "a launch that did nothing leaves no version behind"
+
+
+@pytest.mark.parametrize("kernel", ["direct", "plain"])
+def test_torch_compile_traces_the_kernel(
+    module: ModuleType, launches: Launches, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    """In launchers that cannot be an operator, the compiler traces into the helper."""
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    chosen = {"direct": module._DirectLaunches(module.kernel), "plain": module.kernel}[kernel]
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return lambda *inputs: (torch.ones(64),)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        chosen[(2,)](x, out, 50, 2.0, BLOCK=32, EVEN=False, num_warps=2)
+        return out
+
+    torch.compile(function, backend=backend, fullgraph=True)(torch.ones(64))
+    (graph,) = graphs
+    assert "triton_kernel_wrapper_mutation" in [str(node.target) for node in graph.graph.nodes]
+    assert launches.searches == 0
