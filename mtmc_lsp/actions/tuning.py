@@ -27,7 +27,7 @@ from mtmc_lsp.schedule.legality import has_order, kind_word, reconfigured
 from mtmc_lsp.schedule.matmul_configs import stage_bytes
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.schedule.tile_configs import variants
-from mtmc_lsp.tuning.cost import kernel_cost, programs_of
+from mtmc_lsp.tuning.kernel_cost import kernel_cost, programs_of
 
 Changes = Mapping[str, object]
 """Choices of a configuration to their new values, as JSON data."""

@@ -36,6 +36,7 @@ from mtmc_lsp.app.stored_runs import check_resumable, open_store
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.app.verify_pair import PairOptions, prepare_pair, verify_pair
 from mtmc_lsp.app.why import refuse_calls_without_kernels
+from mtmc_lsp.capture.recorded_calls import RECORDS, find_record
 from mtmc_lsp.capture.regions.runs import has_dispatch
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
@@ -52,6 +53,7 @@ from mtmc_lsp.measure.foreign_candidate import ForeignVerdict
 from mtmc_lsp.measure.local_measurer import LocalMeasurer, MeasureOptions
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
+from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch, watched
 from mtmc_lsp.search.store import RunRecord, Store
@@ -99,6 +101,8 @@ class Pipeline:
         self._deadline = options.deadline
         self._resources = ExitStack()
         self._fork_server: ForkServer | None = None
+        self._branch: ForkServer | None = None
+        """Starts the workers of the run: they need what the user's file imports."""
         self._store: Store | None = None
         self._captures: tuple[Capture, ...] = ()
         self._current = 0
@@ -119,9 +123,10 @@ class Pipeline:
         self._resources.close()
 
     def kill(self) -> None:
-        """End the fork server and with it every worker, without waiting. Safe in a signal handler."""
-        if self._fork_server is not None:
-            self._fork_server.kill()
+        """End the fork servers and with them every worker, without waiting. Safe in a signal handler."""
+        for fork_server in (self._branch, self._fork_server):
+            if fork_server is not None:
+                fork_server.kill()
 
     # Stages ------------------------------------------------------------------------------------------------------
 
@@ -184,6 +189,10 @@ class Pipeline:
         began = time.monotonic()
         end = began + self.target.settings.budget_seconds
         self._deadline = end if self._deadline is None else min(end, self._deadline)
+        if self._fork_server is not None:
+            # It imports what the file imports while the target is captured.
+            self._branch = self._fork_server.branch(str(self.target.path), str(self.target.project))
+            self._resources.callback(self._branch.close)
         # Before the capture, so that a store that cannot be written is reported at once.
         store = self.store()
         capture, resumed = self.capture(), self._options.resumed
@@ -251,12 +260,14 @@ class Pipeline:
         )
 
     @property
-    def _baseline(self) -> str:
+    def baseline(self) -> str:
         """The baseline that a version must beat to be delivered."""
         setting = self.target.settings.baseline
         if setting != "current":
             return setting
-        return "compile" if is_compiled_in_file(self._source, self.target.qualname) else "eager"
+        record = find_record(self.target.definition, self.target.project / FOLDER / RECORDS)
+        in_calls = record is not None and record.is_compiled
+        return "compile" if in_calls or is_compiled_in_file(self._source, self.target.qualname) else "eager"
 
     # Resources ---------------------------------------------------------------------------------------------------
 
@@ -298,7 +309,12 @@ class Pipeline:
         )
         whole = workload_of(self.target) if capture.workload.target.region is not None else None
         return LocalMeasurer(
-            capture, self.target.python, options, source=self._source, fork_server=self._fork_server, whole=whole
+            capture,
+            self.target.python,
+            options,
+            source=self._source,
+            fork_server=self._branch or self._fork_server,
+            whole=whole,
         )
 
     def _open_backends(self, model: RecordingModel | None, steps: Sequence[Step]) -> tuple[Planner, Coder]:
@@ -389,7 +405,8 @@ class Pipeline:
         """The model to ask; None if neither the planner nor the coder asks one. Nothing is sent yet."""
         if self._options.model is not None or not self._options.backends.ask_a_model:
             return self._options.model
-        return OpenAIModel(self.target.settings.llm, self.target.project)
+        deadline = self._deadline if self._deadline is not None else float("inf")
+        return OpenAIModel(self.target.settings.llm, self.target.project, deadline=deadline)
 
     def _open_components(self, model: RecordingModel | None, steps: Sequence[Step]) -> SearchComponents:
         """The parts of a search; the edits of ``steps`` by a model are known to the coder."""
@@ -397,7 +414,7 @@ class Pipeline:
         planner, coder = self._open_backends(model, steps)
         seconds = settings.budget_seconds if self._deadline is None else self._deadline - time.monotonic()
         limits = Limits(max(0.0, seconds), settings.max_steps)
-        return SearchComponents(planner, coder, measurer, measurer.has_gpu, limits, self._baseline)
+        return SearchComponents(planner, coder, measurer, measurer.has_gpu, limits, self.baseline)
 
     def _run_config(self) -> RunConfig:
         backends, revision = self._options.backends, self._options.revision

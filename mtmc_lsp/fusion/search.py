@@ -18,9 +18,11 @@ from mtmc_lsp.schedule.matmul_configs import fitted, product_config, with_tma
 from mtmc_lsp.schedule.recurrent_configs import recurrent_config
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.schedule.tile_configs import tile_config
-from mtmc_lsp.tuning.cost import ZERO, Cost, kernel_cost, matmul_flops, torch_cost
+from mtmc_lsp.tuning.cost import ZERO, Cost, matmul_flops
+from mtmc_lsp.tuning.kernel_cost import kernel_cost
 from mtmc_lsp.tuning.kernel_length import is_too_long
 from mtmc_lsp.tuning.load_cost import loaded_bytes
+from mtmc_lsp.tuning.torch_cost import torch_cost
 
 MUCH_WORK = 20_000
 """Search effort (total size of all examined sets). Beyond it, fusions only use nodes that no other fusion has: in a long chain,

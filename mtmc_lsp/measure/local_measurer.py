@@ -155,8 +155,10 @@ class LocalMeasurer:
             self._background.submit(self._start_timing, trial_process)
             for process in (self._process, baseline_process):
                 self._background.submit(process.warm_up)
-            for worker, gpu in ((self._reference.worker, True), (compile_worker, False)):
-                self._background.submit(self._pool.call_unlocked, worker, StartRequest(gpu), options.run_seconds)
+            self._background.submit(self._reference.start)
+            self._background.submit(
+                self._pool.call_unlocked, compile_worker, StartRequest(gpu=False), options.run_seconds
+            )
 
     def isolation(self) -> Isolation:
         """The level of the candidates' sandbox.
@@ -225,10 +227,11 @@ class LocalMeasurer:
         if not self.has_gpu:
             return self._engine.verify_int32_offsets(version)
         try:
+            self._process.next()
+            self._process.start()
             # The case needs most of the free memory, so no other process may use the GPU.
             with self._pool.exclusive_gpu(admits_calls=True):
-                # The free memory was read at the start; since then the timing process has allocated some.
-                self._process.next()
+                # Others allocated memory since the process started: this reads the free memory again.
                 self._process.start()
                 return self._engine.verify_int32_offsets(version)
         finally:

@@ -32,7 +32,7 @@ from mtmc_lsp.timing.messages import (
 )
 from mtmc_lsp.timing.timekeeper import TIME_SECONDS, Timekeeper, TimingCache
 from mtmc_lsp.verify.candidate_process import CandidateProcess
-from mtmc_lsp.verify.messages import CandidateSource
+from mtmc_lsp.verify.messages import CandidateSource, LoadRequest
 from mtmc_lsp.verify.reference import PreparedCase, Reference
 
 WAIT_FACTOR = 4
@@ -238,8 +238,7 @@ class Timer:
             MtmcError: it cannot be measured.
         """
         request = RecompilationsRequest(self._capture, self._user_source, tuple(sizes))
-        with self._pool.sharing_gpu():
-            return self._call(request, self._process)
+        return self._call(request, self._process, shares_gpu=True)
 
     def rank(self, sources: Sequence[str], seconds: float | None) -> list[float | None]:
         """Median microseconds of variants by a few samples each; ``None`` for those that fail or exceed the time limit."""
@@ -248,10 +247,10 @@ class Timer:
         return list(self.call_exclusive(request).medians_us)
 
     def _prepare(self, sources: Sequence[str], process: CandidateProcess) -> None:
-        """Load versions while others use the GPU too, so that it is locked only for samples."""
+        """Load versions, and call them while others use the GPU too, so that it is locked only for samples."""
+        self._call(LoadRequest(self._capture, self._user_source, (None, *sources)), process)
         request = PrepareRequest(self._capture, self._user_source, tuple(sources))
-        with self._pool.sharing_gpu():
-            self._call(request, process)
+        self._call(request, process, shares_gpu=True)
 
     def call_exclusive(self, request: Request[Answer]) -> Answer:
         """The answer to a request that needs the GPU exclusively."""
@@ -261,9 +260,10 @@ class Timer:
         with self._pool.exclusive_gpu():
             return self._call(request, self._trials)
 
-    def _call(self, request: Request[Answer], process: CandidateProcess) -> Answer:
+    def _call(self, request: Request[Answer], process: CandidateProcess, *, shares_gpu: bool = False) -> Answer:
+        call = self._pool.call if shares_gpu else self._pool.call_unlocked
         try:
-            return self._pool.call_unlocked(process, request, self._seconds)
+            return call(process, request, self._seconds)
         except MtmcError as error:
             if error.kind.is_gpu_failure:
                 # A failed kernel makes every later GPU call of the process fail.

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import datetime
 
+from mtmc_lsp.capture.recorded_calls import RecordedTarget
 from mtmc_lsp.core.chat import ModelUse
 from mtmc_lsp.core.results import CompileReport, Conditions, Ratio, Speed, Timing, Verdict
 from mtmc_lsp.core.run import RunResult, RunStatus
+
+
+def stage_with_time(stage: str, elapsed: float, budget: float) -> str:
+    """The present stage of a run, with the seconds that it has taken and those that are left."""
+    return f"{stage} ({elapsed:.0f} s, {max(0.0, budget - elapsed):.0f} s left)"
 
 
 def verdict_line(verdict: Verdict) -> str:
@@ -14,7 +20,7 @@ def verdict_line(verdict: Verdict) -> str:
     method = "on the GPU" if verdict.mode == "gpu" else "by Triton's interpreter"
     if not verdict.is_correct:
         return f"{verdict.status.value} {method}: {verdict.reason}"
-    errors = f"relative error {verdict.error:.1e}(original code: {verdict.reference_error:.1e})"
+    errors = f"relative error {verdict.error:.1e} (original code: {verdict.reference_error:.1e})"
     return f"correct {method}: {len(verdict.checks)} checks, {errors}"
 
 
@@ -34,6 +40,14 @@ def speedup_text(timing: Timing) -> str:
     parts = [f"{ratio_text(eager)} over eager"] if eager is not None else []
     parts += [f"{compiled.ratio:.2f}x over torch.compile"] if compiled is not None else []
     return ", ".join(parts)
+
+
+def recording_summary(target: RecordedTarget) -> str:
+    """``12 calls, 2 variants, compiled``: how the user's program calls a target."""
+    if not target.calls:
+        return "only inside code of torch.compile, where its inputs are not known"
+    kinds = f"{len(target.calls)} variants" if len(target.calls) > 1 else "all the same"
+    return f"{target.count} calls, {kinds}{', compiled' if target.is_compiled else ''}"
 
 
 def timing_line(timing: Timing) -> str:

@@ -1,8 +1,8 @@
 """The greedy search: propose an action, try it, keep it if it is faster, and verify what is kept.
 
 On a GPU a *trial* compiles a step, compares its results on the timed inputs and times it. A step that is fast enough becomes the
-base of the next trial at once; its verification runs while the next trial is planned, written and compiled. A step is reported
-only after its verification. If that fails, the search continues from the version before it.
+base of the next trial at once; its verification runs beside the next trials. A step is reported only after its verification. If
+that fails, the search continues from the version before it.
 
 The separation of planner and coder follows "Macro Thinking, Micro Coding" (MTMC).
 """
@@ -162,7 +162,7 @@ class GreedySearch:
         """The time that one more step needs: as long as the last trial, its verification, and the last timing."""
         if not self._verifies_later:
             return 0.0
-        verifications = (self._certification.pending + 1) * self._certification.last_seconds
+        verifications = (self._certification.pending + 1) * self._certification.expected_seconds
         return self._trial_seconds + verifications + FINAL_SECONDS
 
     def _try(self, action: MacroAction) -> None:
@@ -175,6 +175,7 @@ class GreedySearch:
         )
         try:
             step = trial.of(index, action)
+            self._confirm()
         except BaseWithdrawn:
             return
         self._trial_seconds = time.monotonic() - began
@@ -189,11 +190,9 @@ class GreedySearch:
     # Verified steps ----------------------------------------------------------------------------------------------
 
     def _confirm(self) -> None:
-        """Wait for the verification of the accepted steps; a failed one makes the present trial pointless."""
+        """Take over the verifications that ended; a failed one makes the present trial pointless."""
         base = self._best
-        if self._certification.pending:
-            self._events.on_stage("verifying")
-            self._settle(wait=True)
+        self._settle(wait=False)
         if self._best is not base:
             raise BaseWithdrawn
 

@@ -25,8 +25,14 @@ def tensor(name: str, shape: list[int], dtype: str = "float32") -> dict[str, Any
 
 def record(file: Path, *calls: dict[str, Any]) -> None:
     """Store calls of ``bias_gelu`` as ``mtmc record`` does."""
-    defaults = {"training": 0, "grad": 0, "init": []}
-    function = {"path": str(file), "qualname": "bias_gelu", "others": 0, "calls": [{**defaults, **c} for c in calls]}
+    defaults = {"training": 0, "grad": 0, "compiled": 0, "init": []}
+    function = {
+        "path": str(file),
+        "qualname": "bias_gelu",
+        "others": 0,
+        "traced": 0,
+        "calls": [{**defaults, **c} for c in calls],
+    }
     (file.parent / ".mtmc").mkdir()
     store_records(file.parent / ".mtmc" / RECORDS, merge_records([[function]]))
 
@@ -71,7 +77,7 @@ def test_recorded_calls_are_explained_one_by_one(tmp_path: Path) -> None:
             "2 recorded calls with x=f32[8,96] bias=f32[96]",
             2,
             "gradients are recorded for x, bias: call it under torch.no_grad() or torch.inference_mode()",
-            "not (torch.is_grad_enabled() and any((t.requires_grad for t in tensors)))",
+            "not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))",
         ),
         (
             "3 recorded calls with x=bf16[8,96] bias=bf16[96]",

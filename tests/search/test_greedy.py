@@ -15,7 +15,6 @@ from mtmc_lsp.core.results import (
     BaselineTime,
     Check,
     CheckStatus,
-    CompileReport,
     Ratio,
     Speed,
     Timing,
@@ -291,24 +290,24 @@ def test_a_step_is_told_only_after_all_its_stages() -> None:
 
 
 class SlowVerifier(FakeMeasurer):
-    """A verification lasts until the next version is compiled."""
+    """A verification lasts until the next version is timed."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
-        self._compiled, self._left = threading.Semaphore(0), steps - 1
+        self._timed, self._left = threading.Semaphore(0), steps - 1
 
-    def compile(self, candidate: Candidate) -> CompileReport:
-        self._compiled.release()
-        return super().compile(candidate)
+    def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
+        self._timed.release()
+        return super().time(candidate, previous)
 
     def verify(self, candidate: Candidate) -> Verdict:
         self._left -= 1
         for _ in range(2 if self._left >= 0 else 0):
-            assert self._compiled.acquire(timeout=10)
+            assert self._timed.acquire(timeout=10)
         return super().verify(candidate)
 
 
-def test_the_next_step_is_written_and_compiled_while_a_step_is_verified() -> None:
+def test_the_next_step_is_tried_while_a_step_is_verified() -> None:
     told: list[str] = []
     result = search([action(i, "better") for i in range(2)], measurer=SlowVerifier(2), told=told)
     assert [step.status for step in result.steps] == [StepStatus.ACCEPTED] * 2

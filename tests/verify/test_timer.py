@@ -22,7 +22,7 @@ from mtmc_lsp.measure.timer import Timer
 from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.process.worker_pool import WorkerPool
 from mtmc_lsp.timing.messages import BaselinesRequest, PrepareRequest, RankAnswer, RankRequest, TimeAnswer, TimeRequest
-from mtmc_lsp.verify.messages import CandidateSource
+from mtmc_lsp.verify.messages import CandidateSource, LoadRequest
 
 ONE = Ratio(1.0, 0.99, 1.01)
 CAPTURE = Capture(
@@ -45,7 +45,7 @@ class FakeProcess:
         self.may_compile = threading.Event()
         self.error, self.restarts = error, 0
 
-    def call(self, request: Any, seconds: float) -> Any:
+    def call(self, request: Any, seconds: float, *_: object) -> Any:
         self.requests.append(request)
         if isinstance(request, BaselinesRequest):
             assert self.may_compile.wait(10)
@@ -54,7 +54,7 @@ class FakeProcess:
             return None
         if isinstance(request, RankRequest):
             return RankAnswer((1.0,))
-        if isinstance(request, PrepareRequest):
+        if isinstance(request, (LoadRequest, PrepareRequest)):
             return NoAnswer()
         assert isinstance(request, TimeRequest)
         names = ("eager", *request.baselines)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.codegen.kernel.snippets import call_text
 from mtmc_lsp.codegen.module.attribute_inputs import attribute_conditions, may_be_elsewhere, tensor_text
 from mtmc_lsp.codegen.module.guard_helpers import (
     ALIGNED,
-    ARE_ON_CURRENT_DEVICE,
     HAS_CAPTURED_HOOKS,
     HAS_ITEMS,
     HAVE_TYPE_AND_SHAPE,
@@ -37,6 +36,13 @@ class Binding:
     """Python expression, such as ``x.shape[0]``."""
     condition: str = ""
     """Condition for the expression to be exact, such as ``x.shape[0] % 2 == 0``; empty if none."""
+    exact: str = ""
+    """The shape or stride that the condition covers: ``x.shape[0]``; empty if there is no condition."""
+
+    @property
+    def operand(self) -> str:
+        """The expression as an operand of a larger one."""
+        return f"({self.text})" if " " in self.text else self.text
 
 
 def bindings(graph: Graph, names: dict[str, str]) -> dict[str, Binding]:
@@ -53,11 +59,19 @@ def bindings(graph: Graph, names: dict[str, str]) -> dict[str, Binding]:
             text = f"{name}.shape[{i}]" if kind == "shape" else f"{name}.stride({i})"
             if plain and size.is_symbol:
                 result.setdefault(str(size), Binding(str(size), text))
-            elif not plain and len(size.terms) == 1 and len(size.terms[0][0]) == 1:
-                symbol, factor = size.terms[0][0][0], size.terms[0][1]
-                if symbol.isidentifier() and symbol not in result:
-                    result[symbol] = Binding(symbol, f"{text} // {factor}", f"{text} % {factor} == 0")
+            elif not plain and (units := _in_units(size)) is not None and units[0] not in result:
+                symbol, unit, rest = units
+                result[symbol] = Binding(symbol, f"{text} // {unit}", f"{text} % {unit} == {rest}", text)
     return result
+
+
+def _in_units(size: Size) -> tuple[str, int, int] | None:
+    """Symbol, unit and rest of a size ``unit * symbol + rest`` with a rest below the unit."""
+    terms = [term for term in size.terms if term[0]]
+    rest = sum(coefficient for factors, coefficient in size.terms if not factors)
+    if len(terms) != 1 or len(terms[0][0]) != 1 or not terms[0][0][0].isidentifier() or not 0 <= rest < terms[0][1]:
+        return None
+    return terms[0][0][0], terms[0][1], rest
 
 
 def write_guard(
@@ -83,7 +97,8 @@ def write_guard(
         up_to_date: condition that the target's globals and functions are unchanged; empty to skip the check.
     """
     size_bindings = bindings(graph, names)
-    texts = {symbol: binding.text for symbol, binding in size_bindings.items()}
+    texts = {symbol: binding.operand for symbol, binding in size_bindings.items()}
+    exact = {binding.exact for binding in size_bindings.values()}
     tensors = [tensor_text(graph, item, names) for item in graph.inputs]
     # A tuple of one needs its comma.
     tensor_tuple = f"({tensors[0]},)" if len(tensors) == 1 else call_text("", tensors, "    ")
@@ -95,11 +110,12 @@ def write_guard(
     structure_checks = _structure(graph, [*unpacked.conditions, *attributes], module_values, up_to_date)
     structure_checks += "".join(f"    {line}\n" for line in unpacked.statements)
     group_inputs = _group_inputs(graph) if _uses_group_checks(graph) else None
-    conditions = _common_conditions(graph, use_helper=group_inputs is not None)
+    # Some classes of tensors raise in further conditions, so this one comes first.
+    conditions = [f"{PLAIN_CALL}(tensors)"]
     conditions.append("not torch.is_autocast_enabled()")
-    conditions.append("not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))")
+    conditions.append("not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))")
     conditions += _group_checks(group_inputs or (), names)
-    conditions += _shapes(graph, names, texts, group_inputs)
+    conditions += _shapes(graph, names, texts, exact, group_inputs)
     conditions += _inspected_only(graph, texts)
     conditions += _no_overlap(graph, names)
     conditions += [binding.condition for binding in size_bindings.values() if binding.condition]
@@ -153,30 +169,6 @@ def _stores(graph: Graph) -> dict[tuple[str, ...], str]:
     return stores | {tuple(parts(item.access)): STORES[item.kind] for item in graph.inputs if item.kind in STORES}
 
 
-def _common_conditions(graph: Graph, *, use_helper: bool) -> list[str]:
-    """Conditions on all tensors: same GPU, and dtype and layout if these agree. ``together`` uses one helper for many tensors."""
-    # Fake tensors, DTensors and similar classes have no memory that a kernel can read. Tracing (jit, make_fx) and
-    # transforms (vmap, forward-mode AD) cannot see a launch. Some of these raise on further checks. The guard runs
-    # before every call, so a single pass over the tensors checks all of it.
-    plain = f"(torch.compiler.is_compiling() or {PLAIN_CALL}(tensors))"
-    if use_helper:
-        return [plain, f"{ARE_ON_CURRENT_DEVICE}(tensors)"]
-    checks = ["isinstance(t, torch.Tensor) and t.is_cuda"]
-    if len(graph.inputs) > 1:
-        checks.append("t.device == tensors[0].device")
-    dtypes = {item.type.dtype for item in graph.inputs}
-    if len(dtypes) == 1:
-        checks.append(f"t.dtype == torch.{dtypes.pop()}")
-    if all(item.type.is_contiguous for item in graph.inputs):
-        checks.append("t.is_contiguous()")
-    return [
-        plain,
-        f"all({' and '.join(checks)} for t in tensors)",
-        # Triton launches on the current device.
-        "tensors[0].get_device() == torch.cuda.current_device()",
-    ]
-
-
 def _no_overlap(graph: Graph, names: dict[str, str]) -> list[str]:
     """Updated tensors must not overlap other arguments: the kernels read all inputs before they write."""
     changed = list(dict.fromkeys(names[mutation.input] for mutation in graph.mutations))
@@ -216,31 +208,34 @@ def _is_unchanged(module: UsedModule) -> str:
 
 
 def _shapes(
-    graph: Graph, names: dict[str, str], texts: dict[str, str], checked_as_group: Sequence[GraphInput] | None
+    graph: Graph,
+    names: dict[str, str],
+    texts: dict[str, str],
+    exact: Container[str],
+    checked_as_group: Sequence[GraphInput] | None,
 ) -> list[str]:
     """Checks of dtypes, shapes and layouts that no other condition covers; ``checked_as_group`` may be ``None``."""
-    one_dtype = len({item.type.dtype for item in graph.inputs}) == 1
-    all_dense = all(item.type.is_contiguous for item in graph.inputs)
     conditions: list[str] = []
     earlier: list[GraphInput] = []
+    positive: set[Size] = set()
+    """Sizes that earlier conditions show to be no zero."""
     checked_together = {item.name for item in checked_as_group or ()}
     for item in graph.inputs:
         if item.name in checked_together:
             continue
         access = names[item.name]
-        if not one_dtype or checked_as_group is not None:
-            conditions.append(f"{access}.dtype == torch.{item.type.dtype}")
+        conditions.append(f"{access}.dtype == torch.{item.type.dtype}")
         same = next((other for other in earlier if other.type.shape == item.type.shape), None)
         if same is not None:
             conditions.append(f"{access}.shape == {names[same.name]}.shape")
         else:
-            conditions += _shape(item, access, texts)
-        if not all_dense:
-            conditions += _layout(item, access, texts, graph.conditions)
-        if any(not size.is_constant or size.constant == 0 for size in item.type.shape):
+            conditions += _shape(item, access, texts, exact)
+        conditions += _layout(item, access, texts, graph.conditions)
+        if not all(size in positive or (size.is_constant and size.constant) for size in item.type.shape):
             conditions.append(f"{access}.numel() > 0")
+        positive |= set(item.type.shape)
         earlier.append(item)
-    return _without_repeated_numel(conditions)
+    return conditions
 
 
 def _inspected_only(graph: Graph, texts: dict[str, str]) -> list[str]:
@@ -289,20 +284,14 @@ def _constant_shape(shape: Sequence[Size]) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
 
-def _without_repeated_numel(conditions: list[str]) -> list[str]:
-    """Drop repeated non-emptiness checks: tensors of equal shape need only one."""
-    same = {text.split(".shape == ")[0] for text in conditions if re.fullmatch(r"[\w.]+\.shape == [\w.]+\.shape", text)}
-    return [text for text in conditions if not (text.endswith(".numel() > 0") and text.split(".numel")[0] in same)]
-
-
-def _shape(item: GraphInput, access: str, texts: dict[str, str]) -> list[str]:
+def _shape(item: GraphInput, access: str, texts: dict[str, str], exact: Container[str]) -> list[str]:
     rank = len(item.type.shape)
     if rank and all(size.is_constant for size in item.type.shape):
         return [f"{access}.shape == {_constant_shape(item.type.shape)}"]
     result = [f"{access}.ndim == {rank}"]
     for i, size in enumerate(item.type.shape):
         text = size_text(size, texts)
-        if text != f"{access}.shape[{i}]":
+        if text != f"{access}.shape[{i}]" and f"{access}.shape[{i}]" not in exact:
             result.append(f"{access}.shape[{i}] == {text}")
     return result
 
