@@ -26,7 +26,7 @@ from mtmc_lsp.ir.regions import Region, product_in
 from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, KernelConfig, MatmulConfig, TileConfig
 from mtmc_lsp.schedule.launch_units import Unit, launches
 from mtmc_lsp.schedule.schedule import MOST_BESIDE, Schedule
-from mtmc_lsp.tuning.cost import kernel_cost
+from mtmc_lsp.tuning.kernel_cost import kernel_cost
 
 LONGEST = 5.0
 """Kernels that take longer than this many launches are skipped: saving a launch hardly shortens them."""

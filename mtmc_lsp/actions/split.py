@@ -29,7 +29,7 @@ from mtmc_lsp.schedule.legality import kind_word
 from mtmc_lsp.schedule.matmul_configs import product_parts
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.schedule.tile_configs import split_columns
-from mtmc_lsp.tuning.cost import kernel_cost, programs_of
+from mtmc_lsp.tuning.kernel_cost import kernel_cost, programs_of
 from mtmc_lsp.tuning.waves import Waves, stream_programs
 
 LEAST_GAIN = 0.03

@@ -101,6 +101,8 @@ class Pipeline:
         self._deadline = options.deadline
         self._resources = ExitStack()
         self._fork_server: ForkServer | None = None
+        self._branch: ForkServer | None = None
+        """Starts the workers of the run: they need what the user's file imports."""
         self._store: Store | None = None
         self._captures: tuple[Capture, ...] = ()
         self._current = 0
@@ -121,9 +123,10 @@ class Pipeline:
         self._resources.close()
 
     def kill(self) -> None:
-        """End the fork server and with it every worker, without waiting. Safe in a signal handler."""
-        if self._fork_server is not None:
-            self._fork_server.kill()
+        """End the fork servers and with them every worker, without waiting. Safe in a signal handler."""
+        for fork_server in (self._branch, self._fork_server):
+            if fork_server is not None:
+                fork_server.kill()
 
     # Stages ------------------------------------------------------------------------------------------------------
 
@@ -186,6 +189,10 @@ class Pipeline:
         began = time.monotonic()
         end = began + self.target.settings.budget_seconds
         self._deadline = end if self._deadline is None else min(end, self._deadline)
+        if self._fork_server is not None:
+            # It imports what the file imports while the target is captured.
+            self._branch = self._fork_server.branch(str(self.target.path), str(self.target.project))
+            self._resources.callback(self._branch.close)
         # Before the capture, so that a store that cannot be written is reported at once.
         store = self.store()
         capture, resumed = self.capture(), self._options.resumed
@@ -302,7 +309,12 @@ class Pipeline:
         )
         whole = workload_of(self.target) if capture.workload.target.region is not None else None
         return LocalMeasurer(
-            capture, self.target.python, options, source=self._source, fork_server=self._fork_server, whole=whole
+            capture,
+            self.target.python,
+            options,
+            source=self._source,
+            fork_server=self._branch or self._fork_server,
+            whole=whole,
         )
 
     def _open_backends(self, model: RecordingModel | None, steps: Sequence[Step]) -> tuple[Planner, Coder]:
@@ -393,7 +405,8 @@ class Pipeline:
         """The model to ask; None if neither the planner nor the coder asks one. Nothing is sent yet."""
         if self._options.model is not None or not self._options.backends.ask_a_model:
             return self._options.model
-        return OpenAIModel(self.target.settings.llm, self.target.project)
+        deadline = self._deadline if self._deadline is not None else float("inf")
+        return OpenAIModel(self.target.settings.llm, self.target.project, deadline=deadline)
 
     def _open_components(self, model: RecordingModel | None, steps: Sequence[Step]) -> SearchComponents:
         """The parts of a search; the edits of ``steps`` by a model are known to the coder."""

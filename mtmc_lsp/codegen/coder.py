@@ -22,6 +22,7 @@ from mtmc_lsp.codegen.matmul.split_on_load import write_product_split_on_load
 from mtmc_lsp.codegen.matmul.stream_k import write_stream_product
 from mtmc_lsp.codegen.module.constants import CONSTANT_SOURCE
 from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, RUN_CUDA_GRAPH
+from mtmc_lsp.codegen.module.direct_launches import DIRECT_LAUNCHES
 from mtmc_lsp.codegen.module.guard import bindings, returns_tensors, size_text, write_guard
 from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS
 from mtmc_lsp.codegen.module.launcher import Launcher
@@ -334,11 +335,13 @@ def _module_block(
     helpers = _helpers("\n".join(sources))
     checks = [source for name, source in GUARD_HELPERS.items() if re.search(rf"\b{name}\b", guard)]
     launch = launcher.finish(f"{base}_launch", f"{base}_triton", summary)
-    memory = [ALLOCATOR_SOURCE] if launcher.makes_descriptors else []
-    memory += [CONSTANT_SOURCE] if launcher.makes_constants else []
+    helpers_of_launcher = [DIRECT_LAUNCHES] if launcher.launches else []
+    helpers_of_launcher += [ALLOCATOR_SOURCE] if launcher.makes_descriptors else []
+    helpers_of_launcher += [CONSTANT_SOURCE] if launcher.makes_constants else []
     cuda_graph = [GRAPHS, RUN_CUDA_GRAPH, _cuda_graph_function(capture, base, launcher)] if uses_cuda_graph else []
     version_check = [check] if check else []
-    return wrapped("\n\n".join([*helpers, *sources, *checks, *version_check, guard, *memory, launch, *cuda_graph]))
+    parts = [*helpers, *sources, *checks, *version_check, guard, *helpers_of_launcher, launch, *cuda_graph]
+    return wrapped("\n\n".join(parts))
 
 
 def _cuda_graph_function(capture: Capture, base: str, launcher: Launcher) -> str:

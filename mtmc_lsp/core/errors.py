@@ -174,6 +174,13 @@ class ResultsDiffer(MeasurementRejected):
     code = "results-differ"
 
 
+class CandidateRaised(MtmcError):
+    """The timed code raised an exception; the code around it works (exit code 1)."""
+
+    exit_code = 1
+    code = "candidate-raised"
+
+
 class GpuInUse(MeasurementRejected):
     """Another program used the GPU during a measurement."""
 

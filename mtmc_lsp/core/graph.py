@@ -239,6 +239,16 @@ def _iter_refs(argument: Argument) -> Iterator[Ref]:
 
 
 @dataclass(frozen=True)
+class ModuleHook:
+    """A forward pre-hook or forward hook of a module, whose effect is part of the graph."""
+
+    kind: str
+    """Qualified name of its class: ``torch.nn.utils.weight_norm.WeightNorm``."""
+    settings: Mapping[str, object]
+    """Its attributes, which are plain values."""
+
+
+@dataclass(frozen=True)
 class UsedModule:
     """A module that the target calls or reads a tensor from. The graph is valid only while this module is unchanged."""
 
@@ -248,6 +258,8 @@ class UsedModule:
     """Python expression for its class in the target's file: ``torch.nn.Linear``. Quoted if the file has no name for it."""
     length: int | None = None
     """Number of modules in a container."""
+    hooks: tuple[ModuleHook, ...] = ()
+    """Its hooks at the capture: pre-hooks, then forward hooks. Empty if the graph does not contain their effect."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.profile import KernelTime
-from mtmc_lsp.core.results import Check, CompileReport, Timing, Verdict
+from mtmc_lsp.core.results import BaselineTime, Check, CompileReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate, Step
 from mtmc_lsp.core.workload import Capture
 
@@ -103,6 +103,9 @@ class BaselineTimer(Protocol):
 
     def time_with_baselines(self, candidate: Candidate, previous: Candidate | None, wait: float) -> Timing | None:
         """Like :meth:`Measurer.time`, with every baseline that is compiled within ``wait`` seconds."""
+
+    def untimed_baselines(self) -> tuple[BaselineTime, ...]:
+        """The baselines that the run could have timed, each with a note that says why it has no time."""
 
     def recompilations(self) -> tuple[int, float]:
         """How often ``torch.compile`` compiles again for the other sizes that are verified, and the seconds that takes."""

@@ -160,6 +160,11 @@ class Timing:
     cached: bool = False
     """Whether the result comes from the timing cache (same sources, inputs, GPU, driver and versions)."""
 
+    @property
+    def spread(self) -> float:
+        """The largest relative difference of the candidate from itself, by the A/A control."""
+        return max(self.noise.high - 1.0, 1.0 - self.noise.low)
+
     def baseline(self, name: str) -> BaselineTime | None:
         """The baseline called ``name``, or for ``best`` the fastest one; ``None`` if it was not timed."""
         name = self.best if name == "best" else name

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.ir.axes import AxisTable
 from mtmc_lsp.ir.primitives import Prim, PrimOp
+
+LARGEST_HEAD = 256
+"""Largest supported head size; larger ones do not fit in registers."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,21 @@ def attention_form(members: list[Prim]) -> AttentionForm | None:
     return AttentionForm(
         scores, total.inputs[0], result.inputs[0], result, bool(quotient.attrs.get("zero_if_fully_masked"))
     )
+
+
+def why_not_attention(members: list[Prim], table: AxisTable, graph: Graph) -> str:
+    """Why the attention that ``members`` form cannot be one kernel, which loops over keys; empty if it can."""
+    form = attention_form(members)
+    if form is None:
+        return "it is no attention: a product, a softmax of its rows, and a product"
+    scores, result = table.of_product(form.scores), table.of_product(form.result)
+    if scores.n != result.k or scores.m != result.m:
+        return "the two products of an attention run over different rows or keys"
+    for axes in (scores.k, result.n):
+        size = product([axis.size for axis in axes]).value(graph.sizes)
+        if size > LARGEST_HEAD:
+            return f"an attention head size of {size} is above the supported {LARGEST_HEAD}"
+    return ""
 
 
 def _skip_casts(prims: dict[str, Prim], name: str) -> Prim | None:

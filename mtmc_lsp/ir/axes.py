@@ -25,6 +25,19 @@ class Axis:
         return self.id
 
 
+@dataclass(frozen=True)
+class RolesOfAxes:
+    """The axes of a matrix product by their role."""
+
+    batch: tuple[Axis, ...]
+    m: tuple[Axis, ...]
+    """Rows."""
+    n: tuple[Axis, ...]
+    """Columns."""
+    k: tuple[Axis, ...]
+    """Summed axes."""
+
+
 class _Class:
     """A set of dimensions known to be equal, possibly split into smaller ones. A union-find node."""
 
@@ -91,6 +104,21 @@ class AxisTable:
                 axis for item in self._dims[name] if item is not None for axis in self._leaves(item)
             )
         return self._axes_of[name]
+
+    def of_product(self, prim: Prim) -> RolesOfAxes:
+        """The axes of a matrix product."""
+        dims, left = ProductDims.of(prim), prim.inputs[0]
+        rows = dims.batch + dims.rows
+
+        def within(name: str, first: int, end: int) -> tuple[Axis, ...]:
+            return tuple(axis for dim in range(first, end) for axis in self.axes(name, dim))
+
+        return RolesOfAxes(
+            batch=within(prim.name, 0, dims.batch),
+            m=within(prim.name, dims.batch, rows),
+            n=within(prim.name, rows, len(prim.shape)),
+            k=within(left, rows, rows + dims.summed),
+        )
 
     def tie(self, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> None:
         """Unify two sequences of axes of equal sizes that the primitives do not relate."""

@@ -8,7 +8,7 @@ from enum import Enum
 
 from mtmc_lsp.core.graph import Graph, Ref, TensorType
 from mtmc_lsp.core.sizes import Size, product
-from mtmc_lsp.ir.attention_pattern import attention_form
+from mtmc_lsp.ir.attention_pattern import attention_form, why_not_attention
 from mtmc_lsp.ir.axes import Axis, AxisTable
 from mtmc_lsp.ir.concat_outputs import Parts, output_parts_of, scatter_indices, stored_primitives
 from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp, ProductDims
@@ -388,6 +388,8 @@ def _product_region(
     dims = ProductDims.of(matmul)
     if dims.kernel_positions and not all(is_in_memory(ir.prims, name, inputs) for name in matmul.inputs):
         raise CannotFuse("the input of the windows would be recomputed at each kernel position")
-    left, first = matmul.inputs[0], dims.batch + dims.rows
-    reduced = tuple(axis for dim in range(first, first + dims.summed) for axis in table.axes(left, dim))
-    return Region(nodes, prims, inputs, outputs, kind, table, parallel, reduced)
+    if kind is RegionKind.ATTENTION and (
+        reason := why_not_attention([ir.prims[name] for name in prims], table, ir.graph)
+    ):
+        raise CannotFuse(reason)
+    return Region(nodes, prims, inputs, outputs, kind, table, parallel, table.of_product(matmul).k)

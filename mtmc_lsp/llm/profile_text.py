@@ -19,7 +19,9 @@ from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.launch_units import Unit, units
 from mtmc_lsp.schedule.precision_modes import as_run
 from mtmc_lsp.schedule.schedule import Schedule
-from mtmc_lsp.tuning.cost import Cost, kernel_cost, torch_cost
+from mtmc_lsp.tuning.cost import Cost
+from mtmc_lsp.tuning.kernel_cost import kernel_cost
+from mtmc_lsp.tuning.torch_cost import torch_cost
 
 MAX_UNITS = 40
 """Maximum number of kernels and torch calls to list, slowest first."""

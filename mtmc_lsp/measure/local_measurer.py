@@ -13,7 +13,7 @@ from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, WorkerFailed
 from mtmc_lsp.core.profile import KernelTime
-from mtmc_lsp.core.results import Check, CompileReport, Timing, Verdict
+from mtmc_lsp.core.results import BaselineTime, Check, CompileReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture, Workload
 from mtmc_lsp.device.choice import planning_model
@@ -155,8 +155,10 @@ class LocalMeasurer:
             self._background.submit(self._start_timing, trial_process)
             for process in (self._process, baseline_process):
                 self._background.submit(process.warm_up)
-            for worker, gpu in ((self._reference.worker, True), (compile_worker, False)):
-                self._background.submit(self._pool.call_unlocked, worker, StartRequest(gpu), options.run_seconds)
+            self._background.submit(self._reference.start)
+            self._background.submit(
+                self._pool.call_unlocked, compile_worker, StartRequest(gpu=False), options.run_seconds
+            )
 
     def isolation(self) -> Isolation:
         """The level of the candidates' sandbox.
@@ -225,10 +227,11 @@ class LocalMeasurer:
         if not self.has_gpu:
             return self._engine.verify_int32_offsets(version)
         try:
+            self._process.next()
+            self._process.start()
             # The case needs most of the free memory, so no other process may use the GPU.
             with self._pool.exclusive_gpu(admits_calls=True):
-                # The free memory was read at the start; since then the timing process has allocated some.
-                self._process.next()
+                # Others allocated memory since the process started: this reads the free memory again.
                 self._process.start()
                 return self._engine.verify_int32_offsets(version)
         finally:
@@ -289,6 +292,10 @@ class LocalMeasurer:
         more = ("reduce-overhead",) if uses_graph else ()
         source = CandidateSource(candidate.source)
         return self._timer.time(source, previous=_generated(previous), more_baselines=more, wait=wait)
+
+    def untimed_baselines(self) -> tuple[BaselineTime, ...]:
+        """The baselines of the settings, each with a note that says why it was not timed; none before they are compiled."""
+        return self._timer.untimed_baselines() if self.has_gpu else ()
 
     def recompilations(self) -> tuple[int, float]:
         """How often ``torch.compile`` compiles again for the other sizes that are verified, and the seconds that takes.

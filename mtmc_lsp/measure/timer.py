@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, TimeoutError
 from dataclasses import replace
 
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.core.errors import FailureKind, MtmcError
 from mtmc_lsp.core.results import BaselineTime, Timing
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.device.calibration_cache import cached_device, remember_device
@@ -32,7 +32,7 @@ from mtmc_lsp.timing.messages import (
 )
 from mtmc_lsp.timing.timekeeper import TIME_SECONDS, Timekeeper, TimingCache
 from mtmc_lsp.verify.candidate_process import CandidateProcess
-from mtmc_lsp.verify.messages import CandidateSource
+from mtmc_lsp.verify.messages import CandidateSource, LoadRequest
 from mtmc_lsp.verify.reference import PreparedCase, Reference
 
 WAIT_FACTOR = 4
@@ -79,6 +79,8 @@ class Timer:
         """Further baselines that ``process`` compiled for some candidate."""
         self._failure = "its process ended"
         """Why there are no baselines."""
+        self._is_cut = False
+        """Whether the end of the budget ended the compilation."""
         self._is_lost = False
         """Whether ``process`` ended after it had compiled the baselines."""
         self._device: DeviceModel | None = None
@@ -88,11 +90,18 @@ class Timer:
         """The calibrated model of the GPU; measured once per machine."""
         if self._device is None:
             environment = self._capture.environment
-            self._device = cached_device(environment)
-            if self._device is None:
-                self._device = calibrated_model(environment, self.call_exclusive(CalibrationRequest()))
-                remember_device(environment, self._device)
+            self._device = cached_device(environment) or self._calibrate()
         return self._device
+
+    def _calibrate(self) -> DeviceModel:
+        environment = self._capture.environment
+        with self._exclusive_gpu():
+            # Another run may have calibrated while this one waited for the GPU.
+            device = cached_device(environment)
+            if device is None:
+                device = calibrated_model(environment, self._call(CalibrationRequest(), self._trials))
+                remember_device(environment, device)
+        return device
 
     def prepare_baselines(self, background: Executor, reference: Reference, first: PreparedCase) -> None:
         """Compile the baselines in the background; only the first call does.
@@ -111,7 +120,7 @@ class Timer:
             with reference.sharing_workload(first) as inputs:
                 return self._compile_baselines(self._baselines, inputs)
         except MtmcError as error:
-            self._failure = error.message
+            self._failed(error)
             return False
 
     def _compile_baselines(self, names: Sequence[str], inputs: str = "") -> bool:
@@ -124,9 +133,13 @@ class Timer:
         try:
             self._pool.call_unlocked(self._process, request, WAIT_FACTOR * self._seconds)
         except MtmcError as error:
-            self._failure = error.message
+            self._failed(error)
             return False
         return True
+
+    def _failed(self, error: MtmcError) -> None:
+        self._failure = error.message
+        self._is_cut = error.kind is FailureKind.DEADLINE
 
     @property
     def has_baselines(self) -> bool:
@@ -178,16 +191,22 @@ class Timer:
         self.wait_for_baselines(wait)
         if self._preparation is not None and not self.has_baselines and self._trials is not self._process:
             timing = self._time(self._request(candidate, previous, ()), self._trials)
-            notes = tuple(BaselineTime(name, 0.0, None, note=self._why_missing()) for name in self._baselines)
-            return replace(timing, baselines=(*timing.baselines, *notes))
+            return replace(timing, baselines=(*timing.baselines, *self.untimed_baselines()))
         missing = [name for name in more_baselines if name not in self._more]
         if missing and self._compile_baselines(missing):
             self._more.update(missing)
         return self._time(self._request(candidate, previous, (*self._baselines, *more_baselines)), self._process)
 
+    def untimed_baselines(self) -> tuple[BaselineTime, ...]:
+        """The baselines, each with a note that says why it has no time; none if their preparation never began."""
+        if self._preparation is None:
+            return ()
+        return tuple(BaselineTime(name, 0.0, None, note=self._why_missing()) for name in self._baselines)
+
     def _why_missing(self) -> str:
-        assert self._preparation is not None
-        if self._preparation.done():
+        if self.has_baselines:
+            return "torch.compile was not timed within the budget"
+        if self._preparation is not None and self._preparation.done() and not self._is_cut:
             return f"torch.compile gave no result: {self._failure}"
         return f"torch.compile was still compiling after {time.monotonic() - self._preparing_since:.0f} s"
 
@@ -226,32 +245,33 @@ class Timer:
             MtmcError: it cannot be measured.
         """
         request = RecompilationsRequest(self._capture, self._user_source, tuple(sizes))
-        with self._pool.sharing_gpu():
-            return self._call(request, self._process)
+        return self._call(request, self._process, shares_gpu=True)
 
     def rank(self, sources: Sequence[str], seconds: float | None) -> list[float | None]:
         """Median microseconds of variants by a few samples each; ``None`` for those that fail or exceed the time limit."""
         self._prepare(sources, self._trials)
         request = RankRequest(self._capture, self._user_source, tuple(sources), seconds)
-        return list(self.call_exclusive(request).medians_us)
+        with self._exclusive_gpu():
+            return list(self._call(request, self._trials).medians_us)
 
     def _prepare(self, sources: Sequence[str], process: CandidateProcess) -> None:
-        """Load versions while others use the GPU too, so that it is locked only for samples."""
+        """Load versions, and call them while others use the GPU too, so that it is locked only for samples."""
+        self._call(LoadRequest(self._capture, self._user_source, (None, *sources)), process)
         request = PrepareRequest(self._capture, self._user_source, tuple(sources))
-        with self._pool.sharing_gpu():
-            self._call(request, process)
+        self._call(request, process, shares_gpu=True)
 
-    def call_exclusive(self, request: Request[Answer]) -> Answer:
-        """The answer to a request that needs the GPU exclusively."""
+    @contextlib.contextmanager
+    def _exclusive_gpu(self) -> Iterator[None]:
         if self._trials is self._process:
             # The process holds the shared GPU lock while it compiles the baselines.
             self.wait_for_baselines()
         with self._pool.exclusive_gpu():
-            return self._call(request, self._trials)
+            yield
 
-    def _call(self, request: Request[Answer], process: CandidateProcess) -> Answer:
+    def _call(self, request: Request[Answer], process: CandidateProcess, *, shares_gpu: bool = False) -> Answer:
+        call = self._pool.call if shares_gpu else self._pool.call_unlocked
         try:
-            return self._pool.call_unlocked(process, request, self._seconds)
+            return call(process, request, self._seconds)
         except MtmcError as error:
             if error.kind.is_gpu_failure:
                 # A failed kernel makes every later GPU call of the process fail.

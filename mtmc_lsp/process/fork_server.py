@@ -114,18 +114,26 @@ def _startup_variables() -> dict[str, str]:
 class ForkServer:
     """The client of a fork server, which the first fork starts. Threads may share it."""
 
-    def __init__(self, python: str, env: Mapping[str, str] | None = None, *, preload: bool = False) -> None:
+    def __init__(
+        self,
+        python: str,
+        env: Mapping[str, str] | None = None,
+        *,
+        preload: bool = False,
+        base: ForkServer | None = None,
+    ) -> None:
         """Describe the fork server without starting it.
 
         Args:
             env: variables that its imports depend on, such as ``TRITON_INTERPRET``.
             preload: whether it also imports what capture needs and, while it is idle, the compilers.
+            base: of a branch, see :meth:`branch`.
         """
         self.python = python
+        self._base = base
         self._options = ("--preload",) if preload else ()
         self.env: Mapping[str, str] = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_borrowed = False
         self._startup_variables: dict[str, str] = {}
         self._socket: socket.socket | None = None
         self._gone = False
@@ -157,6 +165,30 @@ class ForkServer:
         missing = {name: value for name, value in self.env.items() if launch.env.get(name) != value}
         return not missing or (missing == INTERPRETER_ENV and not {**os.environ, **launch.env}.get(INTERPRET))
 
+    def branch(self, path: str, cwd: str) -> ForkServer:
+        """A fork server that imports what a user's file imports, so that workers need not; returns without waiting.
+
+        It is forked from this one, which forks the workers instead if the imports start threads or need the GPU, and workers
+        with other variables. The caller closes it before this one.
+
+        Args:
+            path: the user's file, which itself is not run.
+            cwd: the folder that its modules are imported in.
+        """
+        branch = ForkServer(self.python, self.env, base=self)
+        try:
+            branch._socket = self._open_branch(path, cwd)
+        except ForkServerGone:
+            branch._gone = True
+        else:
+            threading.Thread(target=branch._listen, args=(branch._socket,), daemon=True).start()
+        return branch
+
+    def _open_branch(self, path: str, cwd: str) -> socket.socket:
+        environment = {**os.environ, **self.env, "PYTHONDONTWRITEBYTECODE": "1"}
+        message = {"branch": path, "cwd": cwd, "env": environment, "cores": usable_cores()}
+        return self._open_connection(message)
+
     def fork(self, launch: Launch, files: Sequence[int]) -> ForkedWorker:
         """Fork a worker.
 
@@ -167,10 +199,19 @@ class ForkServer:
         Raises:
             ForkServerGone: there is no fork server.
         """
+        if self._base is None:
+            return self._fork(launch, files)
+        # Modules of the user that use triton would keep the interpreter in a worker that compiles.
+        if all({**os.environ, **launch.env}.get(name) == value for name, value in self.env.items()):
+            with contextlib.suppress(ForkServerGone):
+                return self._fork(launch, files)
+        return self._base.fork(launch, files)
+
+    def _fork(self, launch: Launch, files: Sequence[int]) -> ForkedWorker:
         with self._request_lock:
             server = self._connect()
             options = [*launch.options]
-            if self._is_borrowed and has_low_priority():
+            if self._process is None and has_low_priority():
                 # The owner of the fork server may have normal priority.
                 options.append("--low-priority")
             environment = {**os.environ, **launch.env}
@@ -197,15 +238,7 @@ class ForkServer:
             Environment variables and descriptors to pass to the process; empty if there is no fork server.
         """
         try:
-            with self._request_lock:
-                server = self._connect()
-                borrowers_end, servers_end = _socket_pair()
-                with servers_end:
-                    try:
-                        socket.send_fds(server, [b'{"lend": true}'], [servers_end.fileno()])
-                    except OSError:
-                        borrowers_end.close()
-                        raise ForkServerGone from None
+            borrowers_end = self._open_connection({"lend": True})
         except ForkServerGone:
             yield {}, ()
             return
@@ -219,10 +252,23 @@ class ForkServer:
             }
             yield {LENT: json.dumps(offer)}, (borrowers_end.fileno(),)
 
+    def _open_connection(self, message: Mapping[str, object]) -> socket.socket:
+        """A connection to the fork server, or to a branch, for another client. Does not wait for an answer."""
+        with self._request_lock:
+            server = self._connect()
+            clients_end, servers_end = _socket_pair()
+            with servers_end:
+                try:
+                    socket.send_fds(server, [json.dumps(message).encode()], [servers_end.fileno()])
+                except OSError:
+                    clients_end.close()
+                    raise ForkServerGone from None
+            return clients_end
+
     def kill(self) -> None:
         """End the fork server now, without waiting, so that signal handlers may call this. Waiting forks fail."""
-        if self._is_borrowed and self._socket is not None:
-            # The owner keeps the fork server, which ends the workers of this process.
+        if self._process is None and self._socket is not None:
+            # A fork server that is borrowed, or a branch, ends the workers of this client.
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         # A process that was waited for has no valid id any more.
@@ -274,7 +320,7 @@ class ForkServer:
             return None
         del os.environ[LENT]
         server.set_inheritable(False)
-        self._is_borrowed, self._startup_variables = True, offer["startup_variables"]
+        self._startup_variables = offer["startup_variables"]
         return server
 
     def _start_process(self) -> socket.socket:

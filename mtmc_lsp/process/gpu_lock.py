@@ -1,16 +1,28 @@
-"""Locks that let timing use a GPU alone, while everything else shares it, across all our processes on this machine."""
+"""Locks that let timing use a GPU alone, while everything else shares it, across all our processes on this machine.
+
+A worker shares the GPU during a whole request, which may take seconds. Between two pieces of its work it calls
+:func:`let_timings_pass`, so a timing waits for one piece only, and not everything else behind it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import sys
 import tempfile
+import threading
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER = "mtmc-gpu-locks"
 """The folder of all lock files, below the temporary folder."""
+
+
+lock_seconds: defaultdict[str, float] = defaultdict(float)
+"""Seconds that threads of this process waited for the locks and held the GPU exclusively."""
 
 
 def lock_folder(gpu: str = "") -> str:
@@ -34,18 +46,84 @@ def alone(gpu: str) -> Iterator[None]:
     """Hold the GPU exclusively; ``gpu`` is its UUID, because its index depends on ``CUDA_VISIBLE_DEVICES``."""
     folder = lock_folder()
     # The door lock keeps new sharers out while this waits for the present ones, so that it cannot wait forever.
+    began = time.monotonic()
     with _locked(folder, f"{gpu}-door", fcntl.LOCK_EX), _locked(folder, gpu, fcntl.LOCK_EX):
-        yield
+        acquired = time.monotonic()
+        lock_seconds["waiting to use the GPU alone"] += acquired - began
+        try:
+            yield
+        finally:
+            lock_seconds["using the GPU alone"] += time.monotonic() - acquired
 
 
 @contextlib.contextmanager
 def shared(gpu: str, folder: str = "") -> Iterator[None]:
     """Share the GPU while nothing is timed. Hold this only while something computes on it, because others wait for it."""
     folder = folder or lock_folder()
+    began = time.monotonic()
     with contextlib.ExitStack() as stack:
         with _locked(folder, f"{gpu}-door", fcntl.LOCK_SH):
             stack.enter_context(_locked(folder, gpu, fcntl.LOCK_SH))
+        lock_seconds["waiting to share the GPU"] += time.monotonic() - began
         yield
+
+
+class GpuShare:
+    """A shared lock that a worker holds during a request."""
+
+    def __init__(self, gpu: str, folder: str) -> None:
+        self._gpu, self._folder = gpu, folder
+        self._stack = contextlib.ExitStack()
+
+    def acquire(self) -> None:
+        """Wait until nothing is timed."""
+        self._stack.enter_context(shared(self._gpu, self._folder))
+
+    def release(self) -> None:
+        """Let others use the GPU alone."""
+        self._stack.close()
+
+    def let_timings_pass(self) -> None:
+        """Release the lock if a timing waits for it, after all work of this process has finished, and acquire it again."""
+        if not _is_free(self._folder, f"{self._gpu}-door"):
+            torch = sys.modules.get("torch")
+            if torch is not None and torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            self.release()
+            self.acquire()
+
+
+_share: GpuShare | None = None
+
+
+@contextlib.contextmanager
+def sharing(gpu: str, folder: str) -> Iterator[None]:
+    """Share the GPU during a request of this worker."""
+    global _share
+    _share = GpuShare(gpu, folder)
+    _share.acquire()
+    try:
+        yield
+    finally:
+        _share.release()
+        _share = None
+
+
+def let_timings_pass() -> None:
+    """Let another run time alone, if it waits for that. For the thread that runs a request, between two pieces of its work."""
+    if _share is not None and threading.current_thread() is threading.main_thread():
+        _share.let_timings_pass()
+
+
+def _is_free(folder: str, name: str) -> bool:
+    handle = _open(_path(folder, name))
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 @contextlib.contextmanager

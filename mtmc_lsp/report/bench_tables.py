@@ -31,6 +31,8 @@ def show_summary(out: Console, summary: Summary) -> None:
         out.print(Text("  fast_1 and fast_2 are fractions of all problems", style="dim"))
     else:
         out.print(Text("  nothing was timed, so there are no speedups", style="dim"))
+    for note, count in summary.untimed.items():
+        out.print(Text(f"  {count} of {summary.scores[0].problems} problems: {note}", style="dim"))
     _show_unsolved(out, summary)
 
 

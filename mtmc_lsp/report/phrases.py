@@ -10,12 +10,17 @@ from mtmc_lsp.core.results import CompileReport, Conditions, Ratio, Speed, Timin
 from mtmc_lsp.core.run import RunResult, RunStatus
 
 
+def stage_with_time(stage: str, elapsed: float, budget: float) -> str:
+    """The present stage of a run, with the seconds that it has taken and those that are left."""
+    return f"{stage} ({elapsed:.0f} s, {max(0.0, budget - elapsed):.0f} s left)"
+
+
 def verdict_line(verdict: Verdict) -> str:
     """One-line verdict with the candidate's error and the original code's error."""
     method = "on the GPU" if verdict.mode == "gpu" else "by Triton's interpreter"
     if not verdict.is_correct:
         return f"{verdict.status.value} {method}: {verdict.reason}"
-    errors = f"relative error {verdict.error:.1e}(original code: {verdict.reference_error:.1e})"
+    errors = f"relative error {verdict.error:.1e} (original code: {verdict.reference_error:.1e})"
     return f"correct {method}: {len(verdict.checks)} checks, {errors}"
 
 
@@ -103,12 +108,14 @@ def headline(result: RunResult) -> str:
 
 
 def compiler_line(result: RunResult) -> str:
-    """How ``torch.compile`` compares with the last version; empty if it decides, or nothing was timed."""
+    """How ``torch.compile`` compares with the last version, or why it was not timed; empty if the outcome names it."""
     compiled = next((b for b in result.baselines if b.name == "compile"), None)
-    if compiled is None or (result.baseline != "eager" and result.status is RunStatus.IMPROVED):
+    if compiled is None:
         return ""
     if compiled.speedup is None:
         return compiled.note
+    if result.baseline != "eager" and result.status is RunStatus.IMPROVED:
+        return ""
     seconds = f", which compiles in {compiled.compile_seconds:.1f} s" if compiled.compile_seconds is not None else ""
     offer = result.offer
     if offer is not None and offer.recompilations:
@@ -133,15 +140,14 @@ def _outcome(result: RunResult) -> str:
         return f"unmeasured: {reason}; verified by Triton's interpreter and compiled for {', '.join(archs)}"
     if result.status is RunStatus.IMPROVED and result.final.speedup is not None:
         speedup = result.final.speedup
-        gains = {"eager": speedup.vs_eager, "compile": speedup.vs_compile or speedup.vs_eager, "best": speedup.vs_best}
-        names = {
-            "eager": "your code in eager mode",
-            "compile": "your code under torch.compile",
-            "best": "the best baseline",
+        gains = {
+            "eager": (speedup.vs_eager, "your code in eager mode"),
+            "compile": (speedup.vs_compile, "your code under torch.compile"),
+            "best": (speedup.vs_best, "the best baseline"),
         }
-        return (
-            f"improved: {ratio_text(gains[result.baseline])} over {names[result.baseline]} on {result.environment.gpu}"
-        )
+        # If the baseline that decides was not timed, the version is faster than eager mode.
+        gain, name = gains[result.baseline if gains[result.baseline][0] is not None else "eager"]
+        return f"improved: {ratio_text(gain)} over {name} on {result.environment.gpu}"
     if result.status is RunStatus.INCORRECT:
         return "incorrect: no step passed verification, so the file is unchanged"
     return "no gain: no version was faster than your code, so the file is unchanged"

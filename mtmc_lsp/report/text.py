@@ -30,6 +30,7 @@ from mtmc_lsp.report.phrases import (
     ratio_text,
     recording_summary,
     report_lines,
+    stage_with_time,
     timing_line,
     timing_notes,
     verdict_line,
@@ -79,8 +80,7 @@ class RunClock:
     """Seconds."""
 
     def __rich__(self) -> Text:
-        elapsed = time.monotonic() - self.began
-        return Text(f"{self.stage}  ({elapsed:.0f} s, {max(0.0, self.budget - elapsed):.0f} s left)")
+        return Text(stage_with_time(self.stage, time.monotonic() - self.began, self.budget))
 
 
 def show_start(out: Console, name: str, path: Path, budget: float) -> None:

@@ -1,15 +1,39 @@
-"""When a tried step is accepted: it is faster than the version before, or a base that later steps may make faster."""
+"""When a tried step is accepted: it is faster than the version before, or a base that later steps may make faster.
+
+A version that is delivered is timed twice; :func:`clearer_timing` says which timing counts.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from mtmc_lsp.core.results import CompileReport, Timing
+from mtmc_lsp.core.results import CompileReport, Speed, Timing
 from mtmc_lsp.core.run import Step, StepStatus
 
 BASE_RATIO, WHOLE_RATIO = 0.9, 0.75
 """A first kernel with at least this ratio of eager time to its time is accepted as a base to tune. The second ratio is for a
 kernel that computes the whole target, since no other first step can be a better base."""
+
+
+def clearer_timing(trial: Timing | None, final: Timing) -> Timing:
+    """The timing that counts for a version that was timed twice.
+
+    The final timing counts, unless it is too noisy to compare the version with eager mode and the trial was not: on a busy
+    host, short calls vary by more than they gain. Then the trial counts, with the further baselines of the final timing.
+    Times of these baselines follow from their paired ratio, because the two timings ran at different speeds.
+    """
+    if trial is None or trial.speed_over("eager") in (None, Speed.AMBIGUOUS):
+        return final
+    if final.speed_over("eager") is not Speed.AMBIGUOUS or trial.spread >= final.spread:
+        return final
+    further = tuple(
+        replace(baseline, median_us=trial.median_us * baseline.speedup.ratio) if baseline.speedup else baseline
+        for baseline in final.baselines
+        if trial.baseline(baseline.name) is None
+    )
+    timed = [b for b in (*trial.baselines, *further) if b.speedup is not None and b.name != "previous"]
+    best = min(timed, key=lambda baseline: baseline.median_us).name
+    return replace(trial, baselines=(*trial.baselines, *further), best=best)
 
 
 class Judge:

@@ -1,8 +1,8 @@
 """The greedy search: propose an action, try it, keep it if it is faster, and verify what is kept.
 
 On a GPU a *trial* compiles a step, compares its results on the timed inputs and times it. A step that is fast enough becomes the
-base of the next trial at once; its verification runs while the next trial is planned, written and compiled. A step is reported
-only after its verification. If that fails, the search continues from the version before it.
+base of the next trial at once; its verification runs beside the next trials. A step is reported only after its verification. If
+that fails, the search continues from the version before it.
 
 The separation of planner and coder follows "Macro Thinking, Micro Coding" (MTMC).
 """
@@ -26,10 +26,10 @@ from mtmc_lsp.core.protocols import (
     Sampler,
     State,
 )
-from mtmc_lsp.core.results import CheckStatus, Speed, Timing, VerdictStatus
+from mtmc_lsp.core.results import BaselineTime, CheckStatus, Speed, Timing, VerdictStatus
 from mtmc_lsp.core.run import Candidate, CompilerOffer, RunResult, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.search.acceptance import Judge
+from mtmc_lsp.search.acceptance import Judge, clearer_timing
 from mtmc_lsp.search.certification import Certification, Certified
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.failures import failure_reason
@@ -38,6 +38,8 @@ from mtmc_lsp.search.trial import BaseWithdrawn, Trial
 
 MAX_FAILURES = 4
 """The run ends after this many consecutive steps that were not accepted."""
+MAX_REFUSALS = 12
+"""The same for steps that the built-in coder cannot write: these cost planning alone, and the planner then knows more."""
 PLANNING_SHARE = 0.5
 """The fraction of a run's remaining time that planning the next step may take; the rest is for trying it."""
 FINAL_SECONDS = 3.0
@@ -86,8 +88,8 @@ class GreedySearch:
         self._times: dict[str, tuple[KernelTime, ...]] = {}
         """Kernel times of versions that were profiled, by the version's id."""
         # A model's code is verified first: it repairs its code by the reason of a failed verification.
-        asks_model = isinstance(components.coder, (Repairer, Sampler))
-        self._verifies_later = self._has_gpu and not asks_model
+        self._asks_model = isinstance(components.coder, (Repairer, Sampler))
+        self._verifies_later = self._has_gpu and not self._asks_model
         self._certification = Certification(self._measurer)
         self._deadline = float("inf")
         self._trial_seconds = 0.0
@@ -130,6 +132,7 @@ class GreedySearch:
             source_hash=source_hash,
             seconds=time.monotonic() - began,
             offer=offer,
+            untimed=self._untimed_baselines(),
         )
 
     def _explore(self) -> None:
@@ -151,7 +154,7 @@ class GreedySearch:
         remaining = self._deadline - time.monotonic()
         if len(self._steps) >= self._limits.steps or remaining <= self._needed_seconds():
             return None
-        if self._failures_in_a_row() >= MAX_FAILURES:
+        if self._has_failed_too_often():
             return None
         return self._planner.propose(self._state(remaining * PLANNING_SHARE))
 
@@ -159,7 +162,7 @@ class GreedySearch:
         """The time that one more step needs: as long as the last trial, its verification, and the last timing."""
         if not self._verifies_later:
             return 0.0
-        verifications = (self._certification.pending + 1) * self._certification.last_seconds
+        verifications = (self._certification.pending + 1) * self._certification.expected_seconds
         return self._trial_seconds + verifications + FINAL_SECONDS
 
     def _try(self, action: MacroAction) -> None:
@@ -172,6 +175,7 @@ class GreedySearch:
         )
         try:
             step = trial.of(index, action)
+            self._confirm()
         except BaseWithdrawn:
             return
         self._trial_seconds = time.monotonic() - began
@@ -186,11 +190,9 @@ class GreedySearch:
     # Verified steps ----------------------------------------------------------------------------------------------
 
     def _confirm(self) -> None:
-        """Wait for the verification of the accepted steps; a failed one makes the present trial pointless."""
+        """Take over the verifications that ended; a failed one makes the present trial pointless."""
         base = self._best
-        if self._certification.pending:
-            self._events.on_stage("verifying")
-            self._settle(wait=True)
+        self._settle(wait=False)
         if self._best is not base:
             raise BaseWithdrawn
 
@@ -254,11 +256,20 @@ class GreedySearch:
             return False
         if timing is None:
             return False
-        changed = replace(last, timing=timing)
+        changed = replace(last, timing=clearer_timing(last.timing, timing))
         self._retake(changed)
-        if timing.baselines != (last.timing.baselines if last.timing is not None else ()):
+        if changed.timing is not None and changed.timing.baselines != (
+            last.timing.baselines if last.timing is not None else ()
+        ):
             self._events.on_retimed(changed)
         return True
+
+    def _untimed_baselines(self) -> tuple[BaselineTime, ...]:
+        """The baselines with the reason why they have no time; none if the run ended early and without a version."""
+        if not isinstance(self._measurer, BaselineTimer):
+            return ()
+        ended_early = time.monotonic() < self._deadline - self._needed_seconds()
+        return () if ended_early and self._last_accepted() is None else self._measurer.untimed_baselines()
 
     def _is_before(self, step: Step, last: Step) -> bool:
         return step.status is StepStatus.ACCEPTED and step.index < last.index and step.candidate is not None
@@ -346,13 +357,14 @@ class GreedySearch:
             self._times[candidate.id] = watched(self._measurer, candidate)
         return self._times[candidate.id]
 
-    def _failures_in_a_row(self) -> int:
-        count = 0
+    def _has_failed_too_often(self) -> bool:
+        failures = refusals = 0
         for step in reversed(self._steps):
             if step.status is StepStatus.ACCEPTED:
                 break
-            count += 1
-        return count
+            is_refusal = step.status is StepStatus.FAILED and step.candidate is None and not self._asks_model
+            failures, refusals = failures + (not is_refusal), refusals + is_refusal
+        return failures >= MAX_FAILURES or refusals >= MAX_REFUSALS
 
 
 def watched(measurer: Measurer, candidate: Candidate) -> tuple[KernelTime, ...]:

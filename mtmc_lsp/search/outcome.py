@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtmc_lsp.core.errors import FailureKind
-from mtmc_lsp.core.results import Speed, Timing, VerdictStatus
+from mtmc_lsp.core.results import BaselineTime, Speed, Timing, VerdictStatus
 from mtmc_lsp.core.run import (
     SCHEMA,
     Candidate,
@@ -63,6 +63,7 @@ def run_result(
     source_hash: str,
     seconds: float,
     offer: CompilerOffer | None = None,
+    untimed: Sequence[BaselineTime] = (),
 ) -> RunResult:
     """The document of a run.
 
@@ -72,6 +73,7 @@ def run_result(
         timing: of ``best``.
         seconds: wall time of the run.
         offer: ``torch.compile`` instead of the kernels.
+        untimed: the baselines that could have been timed, with the reason why they were not; those in ``timing`` are left out.
     """
     status = _status(steps, timing, components)
     kept = best if status in (RunStatus.IMPROVED, RunStatus.UNMEASURED) else root
@@ -89,7 +91,7 @@ def run_result(
         target=capture.workload.target,
         workload=capture.workload,
         environment=capture.environment,
-        baselines=tuple(b for b in (timing.baselines if timing else ()) if b.name != "previous"),
+        baselines=_baselines(timing, untimed),
         steps=tuple(steps),
         final=final,
         status=status,
@@ -100,6 +102,12 @@ def run_result(
         device=device,
         work=estimated_work(capture.graph, root.schedule, device),
     )
+
+
+def _baselines(timing: Timing | None, untimed: Sequence[BaselineTime]) -> tuple[BaselineTime, ...]:
+    timed = tuple(b for b in (timing.baselines if timing else ()) if b.name != "previous")
+    names = {baseline.name for baseline in timed}
+    return (*timed, *(baseline for baseline in untimed if baseline.name not in names))
 
 
 def _status(steps: Sequence[Step], timing: Timing | None, components: SearchComponents) -> RunStatus:

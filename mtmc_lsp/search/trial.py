@@ -49,8 +49,7 @@ class Trial:
     verifies_later: bool
     """Whether a step that is fast enough is verified afterwards, by the caller; otherwise before it is timed."""
     confirm: Callable[[], None] = lambda: None
-    """Called before a step uses the GPU alone. A verification and a timing exclude each other, so the verification of ``base``
-    goes first. Raises :class:`BaseWithdrawn` if it failed."""
+    """Called before a step is timed. Raises :class:`BaseWithdrawn` if the verification of ``base`` failed meanwhile."""
 
     def of(self, index: int, action: MacroAction) -> Step:
         """The step numbered ``index`` with an action.

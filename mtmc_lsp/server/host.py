@@ -89,6 +89,7 @@ class Job:
         )
 
     def _optimize(self, pipeline: Pipeline) -> None:
+        self._report("budget", seconds=pipeline.target.settings.budget_seconds)
         self._report("result", result=to_json(pipeline.optimize()))
 
     def _plan(self, pipeline: Pipeline) -> None:

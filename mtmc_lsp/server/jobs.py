@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -48,6 +49,10 @@ class Job:
     id: int = 0
     state: JobState = JobState.QUEUED
     stage: str = "waiting"
+    began: float = 0.0
+    """Time of the monotonic clock when it started to run."""
+    budget_seconds: float | None = None
+    """For a run: its time limit, once it is known."""
     step: int = 0
     """For a run: the number of the current step."""
     action: str = ""
@@ -144,7 +149,7 @@ class Jobs:
             job.over.set()
 
     async def _run(self, job: Job) -> None:
-        job.state, job.stage = JobState.RUNNING, "starting"
+        job.state, job.stage, job.began = JobState.RUNNING, "starting", time.monotonic()
         await self._on_change(job)
         if job.state is not JobState.RUNNING:
             return
@@ -190,6 +195,8 @@ class Jobs:
             kind = event["event"]
             if kind == "stage":
                 job.stage = event["text"]
+            elif kind == "budget":
+                job.budget_seconds = event["seconds"]
             elif kind == "action":
                 job.step, job.action, job.stage = event["step"], event["text"], "starting"
             elif kind == "step":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -12,7 +14,7 @@ from mtmc_lsp.core.errors import NoWorkload
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.results import Timing, Verdict
 from mtmc_lsp.core.run import RunResult
-from mtmc_lsp.report.phrases import headline, ratio_text, recording_summary, verdict_line
+from mtmc_lsp.report.phrases import headline, ratio_text, recording_summary, stage_with_time, verdict_line
 from mtmc_lsp.server.jobs import Job, JobState
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Reporter:
         self._server = server
         self._tokens: dict[int, lsp.ProgressToken] = {}
         self._jobs: dict[lsp.ProgressToken, int] = {}
+        self._clocks: dict[int, asyncio.Task[None]] = {}
 
     async def begin(self, job: Job, token: lsp.ProgressToken | None) -> None:
         """Start progress reporting with the client's token, or with a new token if the client supports that."""
@@ -58,6 +61,7 @@ class Reporter:
             self._jobs[token] = job.id
             begin = lsp.WorkDoneProgressBegin(title=job.title, cancellable=True, message=_message(job))
             self._server.work_done_progress.begin(token, begin)
+            self._clocks[job.id] = asyncio.create_task(self._tick(job, token))
         self._notify_state(job)
 
     def job_of(self, token: lsp.ProgressToken) -> int | None:
@@ -69,9 +73,10 @@ class Reporter:
         token = self._tokens.get(job.id)
         if not job.is_over:
             if token is not None:
-                report = lsp.WorkDoneProgressReport(message=_message(job), cancellable=True)
-                self._server.work_done_progress.report(token, report)
+                self._report_progress(job, token)
         else:
+            if (clock := self._clocks.pop(job.id, None)) is not None:
+                clock.cancel()
             message, kind = _outcome(job)
             if token is not None:
                 self._server.work_done_progress.end(token, lsp.WorkDoneProgressEnd(message=message))
@@ -81,6 +86,17 @@ class Reporter:
             if job.state is not JobState.CANCELLED and not _is_followed_by_question(job) and not client_shows_result:
                 self._server.window_show_message(lsp.ShowMessageParams(kind, message))
         self._notify_state(job)
+
+    def _report_progress(self, job: Job, token: lsp.ProgressToken) -> None:
+        report = lsp.WorkDoneProgressReport(message=_message(job), cancellable=True)
+        self._server.work_done_progress.report(token, report)
+
+    async def _tick(self, job: Job, token: lsp.ProgressToken) -> None:
+        """Show the time each second, also while nothing else changes."""
+        while not job.is_over:
+            await asyncio.sleep(1.0)
+            if job.budget_seconds is not None and not job.is_over:
+                self._report_progress(job, token)
 
     def _notify_state(self, job: Job) -> None:
         if not self._server.options.run_state:
@@ -108,7 +124,10 @@ def _is_followed_by_question(job: Job) -> bool:
 
 
 def _message(job: Job) -> str:
-    return f"step {job.step}: {job.action}: {job.stage}" if job.step else job.stage
+    stage = f"step {job.step}: {job.action}: {job.stage}" if job.step else job.stage
+    if job.budget_seconds is None:
+        return stage
+    return stage_with_time(stage, time.monotonic() - job.began, job.budget_seconds)
 
 
 def _outcome(job: Job) -> tuple[str, lsp.MessageType]:
@@ -174,5 +193,7 @@ def _measurement_text(answer: dict[str, Any]) -> str:
         megabytes = answer["bytes"] / 1e6
         return f"not timed: no CUDA GPU. One call moves at least {megabytes:.1f} MB"
     timing = from_json(Timing, answer["timing"])
-    baselines = ", ".join(f"{b.name} {b.median_us:.1f} us ({ratio_text(b.speedup)})" for b in timing.baselines)
+    baselines = ", ".join(
+        f"{b.name} {b.median_us:.1f} us ({ratio_text(b.speedup)})" if b.speedup else b.note for b in timing.baselines
+    )
     return f"{timing.median_us:.1f} us, {timing.roofline:.0%} of the roofline; {baselines}"

@@ -15,7 +15,9 @@ from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.launch_units import Unit, launches
 from mtmc_lsp.schedule.schedule import Schedule
-from mtmc_lsp.tuning.cost import PROGRAMS_PER_SM, ZERO, Cost, kernel_cost, programs_of, torch_cost
+from mtmc_lsp.tuning.cost import ZERO, Cost
+from mtmc_lsp.tuning.kernel_cost import PROGRAMS_PER_SM, kernel_cost, programs_of
+from mtmc_lsp.tuning.torch_cost import torch_cost
 
 
 def schedule_cost(ir: KernelIR, schedule: Schedule, device: DeviceModel) -> Cost:

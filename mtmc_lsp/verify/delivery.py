@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.results import Check, CheckStatus
+from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.worker_pool import WorkerPool
 from mtmc_lsp.verify.adapters import Adapter
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.case_runner import STOPS
+from mtmc_lsp.verify.messages import LoadRequest
 
 GUARD_ACCEPTS = "guard accepts the workload"
 REFUSED = "the guard refuses the workload's own call, so no kernel would run: {reason}"
 
 
 def delivery_check(
-    candidate: Adapter, process: CandidateProcess, pool: WorkerPool, seconds: float
+    candidate: Adapter, capture: Capture, process: CandidateProcess, pool: WorkerPool, seconds: float
 ) -> tuple[Check, ...]:
     """Call the candidate's file with the workload's sizes, strides, containers, mode and decorators, up to its guard.
 
@@ -22,6 +24,7 @@ def delivery_check(
     smaller sizes.
 
     Args:
+        capture: of the target.
         seconds: time limit.
 
     Returns:
@@ -30,7 +33,10 @@ def delivery_check(
     request = candidate.guarded_call
     if request is None:
         return ()
+    load = LoadRequest(capture, request.user_source, (request.source,))
     try:
+        if pool.has_gpu:
+            pool.call_unlocked(process, load, seconds)
         answer = pool.call(process, request, seconds)
     except MtmcError as error:
         if error.kind in STOPS:

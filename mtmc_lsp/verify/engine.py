@@ -127,7 +127,9 @@ class VerificationEngine:
         trials = candidate.trials(self._start(candidate), interpreted=not self.has_gpu)
         if not trials:
             return Verification(Verdict(VerdictStatus.UNCERTIFIABLE, text_checks, self._mode, reason=TOO_LARGE))
-        delivery = delivery_check(candidate, self._process, self._pool, self._reference.run_seconds)
+        delivery = delivery_check(
+            candidate, self._reference.capture, self._process, self._pool, self._reference.run_seconds
+        )
         text_checks = (*text_checks, *delivery)
         refused = first_failed(delivery)
         if refused is not None:

@@ -176,6 +176,20 @@ class GuardAnswer:
 
 
 @dataclass(frozen=True)
+class LoadRequest(Request[NoAnswer], command="verify.load"):
+    """Run the text of modules ahead, which takes seconds of imports, so that requests that lock the GPU find them loaded.
+
+    A text that fails is loaded again, with its error, by the request that needs it.
+    """
+
+    capture: Repeated[Capture]
+    user_source: str | None
+    """The user's file at the start of the run; ``None`` reads the file."""
+    texts: tuple[str | None, ...]
+    """Versions of the file; ``None`` for the user's."""
+
+
+@dataclass(frozen=True)
 class GuardRequest(Request[GuardAnswer], command="verify.guard"):
     """Call a file's target as the user calls it, and report what its guards decide. The kernels do not run."""
 

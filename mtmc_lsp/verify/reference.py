@@ -17,6 +17,7 @@ from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.errors import MtmcError, WorkerFailed
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.process.fork_server import ForkServer
+from mtmc_lsp.process.messages import StartRequest
 from mtmc_lsp.process.protocol import Answer, Request
 from mtmc_lsp.process.worker_pool import WorkerPool
 from mtmc_lsp.process.worker_process import Worker
@@ -29,6 +30,7 @@ from mtmc_lsp.verify.messages import (
     ConstructorRequest,
     JudgeAnswer,
     JudgeRequest,
+    LoadRequest,
     ReferenceAnswer,
     ReferenceRequest,
     ReproduceRequest,
@@ -118,6 +120,13 @@ class Reference:
     def hidden(self) -> str:
         """The folder of the expected results, which candidates must not read."""
         return str(self._secret)
+
+    def start(self) -> None:
+        """Start the process and load the user's file. The first request reports an error."""
+        with contextlib.suppress(MtmcError):
+            self.pool.call_unlocked(self.worker, StartRequest(gpu=self.has_gpu), self.run_seconds)
+            load = LoadRequest(self.capture, self.user_source, (None,))
+            self.pool.call_unlocked(self.worker, load, self.run_seconds)
 
     def constructor(self) -> str:
         """The constructor's arguments, as in :class:`~mtmc_lsp.verify.messages.ConstructorAnswer`; starts the process."""

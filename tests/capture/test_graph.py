@@ -118,6 +118,36 @@ def test_sizes_of_indexed_dimensions_do_not_vary(captured) -> None:
     assert rows not in capture.variable_sizes
 
 
+RELATIVE = (
+    HEAD
+    + """\
+# mtmc: x=f32[N,16] init: span=4
+class Relative(nn.Module):
+    def __init__(self, span):
+        super().__init__()
+        self.span, self.table = span, nn.Embedding(2 * span + 1, 16)
+
+    def forward(self, x):
+        positions = torch.arange(x.shape[0], device=x.device)
+        distances = (positions[:, None] - positions).clamp(-self.span, self.span) + self.span
+        return x + self.table(distances).sum(1)
+"""
+)
+
+
+def test_a_table_that_computed_indices_refer_to_does_not_vary(captured) -> None:
+    capture = captured(RELATIVE.replace("init:", "N=12 init:"), "Relative")
+    rows = str(next(item for item in capture.graph.inputs if item.kind is InputKind.PARAMETER).type.shape[0])
+    assert capture.graph.sizes[rows] == 9
+    assert rows not in capture.variable_sizes
+    assert "N" in capture.variable_sizes
+
+
+def test_a_dimension_whose_size_determines_the_indices_varies(captured) -> None:
+    text = HEAD + "# mtmc: x=f32[N,5] N=12\ndef f(x):\n    return x[torch.argsort(x[:, 0])] * 2\n"
+    assert "N" in captured(text, "f").variable_sizes
+
+
 MODULE = (
     HEAD
     + """\

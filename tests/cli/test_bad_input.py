@@ -55,6 +55,11 @@ SEEN = []
 def logs(x):
     SEEN.append(x.shape)
     return torch.softmax(x, -1)
+
+
+# mtmc: x=f32[8,48]
+def undefined(x):
+    return torch.softmax((x - 100).log(), -1)
 """
 
 
@@ -72,6 +77,7 @@ def logs(x):
         ("to_cuda", 3, "environment", "this machine has no CUDA GPU", "    return torch.softmax(y.cuda(), -1)"),
         ("Rebinds", 2, "unsupported", "assigns self.calls", "        self.calls = 2"),
         ("logs", 2, "unsupported", "changes SEEN", "def logs(x):"),
+        ("undefined", 2, "target-raises", "returns only NaN on the workload's inputs", "def undefined(x):"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )

@@ -77,7 +77,7 @@ def test_recorded_calls_are_explained_one_by_one(tmp_path: Path) -> None:
             "2 recorded calls with x=f32[8,96] bias=f32[96]",
             2,
             "gradients are recorded for x, bias: call it under torch.no_grad() or torch.inference_mode()",
-            "not (torch.is_grad_enabled() and any((t.requires_grad for t in tensors)))",
+            "not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))",
         ),
         (
             "3 recorded calls with x=bf16[8,96] bias=bf16[96]",

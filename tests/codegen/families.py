@@ -46,6 +46,7 @@ VIEWS = {
     "cross": "x=F[B,3], y=F[B,3]: torch.linalg.cross(x * 2, y)",
     "blocks": "x, y=F[2,3]: torch.block_diag(x[0] * 2, y)",
     "columns": "x: torch.column_stack((x[:, 0] * 2, x[:, 1, 0]))",
+    "long identity": "x=F[300,7]: torch.eye(300, dtype=x.dtype, device=x.device) @ x + torch.eye(300, 7, dtype=torch.bool, device=x.device)",
     "outer": "a=F[B], b=F[9]: torch.outer(a, b) + 1",
 }
 REDUCTIONS = {

@@ -214,7 +214,7 @@ def loaded(path: Path, text: str) -> ModuleType:
 def test_a_network_guard_looks_up_each_module_once_and_returns_the_tensors(checker: Checker, tmp_path: Path) -> None:
     capture = checker.capture(DEEP, "Model")
     candidate = fused(capture, DEEP, nodes=[node.name for node in capture.graph.nodes][:2])
-    guard = candidate.source.split("def model_fits(self, x)")[1].split("\ndef ")[0]
+    guard = candidate.source.split("def model_fits(self, x)")[1].split("\n\n\n")[0]
     assert guard.count("self.") == 1, "the rest is found from what was found before"
     assert '(blocks_0_norm := blocks_0._modules.get("norm"))' in guard
     assert "if (model_tensors := model_fits(self, x)) is not None:" in candidate.source

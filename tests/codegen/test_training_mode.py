@@ -12,7 +12,7 @@ from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.schedule.schedule import Schedule
-from mtmc_lsp.tuning.cost import torch_cost
+from mtmc_lsp.tuning.torch_cost import torch_cost
 from tests.codegen.checker import planned
 from tests.codegen.harness import fused, verified
 from tests.planning.situations import H200, act, fully_fused, schedule_of, start

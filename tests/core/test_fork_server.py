@@ -280,3 +280,82 @@ def test_copies_hold_no_line_on_which_others_could_be_asked_for(fork_server: For
     with fork_server.lend() as (_, files), copy_of(fork_server, tmp_path) as worker:
         assert files
         assert "imported: []" in said(worker, tmp_path / "m.py", body)
+
+
+def branch_of(fork_server: ForkServer, folder: Path, imported: str, imports: str) -> ForkServer:
+    """A branch for a file that imports a module of its folder, which counts how often it is imported."""
+    count = f"open({str(folder / 'count')!r}, 'a').write('x')\n"
+    (folder / "dependency.py").write_text(count + imported)
+    file = folder / "users_file.py"
+    file.write_text(imports)
+    return fork_server.branch(str(file), str(folder))
+
+
+def imported_and_parent(worker: Worker, folder: Path) -> tuple[int, int]:
+    """How often the dependency was imported after a worker imported it too, and the worker's parent."""
+    message = said(worker, folder / "m.py", "import os, dependency\nraise RuntimeError(f'parent {os.getppid()}')")
+    parent = re.search(r"parent (\d+)", message)
+    assert parent is not None, message
+    return len((folder / "count").read_text()), int(parent[1])
+
+
+IMPORTS = [
+    "import dependency",
+    "try:\n    from dependency import missing\nexcept ImportError:\n    pass",
+    "import dependency\nimport no_such_module\nraise SystemExit('the file itself does not run')",
+]
+
+
+@pytest.mark.parametrize("imports", IMPORTS)
+def test_workers_of_a_branch_need_not_import_what_the_users_file_imports(
+    fork_server: ForkServer, tmp_path: Path, imports: str
+) -> None:
+    assert fork_server._process is not None
+    with branch_of(fork_server, tmp_path, "", imports) as branch:
+        for _ in range(2):
+            with copy_of(branch, tmp_path) as worker:
+                count, parent = imported_and_parent(worker, tmp_path)
+                assert count == 1
+                assert parent != fork_server._process.pid
+    assert gone(parent)
+
+
+UNFIT = {
+    "a thread": "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+    "CUDA": "import torch\ntry:\n    torch.cuda._lazy_init()\nexcept Exception:\n    pass",
+    "its own end": "import os\nif os.environ.get('MTMC_SCRATCH') is None:\n    os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("imported", UNFIT.values(), ids=UNFIT)
+def test_a_file_whose_imports_do_not_survive_a_fork_is_imported_by_each_worker(
+    fork_server: ForkServer, tmp_path: Path, imported: str
+) -> None:
+    assert fork_server._process is not None
+    with branch_of(fork_server, tmp_path, imported, "import dependency") as branch, copy_of(branch, tmp_path) as worker:
+        assert imported_and_parent(worker, tmp_path) == (2, fork_server._process.pid)
+
+
+def test_a_worker_that_compiles_is_not_forked_from_a_branch_with_the_interpreter(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    assert fork_server._process is not None
+    with (
+        branch_of(fork_server, tmp_path, "import triton", "import dependency") as branch,
+        Worker(sys.executable, cwd=str(tmp_path), env={}, fork_server=branch) as worker,
+    ):
+        words = f"{fork_server._process.pid} None {['JITFunction'] * 2}"
+        assert words in said(worker, tmp_path / "m.py", WHICH_TRITON)
+
+
+def test_the_workers_of_a_branch_end_with_it_and_those_of_its_base_do_not(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    branch = branch_of(fork_server, tmp_path, "", "import dependency")
+    with copy_of(branch, tmp_path) as ended, copy_of(fork_server, tmp_path) as kept:
+        pid, _ = numbers(said(ended, tmp_path / "ended.py", WHOSE))
+        own, _ = numbers(said(kept, tmp_path / "own.py", WHOSE))
+        branch.kill()
+        assert gone(pid)
+        assert f"{own} of " in said(kept, tmp_path / "again.py", WHOSE)
+    branch.close()

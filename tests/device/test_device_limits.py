@@ -23,7 +23,8 @@ from mtmc_lsp.schedule.matmul_configs import holds_sums_apart, product_variants
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.schedule.split_on_load import rows_held, split_elements, strided_rows
 from mtmc_lsp.schedule.tile_configs import tile_config
-from mtmc_lsp.tuning.cost import kernel_cost, torch_cost
+from mtmc_lsp.tuning.kernel_cost import kernel_cost
+from mtmc_lsp.tuning.torch_cost import torch_cost
 from tests.planning.situations import act, proposed, region_and_program, schedule_of, start
 
 A10, H200, MI300X = (model_of_arch(arch) for arch in ("sm_86", "sm_90", "gfx942"))

@@ -16,7 +16,7 @@ from mtmc_lsp.schedule.matmul_configs import product_config, product_variants, s
 from mtmc_lsp.schedule.precision_modes import Precisions
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.schedule.tile_configs import tile_config
-from mtmc_lsp.tuning.cost import kernel_cost
+from mtmc_lsp.tuning.kernel_cost import kernel_cost
 from mtmc_lsp.tuning.waves import stream_programs
 from tests.planning.situations import region_and_program
 

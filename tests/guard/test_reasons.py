@@ -264,6 +264,7 @@ def test_one_of_many_modules_is_named(load: Callable[[str, str], ModuleType]) ->
     )
     transposed = nn.Parameter(torch.ones(24)[::2])
     assert reason(lambda net: setattr(net.layers[1].norm, "bias", transposed)) == (
-        "self.layers[1].norm.bias is not contiguous; the kernels were made for a contiguous one"
+        "self.layers[1].norm.bias is not contiguous (shape (12,), strides (2,)); "
+        "the kernels were made for a contiguous one"
     )
     assert "self.layers[4].norm is None" in reason(lambda net: setattr(net.layers[4], "norm", None))

@@ -7,6 +7,8 @@ from typing import Any
 
 from answers import body, editable_text, hunk
 
+from mtmc_lsp.codegen.module.direct_launches import DIRECT_LAUNCHES
+
 
 @dataclass(frozen=True)
 class Target:
@@ -33,7 +35,7 @@ class Target:
         imports = "import triton  # noqa: E402\nimport triton.language as tl  # noqa: E402\n"
         for old, new in (
             (body(launcher), self.launch),
-            (head, head.replace(")", f", {kernel}={kernel})")),
+            (head, f"{DIRECT_LAUNCHES}\n\n{head.replace(')', f', {kernel}=_DirectLaunches({kernel}))')}"),
             (
                 f"return {self.name}_launch({arguments})",
                 f"return {self.name}_launch({arguments}, wrap_triton({kernel}))",

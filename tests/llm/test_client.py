@@ -217,6 +217,16 @@ def test_the_time_budget_aborts_an_answer_in_progress() -> None:
     assert asked.use().requests == 1
 
 
+def test_the_end_of_the_run_aborts_an_answer_in_progress() -> None:
+    endpoint = Endpoint(Fault(wait=30.0), "x")
+    with endpoint.serving() as environ:
+        began = time.monotonic()
+        asked = OpenAIModel(QUICK, environ=environ, deadline=began + 0.4)
+        with pytest.raises(ModelFailed, match="the time limit of the run ended before the answer was complete"):
+            asked.ask("code", HELLO)
+        assert time.monotonic() - began < 10
+
+
 def test_several_answers_are_requested_concurrently() -> None:
     together = threading.Barrier(3, timeout=10)
 

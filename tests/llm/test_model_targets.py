@@ -96,8 +96,9 @@ def test_automatic_mode_uses_the_model_only_where_the_built_in_coder_cannot(capt
     by_hand = alone.final.source.replace(CALL + RETURN, LAUNCH)
     for old, new in (
         (
-            "def sharp_launch(x, sharp_y_kernel=sharp_y_kernel):",
-            "def sharp_launch(x, sharp_y_kernel=sharp_y_kernel, sorted_kernel=sorted_kernel):",
+            "def sharp_launch(x, sharp_y_kernel=_DirectLaunches(sharp_y_kernel)):",
+            "def sharp_launch(\n    x,\n    sharp_y_kernel=_DirectLaunches(sharp_y_kernel),\n"
+            "    sorted_kernel=_DirectLaunches(sorted_kernel),\n):",
         ),
         (
             "return sharp_launch(x, wrap_triton(sharp_y_kernel))",

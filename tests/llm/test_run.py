@@ -86,7 +86,7 @@ def test_the_model_plans_and_writes_what_the_built_in_coder_cannot(whole: Whole)
     assert [(k["kernel"], k["arch"]) for k in step["report"]["kernels"]] == [("ranks_kernel", "sm_90")]
     text = (whole.folder / "model.py").read_text()
     assert KERNEL in text
-    assert "def ranks_launch(x, ranks_kernel=ranks_kernel):" in text
+    assert "def ranks_launch(x, ranks_kernel=_DirectLaunches(ranks_kernel)):" in text
     assert "wrap_triton(ranks_kernel)" in text
     assert SOURCE[SOURCE.index("    s = ") :] in text
     rows = sqlite3.connect(whole.folder / ".mtmc" / "store.db").execute(

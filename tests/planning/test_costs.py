@@ -14,7 +14,7 @@ from mtmc_lsp.schedule.configs import MatmulConfig, PrecisionMode, TileConfig
 from mtmc_lsp.schedule.matmul_configs import fitted, product_config
 from mtmc_lsp.schedule.schedule import Rewrite, Schedule
 from mtmc_lsp.schedule.tile_configs import default_config
-from mtmc_lsp.tuning.cost import kernel_cost
+from mtmc_lsp.tuning.kernel_cost import kernel_cost
 from mtmc_lsp.tuning.load_cost import loads_apart_us
 from tests.codegen.families import source
 from tests.planning.situations import H200, region_and_program

@@ -15,7 +15,7 @@ from mtmc_lsp.ir.regions import analyse
 from mtmc_lsp.rewrites import ALGEBRA
 from mtmc_lsp.rewrites.pooling import by_dimension
 from mtmc_lsp.schedule.tile_configs import default_config
-from mtmc_lsp.tuning.cost import kernel_cost
+from mtmc_lsp.tuning.kernel_cost import kernel_cost
 from tests.codegen.families import source
 from tests.codegen.harness import compile_errors, verified
 from tests.planning.situations import H200, act, proposed, region_and_program, start, with_algebra

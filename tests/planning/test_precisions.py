@@ -19,7 +19,8 @@ from mtmc_lsp.ir.regions import analyse
 from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, MatmulConfig, PrecisionMode
 from mtmc_lsp.schedule.matmul_configs import product_config
 from mtmc_lsp.schedule.precision_modes import Precisions
-from mtmc_lsp.tuning.cost import kernel_cost, torch_cost
+from mtmc_lsp.tuning.kernel_cost import kernel_cost
+from mtmc_lsp.tuning.torch_cost import torch_cost
 from tests.codegen.harness import compile_errors, fused, verified
 from tests.planning.situations import H200, region_and_program, situation, start
 

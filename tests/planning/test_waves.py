@@ -16,7 +16,7 @@ from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.schedule.configs import MatmulConfig
-from mtmc_lsp.tuning.cost import kernel_cost
+from mtmc_lsp.tuning.kernel_cost import kernel_cost
 from mtmc_lsp.tuning.waves import Waves
 from tests.codegen.harness import fused, verified
 from tests.codegen.test_kernels import LINEAR

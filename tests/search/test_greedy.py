@@ -11,11 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtmc_lsp.core.errors import FailureKind, TargetRaises, WorkerFailed
-from mtmc_lsp.core.results import Check, CheckStatus, CompileReport, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.results import (
+    BaselineTime,
+    Check,
+    CheckStatus,
+    Ratio,
+    Speed,
+    Timing,
+    Verdict,
+    VerdictStatus,
+)
 from mtmc_lsp.core.run import Candidate, RunStatus, StepStatus
 from mtmc_lsp.report.phrases import headline
 from mtmc_lsp.search.components import Limits
-from mtmc_lsp.search.greedy import MAX_FAILURES
+from mtmc_lsp.search.greedy import MAX_FAILURES, MAX_REFUSALS
 
 plans = st.lists(st.sampled_from(OUTCOMES), max_size=9)
 
@@ -220,6 +229,14 @@ def test_a_run_ends_after_steps_that_come_to_nothing() -> None:
     assert len(search([action(i, "slower") for i in range(20)]).steps) == MAX_FAILURES
 
 
+def test_steps_that_the_coder_refuses_leave_room_for_the_next_ones() -> None:
+    refused = [action(number, "uncoded") for number in range(MAX_FAILURES + 1)]
+    result = search([*refused, action(9, "better")])
+    assert [step.status for step in result.steps][-1] is StepStatus.ACCEPTED
+    assert result.status is RunStatus.IMPROVED
+    assert len(search([action(number, "uncoded") for number in range(30)]).steps) == MAX_REFUSALS
+
+
 def test_a_run_keeps_to_its_limits() -> None:
     actions = [action(i, "better") for i in range(20)]
     assert len(search(actions, limits=Limits(seconds=60.0, steps=3)).steps) == 3
@@ -273,24 +290,24 @@ def test_a_step_is_told_only_after_all_its_stages() -> None:
 
 
 class SlowVerifier(FakeMeasurer):
-    """A verification lasts until the next version is compiled."""
+    """A verification lasts until the next version is timed."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
-        self._compiled, self._left = threading.Semaphore(0), steps - 1
+        self._timed, self._left = threading.Semaphore(0), steps - 1
 
-    def compile(self, candidate: Candidate) -> CompileReport:
-        self._compiled.release()
-        return super().compile(candidate)
+    def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
+        self._timed.release()
+        return super().time(candidate, previous)
 
     def verify(self, candidate: Candidate) -> Verdict:
         self._left -= 1
         for _ in range(2 if self._left >= 0 else 0):
-            assert self._compiled.acquire(timeout=10)
+            assert self._timed.acquire(timeout=10)
         return super().verify(candidate)
 
 
-def test_the_next_step_is_written_and_compiled_while_a_step_is_verified() -> None:
+def test_the_next_step_is_tried_while_a_step_is_verified() -> None:
     told: list[str] = []
     result = search([action(i, "better") for i in range(2)], measurer=SlowVerifier(2), told=told)
     assert [step.status for step in result.steps] == [StepStatus.ACCEPTED] * 2
@@ -364,6 +381,9 @@ class WithCompiler(FakeMeasurer):
         us = candidate.schedule["us"] * self._again
         return timing(us, eager=100.0, compile=self._compile_us)
 
+    def untimed_baselines(self) -> tuple[BaselineTime, ...]:
+        return (BaselineTime("compile", 0.0, None, note="torch.compile was still compiling after 9 s"),)
+
     def recompilations(self) -> tuple[int, float]:
         return 2, 1.5
 
@@ -390,6 +410,63 @@ def test_a_version_that_is_slower_in_the_last_timing_is_withdrawn() -> None:
     result = search([action(0, "better")], measurer=WithCompiler(60.0, again=1.5), told=told)
     assert (result.status, result.final.source) == (RunStatus.NO_GAIN, SOURCE)
     assert told[-1] == "withdrawn 1"
+
+
+class Noisy(WithCompiler):
+    """Its last timing, on a busy host, cannot compare the version with eager mode; that of the trial could."""
+
+    def __init__(self, eager_ratio: float, speed: Speed) -> None:
+        super().__init__(60.0)
+        self._eager_ratio, self._speed = eager_ratio, speed
+
+    def time_with_baselines(self, candidate: Candidate, previous: Candidate | None, wait: float) -> Timing | None:
+        eager = BaselineTime("eager", 150.0 * self._eager_ratio, Ratio(self._eager_ratio, 0.9, 1.4), self._speed)
+        compiled = BaselineTime("compile", 105.0, Ratio(0.7, 0.65, 0.75), Speed.SLOWER)
+        return Timing(150.0, (eager, compiled), "compile", Ratio(1.0, 0.85, 1.2), 50, "a fake", 0.1)
+
+
+@pytest.mark.parametrize("ratio", [0.95, 1.19])
+def test_a_last_timing_that_is_too_noisy_leaves_the_verdict_to_the_trial(ratio: float) -> None:
+    result = search([action(0, "better")], measurer=Noisy(ratio, Speed.AMBIGUOUS))
+    assert result.status is RunStatus.IMPROVED
+    assert result.final.speedup.vs_eager.ratio == pytest.approx(1.25)
+    assert headline(result).startswith("torch.compile alone is 1.43x as fast as this version")
+    timing = result.steps[0].timing
+    assert (timing.median_us, timing.best) == (80.0, "compile")
+    assert timing.baseline("compile").median_us == pytest.approx(56.0), "0.7 of the time of this version in its trial"
+
+
+@pytest.mark.parametrize("speed", [Speed.SLOWER, Speed.SAME])
+def test_a_last_timing_that_is_clear_decides_however_noisy_it_is(speed: Speed) -> None:
+    result = search([action(0, "better")], measurer=Noisy(0.95, speed))
+    assert (result.status, result.final.source) == (RunStatus.NO_GAIN, SOURCE)
+
+
+class CutBeforeTheLastTiming(WithCompiler):
+    """The budget ends before the version is timed against all baselines."""
+
+    def time_with_baselines(self, candidate: Candidate, previous: Candidate | None, wait: float) -> Timing | None:
+        raise WorkerFailed("the time limit of the whole run was reached", kind=FailureKind.DEADLINE)
+
+
+def test_a_run_that_the_budget_cuts_before_the_last_timing_delivers_by_the_trial() -> None:
+    result = search([action(0, "better")], measurer=CutBeforeTheLastTiming(60.0))
+    assert result.status is RunStatus.IMPROVED
+    assert headline(result).startswith("improved: 1.25x (1.24 to 1.26) over your code in eager mode")
+    assert headline(result).endswith("; torch.compile was still compiling after 9 s")
+
+
+def test_where_the_compiler_decides_and_was_not_timed_the_gain_is_named_over_eager_mode() -> None:
+    result = search([action(0, "better")], measurer=CutBeforeTheLastTiming(60.0), baseline="compile")
+    assert headline(result).startswith("improved: 1.25x (1.24 to 1.26) over your code in eager mode")
+    assert headline(result).endswith("; torch.compile was still compiling after 9 s")
+
+
+def test_a_run_without_a_version_says_that_the_compiler_was_not_timed_if_the_budget_ended_it() -> None:
+    ended = search([action(0, "better")], measurer=WithCompiler(60.0), limits=Limits(seconds=0.0, steps=50))
+    assert headline(ended).endswith("the file is unchanged; torch.compile was still compiling after 9 s")
+    early = search([action(0, "wrong")], measurer=WithCompiler(60.0))
+    assert headline(early).endswith("the file is unchanged")
 
 
 def test_the_planner_is_asked_again_when_the_baselines_are_known() -> None:

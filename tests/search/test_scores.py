@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import math
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from mtmc_lsp.app.bench.summary import check_one_build, summarise, why_nothing
 from mtmc_lsp.core.errors import RequestError
+from mtmc_lsp.report.bench_tables import show_summary
 
 
 def ratio(value: float) -> dict[str, float]:
@@ -109,6 +112,22 @@ def test_reasons_that_differ_in_a_number_are_one_and_what_was_not_run_is_named()
     assert found.unsolved[0].problems == ("level2/e", "level2/f")
     assert found.unsolved[0].reason == "the model draws N random numbers"
     assert found.not_run == ("level2/g",)
+
+
+def test_baselines_without_a_time_are_counted_by_their_reason() -> None:
+    def untimed(note: str) -> dict[str, Any]:
+        baselines = [
+            {"name": "eager", "speedup": ratio(2.0), "note": ""},
+            {"name": "compile", "speedup": None, "note": note},
+        ]
+        return record("level1/a", "improved", eager=2.0, compiled=1.5, speed="FASTER", baselines=baselines)
+
+    notes = ["torch.compile was still compiling after 9 s", "torch.compile was still compiling after 12 s", "failed"]
+    summary = summarise([untimed(note) for note in notes])
+    assert summary.untimed == {"torch.compile was still compiling after N s": 2, "failed": 1}
+    out = Console(width=120, file=io.StringIO())
+    show_summary(out, summary)
+    assert "2 of 3 problems: torch.compile was still compiling after N s" in out.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_without_a_gpu_there_are_no_speedups() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -187,8 +188,8 @@ class Editor:
         return list(self.client.progress_reports.get(f"mtmc-{job}", []))
 
     def stages(self, job: int) -> list[str]:
-        """The progress messages of a job."""
-        return [str(value.message) for value in self.reported(job)]
+        """The progress messages of a job, without the time in the messages of a run."""
+        return [re.sub(r" \(\d+ s, \d+ s left\)$", "", str(value.message)) for value in self.reported(job)]
 
     async def until(self, condition: Callable[[], Any], seconds: float = 240.0) -> Any:
         """Wait until ``condition`` is truthy. Returns its value."""

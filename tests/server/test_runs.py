@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -48,6 +49,20 @@ async def test_a_run_reports_its_steps_and_its_outcome(ide: Editor) -> None:
     assert "step 1: action 1: timing" in stages
     assert "step 3: action 3: timing" in stages
     assert ide.texts[uri] == MODEL, "the file changes on keep alone"
+
+
+async def test_a_run_shows_each_second_how_much_time_is_left(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    job = (await ide.command("optimize", uri, "g"))["job"]
+
+    def times() -> list[tuple[int, int]]:
+        messages = [str(value.message) for value in ide.reported(job)]
+        matches = [re.search(r"verifying \((\d+) s, (\d+) s left\)$", message) for message in messages]
+        return [(int(match[1]), int(match[2])) for match in matches if match]
+
+    shown = await ide.until(lambda: len(set(times())) > 2 and times())
+    assert all(elapsed + left in (59, 60, 61) for elapsed, left in shown), "g verifies for long: nothing else changes"
+    await ide.command("cancel")
 
 
 async def test_refresh_requests_are_less_frequent_than_progress_reports(ide: Editor) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from mtmc_lsp.capture.index_bounds import index_bounds
 from mtmc_lsp.capture.worker.calls import build_call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import VALUES, verification_cases
-from mtmc_lsp.verify.index_bounds import index_bounds
 from mtmc_lsp.verify.worker.inputs import make_inputs
 
 USES: dict[str, tuple[str, str, tuple[int, ...]]] = {

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from wide import compared
 
 from mtmc_lsp.core.dtypes import EPSILON
+from mtmc_lsp.verify.worker import expectations
 from mtmc_lsp.verify.worker.expectations import _finest_epsilon, _perturbed
 
 
@@ -66,6 +67,46 @@ def test_constant_rows_of_a_layer_norm_are_judged_by_what_rounding_does_to_them(
     """The exact result is the bias; all else is the rounding error of the mean, times 300."""
     inputs = _constant_rows(seed, count)
     assert compared(_layer_norm, _layer_norm_in_blocks, inputs, monkeypatch)[0] == ""
+
+
+def _projected(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, x.shape[-1:]) @ w
+
+
+def _projected_in_halves(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The product of operands that are each a sum of two float16 tensors, as on tensor cores."""
+
+    def halves(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        high = values.half().float()
+        return high, (values - high).half().float()
+
+    (left, left_rest), (right, right_rest) = halves(F.layer_norm(x, x.shape[-1:])), halves(64.0 * w)
+    return (left @ right + (left @ right_rest + left_rest @ right)) / 64.0
+
+
+def _with_some_constant_rows() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2000, 256, generator=generator)
+    x[:20] = 70.0 + torch.rand(20, 1, generator=generator)
+    return {"x": x, "w": torch.randn(256, 256, generator=generator) / 16.0}
+
+
+@pytest.mark.parametrize("small", [1 << 22, 1], ids=["many draws", "few draws"])
+def test_ordinary_rounding_beside_constant_rows_is_no_error(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of half a million elements, some have a tiny error in all draws, and an ordinary one in the candidate."""
+    monkeypatch.setattr(expectations, "SMALL", small)
+    inputs = _with_some_constant_rows()
+    assert compared(_projected, _projected_in_halves, inputs, monkeypatch)[0] == ""
+
+
+@pytest.mark.parametrize("row", [3, 100], ids=["in a constant row", "in another row"])
+def test_one_wrong_element_beside_constant_rows_is_an_error(row: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        result = _projected(x, w)
+        result[row, 7] += 0.01 if row == 100 else 100.0
+        return result
+
+    assert compared(_projected, wrong, _with_some_constant_rows(), monkeypatch)[0]
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -22,7 +22,7 @@ from mtmc_lsp.measure.timer import Timer
 from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.process.worker_pool import WorkerPool
 from mtmc_lsp.timing.messages import BaselinesRequest, PrepareRequest, RankAnswer, RankRequest, TimeAnswer, TimeRequest
-from mtmc_lsp.verify.messages import CandidateSource
+from mtmc_lsp.verify.messages import CandidateSource, LoadRequest
 
 ONE = Ratio(1.0, 0.99, 1.01)
 CAPTURE = Capture(
@@ -45,7 +45,7 @@ class FakeProcess:
         self.may_compile = threading.Event()
         self.error, self.restarts = error, 0
 
-    def call(self, request: Any, seconds: float) -> Any:
+    def call(self, request: Any, seconds: float, *_: object) -> Any:
         self.requests.append(request)
         if isinstance(request, BaselinesRequest):
             assert self.may_compile.wait(10)
@@ -54,7 +54,7 @@ class FakeProcess:
             return None
         if isinstance(request, RankRequest):
             return RankAnswer((1.0,))
-        if isinstance(request, PrepareRequest):
+        if isinstance(request, (LoadRequest, PrepareRequest)):
             return NoAnswer()
         assert isinstance(request, TimeRequest)
         names = ("eager", *request.baselines)
@@ -137,6 +137,21 @@ def test_a_compiler_that_ends_its_process_leaves_a_note_and_the_times_of_eager_m
     assert prepared.process.timed == []
 
 
+def test_a_compiler_that_the_budget_stops_was_still_compiling() -> None:
+    error = WorkerFailed("the time limit of the whole run was reached", kind=FailureKind.DEADLINE)
+    prepared = Prepared(FakeProcess(error))
+    prepared.compile()
+    assert [b.note for b in prepared.timer.untimed_baselines()] == ["torch.compile was still compiling after 0 s"]
+
+
+def test_baselines_that_were_compiled_too_late_were_not_timed_within_the_budget() -> None:
+    prepared = Prepared(FakeProcess())
+    prepared.compile()
+    (baseline,) = prepared.timer.untimed_baselines()
+    assert (baseline.name, baseline.speedup) == ("compile", None)
+    assert baseline.note == "torch.compile was not timed within the budget"
+
+
 def test_one_process_for_both_times_after_its_baselines_are_compiled() -> None:
     """Where memory is tight, there is no second process."""
     prepared = Prepared(FakeProcess(), is_shared=True)
@@ -153,3 +168,13 @@ def test_a_further_baseline_is_compiled_once() -> None:
         assert [b.name for b in timing.baselines] == ["eager", "compile", "reduce-overhead"]
     compiled = [request.baselines for request in prepared.process.requests if isinstance(request, BaselinesRequest)]
     assert compiled == [("compile",), ("reduce-overhead",)]
+
+
+def test_a_gpu_that_another_run_calibrated_meanwhile_is_not_calibrated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = FakeProcess()
+    timer = Timer(CAPTURE, "user", WorkerPool(has_gpu=False), process, fresh=True)  # type: ignore[arg-type]
+    device = model_of_arch("sm_90")
+    known = iter([None, device])
+    monkeypatch.setattr(timer_module, "cached_device", lambda _: next(known))
+    assert timer.device() == timer.device() == device
+    assert process.requests == []

@@ -11,7 +11,7 @@ from clocks import Costing, FakeClock
 from handwritten import RMS
 
 from mtmc_lsp.core.dtypes import TOLERANCE
-from mtmc_lsp.core.errors import EnvironmentNotAble, MeasurementRejected, error_from_json
+from mtmc_lsp.core.errors import CandidateRaised, EnvironmentNotAble, MeasurementRejected, error_from_json
 from mtmc_lsp.core.results import Ratio, Speed
 from mtmc_lsp.device.calibration_cache import cached_device, remember_device
 from mtmc_lsp.device.choice import planning_model
@@ -129,6 +129,24 @@ def retested(candidate, *, calls: int = 3, **named) -> None:
 
 def test_an_honest_candidate_withstands_a_second_look() -> None:
     retested(torch.tanh)
+
+
+def test_an_exception_of_the_timed_code_is_reported_as_its_own() -> None:
+    def raising(x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("no kernel for\n this dtype")
+
+    with pytest.raises(
+        CandidateRaised, match="a call of this version raises NotImplementedError: no kernel for this dtype"
+    ):
+        retested(raising)
+
+
+def test_a_timed_code_that_runs_out_of_memory_is_not_blamed() -> None:
+    def raising(x: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        retested(raising)
 
 
 def test_products_in_tf32_may_differ_by_what_their_operands_lose() -> None:

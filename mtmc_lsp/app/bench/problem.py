@@ -21,6 +21,7 @@ from mtmc_lsp.core.run import KEPT, RunResult, StepStatus
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.regions import VIEWS
+from mtmc_lsp.process.gpu_lock import lock_seconds
 from mtmc_lsp.process.priority import limit_to_cores
 from mtmc_lsp.process.worker_process import command_seconds
 from mtmc_lsp.rewrites import ir_of
@@ -73,7 +74,7 @@ def solve(request: ProblemRequest) -> dict[str, Any]:
     stages.enter("")
     facts = {
         "stages": stages.seconds,
-        "commands": {name: round(seconds, 3) for name, seconds in sorted(command_seconds.items())},
+        "commands": {name: round(seconds, 3) for name, seconds in sorted({**command_seconds, **lock_seconds}.items())},
         "operations": sum(len(capture.graph.nodes) for capture in captures),
         "torch_calls": [op for capture in captures for op in _torch_calls(capture, result)],
     }

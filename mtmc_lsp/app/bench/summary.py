@@ -84,6 +84,8 @@ class Summary:
     """The most frequent reason first."""
     torch_calls: Mapping[str, int]
     """Operations that versions still run as torch calls, and on how many problems."""
+    untimed: Mapping[str, int]
+    """Why ``torch.compile`` and other baselines have no time, and for how many problems."""
     not_run: tuple[str, ...]
 
 
@@ -107,6 +109,7 @@ def summarise(records: Sequence[Mapping[str, Any]], requested: Sequence[tuple[st
         tuple(scores),
         _unsolved(records),
         dict(calls.most_common()),
+        dict(Counter(note for record in records for note in _untimed(record)).most_common()),
         not_run,
     )
 
@@ -215,6 +218,10 @@ def _delivered_ratio(record: Mapping[str, Any], baseline: str) -> float | None:
     timing = _kept_timing(record)
     eager, other = (_baseline(timing, name) if timing is not None else None for name in ("eager", baseline))
     return other["median_us"] / eager["median_us"] if eager is not None and other is not None else None
+
+
+def _untimed(record: Mapping[str, Any]) -> list[str]:
+    return [_general(b["note"]) for b in record.get("baselines", ()) if not b["speedup"] and b["note"]]
 
 
 def _means(baseline: str, known: Sequence[float | None], count: int) -> Means:

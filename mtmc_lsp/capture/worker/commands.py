@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from mtmc_lsp.capture.index_bounds import sizes_of_computed_indices
 from mtmc_lsp.capture.messages import CaptureRequest, LocalValues, LocalValuesRequest
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.capture.worker.arguments.description import (
@@ -366,7 +367,7 @@ def _check_graph(graph: Graph, target: Target) -> None:
 
 def _variable_sizes(graph: Graph, arguments: tuple[CapturedArgument, ...], workload: Workload) -> tuple[str, ...]:
     """Sizes that verification may vary: not sizes of parameters, and not sizes that an index tensor may refer to."""
-    fixed: set[str] = set()
+    fixed = sizes_of_computed_indices(graph)
     indexing = {item.name for item in graph.inputs if item.type.dtype in ("int64", "int32")}
     bounded = {path for path, tensor in workload.tensors.items() if tensor.high_size is not None}
     for argument in (leaf for item in arguments for leaf in item.leaves):

@@ -10,8 +10,10 @@ from types import ModuleType
 import torch
 
 from mtmc_lsp.capture.worker.side_effects import access_of
-from mtmc_lsp.core.graph import UsedModule
+from mtmc_lsp.core.graph import ModuleHook, UsedModule
 
+HOOKS_OF_PARAMETERS = "torch.nn.utils."
+"""Beginning of the module names of hook classes that compute a parameter: weight and spectral norm, and pruning."""
 CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
@@ -37,8 +39,26 @@ def used_modules(
         kind = class_name(type(module), file)
         if access in accesses and kind:
             length = len(module) if isinstance(module, CONTAINERS) else None
-            modules.append(UsedModule(access, kind, length))
+            # The target's own hooks run outside of it.
+            modules.append(UsedModule(access, kind, length, _hooks_of(module) if access != "self" else ()))
     return tuple(modules)
+
+
+def _hooks_of(module: torch.nn.Module) -> tuple[ModuleHook, ...]:
+    """The module's hooks, if all are of torch's utilities that compute a parameter from others, such as ``weight_norm``.
+
+    The exported graph contains these computations. Other hooks may have effects that no graph shows.
+    """
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    if not all(_computes_parameters(hook) for hook in hooks):
+        return ()
+    return tuple(ModuleHook(f"{type(hook).__module__}.{type(hook).__qualname__}", dict(vars(hook))) for hook in hooks)
+
+
+def _computes_parameters(hook: object) -> bool:
+    if not type(hook).__module__.startswith(HOOKS_OF_PARAMETERS):
+        return False
+    return all(value is None or isinstance(value, (bool, int, float, str)) for value in vars(hook).values())
 
 
 def aliases_in(instance: torch.nn.Module | None, used: Collection[str]) -> tuple[tuple[str, str], ...]:

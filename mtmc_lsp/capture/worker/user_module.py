@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib
 import importlib.util
 import linecache
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -28,10 +31,7 @@ def load_user_module(
             most one text of a file this way.
     """
     file = Path(path).resolve()
-    package, folder = package_of(file)
-    for entry in (str(project_root(file)), str(folder)):
-        if entry not in sys.path:
-            sys.path.insert(0, entry)
+    package = _enter_project(file)
     if package:
         importlib.import_module(package)
     name = as_name or module_name(file)
@@ -54,3 +54,42 @@ def load_user_module(
     else:
         spec.loader.exec_module(module)
     return module
+
+
+def import_dependencies(path: str) -> None:
+    """Run the import statements at the top level of the user's file, and nothing else of it. Errors are left to the file itself.
+
+    Statements under a condition are left out, because the condition may depend on other statements.
+    """
+    file = Path(path).resolve()
+    package = _enter_project(file)
+    with contextlib.suppress(Exception):
+        imports = _top_level_imports(ast.parse(file.read_bytes()).body)
+        if package:
+            imports.insert(0, ast.parse(f"import {package}").body[0])
+        namespace = {"__name__": module_name(file), "__package__": package}
+        for statement in imports:
+            # Modules of the user may raise anything, and end the process.
+            with contextlib.suppress(Exception, SystemExit):
+                exec(compile(ast.Module([statement], []), str(file), "exec", dont_inherit=True), namespace)
+
+
+def _top_level_imports(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+    imports: list[ast.stmt] = []
+    for statement in statements:
+        if isinstance(statement, ast.Try):
+            imports += _top_level_imports(statement.body)
+        elif isinstance(statement, ast.Import) or (
+            isinstance(statement, ast.ImportFrom) and statement.module != "__future__"
+        ):
+            imports.append(statement)
+    return imports
+
+
+def _enter_project(file: Path) -> str:
+    """Make the project importable; returns the package of the file, empty if it is in none."""
+    package, folder = package_of(file)
+    for entry in (str(project_root(file)), str(folder)):
+        if entry not in sys.path:
+            sys.path.insert(0, entry)
+    return package

@@ -31,8 +31,6 @@ from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import AttentionConfig
 
 LOG2E = 1.4426950408889634
-LARGEST_HEAD = 256
-"""Largest supported head size; larger ones do not fit in registers."""
 Side = tuple[tuple[Axis, ...], str]
 
 
@@ -78,10 +76,6 @@ class _AttentionWriter:
         """Offset from a query's position to the first key that the mask may hide; None if unknown."""
         self.scores = ProductAxes(ir, region, form.scores)
         self.result = ProductAxes(ir, region, form.result)
-        if self.scores.n != self.result.k or self.scores.m != self.result.m:
-            raise CannotCode(
-                "the axes of the second attention product do not match those of the first; use matmul kernels"
-            )
         self.batch = tuple(dict.fromkeys((*self.result.batch, *self.scores.batch)))
         self.parameters = Parameters(ir, buffers, ATTENTION_NAMES)
         self.lines: list[str] = []
@@ -94,10 +88,6 @@ class _AttentionWriter:
         """A head size as an integer. A named size is fixed to the workload's value by a limit."""
         size = product([axis.size for axis in axes])
         number = size.value(self.ir.graph.sizes)
-        if number > LARGEST_HEAD:
-            raise CannotCode(
-                f"an attention head size of {number} is above the supported {LARGEST_HEAD}; use matmul kernels"
-            )
         if not size.is_constant:
             self.limits.append(f"{size} == {number}")
         return number

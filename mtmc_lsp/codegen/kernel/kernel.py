@@ -40,7 +40,7 @@ class Kernel:
     num_warps: int
     num_stages: int
     dynamic: Mapping[str, str] = field(default_factory=dict)
-    """Constexpr parameters that the launcher computes: name to Python, such as ``triton.next_power_of_2(n_cols)``."""
+    """Constexpr parameters that the launcher computes: name to Python, such as ``n_cols % 128 == 0``."""
     limits: tuple[str, ...] = ()
     """Conditions on named sizes that the guard must check for this kernel."""
     scratch_written: tuple[tuple[str, Scratch], ...] = ()

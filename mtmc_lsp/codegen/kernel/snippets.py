@@ -53,6 +53,17 @@ def filled(items: Sequence[str], indent: str) -> list[str]:
     return lines
 
 
+def joined(items: Sequence[str], separator: str) -> list[str]:
+    """Join items to as few lines as possible."""
+    lines: list[str] = []
+    for item in items:
+        if lines and len(lines[-1]) + len(separator) + len(item) <= LINE:
+            lines[-1] += separator + item
+        else:
+            lines.append(item)
+    return lines
+
+
 def call_text(function: str, arguments: Sequence[str], indent: str = "") -> str:
     """Format a call, on several lines if it is too long; ``indent`` is the indent of its statement."""
     one_line = f"{function}({', '.join(arguments)})"
@@ -75,6 +86,14 @@ def blocks_text(size: str, block: int) -> str:
     """
     count = size if size.isidentifier() else f"({size})"
     return count if block == 1 else f"({count} + {block - 1}) // {block}"
+
+
+def next_power_of_2_text(size: str) -> str:
+    """The least power of two that is at least a positive size, as Python for the launcher.
+
+    Avoids ``triton.next_power_of_2``, which takes 2 us on the host.
+    """
+    return f"1 << ({size} - 1).bit_length()"
 
 
 TRITON_DTYPES = {

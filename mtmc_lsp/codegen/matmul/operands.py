@@ -30,18 +30,14 @@ class ProductAxes:
         self.ir = ir
         self.region = region
         self.prim: Prim = product_prim or product_in(ir, region)
-        dims, name, left_operand = ProductDims.of(self.prim), self.prim.name, self.prim.inputs[0]
-        rows, end = dims.batch + dims.rows, len(self.prim.shape)
-        self.batch = self._of(name, 0, dims.batch)
-        self.m, self.n = self._of(name, dims.batch, rows), self._of(name, rows, end)
-        self.k = self._of(left_operand, rows, rows + dims.summed)
-        self.kernel_positions = self._of(left_operand, rows, rows + dims.kernel_positions)
+        roles, dims = region.table.of_product(self.prim), ProductDims.of(self.prim)
+        self.batch, self.m, self.n, self.k = roles.batch, roles.m, roles.n, roles.k
+        first = dims.batch + dims.rows
+        positions = range(first, first + dims.kernel_positions)
+        self.kernel_positions = tuple(x for dim in positions for x in region.table.axes(self.prim.inputs[0], dim))
         """Axes of ``k`` that are kernel positions of a convolution."""
         if set(self.m) & set(self.n) or set(self.batch) & (set(self.m) | set(self.n)):
             raise CannotCode(f"{self.prim.origin}: both operands of the product share an axis; leave it to PyTorch")
-
-    def _of(self, name: str, first: int, end: int) -> tuple[Axis, ...]:
-        return tuple(axis for dim in range(first, end) for axis in self.region.table.axes(name, dim))
 
     @property
     def channels(self) -> tuple[Axis, ...]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from mtmc_lsp.codegen.kernel.axis_groups import Mask
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.codegen.kernel.parameters import Parameters
-from mtmc_lsp.codegen.kernel.snippets import blocks_text
+from mtmc_lsp.codegen.kernel.snippets import blocks_text, next_power_of_2_text
 from mtmc_lsp.codegen.matmul.operands import ProductAxes, Tile, int32_limit, operand_accesses
 from mtmc_lsp.codegen.module.naming import PRODUCT_NAMES
 from mtmc_lsp.codegen.module.side_by_side import side_by_side
@@ -132,7 +132,7 @@ class _SplitWriter:
             limits.append(int32_limit(self.axes.n_batch * self.operand.rows * Size.of(2) * self.operand.k_pad))
         dynamic = {}
         if holds_rows and not self.operand.k.is_constant:
-            dynamic["DEPTH"] = "triton.next_power_of_2(k_pad)"
+            dynamic["DEPTH"] = next_power_of_2_text("k_pad")
             limits.append(f"{self.operand.k_pad} <= {MAX_ELEMENTS_PER_THREAD * self.device.warp_size * warps // rows}")
         head = [f"{self.row} = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]"]
         if self.axes.batch:

@@ -7,11 +7,11 @@ import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from mtmc_lsp.codegen.kernel.snippets import call_text
+from mtmc_lsp.codegen.kernel.snippets import call_text, joined
 from mtmc_lsp.codegen.module.attribute_inputs import attribute_conditions, may_be_elsewhere, tensor_text
 from mtmc_lsp.codegen.module.guard_helpers import (
     ALIGNED,
-    ARE_ON_CURRENT_DEVICE,
+    HAS_CAPTURED_HOOKS,
     HAS_ITEMS,
     HAVE_TYPE_AND_SHAPE,
     HAVE_VALUES,
@@ -23,7 +23,7 @@ from mtmc_lsp.codegen.module.guard_helpers import (
 from mtmc_lsp.codegen.module.module_lookups import cache_lookups, parts
 from mtmc_lsp.codegen.module.number_conditions import number_conditions
 from mtmc_lsp.codegen.module.unpacking import Unpacking
-from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
+from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, UsedModule
 from mtmc_lsp.core.sizes import Size, conditions_hold, names_in, rename_symbols
 
 
@@ -110,9 +110,10 @@ def write_guard(
     structure_checks = _structure(graph, [*unpacked.conditions, *attributes], module_values, up_to_date)
     structure_checks += "".join(f"    {line}\n" for line in unpacked.statements)
     group_inputs = _group_inputs(graph) if _uses_group_checks(graph) else None
-    conditions = _common_conditions(graph, use_helper=group_inputs is not None)
+    # Some classes of tensors raise in further conditions, so this one comes first.
+    conditions = [f"{PLAIN_CALL}(tensors)"]
     conditions.append("not torch.is_autocast_enabled()")
-    conditions.append("not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))")
+    conditions.append("not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))")
     conditions += _group_checks(group_inputs or (), names)
     conditions += _shapes(graph, names, texts, exact, group_inputs)
     conditions += _inspected_only(graph, texts)
@@ -168,30 +169,6 @@ def _stores(graph: Graph) -> dict[tuple[str, ...], str]:
     return stores | {tuple(parts(item.access)): STORES[item.kind] for item in graph.inputs if item.kind in STORES}
 
 
-def _common_conditions(graph: Graph, *, use_helper: bool) -> list[str]:
-    """Conditions on all tensors: same GPU, and dtype and layout if these agree. ``together`` uses one helper for many tensors."""
-    # Fake tensors, DTensors and similar classes have no memory that a kernel can read. Tracing (jit, make_fx) and
-    # transforms (vmap, forward-mode AD) cannot see a launch. Some of these raise on further checks. The guard runs
-    # before every call, so a single pass over the tensors checks all of it.
-    plain = f"(torch.compiler.is_compiling() or {PLAIN_CALL}(tensors))"
-    if use_helper:
-        return [plain, f"{ARE_ON_CURRENT_DEVICE}(tensors)"]
-    checks = ["isinstance(t, torch.Tensor) and t.is_cuda"]
-    if len(graph.inputs) > 1:
-        checks.append("t.device == tensors[0].device")
-    dtypes = {item.type.dtype for item in graph.inputs}
-    if len(dtypes) == 1:
-        checks.append(f"t.dtype == torch.{dtypes.pop()}")
-    if all(item.type.is_contiguous for item in graph.inputs):
-        checks.append("t.is_contiguous()")
-    return [
-        plain,
-        f"all({' and '.join(checks)} for t in tensors)",
-        # Triton launches on the current device.
-        "tensors[0].get_device() == torch.cuda.current_device()",
-    ]
-
-
 def _no_overlap(graph: Graph, names: dict[str, str]) -> list[str]:
     """Updated tensors must not overlap other arguments: the kernels read all inputs before they write."""
     changed = list(dict.fromkeys(names[mutation.input] for mutation in graph.mutations))
@@ -208,8 +185,7 @@ def _structure(graph: Graph, attributes: Iterable[str], values: list[str], up_to
     conditions += [text for text in values if re.search(r"\bself\.\w+( is |\) )", text)]
     for item in graph.modules:
         if item.access != "self":
-            length = f", {item.length}" if item.length is not None else ""
-            conditions.append(f"{IS_UNCHANGED_MODULE}({item.access}, {item.kind}{length})")
+            conditions.append(_is_unchanged(item))
     conditions += [f"{again} is {first}" for again, first in graph.aliases]
     conditions += attributes
     conditions += values
@@ -222,6 +198,15 @@ def _structure(graph: Graph, attributes: Iterable[str], values: list[str], up_to
     return f"    if not (\n        {unique}\n    ):\n        return {otherwise}\n"
 
 
+def _is_unchanged(module: UsedModule) -> str:
+    """The condition that a submodule runs the captured code: its class, and the hooks whose effect is in the graph."""
+    if module.hooks:
+        hooks = ", ".join(f'("{hook.kind}", {dict(hook.settings)!r})' for hook in module.hooks)
+        return f"{HAS_CAPTURED_HOOKS}({module.access}, {module.kind}, [{hooks}])"
+    length = f", {module.length}" if module.length is not None else ""
+    return f"{IS_UNCHANGED_MODULE}({module.access}, {module.kind}{length})"
+
+
 def _shapes(
     graph: Graph,
     names: dict[str, str],
@@ -230,28 +215,28 @@ def _shapes(
     checked_as_group: Sequence[GraphInput] | None,
 ) -> list[str]:
     """Checks of dtypes, shapes and layouts that no other condition covers; ``checked_as_group`` may be ``None``."""
-    one_dtype = len({item.type.dtype for item in graph.inputs}) == 1
-    all_dense = all(item.type.is_contiguous for item in graph.inputs)
     conditions: list[str] = []
     earlier: list[GraphInput] = []
+    positive: set[Size] = set()
+    """Sizes that earlier conditions show not to be 0."""
     checked_together = {item.name for item in checked_as_group or ()}
     for item in graph.inputs:
         if item.name in checked_together:
             continue
         access = names[item.name]
-        if not one_dtype or checked_as_group is not None:
-            conditions.append(f"{access}.dtype == torch.{item.type.dtype}")
+        of_tensor = [f"{access}.dtype == torch.{item.type.dtype}"]
         same = next((other for other in earlier if other.type.shape == item.type.shape), None)
         if same is not None:
-            conditions.append(f"{access}.shape == {names[same.name]}.shape")
+            of_tensor.append(f"{access}.shape == {names[same.name]}.shape")
         else:
-            conditions += _shape(item, access, texts, exact)
-        if not all_dense:
-            conditions += _layout(item, access, texts, graph.conditions)
-        if any(not size.is_constant or size.constant == 0 for size in item.type.shape):
-            conditions.append(f"{access}.numel() > 0")
+            of_tensor += _shape(item, access, texts, exact)
+        of_tensor += _layout(item, access, texts, graph.conditions)
+        if not all(size in positive or (size.is_constant and size.constant) for size in item.type.shape):
+            of_tensor.append(f"{access}.numel() > 0")
+        conditions += joined(of_tensor, " and ")
+        positive |= set(item.type.shape)
         earlier.append(item)
-    return _without_repeated_numel(conditions)
+    return conditions
 
 
 def _inspected_only(graph: Graph, texts: dict[str, str]) -> list[str]:
@@ -298,12 +283,6 @@ def _group_inputs(graph: Graph) -> list[GraphInput]:
 
 def _constant_shape(shape: Sequence[Size]) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
-
-
-def _without_repeated_numel(conditions: list[str]) -> list[str]:
-    """Drop repeated non-emptiness checks: tensors of equal shape need only one."""
-    same = {text.split(".shape == ")[0] for text in conditions if re.fullmatch(r"[\w.]+\.shape == [\w.]+\.shape", text)}
-    return [text for text in conditions if not (text.endswith(".numel() > 0") and text.split(".numel")[0] in same)]
 
 
 def _shape(item: GraphInput, access: str, texts: dict[str, str], exact: Container[str]) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 PLAIN_CALL = "_is_plain_call"
 IS_UNCHANGED_MODULE = "_is_unchanged_module"
+HAS_CAPTURED_HOOKS = "_has_captured_hooks"
 NO_OVERLAP = "_do_not_overlap"
-ARE_ON_CURRENT_DEVICE = "_are_on_current_device"
 HAVE_TYPE_AND_SHAPE = "_have_type_and_shape"
 HAVE_VALUES = "_have_values"
 HAS_ITEMS = "_has_items"
@@ -18,14 +18,21 @@ GUARD_HELPERS = {
     return not torch.compiler.is_compiling() and all(t.data_ptr() % 16 == 0 for t in tensors)
 ''',
     PLAIN_CALL: '''def _is_plain_call(tensors) -> bool:
-    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
-    kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
+    """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
+    if torch.compiler.is_compiling():
+        current = torch.cuda.current_device()
+        return all([isinstance(t, torch.Tensor) and t.is_cuda and t.get_device() == current for t in tensors])
+    kinds, strided, devices = (torch.Tensor, torch.nn.Parameter), torch.strided, set()
     for t in tensors:
-        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
+        # Fake tensors, DTensors and similar classes have no memory that a kernel can read.
+        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg() or not t.is_cuda:
             return False
+        devices.add(t.get_device())
+    # Tracing (jit, make_fx) and transforms (vmap, forward-mode AD) cannot see a launch.
     return (
-        torch.autograd.forward_ad._current_level < 0
-        and not torch.jit.is_tracing()
+        devices == {torch.cuda.current_device()}
+        and torch.autograd.forward_ad._current_level < 0
+        and not torch._C._is_tracing()
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
     )
@@ -67,18 +74,20 @@ def _do_not_overlap(tensors, updated) -> bool:
         and (length is None or len(module) == length)
     )
 ''',
-    ARE_ON_CURRENT_DEVICE: '''def _are_on_current_device(tensors) -> bool:
-    """Whether all are contiguous tensors on the current GPU, where Triton launches."""
-    for t in tensors:
-        if not (isinstance(t, torch.Tensor) and t.is_cuda and t.is_contiguous()):
-            return False
-    current = torch.cuda.current_device()
-    return all([t.get_device() == current for t in tensors])
+    HAS_CAPTURED_HOOKS: '''def _has_captured_hooks(module, kind, hooks) -> bool:
+    """Whether a call of the module runs only the forward of its class and these hooks, which compute parameters."""
+    registered = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    present = [(f"{type(h).__module__}.{type(h).__qualname__}", getattr(h, "__dict__", None)) for h in registered]
+    return (
+        (type(module) is kind or f"{type(module).__module__}.{type(module).__qualname__}" == kind)
+        and "forward" not in module.__dict__
+        and present == hooks
+    )
 ''',
     HAVE_TYPE_AND_SHAPE: '''def _have_type_and_shape(dtype, shape, *tensors) -> bool:
-    """Whether all tensors have this dtype and shape."""
+    """Whether all tensors are contiguous and have this dtype and shape."""
     for t in tensors:
-        if t.dtype != dtype or t.shape != shape:
+        if t.dtype != dtype or t.shape != shape or not t.is_contiguous():
             return False
     return True
 ''',

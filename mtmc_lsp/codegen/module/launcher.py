@@ -10,6 +10,7 @@ from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
 from mtmc_lsp.codegen.kernel.snippets import LINE, call_text, def_lines, filled
 from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR, MAKE_DESCRIPTOR
 from mtmc_lsp.codegen.module.constants import constant_text, is_literal_tensor
+from mtmc_lsp.codegen.module.direct_launches import launched_directly
 from mtmc_lsp.codegen.module.guard import bindings, size_text
 from mtmc_lsp.codegen.module.naming import Names, value_name
 from mtmc_lsp.codegen.module.side_by_side import NUMBERS
@@ -187,7 +188,7 @@ class Launcher:
             self.lines.append(f"{name} = torch.empty_like({self.input_names[template.name]}{dtype})")
         else:
             text = (
-                self._memory("empty", kind.dtype, kind.shape)
+                self._empty(kind.dtype, kind.shape)
                 if kind.is_contiguous
                 else self._memory("empty_strided", kind.dtype, kind.shape, kind.stride)
             )
@@ -195,6 +196,15 @@ class Launcher:
         self._allocated.add(name)
         self._register(ref, name, kind)
         return name
+
+    def _empty(self, dtype: str, shape: Sequence[Size]) -> str:
+        """A call that allocates a contiguous tensor: by a method of an input and with separate sizes, as it is fastest."""
+        inputs = self.ir.graph.inputs
+        template = next((item for item in inputs if item.type.dtype == dtype), inputs[0])
+        arguments = [self.size(size) for size in shape] or ["()"]
+        if template.type.dtype != dtype:
+            arguments.append(f"dtype=torch.{dtype}")
+        return f"{self.input_names[template.name]}.new_empty({', '.join(arguments)})"
 
     def _memory(self, function: str, dtype: str, *sizes: Sequence[Size]) -> str:
         """A torch call that creates a tensor with this shape (and strides, if given) on the inputs' device."""
@@ -256,7 +266,7 @@ class Launcher:
 
     def _allocate_scratch(self, scratch: Scratch) -> str:
         name = self.names.unique(scratch.name)
-        self.lines.append(f"{name} = {self._memory('empty', scratch.dtype, scratch.shape)}")
+        self.lines.append(f"{name} = {self._empty(scratch.dtype, scratch.shape)}")
         self._scratch[scratch] = name
         return name
 
@@ -377,7 +387,7 @@ class Launcher:
         if tables is not None:
             prelude.append(f"{', '.join(tables.results)}{',' * (len(tables.results) == 1)} = {tables.call}")
         prelude += [f"{variable} = {text}" for text, variable in self._numbers.items()]
-        parameters = [*self.parameters, *(f"{kernel}={kernel}" for kernel in kernels)]
+        parameters = [*self.parameters, *map(launched_directly, kernels)]
         lines = [
             *(tables.source.split("\n") if tables is not None else []),
             *def_lines(name, parameters),
@@ -500,7 +510,7 @@ def _evaluate_dynamic(text: str, kernel: Kernel, sizes: Mapping[str, int]) -> in
     selection = re.fullmatch(r"(\d+) if (\w+) >= (\d+) else (\d+)", text)
     if selection is not None:
         return int(selection[1] if kernel.grid_sizes[selection[2]].value(sizes) >= int(selection[3]) else selection[4])
-    power = re.fullmatch(r"triton\.next_power_of_2\((\w+)\)", text)
+    power = re.fullmatch(r"1 << \((\w+) - 1\)\.bit_length\(\)", text)
     assert power is not None, text
     return next_power_of_two(kernel.grid_sizes[power[1]].value(sizes))
 

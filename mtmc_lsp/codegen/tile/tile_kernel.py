@@ -14,7 +14,7 @@ from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.kernel import Kernel, assemble
 from mtmc_lsp.codegen.kernel.persistence import loop_over_work_items
-from mtmc_lsp.codegen.kernel.snippets import COMPARE, TRITON_DTYPES, Code, blocks_text
+from mtmc_lsp.codegen.kernel.snippets import COMPARE, TRITON_DTYPES, Code, blocks_text, next_power_of_2_text
 from mtmc_lsp.codegen.tile.tile import merge_axes
 from mtmc_lsp.codegen.tile.tile_reductions import ReducingTile
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
@@ -371,7 +371,7 @@ class TileWriter(ReducingTile):
         if self.loop or self.is_map or self.n_cols.is_constant:
             constexprs["BLOCK"] = self._static_block()
         else:
-            dynamic["BLOCK"] = "triton.next_power_of_2(n_cols)"
+            dynamic["BLOCK"] = next_power_of_2_text("n_cols")
             limits = (*limits, f"{self.n_cols} <= {MOST_ELEMENTS // self.rows_per_program}")
         if self.is_map and self.has_rows and not self.n_cols.is_constant and self._fits_in_32_bits:
             limits = (*limits, f"{self.n_cols} < {2**31}")

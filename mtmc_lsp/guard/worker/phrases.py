@@ -36,9 +36,6 @@ def phrase(refusal: Refusal) -> str:
         return _comparison(condition, scope)
     if isinstance(condition, ast.Call):
         return _call(condition, scope)
-    if isinstance(condition, ast.Attribute) and condition.attr in ("is_cuda", "is_cpu"):
-        device = scope.value(condition.value).device
-        return f"{scope.text(condition.value)} is on {_place(device)}; the kernels run on a GPU"
     if isinstance(condition, ast.UnaryOp):
         operand = condition.operand
         return f"{scope.text(operand)} is {describe(scope.value(operand))}; {MADE_FOR} calls without it"
@@ -160,13 +157,6 @@ def _elements(left: ast.expr, right: ast.expr, scope: Scope) -> str:
     return f"{scope.text(left.func.value)} has no elements"
 
 
-def _current_device(left: ast.expr, right: ast.expr, scope: Scope) -> str:
-    return (
-        f"{scope.tensors[0]} is on cuda:{scope.value(left)} and the current device is cuda:{scope.value(right)}; "
-        "Triton launches on the current device"
-    )
-
-
 def _device(left: ast.expr, right: ast.expr, scope: Scope) -> str:
     assert isinstance(left, ast.Attribute)
     return (
@@ -194,7 +184,6 @@ COMPARISONS: tuple[tuple[Callable[[ast.expr], bool], Callable[[ast.expr, ast.exp
     (_attribute("training"), _mode),
     (_method("stride"), _stride),
     (_method("numel"), _elements),
-    (_method("get_device"), _current_device),
 )
 """Comparisons by the form of their left side."""
 
@@ -216,12 +205,13 @@ def _not_instance(condition: ast.Call, scope: Scope) -> str:
 
 def _not_contiguous(condition: ast.Call, scope: Scope) -> str:
     assert isinstance(condition.func, ast.Attribute)
-    tensor = scope.value(condition.func.value)
+    return _layout(condition.func.value, scope)
+
+
+def _layout(node: ast.expr, scope: Scope) -> str:
+    tensor = scope.value(node)
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-    return (
-        f"{scope.text(condition.func.value)} is not contiguous (shape {shape}, strides {strides}); "
-        f"{MADE_FOR} a contiguous one"
-    )
+    return f"{scope.text(node)} is not contiguous (shape {shape}, strides {strides}); {MADE_FOR} a contiguous one"
 
 
 def _not_plain(condition: ast.Call, scope: Scope) -> str:
@@ -236,13 +226,29 @@ def _not_plain(condition: ast.Call, scope: Scope) -> str:
             return f"{name} is {'nested' if tensor.is_nested else 'sparse'}; {MADE_FOR} dense tensors"
         if tensor.is_neg():
             return f"{name} is negated lazily; call resolve_neg() on it"
-    return "the call is traced or transformed (jit.trace, make_fx, vmap, jvp), which cannot see kernels"
+    if _is_traced():
+        return "the call is traced or transformed (jit.trace, make_fx, vmap, jvp), which cannot see kernels"
+    return _elsewhere(scope.value(condition.func), scope)
 
 
-def _not_on_current_device(condition: ast.Call, scope: Scope) -> str:
+def _is_traced() -> bool:
+    import torch
+
+    return bool(
+        torch.autograd.forward_ad._current_level >= 0
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+    )
+
+
+def _elsewhere(is_plain_call: Callable[[tuple[Any, ...]], bool], scope: Scope) -> str:
+    """Which tensor is not on the current GPU. Under the interpreter the guard asks for CPU tensors, so it is called again."""
     for name, tensor in _named_tensors(scope):
-        if not tensor.is_contiguous():
-            return f"{name} is not contiguous; {MADE_FOR} a contiguous one"
+        if not is_plain_call((tensor,)):
+            if tensor.is_cuda:
+                return f"{name} is on {tensor.device}, not on the current device; Triton launches on the current device"
+            return f"{name} is on {_place(tensor.device)}; the kernels run on a GPU"
     devices = dict.fromkeys(_place(tensor.device) for _, tensor in _named_tensors(scope))
     return f"tensors are on {' and '.join(devices)}; the kernels need all on the current GPU"
 
@@ -256,6 +262,8 @@ def _other_type_or_shape(condition: ast.Call, scope: Scope) -> str:
             return f"{name} is {str(tensor.dtype)[6:]}; {MADE_FOR} {str(expected)[6:]}"
         if tensor.shape != expected_shape:
             return f"{name} has the shape {tuple(tensor.shape)}; {MADE_FOR} {expected_shape}"
+        if not tensor.is_contiguous():
+            return _layout(node, scope)
     return _generic(condition, scope)
 
 
@@ -267,9 +275,23 @@ def _other_module(condition: ast.Call, scope: Scope) -> str:
         return f"{name} is {_article(type(module))}; {MADE_FOR} {scope.text(condition.args[1])}"
     if module._forward_hooks or module._forward_pre_hooks:
         return f"{name} has hooks, which the kernels would not call"
-    if "forward" in module.__dict__:
-        return f"forward of {name} is replaced"
-    return f"{name} has {len(module)} modules; {MADE_FOR} {scope.value(condition.args[2])}"
+    return (
+        _replaced_forward(module, name)
+        or f"{name} has {len(module)} modules; {MADE_FOR} {scope.value(condition.args[2])}"
+    )
+
+
+def _other_hooks(condition: ast.Call, scope: Scope) -> str:
+    module, kind, expected = (scope.value(node) for node in condition.args)
+    name = scope.text(condition.args[0])
+    if _class_name(type(module)) != (_class_name(kind) if isinstance(kind, type) else kind):
+        return f"{name} is {_article(type(module))}; {MADE_FOR} {scope.text(condition.args[1])}"
+    known = ", ".join(hook.rpartition(".")[2] for hook, _ in expected)
+    return _replaced_forward(module, name) or f"{name} has other hooks, or other settings of them; {MADE_FOR} {known}"
+
+
+def _replaced_forward(module: Any, name: str) -> str:
+    return f"forward of {name} is replaced" if "forward" in module.__dict__ else ""
 
 
 def _other_values(condition: ast.Call, scope: Scope) -> str:
@@ -312,9 +334,9 @@ CALLS: Mapping[str, Callable[[ast.Call, Scope], str]] = {
     "isinstance": _not_instance,
     "is_contiguous": _not_contiguous,
     "_is_plain_call": _not_plain,
-    "_are_on_current_device": _not_on_current_device,
     "_have_type_and_shape": _other_type_or_shape,
     "_is_unchanged_module": _other_module,
+    "_has_captured_hooks": _other_hooks,
     "_have_values": _other_values,
     "_has_items": _other_items,
     "_do_not_overlap": _overlap,

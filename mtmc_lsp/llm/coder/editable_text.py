@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from mtmc_lsp.codegen.kernel.snippets import call_text, def_lines
+from mtmc_lsp.codegen.module.direct_launches import DIRECT_LAUNCHES, launched_directly, without_direct_launches
 from mtmc_lsp.core.run import GeneratedCode
 
 
@@ -51,7 +52,7 @@ def split_code(code: GeneratedCode) -> EditableCode:
         elif node.name.endswith("_launch"):
             name = node.name
             tensors = tuple(arg.arg for arg in node.args.args[: len(node.args.args) - len(node.args.defaults)])
-            editable.append(source)
+            editable.append(without_direct_launches(source))
         elif any(ast.unparse(item).startswith("triton.") for item in node.decorator_list):
             editable.append(source)
         else:
@@ -77,8 +78,10 @@ def assemble_code(editable: EditableCode, text: str, unchanged: Collection[str] 
     sources = [original_sources.get(node.name) or source_of(text, node) for node in functions if node is not launcher]
     lines = text.splitlines()
     body = lines[launcher.body[0].lineno - 1 : launcher.end_lineno]
-    header = def_lines(editable.launcher, [*editable.tensors, *(f"{kernel}={kernel}" for kernel in kernels)])
-    parts = [*sources, editable.guard, "\n".join([*header, *body])]
+    header = def_lines(editable.launcher, [*editable.tensors, *map(launched_directly, kernels)])
+    helper = DIRECT_LAUNCHES.strip("\n")
+    helpers = [editable.guard] if helper in editable.guard else [editable.guard, helper]
+    parts = [*sources, *helpers, "\n".join([*header, *body])]
     if editable.operator:
         parts.append(_operator(editable, kernels))
     return replace(editable.code, block="\n\n\n".join(part.strip("\n") for part in parts) + "\n")

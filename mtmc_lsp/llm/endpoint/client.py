@@ -32,13 +32,18 @@ class OpenAIModel(RecordingModel):
     """Asks the endpoint in ``OPENAI_BASE_URL`` and records the exchanges."""
 
     def __init__(
-        self, settings: LlmSettings, project: Path | None = None, environ: Mapping[str, str] | None = None
+        self,
+        settings: LlmSettings,
+        project: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        deadline: float = float("inf"),
     ) -> None:
         """Create the model without sending anything.
 
         Args:
             project: paths inside this folder are sent relative to it.
             environ: environment variables with the endpoint, its key and the model; default: ``os.environ``.
+            deadline: time of the monotonic clock at which the run ends, and with it each answer.
         """
         super().__init__(project)
         environ = os.environ if environ is None else environ
@@ -46,6 +51,7 @@ class OpenAIModel(RecordingModel):
         self.model = model_name(settings, environ)
         self._endpoint = Endpoint(self.model, settings, environ)
         self._budget = Budget(settings)
+        self._deadline = deadline
 
     # Usage -------------------------------------------------------------------------------------------------------
 
@@ -118,11 +124,14 @@ class OpenAIModel(RecordingModel):
         answer: Answer,
     ) -> MtmcError | None:
         request = self._endpoint.ask(client, messages, answer, schema=schema, max_tokens=allowance.answer_tokens)
+        remaining = self._deadline - time.monotonic()
         try:
-            await asyncio.wait_for(request, allowance.seconds)
+            await asyncio.wait_for(request, min(allowance.seconds, remaining))
         except (ModelFailed, ModelNotUsable) as error:
             return error
         except (asyncio.TimeoutError, TimeoutError):
+            if remaining < allowance.seconds:
+                return ModelFailed("the time limit of the run ended before the answer was complete")
             return ModelFailed(
                 f"llm.budget_seconds = {self.settings.budget_seconds:g} ended before the answer was complete"
             )

@@ -15,7 +15,8 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,43 +34,58 @@ CAPTURE_MODULES = (
     "triton.experimental.gluon",
 )
 """What torch imports lazily for export, for operators around kernels and for saving tensors; it takes seconds."""
+GPU_MEMORY_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 COMPILER_MODULES = ("torch._inductor.compile_fx", "triton.compiler")
 """What the baselines and kernels of a GPU need."""
 
 
 def serve_forks(
-    server_file: int, *, preload: bool = False, command_modules: Sequence[str] = ()
+    server_file: int,
+    import_dependencies: Callable[[str], None],
+    *,
+    preload: bool = False,
+    command_modules: Sequence[str] = (),
 ) -> tuple[Sequence[str], int]:
     """Fork workers until the client is gone. Returns in each forked worker, never in the fork server itself.
 
-    The client may lend the fork server to other processes; each client can end only the workers that it forked.
+    The client may lend the fork server to other processes; each client can end only the workers that it forked. A client may
+    also ask for a branch: a forked fork server that has imported the dependencies of a user's file.
 
     Args:
         server_file: descriptor of the socket to the first client.
+        import_dependencies: imports what the user's file with a path imports; branches call it.
         preload: whether to import what capture needs and, while idle, the compilers.
         command_modules: modules of the worker commands to import with ``preload``.
 
     Returns:
         The worker's command line options and the descriptor for its answers.
     """
-    owner = socket.socket(fileno=server_file)
-    owner.set_inheritable(False)
-    _adopt_orphans()
     # Garbage collection would write to the memory of all imported objects, and workers could not share it any more.
     gc.disable()
     _cache_bytecode()
     _import_torch()
     for name in (*CAPTURE_MODULES, *command_modules) if preload else ():
         _preload(name)
-    signal_reader, signal_writer = os.pipe()
-    for end in (signal_reader, signal_writer):
+    # The interpreter needs no compilers.
+    pending = list(COMPILER_MODULES if preload and not _interprets() else ())
+    return _serve_clients(server_file, pending, import_dependencies)
+
+
+def _serve_clients(
+    server_file: int, pending: list[str], import_dependencies: Callable[[str], None]
+) -> tuple[Sequence[str], int]:
+    """Serve the owner at the other end of a socket and all borrowers; import ``pending`` modules while idle."""
+    owner = socket.socket(fileno=server_file)
+    owner.set_inheritable(False)
+    _adopt_orphans()
+    signal_ends = os.pipe()
+    for end in signal_ends:
         os.set_blocking(end, False)
+    signal_reader, signal_writer = signal_ends
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(signal_writer)
     # Each client with the ids of its workers.
     clients: dict[socket.socket, set[int]] = {owner: set()}
-    # The interpreter needs no compilers.
-    pending = list(COMPILER_MODULES if preload and not _interprets() else ())
     while True:
         sources: list[Any] = [*clients, signal_reader]
         ready, _, _ = select.select(sources, [], [], 0.0 if pending else None)
@@ -99,15 +115,19 @@ def serve_forks(
             gc.freeze()
             pid = os.fork()
             if pid == 0:
-                gc.enable()
                 os.setpgid(0, 0)
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for end in (signal_reader, signal_writer):
+                for end in signal_ends:
                     os.close(end)
-                # User code in a worker must not be able to request forks.
+                # User code must not be able to request forks.
                 for each in clients:
                     each.close()
+                if "branch" in message:
+                    _adapt(message)
+                    _warm_branch(functools.partial(import_dependencies, message["branch"]))
+                    return _serve_clients(files[0], pending, import_dependencies)
+                gc.enable()
                 return _become_worker(message, files)
             # Both processes set the group, so that the client can kill it as soon as it knows the id.
             with contextlib.suppress(OSError):
@@ -115,7 +135,8 @@ def serve_forks(
             for file in files:
                 os.close(file)
             clients[client].add(pid)
-            _send(client, {"pid": pid})
+            if "branch" not in message:
+                _send(client, {"pid": pid})
 
 
 def _receive(client: socket.socket) -> tuple[bytes, list[int], int, Any]:
@@ -141,32 +162,73 @@ def _unload_interpreter() -> None:
 
 
 def _preload(name: str) -> None:
-    """Import a module without starting CUDA, which no forked worker could start again; errors are left to the workers.
+    """Import a module without starting CUDA; errors are left to the workers."""
+    with contextlib.suppress(Exception), _without_cuda():
+        importlib.import_module(name)
 
-    On a machine with a GPU, modules that ask for a GPU and for Triton at import are told that both exist.
+
+def _warm_branch(import_all: Callable[[], None]) -> None:
+    """Import what a user's file imports; ends the process if each worker must do that itself.
+
+    Threads and CUDA do not survive a fork, and a module that could not ask for the GPU at import may have decided wrongly.
     """
-    with contextlib.suppress(Exception):
-        import torch
-        from torch.utils import _triton
+    import torch
 
-        patches: list[tuple[Any, str, Any]] = [(torch.cuda, "_lazy_init", _refuse)]
-        if hasattr(torch._C, "_cuda_getDeviceCount"):
-            patches += [(torch._C, "_cuda_getDeviceCount", _refuse)]
-        if not _interprets():
-            patches += [(_triton, "has_triton", functools.cache(lambda: True))]
-            patches += [(torch.cuda, "is_available", lambda: True)]
-        originals = [(module, key, getattr(module, key)) for module, key, _ in patches]
-        for module, key, value in patches:
+    threads = torch.get_num_threads()
+    # A pool of OpenMP threads would not survive a fork either; a single thread needs none.
+    torch.set_num_threads(1)
+    with _without_cuda() as refused:
+        import_all()
+    is_changed = refused or threading.active_count() > 1 or torch.get_num_threads() != 1 or _uses_gpu()
+    if is_changed:
+        os._exit(1)
+    torch.set_num_threads(threads)
+
+
+def _uses_gpu() -> bool:
+    """Whether a library opened the GPU's memory manager, as every CUDA program does."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(entry.path).startswith(GPU_MEMORY_DEVICES):
+                    return True
+    return False
+
+
+@contextlib.contextmanager
+def _without_cuda() -> Iterator[list[str]]:
+    """Refuse to start CUDA, which no forked worker could start again.
+
+    Modules that ask for a GPU and for Triton at import are told that both exist, on a machine with a GPU.
+
+    Yields:
+        The names of the functions that were refused.
+    """
+    import torch
+    from torch.utils import _triton
+
+    refused: list[str] = []
+
+    def refuse(*_: object) -> None:
+        refused.append("cuda")
+        raise RuntimeError("a fork server must not start CUDA")
+
+    patches: list[tuple[Any, str, Any]] = [(torch.cuda, "_lazy_init", refuse)]
+    if hasattr(torch._C, "_cuda_getDeviceCount"):
+        patches += [(torch._C, "_cuda_getDeviceCount", refuse)]
+    if _interprets():
+        patches += [(torch.cuda, "is_available", lambda: False)]
+    else:
+        patches += [(_triton, "has_triton", functools.cache(lambda: True))]
+        patches += [(torch.cuda, "is_available", lambda: True)]
+    originals = [(module, key, getattr(module, key)) for module, key, _ in patches]
+    for module, key, value in patches:
+        setattr(module, key, value)
+    try:
+        yield refused
+    finally:
+        for module, key, value in originals:
             setattr(module, key, value)
-        try:
-            importlib.import_module(name)
-        finally:
-            for module, key, value in originals:
-                setattr(module, key, value)
-
-
-def _refuse(*_: object) -> None:
-    raise RuntimeError("a fork server must not start CUDA")
 
 
 def _cache_bytecode() -> None:
@@ -235,15 +297,8 @@ def _limit_to_cores(cores: Sequence[int]) -> None:
         torch.set_num_threads(len(cores))
 
 
-def _become_worker(message: dict[str, Any], files: Sequence[int]) -> tuple[Sequence[str], int]:
-    """Turn the forked process into what a new process would be."""
-    requests, output, answers = files
-    os.dup2(requests, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    for file in (requests, output):
-        os.close(file)
-    sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
+def _adapt(message: dict[str, Any]) -> None:
+    """Take over the folder, the variables and the cores of the client."""
     environment = message["env"]
     if _interprets() and environment.get("TRITON_INTERPRET") != "1":
         _unload_interpreter()
@@ -254,4 +309,16 @@ def _become_worker(message: dict[str, Any], files: Sequence[int]) -> tuple[Seque
     # The fork server may have cached its own temporary folder.
     tempfile.tempdir = None
     os.chdir(message["cwd"])
+
+
+def _become_worker(message: dict[str, Any], files: Sequence[int]) -> tuple[Sequence[str], int]:
+    """Turn the forked process into what a new process would be."""
+    requests, output, answers = files
+    os.dup2(requests, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for file in (requests, output):
+        os.close(file)
+    sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
+    _adapt(message)
     return message["options"], answers

@@ -19,7 +19,7 @@ import time
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 COMMANDS = {
     "capture.capture": ("CaptureRequest", "commands:capture"),
@@ -39,6 +39,7 @@ COMMANDS = {
     "verify.share_inputs": ("ShareInputsRequest", "reference_commands:share_inputs"),
     "verify.unshare_inputs": ("UnshareInputsRequest", "reference_commands:unshare_inputs"),
     "verify.candidate": ("CandidateRequest", "candidate_commands:run_candidate"),
+    "verify.load": ("LoadRequest", "load_command:load"),
     "verify.guard": ("GuardRequest", "guard_command:check_guard"),
     "verify.judge": ("JudgeRequest", "judge_command:judge"),
     "verify.reproduce": ("ReproduceRequest", "reproduction:reproduce"),
@@ -113,6 +114,10 @@ def _import(name: str) -> ModuleType:
     return sys.modules[name]
 
 
+def _import_dependencies(path: str) -> None:
+    _import("mtmc_lsp.capture.worker.user_module").import_dependencies(path)
+
+
 def _run(command: str, request: Any) -> object:
     from mtmc_lsp.core.json_codec import from_json
 
@@ -152,6 +157,17 @@ def _respond(message: dict[str, Any], token: str) -> str:
         return encode_error(MtmcError(text, kind=kind), token)
 
 
+def _shared_response(message: dict[str, Any], answers: TextIO) -> str:
+    """The answer of a command that shares the GPU, after the line that says that it starts."""
+    from mtmc_lsp.process.gpu_lock import sharing
+    from mtmc_lsp.process.protocol import encode_start
+
+    with sharing(*message["lock"]):
+        answers.write(encode_start(message["token"]))
+        answers.flush()
+        return _respond(message, message["token"])
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--answers", type=int)
@@ -186,7 +202,9 @@ def main() -> None:
         return
     from mtmc_lsp.process.worker.fork_server_loop import serve_forks
 
-    arguments, answers = serve_forks(options.fork_server, preload=options.preload, command_modules=PRELOADED_MODULES)
+    arguments, answers = serve_forks(
+        options.fork_server, _import_dependencies, preload=options.preload, command_modules=PRELOADED_MODULES
+    )
     code = 0
     try:
         options = _parser().parse_args(arguments)
@@ -219,7 +237,8 @@ def _serve(options: argparse.Namespace, answers_file: int) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for line in requests:
         message = json.loads(line)
-        answers.write(_respond(message, message["token"]))
+        answer = _shared_response(message, answers) if message["lock"] else _respond(message, message["token"])
+        answers.write(answer)
         answers.flush()
 
 

@@ -10,8 +10,9 @@ import torch
 
 from mtmc_lsp.capture.worker.arguments.strided_tensors import shares_elements
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
-from mtmc_lsp.core.errors import ResultsDiffer
+from mtmc_lsp.core.errors import CandidateRaised, ResultsDiffer
 from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.process.worker.failures import classify
 from mtmc_lsp.timing.worker.clock import Run
 from mtmc_lsp.verify.error_limits import FACTORS
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
@@ -30,6 +31,9 @@ PERTURBATIONS = 4
 """Number of perturbed inputs; the errors of one draw may cancel by chance, as its results may."""
 MAX_INDEX_MISMATCH = 1e-3
 """Fraction of an integer result that may differ from eager mode, such as indices of equal values."""
+
+MAX_ERROR_CHARACTERS = 300
+"""Maximum length of the text of an exception in a report."""
 
 
 def rounded_within(graph: Graph) -> float:
@@ -94,9 +98,16 @@ class Retest:
         """Check that the candidate's results equal those of eager mode.
 
         Raises:
+            CandidateRaised: the candidate raises an exception.
             ResultsDiffer: the results differ.
         """
-        candidate_results = self._fresh(self._candidate)
+        try:
+            candidate_results = self._fresh(self._candidate)
+        except Exception as error:  # generated code may raise anything
+            if classify(error).is_out_of_memory:
+                raise
+            message = " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
+            raise CandidateRaised(f"a call of this version raises {type(error).__name__}: {message}") from error
         changed = {n: t.clone() for n, t in self._inputs.items() if not torch.equal(t, self._saved[n])}
         eager_results = self._fresh(self._eager)
         self._written = [n for n, t in self._inputs.items() if n in changed or not torch.equal(t, self._saved[n])]

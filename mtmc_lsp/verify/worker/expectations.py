@@ -166,6 +166,7 @@ def _oracle(
 
     mode = tf32_products(capture.graph) if uses_tf32 else contextlib.nullcontext()
     is_small = sum(tensor.numel() for tensor in inputs.values()) <= SMALL
+    draws = MANY_DRAWS if is_small else FEW_DRAWS
     for draw in range(FEW_DRAWS if recorder.choices or _has_few_elements(outcome(reference)) else 1):
         raise_sensitivity(distances(perturbed_run(seed + draw, mode)))
     # The error of TF32 products is the reference's choice, not a property of its function.
@@ -180,8 +181,8 @@ def _oracle(
         # The error of 16-bit scores is measured.
         epsilon = min(_finest_epsilon(list(inputs.values())), EPSILON["float32"])
         choices = TiedChoices(recorder.choices, rounded_choices, epsilon)
-        draws = (MANY_DRAWS if is_small else FEW_DRAWS) if choices.is_ambiguous else 0
-        others = (comparable_results(exact_run(choices.noise(seed, draw), changed)) for draw in range(draws))
+        numbers_of_noise = range(draws if choices.is_ambiguous else 0)
+        others = (comparable_results(exact_run(choices.noise(seed, draw), changed)) for draw in numbers_of_noise)
         ties = {i: choices.ties_of(value) for i, value in exact.items() if i in expected and i not in errors}
         following, moved = _following(others, exact, ties, errors, distances)
         # The ordinary draws may have swapped ties too, so their distance alone does not tell.
@@ -194,16 +195,18 @@ def _oracle(
         }
         raise_sensitivity({i: moved[i] for i in following})
     suspects = [i for i in errors if errors[i] > SUSPECT or sensitivity.get(i, 0.0) > NOISE]
-    # A higher limit for the whole must not excuse single elements.
+    # A higher limit for the whole must not excuse single elements. The candidate's error is one more draw, so it is the largest
+    # as often as each of the others and the reference's.
+    chance = 1.0 / (draws + 2)
     magnified = [i for i in errors if exceeds_tolerance(conditioning.get(i, 0.0), _name(expected[i]))]
     ill_conditioned = {
-        **{i: IllConditioned(is_uneven=True, outliers=0.0) for i in magnified},
+        **{i: IllConditioned(is_uneven=True, is_partial=True, outliers=chance) for i in magnified},
         **{i: IllConditioned() for i in suspects},
         **following,
     }
     # In a result with many elements, the errors average out, so one draw is enough.
     if ill_conditioned or float64_mode.has_rounded or (is_small and _has_few_elements(outcome(reference))):
-        for draw in range(MANY_DRAWS if is_small else FEW_DRAWS):
+        for draw in range(draws):
             # Start with independent rounding of each element, which most operations do.
             perturbed = perturbed_run(seed + draw, mode, rounds_results=True, shares_draw=draw % 2 == 1)
             raise_sensitivity(distances(perturbed))

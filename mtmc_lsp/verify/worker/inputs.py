@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.index_bounds import IndexBounds, index_bounds
 from mtmc_lsp.capture.worker.arguments.strided_tensors import filled, laid_out
 from mtmc_lsp.capture.worker.arguments.values import random_values
 from mtmc_lsp.capture.worker.calls import Call, build_call
@@ -17,7 +18,6 @@ from mtmc_lsp.capture.worker.modules.attribute_tensors import attribute_tensors,
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
-from mtmc_lsp.verify.index_bounds import IndexBounds, index_bounds
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.worker.calls import build_call, init_arguments, user_error
-from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.core.errors import Location, RequestError, TargetRaises
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.process.worker.tensor_ipc import export_, is_large, release
 from mtmc_lsp.verify.cases import FLOAT64
@@ -24,7 +26,14 @@ from mtmc_lsp.verify.messages import (
 from mtmc_lsp.verify.worker.expectations import expected_of, in_float64
 from mtmc_lsp.verify.worker.inputs import make_inputs, other_layout, reusing
 from mtmc_lsp.verify.worker.reference_cache import comparison_device, in_memory, load, store
-from mtmc_lsp.verify.worker.run_target import device_for, module_of, release_gpu_memory, target_source, use_one_thread
+from mtmc_lsp.verify.worker.run_target import (
+    device_for,
+    module_of,
+    outcome,
+    release_gpu_memory,
+    target_source,
+    use_one_thread,
+)
 
 
 def constructor(request: ConstructorRequest) -> ConstructorAnswer:
@@ -52,7 +61,10 @@ def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
     use_one_thread()
     data = request.data
     module, inputs = inputs_of(data)
+    let_timings_pass()
     expected = expected_results(data, module, inputs)
+    if data.is_first:
+        _require_numbers(data.capture, outcome(expected))
     large = data.shares_memory and is_large(inputs)
     if not large:
         export_(inputs, data.inputs, in_memory=False)
@@ -102,6 +114,22 @@ def expected_results(data: CaseRequest, module: Any, inputs: dict[str, torch.Ten
         return expected_of(module, capture, inputs, device_for(capture, case.kind), case, is_first=data.is_first)
     except Exception as error:
         raise user_error(error, capture.workload.target, f"on {case.label}") from error
+
+
+def _require_numbers(capture: Capture, results: list[Any]) -> None:
+    """Refuse a workload on which the user's code returns only NaN: any kernel would be as right as any other.
+
+    Raises:
+        TargetRaises: it does; most often because random inputs are outside the function's domain.
+    """
+    values = [r for r in results if isinstance(r, torch.Tensor) and r.is_floating_point() and r.numel()]
+    if values and all(bool(value.isnan().all()) for value in values):
+        target = capture.workload.target
+        raise TargetRaises(
+            f"{target.qualname} returns only NaN on the workload's inputs, so nothing can be compared",
+            where=Location(target.path, target.start_line),
+            remedy="Name the range of its inputs in the directive, for example x=f32[N]@0.001..1.",
+        )
 
 
 def _set_constructor_arguments(module: Any, init: str) -> None:

@@ -16,6 +16,7 @@ from mtmc_lsp.capture.worker.calls import Call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, Case
 from mtmc_lsp.verify.worker.comparison.batched_reads import unequal
 from mtmc_lsp.verify.worker.inputs import prepared_call
@@ -97,8 +98,10 @@ def run_case(
         ``results`` (followed by gradients), ``after`` (the inputs that the call changed, by name) and ``facts`` (properties of
         each result besides its values).
     """
+    let_timings_pass()
     before = copies(inputs) if before is None else before
     call, values = prepare(module, capture, inputs, device)
+    let_timings_pass()
     leaves = _leaves(capture, inputs) if kind == AUTOGRAD else []
     torch.manual_seed(seed)
     # Functions that the user compiles run as they are written: the sandbox has no compiler.
@@ -229,7 +232,7 @@ def use_one_thread() -> None:
 
 
 class LaunchCount:
-    """Counts launches of compiled and interpreted kernels."""
+    """Counts launches: of kernels, of compiled kernels that are launched directly, and of interpreted ones."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -240,17 +243,25 @@ class LaunchCount:
         """Count the launches in this context; if ``executes`` is false, kernels do nothing."""
         self._executes = executes
         import triton.runtime.interpreter as interpreter
+        from triton.compiler import CompiledKernel
         from triton.runtime.jit import JITFunction
 
-        patched = [(JITFunction, "run"), (interpreter.GridExecutor, "__call__")]
-        originals = [getattr(kind, name) for kind, name in patched]
-        for (kind, name), original in zip(patched, originals, strict=True):
-            setattr(kind, name, self._counted(original))
+        patched: list[tuple[Any, str, Callable[[Any], Any]]] = [
+            (JITFunction, "run", self._counted),
+            (CompiledKernel, "__getitem__", self._returns_counted),
+            (interpreter.GridExecutor, "__call__", self._counted),
+        ]
+        originals = [getattr(kind, name) for kind, name, _ in patched]
+        for (kind, name, replace), original in zip(patched, originals, strict=True):
+            setattr(kind, name, replace(original))
         try:
             yield
         finally:
-            for (kind, name), original in zip(patched, originals, strict=True):
+            for (kind, name, _), original in zip(patched, originals, strict=True):
                 setattr(kind, name, original)
+
+    def _returns_counted(self, original: Any) -> Any:
+        return lambda compiled, grid: self._counted(original(compiled, grid))
 
     def _counted(self, original: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -20,7 +20,7 @@ BY_TORCH = frozenset(
     "broadcast_tensors tile repeat_interleave meshgrid pixel_shuffle pixel_unshuffle channel_shuffle rot90 diff take_along_dim "
     "hstack vstack dstack column_stack fliplr flipud one_hot "
     "nansum count_nonzero std_mean isclose prelu glu logit frac logaddexp logaddexp2 heaviside xlogy deg2rad rad2deg sinc "
-    "special_entr special_xlog1py linspace eye "
+    "special_entr special_xlog1py linspace "
     "trapezoid cumulative_trapezoid linalg_norm linalg_matrix_norm nanmean aminmax block_diag "
     "gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell multi_margin_loss".split()
 )
@@ -47,11 +47,32 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten.dist.default] = _dist
     table[aten.addmv.default] = _addmv
     table[aten.addbmm.default] = _addbmm
+    table[aten.eye.default] = table[aten.eye.m] = _eye
     return table
 
 
 def _dist(x: torch.Tensor, y: torch.Tensor, p: float = 2) -> torch.Tensor:
     return torch.linalg.vector_norm(x - y, p)
+
+
+def _eye(
+    rows: Any,
+    columns: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> Any:
+    """Equal row and column numbers.
+
+    PyTorch's decomposition counts in the shortest dtype that is long enough, such as uint16, in which no ``arange`` runs.
+    """
+    if layout not in (None, torch.strided) or pin_memory:
+        return NotImplemented
+    row_numbers = torch.arange(rows, device=device)
+    column_numbers = row_numbers if columns is None else torch.arange(columns, device=device)
+    return (row_numbers.unsqueeze(-1) == column_numbers).to(dtype or torch.get_default_dtype())
 
 
 def _addmv(addend: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:

@@ -137,7 +137,7 @@ class Comparison:
             check = self._pending_check(f"{name} by element")
 
             def judge_elements(values: list[float]) -> None:
-                problem, is_conclusive = judge_counts(values, facts["outliers"])
+                problem, is_conclusive = judge_counts(values, facts["outliers"], is_partial=facts["is_partial"])
                 self._decide(check, problem)
                 self._note_conclusive(name, is_conclusive)
 

@@ -8,6 +8,7 @@ than the reference. Then the oracle does not vary, and the candidate is compared
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ class IllConditioned:
     """Whether the reference's error is larger than rounding explains."""
     is_uneven: bool = False
     """Whether rounding may move some elements much further than others, although it moves the whole little."""
+    is_partial: bool = False
+    """Whether rounding is magnified at some elements only: ``outliers`` is then a part of these, and no other may differ."""
     outliers: float = OUTLIERS
     """The part of the elements that may exceed their limit."""
 
@@ -44,17 +47,32 @@ class IllConditioned:
 def elementwise_counts(
     candidate: torch.Tensor, reference: torch.Tensor, oracle: torch.Tensor, spread: torch.Tensor, factor: float
 ) -> torch.Tensor:
-    """Counts of elements: beyond ``factor`` times the rounding error, where zeros would be beyond it, and all."""
-    counts = torch.zeros(3, dtype=torch.float64, device=reference.device)
+    """Counts of elements: beyond ``factor`` times the rounding error, where zeros would be beyond it, and all; then the first
+    and the last of these counts for the elements at which rounding is magnified.
+
+    The rounding error of one element is known from few draws, which may all be small by chance. So an element may always have
+    the largest error that chance gives one of so many elements with the typical error. Where draws exceed that, rounding is
+    magnified.
+    """
+    counts = torch.zeros(5, dtype=torch.float64, device=reference.device)
     epsilon = EPSILON[str(reference.dtype).removeprefix("torch.")]
     for part, reference_part, oracle_part, spread_part in pieces(candidate, reference, oracle, spread):
         is_compared = comparable(reference_part, oracle_part)
         exact = oracle_part.double()
         rounding = torch.maximum(spread_part.double(), (reference_part.double() - exact).abs())
-        limit = factor * rounding + 4 * epsilon * exact.abs()
+        ordinary = _largest_ordinary_error(rounding, is_compared & ((rounding > 0) | (exact != 0)))
+        limit = factor * torch.maximum(rounding, ordinary) + 4 * epsilon * exact.abs()
         outside, zeros = ((value.abs() > limit) & is_compared for value in (part.double() - exact, exact))
-        counts += torch.stack([mask.sum() for mask in (outside, zeros, is_compared)])
+        magnified = (rounding > ordinary) & is_compared
+        masks = (outside, zeros, is_compared, outside & magnified, magnified)
+        counts += torch.stack([mask.sum() for mask in masks])
     return counts
+
+
+def _largest_ordinary_error(rounding: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """The largest of as many normal errors as there are elements; typical is the median of the elements that count."""
+    typical = rounding.masked_fill(~counts, torch.nan).nanmedian().nan_to_num(nan=0.0, posinf=0.0)
+    return typical * math.sqrt(2.0 * math.log(2.0 * max(1, rounding.numel())))
 
 
 def distance_from_reference(candidate: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
@@ -65,9 +83,16 @@ def distance_from_reference(candidate: torch.Tensor, reference: torch.Tensor) ->
     return torch.stack([distances.values[0], distances.norm])
 
 
-def judge_counts(counts: Sequence[float], outliers: float) -> tuple[str, bool]:
-    """The error according to :func:`elementwise_counts`, and whether the check is conclusive: whether zeros would fail."""
-    outside, zeros, count = map(int, counts)
-    limit = int(outliers * count)
+def judge_counts(counts: Sequence[float], outliers: float, *, is_partial: bool) -> tuple[str, bool]:
+    """The error according to :func:`elementwise_counts`, and whether the check is conclusive: whether zeros would fail.
+
+    Args:
+        outliers: the part of the elements that may exceed their limit.
+        is_partial: whether it is a part of the elements at which rounding is magnified.
+    """
+    outside, zeros, count, outside_magnified, magnified = map(int, counts)
+    limit, ordinary = int(outliers * (magnified if is_partial else count)), outside - outside_magnified
     detail = f"{outside} of {count} elements differ by more than rounding explains, the limit is {limit}"
-    return detail if outside > limit else "", zeros > limit
+    if is_partial and ordinary:
+        detail = f"{ordinary} of {count - magnified} elements differ by more than rounding explains, the limit is 0"
+    return detail if outside > limit or (is_partial and ordinary) else "", zeros > limit

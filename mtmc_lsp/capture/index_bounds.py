@@ -31,6 +31,8 @@ LOSSES: Mapping[str, int] = {
 }
 """Losses of ``(scores, labels)``, and the position of ``ignore_index``."""
 DEFAULT_IGNORED = -100
+INTEGERS = ("int", "uint")
+"""Beginnings of the names of integer dtypes."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,58 @@ def index_bounds(graph: Graph) -> dict[str, IndexBounds]:
     """The bounds of the integer inputs that are used as indices, by name."""
     bounds = {}
     for item in graph.inputs:
-        if item.type.dtype.startswith(("int", "uint")):
+        if item.type.dtype.startswith(INTEGERS):
             found = _bounds(graph, item.name)
             if found is not None:
                 bounds[item.name] = found
     return bounds
+
+
+def sizes_of_computed_indices(graph: Graph) -> set[str]:
+    """Names of sizes that an index refers to although nothing of that size determines it, as in ``table[positions.clamp(0, 8)]``.
+
+    With a smaller table, the index would be outside. An index that is an integer input has its own bounds.
+    """
+    names: set[str] = set()
+    for node in graph.nodes:
+        operation = node.op.split(".")[1]
+        if operation == "eq":
+            continue
+        for source in {ref.name for ref in node.inputs()}:
+            counts = [size for size, _ in _counts(graph, node, operation, source)]
+            if counts and not _is_input_value(graph, source):
+                names |= {name for size in counts for name in size.symbols()} - _sizes_behind(graph, source)
+    return names
+
+
+def _is_input_value(graph: Graph, name: str) -> bool:
+    """Whether a value consists of values of an integer input, moved or limited."""
+    inputs = {item.name for item in graph.inputs if item.type.dtype.startswith(INTEGERS)}
+    pending, seen = [name], {name}
+    while pending:
+        each = pending.pop()
+        if each in inputs:
+            return True
+        node = graph.named.get(each)
+        if node is not None and node.op.split(".")[1] in KEEP_VALUES:
+            sources = {ref.name for ref in node.inputs()} - seen
+            seen |= sources
+            pending += sources
+    return False
+
+
+def _sizes_behind(graph: Graph, name: str) -> set[str]:
+    """Names of the sizes of a value and of everything that it is computed from."""
+    pending, seen, names = [name], {name}, set[str]()
+    while pending:
+        each = pending.pop()
+        node = graph.named.get(each)
+        kinds = node.outputs if node is not None else (graph.type_of(Ref(each)),)
+        names |= {symbol for kind in kinds for size in kind.shape for symbol in size.symbols()}
+        sources = {ref.name for ref in node.inputs()} - seen if node is not None else set()
+        seen |= sources
+        pending += sources
+    return names
 
 
 def _bounds(graph: Graph, name: str) -> IndexBounds | None:
@@ -74,7 +123,7 @@ def _bounds(graph: Graph, name: str) -> IndexBounds | None:
                 counts.append(count)
                 from_end = from_end and is_from_end
             others += _special_values(node, operation, source)
-            is_integer = bool(node.outputs) and node.type.dtype.startswith(("int", "uint"))
+            is_integer = bool(node.outputs) and node.type.dtype.startswith(INTEGERS)
             if operation in KEEP_VALUES and is_integer and node.name not in seen:
                 seen.add(node.name)
                 pending.append(node.name)

@@ -1,0 +1,340 @@
+"""Generated launchers launch compiled kernels directly, exactly where Triton would launch the same compiled kernel."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel, make_backend
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction, compute_cache_key, create_function_from_signature
+
+from mtmc_lsp.capture.worker.user_module import load_user_module
+from mtmc_lsp.codegen.module.direct_launches import DIRECT_LAUNCHES
+from mtmc_lsp.verify.worker.run_target import LaunchCount
+from tests.golden.pairs import FOLDER
+
+TARGET = GPUTarget("cuda", 90, 32)
+TEXT = f"""
+import torch
+import triton
+import triton.language as tl
+
+OFFSET = tl.constexpr(3)
+
+
+@triton.jit
+def kernel(x_ptr, out_ptr, n, scale, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n, other=0.0) * scale, mask=at < n)
+
+
+@triton.jit
+def with_global(x_ptr, n, BLOCK: tl.constexpr):
+    tl.store(x_ptr + OFFSET, n)
+
+
+@triton.autotune([triton.Config({{"BLOCK": 32}})], key=["n"])
+@triton.jit
+def tuned(x_ptr, n, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), n)
+
+
+{DIRECT_LAUNCHES}
+"""
+
+
+class Launches(list[tuple[Any, ...]]):
+    """What reached the GPU's driver: grid, stream, function and arguments of each launch."""
+
+    searches = 0
+    """How often Triton searched for a compiled kernel."""
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> ModuleType:
+    path = tmp_path / "kernels.py"
+    path.write_text(TEXT)
+    return load_user_module(str(path), TEXT, f"direct_{tmp_path.name.replace('-', '_')}")
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    """Launches on a GPU without one: Triton compiles, and its driver only notes the launch."""
+    noted = Launches()
+
+    def launcher(source: Any, metadata: Any) -> Any:
+        def launch(x: int, y: int, z: int, stream: int, function: int, packed: Any, *rest: Any) -> None:
+            launch_metadata, enter, leave, *arguments = rest
+            for hook in (enter, leave):
+                if hook is not None:
+                    hook(launch_metadata)
+            noted.append(((x, y, z), stream, function, metadata.num_warps, arguments))
+
+        return launch
+
+    utils = SimpleNamespace(
+        load_binary=lambda name, binary, shared, device: (1, hash(binary), 32, 0, 1024),
+        unload_module=lambda module: None,
+        get_device_properties=lambda device: {"max_shared_mem": 232448},
+    )
+    gpu = SimpleNamespace(
+        launcher_cls=launcher,
+        utils=utils,
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 7,
+        get_current_target=lambda: TARGET,
+    )
+    monkeypatch.setattr(driver, "_active", gpu)
+    search = JITFunction.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        noted.searches += 1
+        return search(self, *args, **kwargs)
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    return noted
+
+
+def launch(kernel: Any, *, x: Any = None, n: Any = 50, scale: Any = 2.0, **constants: Any) -> None:
+    x = torch.ones(64) if x is None else x
+    kernel[(n // 32 + 1 if type(n) is int else 1,)](
+        x, torch.empty(64), n, scale, **{"BLOCK": 32, "EVEN": False, "num_warps": 2} | constants
+    )
+
+
+def test_a_repeated_launch_passes_the_same_to_the_driver_without_a_search(
+    module: ModuleType, launches: Launches
+) -> None:
+    x, out = torch.ones(64), torch.empty(64)
+    for kernel in (module.kernel, direct := module._DirectLaunches(module.kernel), direct):
+        kernel[(2,)](x, out, 50, 2.0, BLOCK=32, EVEN=False, num_warps=2, num_stages=3)
+    assert launches[0][0] == (2, 1, 1) and launches[0][1] == 7
+    assert launches[0] == launches[1] == launches[2]
+    assert launches.searches == 2
+
+
+DIFFERENCES: dict[str, dict[str, Any]] = {
+    "another dtype": {"x": torch.ones(64, dtype=torch.float16)},
+    "an address that is no multiple of 16": {"x": torch.ones(65)[1:]},
+    "a size of 1": {"n": 1},
+    "a multiple of 16": {"n": 48},
+    "a size beyond 32 bits": {"n": 2**31 + 1},
+    "a number of another type": {"scale": 2},
+    "another constant": {"BLOCK": 64},
+    "another option": {"num_warps": 4},
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_what_triton_specialises_on_is_searched_again(module: ModuleType, launches: Launches, difference: str) -> None:
+    direct = module._DirectLaunches(module.kernel)
+    for _ in range(2):
+        launch(direct)
+    assert launches.searches == 1
+    launch(direct, **DIFFERENCES[difference])
+    assert launches.searches == 2
+    launch(module.kernel, **DIFFERENCES[difference])
+    assert [item[2:4] for item in launches[2:3]] == [item[2:4] for item in launches[3:]], "Triton's version ran"
+
+
+def test_sizes_that_triton_does_not_tell_apart_share_a_version(module: ModuleType, launches: Launches) -> None:
+    direct = module._DirectLaunches(module.kernel)
+    for n in (50, 49, 2, 2**31 - 1, 51):
+        launch(direct, n=n)
+    for n in (32, 0, 64, 2**31 - 16):
+        launch(direct, n=n)
+    assert launches.searches == 2
+
+
+def test_each_device_has_its_version(module: ModuleType, launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    direct = module._DirectLaunches(module.kernel)
+    for device in (0, 0, 1, 0, 1):
+        monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor, device=device: device)
+        launch(direct)
+    assert launches.searches == 2
+
+
+def test_settings_of_triton_are_respected(
+    module: ModuleType, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that was compiled under other settings is not kept either."""
+    direct = module._DirectLaunches(module.kernel)
+    launch(direct)
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.debug = True
+        launch(direct)
+        launch(direct, n=64)
+    launch(direct, n=64)
+    assert launches.searches == 4
+    hooked = []
+    module.kernel.add_pre_run_hook(lambda *_, **__: hooked.append(1))
+    launch(direct)
+    assert hooked == [1], "hooks of the kernel run"
+    assert launches.searches == 5
+
+
+def test_hooks_of_profilers_see_direct_launches(module: ModuleType, launches: Launches) -> None:
+    direct = module._DirectLaunches(module.kernel)
+    launch(direct)
+    seen: list[str] = []
+    hooks = triton.knobs.runtime.launch_enter_hook
+
+    def note(metadata: Any) -> None:
+        seen.append(metadata.get()["name"])
+
+    hooks.add(note)
+    try:
+        launch(direct)
+    finally:
+        hooks.remove(note)
+    assert seen == ["kernel"] and launches.searches == 1
+
+
+@pytest.mark.parametrize("name", ["with_global", "tuned"])
+def test_kernels_that_triton_checks_further_are_left_to_triton(
+    module: ModuleType, launches: Launches, name: str
+) -> None:
+    direct = module._DirectLaunches(getattr(module, name))
+    constants = {} if name == "tuned" else {"BLOCK": 32}
+    for _ in range(3):
+        direct[(1,)](torch.ones(64), 50, **constants)
+    assert launches.searches == 3 and not direct.versions
+
+
+def test_grids_that_are_functions_and_amd_gpus_are_left_to_triton(
+    module: ModuleType, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = module._DirectLaunches(module.kernel)
+    for _ in range(2):
+        direct[lambda values: (values["BLOCK"],)](torch.ones(64), torch.ones(64), 50, 2.0, BLOCK=32, EVEN=True)
+    assert launches.searches == 2 and launches[-1][0] == (32, 1, 1)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    direct = module._DirectLaunches(module.kernel)
+    for _ in range(2):
+        launch(direct)
+    assert launches.searches == 4
+
+
+def test_arguments_by_keyword_are_left_to_triton(module: ModuleType, launches: Launches) -> None:
+    direct = module._DirectLaunches(module.kernel)
+    for n in (50, 51):
+        direct[(1,)](torch.ones(64), torch.ones(64), scale=2.0, n=n, BLOCK=32, EVEN=True)
+        direct[(1,)](x_ptr=torch.ones(64), out_ptr=torch.ones(64), scale=2.0, n=n, BLOCK=32, EVEN=True)
+    assert launches.searches == 4 and not direct.versions
+
+
+INTEGERS = st.sampled_from([1, 0, -1, -16, 2, 15, 16, 17, 2**31 - 1, 2**31, 2**31 + 15, -(2**31), -(2**31) - 1])
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "dtypes": st.tuples(*[st.sampled_from([torch.float32, torch.float16])] * 2),
+    "offsets": st.tuples(*[st.sampled_from([0, 0, 0, 4, 8])] * 2),
+    "n": INTEGERS | st.integers(-(2**63), 2**64 - 1) | st.booleans(),
+    "scale": st.sampled_from([0.5, 2.0, 1, 1.0, True, 32, None]),
+    "BLOCK": st.sampled_from([32, 64]),
+    "EVEN": st.booleans(),
+    "num_warps": st.sampled_from([2, 4]),
+}
+
+
+@st.composite
+def similar_launches(draw: Any) -> list[dict[str, Any]]:
+    """Launches that each differ from the first one in one value."""
+    first = {name: draw(values) for name, values in VALUES.items()} | {"offsets": (0, 0)}
+    changed = draw(st.lists(st.sampled_from(sorted(VALUES)), max_size=12))
+    return [first, *({**first, name: draw(VALUES[name])} for name in changed)]
+
+
+@given(similar_launches())
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_direct_launch_is_never_of_another_version_than_tritons(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]]
+) -> None:
+    kernel = module.kernel
+    bind = create_function_from_signature(kernel.signature, kernel.params, make_backend(TARGET))
+
+    def version(*arguments: Any, **named: Any) -> str:
+        _, specialization, options = bind(*arguments, **named)
+        return compute_cache_key({}, specialization, options)
+
+    def run(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+        compiled = object.__new__(CompiledKernel)
+        compiled.module = None
+        compiled.version = version(*arguments, **named)
+        return compiled
+
+    launched = []
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(CompiledKernel, "__getitem__", lambda compiled, grid: lambda *a, **k: launched.append(compiled))
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_stream=lambda device: 0))
+    direct = module._DirectLaunches(kernel)
+    memory = torch.zeros(1024, dtype=torch.uint8)
+    for call in calls * 2:
+        x, out = (
+            memory[offset : offset + 512].view(dtype)
+            for dtype, offset in zip(call["dtypes"], call["offsets"], strict=True)
+        )
+        arguments = (x, out, call["n"], call["scale"])
+        named = {name: call[name] for name in ("BLOCK", "EVEN", "num_warps")}
+        direct[(1,)](*arguments, **named)
+        while launched:
+            assert launched.pop().version == version(*arguments, **named)
+
+
+def test_no_generated_kernel_depends_on_values_that_triton_compares_in_each_launch() -> None:
+    kernels = 0
+    for path in sorted(FOLDER.glob("*/after.py")):
+        names = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
+        module = load_user_module(str(path), path.read_text(), f"golden_{path.parent.name.replace('-', '_')}")
+        for kernel in (getattr(module, name) for name in names):
+            if isinstance(kernel, JITFunction):
+                assert kernel.cache_key and not kernel.used_global_vals, path
+                kernels += 1
+    assert kernels > 20
+
+
+def test_the_verification_counts_and_disables_direct_launches(module: ModuleType, launches: Launches) -> None:
+    direct = module._DirectLaunches(module.kernel)
+    count = LaunchCount()
+    with count.counting():
+        launch(direct)
+        launch(direct)
+        launch(module.kernel)
+    assert count.count == 3 and launches.searches == 2
+    with LaunchCount().counting(executes=False):
+        launch(direct)
+        launch(direct, n=64)
+    assert len(launches) == 3
+    launch(direct, n=64)
+    assert len(launches) == 4, "a launch that did nothing leaves no version behind"
+
+
+@pytest.mark.parametrize("kernel", ["direct", "plain"])
+def test_torch_compile_traces_the_kernel(
+    module: ModuleType, launches: Launches, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    """In launchers that cannot be an operator, the compiler traces into the helper."""
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    chosen = {"direct": module._DirectLaunches(module.kernel), "plain": module.kernel}[kernel]
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return lambda *inputs: (torch.ones(64),)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        chosen[(2,)](x, out, 50, 2.0, BLOCK=32, EVEN=False, num_warps=2)
+        return out
+
+    torch.compile(function, backend=backend, fullgraph=True)(torch.ones(64))
+    (graph,) = graphs
+    assert "triton_kernel_wrapper_mutation" in [str(node.target) for node in graph.graph.nodes]
+    assert launches.searches == 0
