@@ -67,3 +67,8 @@ def test_a_result_that_needs_a_statement_is_refused_with_the_remedy() -> None:
         composed("act = lambda x: {'a': x}\n", dispatch)
     assert "act is a lambda expression with a nested result" in caught.value.message
     assert "with def" in caught.value.remedy
+
+
+def test_an_expression_that_the_user_is_editing_is_not_deleted() -> None:
+    changed = composed("act = lambda x: x + 1\n").replace("else x + 1", "else x + (")
+    assert b"x + (" in strip_generated(changed.encode(), "act")

@@ -39,16 +39,20 @@ def lambda_edit(text: bytes, function: Node, dispatch: str, mark: str, newline: 
 
 
 def without_lambda_dispatch(text: bytes, mark: Node) -> Edit | None:
-    """The edit that restores the user's expression; None if the marked dispatch is not in a lambda expression."""
+    """The edit that restores the user's expression; None if the marked dispatch is not in a lambda expression.
+
+    An expression that does not parse is left as it is.
+    """
     node: Node | None = mark
     while node is not None and node.type not in ("lambda", "block", "module"):
         node = node.parent
-    body = field(node, "body") if node is not None and node.type == "lambda" else None
-    if body is None or body.has_error:
+    if node is None or node.type != "lambda":
         return None
-    choice = next((child for child in body.named_children if child.type == "conditional_expression"), None)
-    if choice is None:
-        return None
+    body = field(node, "body")
+    parts = body.named_children if body is not None and not body.has_error else []
+    choice = next((child for child in parts if child.type == "conditional_expression"), None)
+    if body is None or choice is None:
+        return Edit(mark.start_byte, mark.start_byte, b"")
     original = choice.named_children[-1]
     return Edit(body.start_byte, body.end_byte, text[original.start_byte : original.end_byte])
 
