@@ -59,7 +59,7 @@ def test_a_data_dependent_branch_is_refused() -> None:
     ("body", "note"),
     [
         ("x.view(x.shape[0], x.shape[1] // 4, 4) * 2", "T is fixed at 32, because of line 4: `y = {}`"),
-        ("x.unfold(1, 8, 4).sum(-1)", "T is a multiple of 4, because of line 4: `y = {}`"),
+        ("x.unfold(1, 8, 4).sum(-1)", "T must be a multiple of 4, because of line 4: `y = {}`"),
         ("x[:, x.shape[1] // 2 :] * 2", "T is fixed at 32, because of line 4: `y = {}`"),
         ("x[:, 1:] - x[:, :-1]", ""),
         (

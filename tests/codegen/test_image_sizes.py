@@ -131,7 +131,7 @@ def test_image_sizes_that_the_workload_states_as_numbers_stay_constant(captured,
         (
             "Strided",
             "x=f32[B,4,H,12] B=2 H=13",
-            "H is a multiple of 2 plus 1, because of line 13: `return F.relu(self.conv(x))`",
+            "H must be a multiple of 2 plus 1, because of line 13: `return F.relu(self.conv(x))`",
         ),
         ("pools", "x=f32[B,3,12,T] B=2 T=3", "T is fixed at 3"),
     ],

@@ -215,7 +215,7 @@ def _size_notes(inputs: Sequence[InputTensor], reader: Reader, sizes: FreeSizes,
                 else "torch traced the target for this value only"
             )
             rest = f" plus {value % unit}" if value % unit else ""
-            limit = f"is a multiple of {unit}{rest}" if reader.symbols_at[i, d] else f"is fixed at {value}"
+            limit = f"must be a multiple of {unit}{rest}" if reader.symbols_at[i, d] else f"is fixed at {value}"
             yield f"{name} {limit}, because {why}"
 
 
