@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from mtmc_lsp.core.sizes import conditions_hold
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu
-from mtmc_lsp.verify.worker.run_target import LaunchCount
 from tests.codegen.harness import verified
-from tests.codegen.test_class_methods import _loaded
 from tests.planning.situations import fully_fused, start
 
 HEAD = "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n\n\n"
@@ -78,30 +78,39 @@ CASES = {
 }
 
 
+CALLS = """
+import sys
+import torch
+import original, ours
+from mtmc_lsp.verify.worker.run_target import LaunchCount
+
+name, accepted, refused = sys.argv[1], *map(eval, sys.argv[2:])
+targets = [getattr(original, name), getattr(ours, name)]
+if name[0].isupper():
+    targets = [target().eval() for target in targets]
+    targets[1].load_state_dict(targets[0].state_dict())
+launches = LaunchCount()
+with torch.no_grad(), launches.counting():
+    for shape in (*accepted, *refused):
+        before, x = launches.count, torch.randn(shape)
+        torch.testing.assert_close(targets[1](x), targets[0](x), rtol=1e-4, atol=1e-5)
+        assert (launches.count > before) is (shape in accepted), shape
+"""
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_kernels_run_for_other_image_sizes(captured, name: str, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+def test_kernels_run_for_other_image_sizes(captured, name: str, tmp_path: Path) -> None:
     code, workload, accepted, refused = CASES[name]
     text = f"{HEAD}# mtmc: {workload}\n{code}"
     capture = captured(text, name)
     candidate = fully_fused(capture, start(capture, text))
     assert verified(capture, candidate).reason == ""
-    module = _loaded(on_cpu(candidate.source, text), tmp_path, name)
-    target, launches = getattr(module, name), LaunchCount()
-    if name[0].isupper():
-        torch.manual_seed(0)
-        target = target().eval()
-    original = _loaded(text, tmp_path, f"original_{name}")
-    expected_of = getattr(original, name)
-    if name[0].isupper():
-        expected_of = expected_of()
-        expected_of.load_state_dict(target.state_dict())
-    with torch.no_grad(), launches.counting():
-        for shapes, runs in ((accepted, True), (refused, False)):
-            for shape in shapes:
-                before, x = launches.count, torch.randn(shape)
-                torch.testing.assert_close(target(x), expected_of(x), rtol=1e-4, atol=1e-5)
-                assert (launches.count > before) is runs, shape
+    (tmp_path / "original.py").write_text(text)
+    (tmp_path / "ours.py").write_text(on_cpu(candidate.source, text))
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", CALLS, name, repr(accepted), repr(refused)]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_image_that_is_smaller_than_a_window_is_left_to_the_users_code(captured) -> None:

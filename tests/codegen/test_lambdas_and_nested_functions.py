@@ -75,7 +75,5 @@ def test_a_call_of_the_outer_function_runs_the_kernels_of_the_inner_one(captured
     module = _loaded(on_cpu(candidate.source, NESTED), tmp_path, "nested_functions")
     x = torch.randn(8, 16)
     with torch.no_grad():
-        expected = (torch.softmax(x, -1) * 2.0 + 0.5) * 3
-        assert torch.allclose(module.outer(x, 3), expected, atol=1e-6)
         module.outer_inner_launch = lambda t, *numbers: torch.ones_like(t)
         assert torch.equal(module.outer(x, 3), torch.full_like(x, 3.0))

@@ -199,7 +199,7 @@ async def test_a_guard_of_many_conditions_is_cut_after_those_on_arguments(ide: E
         "x.is_contiguous()",
     ]
     assert lines[7] == "self.layer.bidirectional is False"
-    assert lines[-2] == "... # and 17 more"
+    assert lines[-2] == "... # and 33 more"
 
 
 async def test_hover_explains_the_words_of_triton(ide: Editor) -> None:

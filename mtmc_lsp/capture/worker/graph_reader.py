@@ -22,6 +22,7 @@ from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import (
     Cause,
     factors_of,
     is_symbol,
+    kernel_symbols,
     non_polynomials,
     simplified_stride,
     symbols_of,
@@ -178,6 +179,8 @@ class Reader:
                 causes[symbol] = known._replace(factor=math.lcm(known.factor, factor))
 
         for node in self.program.graph.nodes:
+            for symbol in kernel_symbols(node):
+                causes[symbol] = Cause(CONSTANT, str(node.target), line_of(node))
             raw_strides, value = not self.free.windows_vary, node.meta.get("val")
             for expression in non_polynomials(value, node.target, numbers=True, raw_strides=raw_strides):
                 add(expression, str(node.target), line_of(node))

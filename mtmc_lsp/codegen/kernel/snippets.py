@@ -53,6 +53,17 @@ def filled(items: Sequence[str], indent: str) -> list[str]:
     return lines
 
 
+def joined(items: Sequence[str], separator: str) -> list[str]:
+    """Join items to as few lines as possible."""
+    lines: list[str] = []
+    for item in items:
+        if lines and len(lines[-1]) + len(separator) + len(item) <= LINE:
+            lines[-1] += separator + item
+        else:
+            lines.append(item)
+    return lines
+
+
 def call_text(function: str, arguments: Sequence[str], indent: str = "") -> str:
     """Format a call, on several lines if it is too long; ``indent`` is the indent of its statement."""
     one_line = f"{function}({', '.join(arguments)})"

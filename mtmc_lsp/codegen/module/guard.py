@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from mtmc_lsp.codegen.kernel.snippets import call_text
+from mtmc_lsp.codegen.kernel.snippets import call_text, joined
 from mtmc_lsp.codegen.module.attribute_inputs import attribute_conditions, may_be_elsewhere, tensor_text
 from mtmc_lsp.codegen.module.guard_helpers import (
     ALIGNED,
@@ -225,21 +225,22 @@ def _shapes(
     conditions: list[str] = []
     earlier: list[GraphInput] = []
     positive: set[Size] = set()
-    """Sizes that earlier conditions show to be no zero."""
+    """Sizes that earlier conditions show not to be 0."""
     checked_together = {item.name for item in checked_as_group or ()}
     for item in graph.inputs:
         if item.name in checked_together:
             continue
         access = names[item.name]
-        conditions.append(f"{access}.dtype == torch.{item.type.dtype}")
+        of_tensor = [f"{access}.dtype == torch.{item.type.dtype}"]
         same = next((other for other in earlier if other.type.shape == item.type.shape), None)
         if same is not None:
-            conditions.append(f"{access}.shape == {names[same.name]}.shape")
+            of_tensor.append(f"{access}.shape == {names[same.name]}.shape")
         else:
-            conditions += _shape(item, access, texts, exact)
-        conditions += _layout(item, access, texts, graph.conditions)
+            of_tensor += _shape(item, access, texts, exact)
+        of_tensor += _layout(item, access, texts, graph.conditions)
         if not all(size in positive or (size.is_constant and size.constant) for size in item.type.shape):
-            conditions.append(f"{access}.numel() > 0")
+            of_tensor.append(f"{access}.numel() > 0")
+        conditions += joined(of_tensor, " and ")
         positive |= set(item.type.shape)
         earlier.append(item)
     return conditions

@@ -198,19 +198,10 @@ def linear_sum_fits(x, w, b) -> bool:
         _is_plain_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and x.dtype == torch.float32
-        and x.ndim == 2
-        and x.is_contiguous()
-        and x.numel() > 0
-        and w.dtype == torch.float32
-        and w.ndim == 2
-        and w.shape[1] == x.shape[1]
-        and w.is_contiguous()
+        and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0
+        and w.dtype == torch.float32 and w.ndim == 2 and w.shape[1] == x.shape[1] and w.is_contiguous()
         and w.numel() > 0
-        and b.dtype == torch.float32
-        and b.ndim == 1
-        and b.shape[0] == w.shape[0]
-        and b.is_contiguous()
+        and b.dtype == torch.float32 and b.ndim == 1 and b.shape[0] == w.shape[0] and b.is_contiguous()
         and x.shape[1] <= 4096
     )
 

@@ -199,18 +199,10 @@ def attend_fits(q, k, v) -> bool:
         _is_plain_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and q.dtype == torch.float32
-        and q.ndim == 4
-        and q.shape[0] == 1
-        and q.shape[3] == 16
-        and q.is_contiguous()
+        and q.dtype == torch.float32 and q.ndim == 4 and q.shape[0] == 1 and q.shape[3] == 16 and q.is_contiguous()
         and q.numel() > 0
-        and k.dtype == torch.float32
-        and k.shape == q.shape
-        and k.is_contiguous()
-        and v.dtype == torch.float32
-        and v.shape == q.shape
-        and v.is_contiguous()
+        and k.dtype == torch.float32 and k.shape == q.shape and k.is_contiguous()
+        and v.dtype == torch.float32 and v.shape == q.shape and v.is_contiguous()
         and 16 * q.shape[2] + 17 < 2147483648
         and q.shape[2] + 1 < 2147483648
         and q.shape[1] <= 65535

@@ -168,13 +168,8 @@ def rms_norm_fits(x, weight) -> bool:
         _is_plain_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and x.dtype == torch.float32
-        and x.ndim == 2
-        and x.is_contiguous()
-        and x.numel() > 0
-        and weight.dtype == torch.float32
-        and weight.ndim == 1
-        and weight.shape[0] == x.shape[1]
+        and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0
+        and weight.dtype == torch.float32 and weight.ndim == 1 and weight.shape[0] == x.shape[1]
         and weight.is_contiguous()
         and x.shape[1] <= 32768
     )

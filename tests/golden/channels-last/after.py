@@ -159,17 +159,9 @@ def two_convolutions_fits(x, w, v) -> bool:
         _is_plain_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and x.dtype == torch.float32
-        and x.ndim == 4
-        and x.shape[1] == 16
-        and x.is_contiguous()
-        and x.numel() > 0
-        and w.dtype == torch.float32
-        and w.shape == (32, 16, 3, 3)
-        and w.is_contiguous()
-        and v.dtype == torch.float32
-        and v.shape == (8, 32, 1, 1)
-        and v.is_contiguous()
+        and x.dtype == torch.float32 and x.ndim == 4 and x.shape[1] == 16 and x.is_contiguous() and x.numel() > 0
+        and w.dtype == torch.float32 and w.shape == (32, 16, 3, 3) and w.is_contiguous()
+        and v.dtype == torch.float32 and v.shape == (8, 32, 1, 1) and v.is_contiguous()
     )
 
 

@@ -206,17 +206,9 @@ def conv_relu_fits(x, w, b) -> bool:
         _is_plain_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and x.dtype == torch.float16
-        and x.ndim == 4
-        and x.shape[1] == 32
-        and x.is_contiguous()
-        and x.numel() > 0
-        and w.dtype == torch.float16
-        and w.shape == (16, 32, 3, 3)
-        and w.is_contiguous()
-        and b.dtype == torch.float16
-        and b.shape == (16,)
-        and b.is_contiguous()
+        and x.dtype == torch.float16 and x.ndim == 4 and x.shape[1] == 32 and x.is_contiguous() and x.numel() > 0
+        and w.dtype == torch.float16 and w.shape == (16, 32, 3, 3) and w.is_contiguous()
+        and b.dtype == torch.float16 and b.shape == (16,) and b.is_contiguous()
         and 32 * x.shape[0] * x.shape[2] * x.shape[3] < 2147483648
         and 16 * x.shape[0] * x.shape[2] * x.shape[3] < 2147483648
     )

@@ -362,14 +362,8 @@ def conv_tanh_fits(x, w) -> bool:
         _is_plain_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and x.dtype == torch.float32
-        and x.ndim == 4
-        and x.shape[1] == 18
-        and x.is_contiguous()
-        and x.numel() > 0
-        and w.dtype == torch.float32
-        and w.shape == (6, 18, 3, 3)
-        and w.is_contiguous()
+        and x.dtype == torch.float32 and x.ndim == 4 and x.shape[1] == 18 and x.is_contiguous() and x.numel() > 0
+        and w.dtype == torch.float32 and w.shape == (6, 18, 3, 3) and w.is_contiguous()
         and 18 * x.shape[2] * x.shape[3] <= 65536
         and x.shape[0] < 2147483648
         and 18 * x.shape[0] * x.shape[2] * x.shape[3] < 2147483648

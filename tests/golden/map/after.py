@@ -158,13 +158,8 @@ def swiglu_fits(gate, up) -> bool:
         _is_plain_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and gate.dtype == torch.float32
-        and gate.ndim == 2
-        and gate.is_contiguous()
-        and gate.numel() > 0
-        and up.dtype == torch.float32
-        and up.shape == gate.shape
-        and up.is_contiguous()
+        and gate.dtype == torch.float32 and gate.ndim == 2 and gate.is_contiguous() and gate.numel() > 0
+        and up.dtype == torch.float32 and up.shape == gate.shape and up.is_contiguous()
     )
 
 

@@ -187,19 +187,10 @@ def linear_gelu_fits(x, w, bias) -> bool:
         _is_plain_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and x.dtype == torch.float16
-        and x.ndim == 2
-        and x.is_contiguous()
-        and x.numel() > 0
-        and w.dtype == torch.float16
-        and w.ndim == 2
-        and w.shape[1] == x.shape[1]
-        and w.is_contiguous()
+        and x.dtype == torch.float16 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0
+        and w.dtype == torch.float16 and w.ndim == 2 and w.shape[1] == x.shape[1] and w.is_contiguous()
         and w.numel() > 0
-        and bias.dtype == torch.float16
-        and bias.ndim == 1
-        and bias.shape[0] == w.shape[0]
-        and bias.is_contiguous()
+        and bias.dtype == torch.float16 and bias.ndim == 1 and bias.shape[0] == w.shape[0] and bias.is_contiguous()
         and x.shape[1] * x.shape[0] < 2147483648
         and x.shape[1] * w.shape[0] < 2147483648
         and x.shape[0] * w.shape[0] < 2147483648

@@ -277,23 +277,15 @@ def net_fits(self, x) -> bool:
         _is_plain_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and x.dtype == torch.float32
-        and x.ndim == 3
-        and x.shape[2] == 8
-        and x.is_contiguous()
-        and x.numel() > 0
-        and layer_weight_ih_l0.dtype == torch.float32
-        and layer_weight_ih_l0.shape == (64, 8)
+        and x.dtype == torch.float32 and x.ndim == 3 and x.shape[2] == 8 and x.is_contiguous() and x.numel() > 0
+        and layer_weight_ih_l0.dtype == torch.float32 and layer_weight_ih_l0.shape == (64, 8)
         and layer_weight_ih_l0.is_contiguous()
-        and layer_weight_hh_l0.dtype == torch.float32
-        and layer_weight_hh_l0.shape == (64, 16)
+        and layer_weight_hh_l0.dtype == torch.float32 and layer_weight_hh_l0.shape == (64, 16)
         and layer_weight_hh_l0.is_contiguous()
-        and layer_bias_ih_l0.dtype == torch.float32
-        and layer_bias_ih_l0.shape == (64,)
+        and layer_bias_ih_l0.dtype == torch.float32 and layer_bias_ih_l0.shape == (64,)
         and layer_bias_ih_l0.is_contiguous()
         and layer_bias_hh_l0.dtype == torch.float32
-        and layer_bias_hh_l0.shape == layer_bias_ih_l0.shape
-        and layer_bias_hh_l0.is_contiguous()
+        and layer_bias_hh_l0.shape == layer_bias_ih_l0.shape and layer_bias_hh_l0.is_contiguous()
         and layer_weight_ih_l1.dtype == torch.float32
         and layer_weight_ih_l1.shape == layer_weight_hh_l0.shape
         and layer_weight_ih_l1.is_contiguous()
@@ -301,11 +293,9 @@ def net_fits(self, x) -> bool:
         and layer_weight_hh_l1.shape == layer_weight_hh_l0.shape
         and layer_weight_hh_l1.is_contiguous()
         and layer_bias_ih_l1.dtype == torch.float32
-        and layer_bias_ih_l1.shape == layer_bias_ih_l0.shape
-        and layer_bias_ih_l1.is_contiguous()
+        and layer_bias_ih_l1.shape == layer_bias_ih_l0.shape and layer_bias_ih_l1.is_contiguous()
         and layer_bias_hh_l1.dtype == torch.float32
-        and layer_bias_hh_l1.shape == layer_bias_ih_l0.shape
-        and layer_bias_hh_l1.is_contiguous()
+        and layer_bias_hh_l1.shape == layer_bias_ih_l0.shape and layer_bias_hh_l1.is_contiguous()
     )
 
 

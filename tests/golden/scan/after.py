@@ -166,10 +166,7 @@ def running_mean_fits(x) -> bool:
         _is_plain_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and x.dtype == torch.float32
-        and x.ndim == 2
-        and x.is_contiguous()
-        and x.numel() > 0
+        and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0
     )
 
 

@@ -206,14 +206,8 @@ def scores_fits(query, key) -> bool:
         _is_plain_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and query.dtype == torch.float32
-        and query.ndim == 2
-        and query.is_contiguous()
-        and query.numel() > 0
-        and key.dtype == torch.float32
-        and key.ndim == 2
-        and key.is_contiguous()
-        and key.numel() > 0
+        and query.dtype == torch.float32 and query.ndim == 2 and query.is_contiguous() and query.numel() > 0
+        and key.dtype == torch.float32 and key.ndim == 2 and key.is_contiguous() and key.numel() > 0
         and query.shape[1] <= 4096
     )
 

@@ -215,14 +215,8 @@ def product_relu_fits(a, b) -> bool:
         _is_plain_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and a.dtype == torch.float32
-        and a.ndim == 2
-        and a.is_contiguous()
-        and a.numel() > 0
-        and b.dtype == torch.float32
-        and b.ndim == 2
-        and b.shape[0] == a.shape[1]
-        and b.is_contiguous()
+        and a.dtype == torch.float32 and a.ndim == 2 and a.is_contiguous() and a.numel() > 0
+        and b.dtype == torch.float32 and b.ndim == 2 and b.shape[0] == a.shape[1] and b.is_contiguous()
         and b.numel() > 0
         and a.shape[1] * a.shape[0] < 2147483648
         and a.shape[1] * b.shape[1] < 2147483648

@@ -320,14 +320,8 @@ def linear_relu_fits(x, w) -> bool:
         _is_plain_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and x.dtype == torch.float32
-        and x.ndim == 2
-        and x.is_contiguous()
-        and x.numel() > 0
-        and w.dtype == torch.float32
-        and w.ndim == 2
-        and w.shape[1] == x.shape[1]
-        and w.is_contiguous()
+        and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0
+        and w.dtype == torch.float32 and w.ndim == 2 and w.shape[1] == x.shape[1] and w.is_contiguous()
         and w.numel() > 0
         and 64 * ((x.shape[1] + 31) // 32) * x.shape[0] < 2147483648
         and 64 * ((x.shape[1] + 31) // 32) * w.shape[0] < 2147483648

@@ -113,6 +113,10 @@ class Watch:
                     values.setdefault(str(size.node.expr), length // unit)
                     # The symbol stands for the number of units from here on.
                     in_units.setdefault(size.node.expr, unit * size.node.expr + length % unit)
+        kernel = kernel_symbols(node) if self._sizes.windows_vary else set()
+        self.factors |= {dimension: CONSTANT for dimension, symbols in symbols_at.items() if symbols & kernel}
+        if self.factors:
+            return
         input_symbols = {symbol for symbols in symbols_at.values() for symbol in symbols}
         parameters = {
             symbol for (i, _), symbols in symbols_at.items() if i in self._module_inputs for symbol in symbols
@@ -258,6 +262,13 @@ def _units_for(division: Any, names: Set[str], values: Mapping[str, int]) -> dic
             multiples = [name for name in symbols if values.get(name, 0) % factor == 0]
             return {(multiples or symbols)[0]: factor}
     return {}
+
+
+def kernel_symbols(node: torch.fx.Node) -> set[str]:
+    """The symbols in the kernel sizes of a convolution; empty for other operations. Code is made for constant kernel sizes."""
+    weight = node.args[1] if "conv" in str(node.target) and len(node.args) > 1 else None
+    value = weight.meta.get("val") if isinstance(weight, torch.fx.Node) else None
+    return {symbol for size in value.shape[2:] for symbol in symbols_of(size)} if value is not None else set()
 
 
 def symbols_of(size: Any) -> set[str]:
