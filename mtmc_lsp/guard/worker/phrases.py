@@ -282,11 +282,12 @@ def _other_module(condition: ast.Call, scope: Scope) -> str:
 
 
 def _other_hooks(condition: ast.Call, scope: Scope) -> str:
-    module, kind, expected = (scope.value(node) for node in condition.args)
+    module, kind, before, after = (scope.value(node) for node in condition.args)
     name = scope.text(condition.args[0])
     if _class_name(type(module)) != (_class_name(kind) if isinstance(kind, type) else kind):
         return f"{name} is {_article(type(module))}; {MADE_FOR} {scope.text(condition.args[1])}"
-    known = ", ".join(hook.rpartition(".")[2] for hook, _ in expected)
+    hooks = (hook.__name__ if callable(hook) else hook[0].rpartition(".")[2] for hook in (*before, *after))
+    known = ", ".join(hooks)
     return _replaced_forward(module, name) or f"{name} has other hooks, or other settings of them; {MADE_FOR} {known}"
 
 
