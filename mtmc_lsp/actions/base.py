@@ -17,8 +17,9 @@ from mtmc_lsp.core.results import Timing
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.fusion.search import FusionSearch
+from mtmc_lsp.ir.known_regions import known_region
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.ir.regions import CannotFuse, Region, analyse
+from mtmc_lsp.ir.regions import CannotFuse, Region
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.configs import IllegalConfig
@@ -158,7 +159,7 @@ def region_at(ir: KernelIR, nodes: Collection[str], recomputed: Collection[str] 
         IllegalAction: they cannot be one kernel.
     """
     try:
-        return analyse(ir, nodes, recomputed)
+        return known_region(ir, nodes, recomputed)
     except CannotFuse as reason:
         raise IllegalAction(str(reason)) from None
 

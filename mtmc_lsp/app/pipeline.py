@@ -36,6 +36,7 @@ from mtmc_lsp.app.stored_runs import check_resumable, open_store
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.app.verify_pair import PairOptions, prepare_pair, verify_pair
 from mtmc_lsp.app.why import refuse_calls_without_kernels
+from mtmc_lsp.capture.recorded_calls import RECORDS, find_record
 from mtmc_lsp.capture.regions.runs import has_dispatch
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
@@ -52,6 +53,7 @@ from mtmc_lsp.measure.foreign_candidate import ForeignVerdict
 from mtmc_lsp.measure.local_measurer import LocalMeasurer, MeasureOptions
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
+from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch, watched
 from mtmc_lsp.search.store import RunRecord, Store
@@ -258,12 +260,14 @@ class Pipeline:
         )
 
     @property
-    def _baseline(self) -> str:
+    def baseline(self) -> str:
         """The baseline that a version must beat to be delivered."""
         setting = self.target.settings.baseline
         if setting != "current":
             return setting
-        return "compile" if is_compiled_in_file(self._source, self.target.qualname) else "eager"
+        record = find_record(self.target.definition, self.target.project / FOLDER / RECORDS)
+        in_calls = record is not None and record.is_compiled
+        return "compile" if in_calls or is_compiled_in_file(self._source, self.target.qualname) else "eager"
 
     # Resources ---------------------------------------------------------------------------------------------------
 
@@ -410,7 +414,7 @@ class Pipeline:
         planner, coder = self._open_backends(model, steps)
         seconds = settings.budget_seconds if self._deadline is None else self._deadline - time.monotonic()
         limits = Limits(max(0.0, seconds), settings.max_steps)
-        return SearchComponents(planner, coder, measurer, measurer.has_gpu, limits, self._baseline)
+        return SearchComponents(planner, coder, measurer, measurer.has_gpu, limits, self.baseline)
 
     def _run_config(self) -> RunConfig:
         backends, revision = self._options.backends, self._options.revision

@@ -48,16 +48,22 @@ def find_workload(path: str, text: bytes, target: Target, records: Path | None =
     if workload is None and record is not None:
         workload = workload_from_record(target, record)
     if workload is None:
-        reason = (
-            f": none of its {record.count} recorded calls can be repeated: {record.calls[0].unusable}" if record else ""
-        )
         raise NoWorkload(
-            f"no example inputs are known for {target.qualname}{reason}",
+            f"no example inputs are known for {target.qualname}{_unusable_record(record)}",
             where=Location(path, target.start_line),
             remedy=f"Add this line above it, with your sizes:\n    {suggest_directive(text, target)}\n"
             "  or record real calls: mtmc record -- python your_program.py",
         )
     return _with_module_form(workload, path, text, record)
+
+
+def _unusable_record(record: RecordedTarget | None) -> str:
+    """Why the recorded calls are no workload, as the end of a sentence."""
+    if record is None:
+        return ""
+    if not record.calls:
+        return ": its recorded calls are inside code of torch.compile, where its inputs are not known"
+    return f": none of its {record.count} recorded calls can be repeated: {record.calls[0].unusable}"
 
 
 def _with_module_form(workload: Workload, path: str, text: bytes, record: RecordedTarget | None) -> Workload:

@@ -42,6 +42,8 @@ class RecordedCall:
     """Number of these calls on a module in training mode."""
     under_autograd: int = 0
     """Number of these calls that recorded gradients."""
+    compiled: int = 0
+    """Number of these calls that ran code of ``torch.compile``."""
     varying: tuple[str, ...] = ()
     """Names of numeric arguments that differed between calls. ``arguments`` has their first value."""
     module_dtype: str = ""
@@ -80,6 +82,8 @@ class RecordedTarget:
     calls: tuple[RecordedCall, ...]
     others: int = 0
     """Calls with further signatures, which were only counted."""
+    traced: int = 0
+    """How often ``torch.compile`` traced a call of it into the code of a compiled caller. The inputs are not known."""
 
     @property
     def typical(self) -> RecordedCall | None:
@@ -92,14 +96,22 @@ class RecordedTarget:
         """Total number of calls."""
         return sum(call.count for call in self.calls) + self.others
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the user's program runs it compiled: inside a compiled caller, or in at least half of the calls."""
+        recorded = sum(call.count for call in self.calls)
+        return self.traced > 0 or 0 < recorded <= 2 * sum(call.compiled for call in self.calls)
+
 
 def merge_records(records: Iterable[list[dict[str, Any]]]) -> list[RecordedTarget]:
     """Merge the records of all processes. The target with the most calls comes first."""
     calls: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     others: dict[tuple[str, str], int] = {}
+    traced: dict[tuple[str, str], int] = {}
     for function in (item for process in records for item in process):
         key = (function["path"], function["qualname"])
         others[key] = others.get(key, 0) + function["others"]
+        traced[key] = traced.get(key, 0) + function["traced"]
         signatures = calls.setdefault(key, {})
         for call in function["calls"]:
             signature = json.dumps(
@@ -112,7 +124,7 @@ def merge_records(records: Iterable[list[dict[str, Any]]]) -> list[RecordedTarge
         ordered = sorted(
             (_call(call) for call in signatures.values()), key=lambda call: (bool(call.unusable), -call.count)
         )
-        targets.append(RecordedTarget(*key, tuple(ordered), others[key]))
+        targets.append(RecordedTarget(*key, tuple(ordered), others[key], traced[key]))
     return sorted(targets, key=lambda target: (-target.count, target.path, target.qualname))
 
 
@@ -129,7 +141,7 @@ def _signature_part(argument: Mapping[str, Any]) -> Any:
 
 def _sum_of(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     arguments = [_merged(a, b) for a, b in zip(one["arguments"], other["arguments"], strict=True)]
-    counts = {name: one[name] + other[name] for name in ("count", "training", "grad")}
+    counts = {name: one[name] + other[name] for name in ("count", "training", "grad", "compiled")}
     return {**one, **counts, "arguments": arguments}
 
 
@@ -163,6 +175,7 @@ def _call(data: Mapping[str, Any]) -> RecordedCall:
         tuple(argument_spec(item) for item in data["init"] if _is_known(item) and "tensor" not in item),
         data["training"],
         data["grad"],
+        data["compiled"],
         tuple(item["name"] for item in _leaves(data["arguments"]) if item.get("varies")),
         data.get("module_dtype", ""),
         _unusable(data),

@@ -414,7 +414,7 @@ def _dispatch(capture: Capture, base: str, launcher: Launcher, *, uses_cuda_grap
             "list": f"[{numbered_results}]",
         }
         size_texts = {
-            symbol: binding.text
+            symbol: binding.operand
             for symbol, binding in bindings(graph, {i.name: i.access for i in graph.inputs}).items()
         }
         returned = fill_structure(

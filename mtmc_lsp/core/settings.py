@@ -76,8 +76,8 @@ class Settings:
     archs: tuple[str, ...] = ("sm_80", "sm_90", "gfx942")
     """Architectures for which kernels are cross-compiled without a GPU."""
     baseline: str = "current"
-    """What a version must beat to be delivered. ``current``: what the user runs today, eager mode unless the file compiles the
-    target; ``eager``; ``compile``: ``torch.compile``; ``best``: the fastest of all that are timed."""
+    """What a version must beat to be delivered. ``current``: what the user runs today, eager mode unless the file or the
+    recorded calls compile the target; ``eager``; ``compile``: ``torch.compile``; ``best``: the fastest of all that are timed."""
     precision: str = "budget"
     """``budget``: steps may change rounding within the error budget. ``strict``: such steps are never proposed."""
     budget_seconds: float = 300.0

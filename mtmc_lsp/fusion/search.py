@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.fusion.neighbours import Neighbourhood
+from mtmc_lsp.ir.known_regions import region_or_none
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.recurrence import recurrence_in
-from mtmc_lsp.ir.regions import VIEWS, CannotFuse, Region, RegionKind, analyse, product_in
+from mtmc_lsp.ir.regions import VIEWS, Region, RegionKind, product_in
 from mtmc_lsp.schedule.attention_configs import attention_config
 from mtmc_lsp.schedule.configs import KernelConfig, PrecisionMode
 from mtmc_lsp.schedule.matmul_configs import fitted, product_config, with_tma
@@ -298,10 +299,7 @@ class FusionSearch:
             self._regions[nodes] = None
         if nodes not in self._regions:
             self._work += len(nodes)
-            try:
-                self._regions[nodes] = analyse(self.ir, nodes)
-            except CannotFuse:
-                self._regions[nodes] = None
+            self._regions[nodes] = region_or_none(self.ir, nodes)
         return self._regions[nodes]
 
     def _config(self, region: Region) -> KernelConfig:

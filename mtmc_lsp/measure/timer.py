@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, TimeoutError
 from dataclasses import replace
 
@@ -90,11 +90,18 @@ class Timer:
         """The calibrated model of the GPU; measured once per machine."""
         if self._device is None:
             environment = self._capture.environment
-            self._device = cached_device(environment)
-            if self._device is None:
-                self._device = calibrated_model(environment, self.call_exclusive(CalibrationRequest()))
-                remember_device(environment, self._device)
+            self._device = cached_device(environment) or self._calibrate()
         return self._device
+
+    def _calibrate(self) -> DeviceModel:
+        environment = self._capture.environment
+        with self._exclusive_gpu():
+            # Another run may have calibrated while this one waited for the GPU.
+            device = cached_device(environment)
+            if device is None:
+                device = calibrated_model(environment, self._call(CalibrationRequest(), self._trials))
+                remember_device(environment, device)
+        return device
 
     def prepare_baselines(self, background: Executor, reference: Reference, first: PreparedCase) -> None:
         """Compile the baselines in the background; only the first call does.
@@ -238,33 +245,33 @@ class Timer:
             MtmcError: it cannot be measured.
         """
         request = RecompilationsRequest(self._capture, self._user_source, tuple(sizes))
-        with self._pool.sharing_gpu():
-            return self._call(request, self._process)
+        return self._call(request, self._process, shares_gpu=True)
 
     def rank(self, sources: Sequence[str], seconds: float | None) -> list[float | None]:
         """Median microseconds of variants by a few samples each; ``None`` for those that fail or exceed the time limit."""
         self._prepare(sources, self._trials)
         request = RankRequest(self._capture, self._user_source, tuple(sources), seconds)
-        return list(self.call_exclusive(request).medians_us)
+        with self._exclusive_gpu():
+            return list(self._call(request, self._trials).medians_us)
 
     def _prepare(self, sources: Sequence[str], process: CandidateProcess) -> None:
         """Load versions, and call them while others use the GPU too, so that it is locked only for samples."""
         self._call(LoadRequest(self._capture, self._user_source, (None, *sources)), process)
         request = PrepareRequest(self._capture, self._user_source, tuple(sources))
-        with self._pool.sharing_gpu():
-            self._call(request, process)
+        self._call(request, process, shares_gpu=True)
 
-    def call_exclusive(self, request: Request[Answer]) -> Answer:
-        """The answer to a request that needs the GPU exclusively."""
+    @contextlib.contextmanager
+    def _exclusive_gpu(self) -> Iterator[None]:
         if self._trials is self._process:
             # The process holds the shared GPU lock while it compiles the baselines.
             self.wait_for_baselines()
         with self._pool.exclusive_gpu():
-            return self._call(request, self._trials)
+            yield
 
-    def _call(self, request: Request[Answer], process: CandidateProcess) -> Answer:
+    def _call(self, request: Request[Answer], process: CandidateProcess, *, shares_gpu: bool = False) -> Answer:
+        call = self._pool.call if shares_gpu else self._pool.call_unlocked
         try:
-            return self._pool.call_unlocked(process, request, self._seconds)
+            return call(process, request, self._seconds)
         except MtmcError as error:
             if error.kind.is_gpu_failure:
                 # A failed kernel makes every later GPU call of the process fail.

@@ -1,11 +1,17 @@
-"""Locks that let timing use a GPU alone, while everything else shares it, across all our processes on this machine."""
+"""Locks that let timing use a GPU alone, while everything else shares it, across all our processes on this machine.
+
+A worker shares the GPU during a whole request, which may take seconds. Between two pieces of its work it calls
+:func:`let_timings_pass`, so a timing waits for one piece only, and not everything else behind it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -60,6 +66,64 @@ def shared(gpu: str, folder: str = "") -> Iterator[None]:
             stack.enter_context(_locked(folder, gpu, fcntl.LOCK_SH))
         lock_seconds["waiting to share the GPU"] += time.monotonic() - began
         yield
+
+
+class GpuShare:
+    """A shared lock that a worker holds during a request."""
+
+    def __init__(self, gpu: str, folder: str) -> None:
+        self._gpu, self._folder = gpu, folder
+        self._stack = contextlib.ExitStack()
+
+    def acquire(self) -> None:
+        """Wait until nothing is timed."""
+        self._stack.enter_context(shared(self._gpu, self._folder))
+
+    def release(self) -> None:
+        """Let others use the GPU alone."""
+        self._stack.close()
+
+    def let_timings_pass(self) -> None:
+        """Release the lock if a timing waits for it, after all work of this process has finished, and acquire it again."""
+        if not _is_free(self._folder, f"{self._gpu}-door"):
+            torch = sys.modules.get("torch")
+            if torch is not None and torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            self.release()
+            self.acquire()
+
+
+_share: GpuShare | None = None
+
+
+@contextlib.contextmanager
+def sharing(gpu: str, folder: str) -> Iterator[None]:
+    """Share the GPU during a request of this worker."""
+    global _share
+    _share = GpuShare(gpu, folder)
+    _share.acquire()
+    try:
+        yield
+    finally:
+        _share.release()
+        _share = None
+
+
+def let_timings_pass() -> None:
+    """Let another run time alone, if it waits for that. For the thread that runs a request, between two pieces of its work."""
+    if _share is not None and threading.current_thread() is threading.main_thread():
+        _share.let_timings_pass()
+
+
+def _is_free(folder: str, name: str) -> bool:
+    handle = _open(_path(folder, name))
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 @contextlib.contextmanager

@@ -45,9 +45,27 @@ class NoAnswer:
     """The answer of a command that has nothing to report."""
 
 
-def encode_request(command: str, request: object, token: str = "") -> bytes:
-    """One line for the worker's standard input, from JSON data; the answer must repeat the token."""
-    return _line({"command": command, "request": request, "token": token})
+@dataclass(frozen=True)
+class GpuLock:
+    """The GPU lock that a worker shares during a request."""
+
+    gpu: str
+    """UUID of the GPU."""
+    folder: str
+    """The folder of the lock files."""
+
+
+def encode_request(command: str, request: object, token: str = "", lock: GpuLock | None = None) -> bytes:
+    """One line for the worker's standard input, from JSON data; the answer must repeat the token.
+
+    With a lock, the worker first writes the line of :func:`encode_start`.
+    """
+    return _line({"command": command, "request": request, "token": token, "lock": lock and [lock.gpu, lock.folder]})
+
+
+def encode_start(token: str) -> str:
+    """The line that a worker writes when it has the GPU lock and starts with the request."""
+    return _line({"started": token}).decode()
 
 
 def encode_answer(answer: object, token: str) -> str:

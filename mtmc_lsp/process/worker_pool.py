@@ -10,14 +10,16 @@ from typing import Protocol, TypeVar
 
 from mtmc_lsp.core.errors import FailureKind, WorkerFailed
 from mtmc_lsp.process.gpu_lock import alone, lock_folder, shared
-from mtmc_lsp.process.protocol import Answer, Request
+from mtmc_lsp.process.protocol import Answer, GpuLock, Request
 
 
 class Process(Protocol):
     """A process that answers requests."""
 
-    def call(self, request: Request[Answer], seconds: float) -> Answer:
-        """The answer to a request, within a time limit."""
+    def call(
+        self, request: Request[Answer], seconds: float, lock: GpuLock | None = None, end: float = float("inf")
+    ) -> Answer:
+        """The answer to a request, within a time limit; see :meth:`~mtmc_lsp.process.worker_process.Worker.call`."""
 
     def kill(self) -> None:
         """End the process now."""
@@ -63,29 +65,33 @@ class WorkerPool:
         return self._gpu.result() if self.has_gpu else ""
 
     def call(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
-        """The answer to a request, with the shared GPU lock: no timing runs meanwhile. Waiting for the lock has no limit.
+        """The answer to a request, with the shared GPU lock: no timing runs meanwhile.
+
+        Args:
+            seconds: time limit, without the wait for the lock.
 
         Raises:
             MtmcError: the error that the command raised.
             WorkerFailed: the process did not answer; of kind ``DEADLINE`` if the deadline of the task passed.
         """
-        if not self.has_gpu or self._is_exclusive:
-            return self.call_unlocked(process, request, seconds)
-        with self.sharing_gpu():
-            return self.call_unlocked(process, request, seconds)
+        needs_lock = self.has_gpu and not self._is_exclusive and bool(self.gpu)
+        return self._call(process, request, seconds, GpuLock(self.gpu, lock_folder(self.gpu)) if needs_lock else None)
 
     def call_unlocked(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
         """As :meth:`call`, for requests that do not use the GPU or whose caller holds its lock."""
-        remaining = seconds if self._deadline is None else self._deadline - time.monotonic()
+        return self._call(process, request, seconds, None)
+
+    def _call(self, process: Process, request: Request[Answer], seconds: float, lock: GpuLock | None) -> Answer:
         expired = WorkerFailed(
             f"the time limit of the whole run was reached during {request.command}", kind=FailureKind.DEADLINE
         )
-        if remaining <= 0:
+        end = float("inf") if self._deadline is None else self._deadline
+        if end <= time.monotonic():
             raise expired
         try:
-            return process.call(request, min(seconds, remaining))
+            return process.call(request, seconds, lock, end)
         except WorkerFailed as error:
-            if error.kind is FailureKind.TIMEOUT and remaining < seconds:
+            if error.kind is FailureKind.TIMEOUT and time.monotonic() >= end:
                 raise expired from None
             raise
 

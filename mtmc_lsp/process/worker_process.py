@@ -29,7 +29,16 @@ from typing import Any, Union
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, WorkerFailed
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.process.fork_server import ENTRY, ForkedWorker, ForkServer, ForkServerGone, Launch
-from mtmc_lsp.process.protocol import Answer, Request, decode_answer, encode_request, typed_answer
+from mtmc_lsp.process.gpu_lock import lock_seconds
+from mtmc_lsp.process.protocol import (
+    Answer,
+    GpuLock,
+    Request,
+    decode_answer,
+    encode_request,
+    encode_start,
+    typed_answer,
+)
 
 SCRATCH = "MTMC_SCRATCH"
 """Environment variable with the child's scratch folder, which is removed together with the child."""
@@ -41,6 +50,8 @@ OUTPUT_TAIL_BYTES = 4000
 """How much of the child's output is kept for error messages."""
 MAX_ANSWER_BYTES = 1 << 28
 """Limit for one answer, because user code could write to the pipe forever."""
+LOCK_SECONDS = 600.0
+"""Limit for the wait until a child has the GPU lock: timings of other runs hold it for seconds."""
 POLL_SECONDS = 0.5
 """Interval for checking that the child is alive: a grandchild may hold the answer pipe open after the child's death."""
 
@@ -110,31 +121,47 @@ class Worker:
     ) -> None:
         self.close()
 
-    def call(self, request: Request[Answer], seconds: float) -> Answer:
+    def call(
+        self, request: Request[Answer], seconds: float, lock: GpuLock | None = None, end: float = float("inf")
+    ) -> Answer:
         """Run one command in the child.
 
         Args:
             seconds: time limit, after which the child is killed.
+            lock: the GPU lock that the child shares. The time limit begins when it has the lock.
+            end: time of the monotonic clock at which the child is killed in any case.
 
         Raises:
             MtmcError: the error that the command raised.
             WorkerFailed: the child did not answer; ``kind`` says why.
             EnvironmentNotAble: the interpreter cannot be started.
         """
-        return typed_answer(request, self._exchange(request.command, to_json(request), seconds))
+        return typed_answer(request, self._exchange(request.command, to_json(request), seconds, lock, end))
 
-    def _exchange(self, command: str, request: object, seconds: float) -> Any:
+    def _exchange(
+        self,
+        command: str,
+        request: object,
+        seconds: float,
+        lock: GpuLock | None = None,
+        end: float = float("inf"),
+    ) -> Any:
         """Send one request and return the JSON data of its answer."""
-        deadline = time.monotonic() + seconds
+        deadline = min(time.monotonic() + seconds, end)
         # Only the answer with this token counts: other code in the child may write to the pipe as well.
         token = secrets.token_hex(16)
-        line = encode_request(command, request, token)
+        line = encode_request(command, request, token, lock)
         with self._lock:
             start = time.monotonic()
             process = self._start()
             try:
                 self._send(line, deadline)
-                answer = self._receive(process, deadline)
+                received = b""
+                if lock is not None:
+                    received = self._wait_for_lock(process, token, end)
+                    start = time.monotonic()
+                    deadline = min(start + seconds, end)
+                answer = self._receive(process, deadline, received)
             except BrokenPipeError:
                 answer = b""
             except TimeoutError:
@@ -246,11 +273,11 @@ class Worker:
                 raise TimeoutError
             data = data[os.write(self._requests, data) :]
 
-    def _receive(self, process: Process, deadline: float) -> bytes:
-        """One line; empty if the child died."""
-        chunks: list[bytes] = []
-        size = 0
-        while True:
+    def _receive(self, process: Process, deadline: float, received: bytes = b"") -> bytes:
+        """One line, which begins with what was received before; empty if the child died."""
+        chunks = [received]
+        size = len(received)
+        while not chunks[-1].endswith(b"\n"):
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise TimeoutError
@@ -267,8 +294,18 @@ class Worker:
             size += len(chunk)
             if size > MAX_ANSWER_BYTES:
                 return b"too long"
-            if chunk.endswith(b"\n"):
-                return b"".join(chunks)
+        return b"".join(chunks)
+
+    def _wait_for_lock(self, process: Process, token: str, end: float) -> bytes:
+        """Wait until the child has the GPU lock and starts; others time meanwhile. Returns what it wrote after that.
+
+        Raises:
+            TimeoutError: it did not start.
+        """
+        began = time.monotonic()
+        received = self._receive(process, min(began + LOCK_SECONDS, end))
+        lock_seconds["waiting to share the GPU"] += time.monotonic() - began
+        return received.removeprefix(encode_start(token).encode())
 
     def _death(self, process: Process, command: str) -> WorkerFailed:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 
+from mtmc_lsp.capture.recorded_calls import RecordedTarget
 from mtmc_lsp.core.chat import ModelUse
 from mtmc_lsp.core.results import CompileReport, Conditions, Ratio, Speed, Timing, Verdict
 from mtmc_lsp.core.run import RunResult, RunStatus
@@ -39,6 +40,14 @@ def speedup_text(timing: Timing) -> str:
     parts = [f"{ratio_text(eager)} over eager"] if eager is not None else []
     parts += [f"{compiled.ratio:.2f}x over torch.compile"] if compiled is not None else []
     return ", ".join(parts)
+
+
+def recording_summary(target: RecordedTarget) -> str:
+    """``12 calls, 2 variants, compiled``: how the user's program calls a target."""
+    if not target.calls:
+        return "only inside code of torch.compile, where its inputs are not known"
+    kinds = f"{len(target.calls)} variants" if len(target.calls) > 1 else "all the same"
+    return f"{target.count} calls, {kinds}{', compiled' if target.is_compiled else ''}"
 
 
 def timing_line(timing: Timing) -> str:

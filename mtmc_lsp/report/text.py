@@ -28,6 +28,7 @@ from mtmc_lsp.report.phrases import (
     model_line,
     pair_headline,
     ratio_text,
+    recording_summary,
     report_lines,
     stage_with_time,
     timing_line,
@@ -207,16 +208,19 @@ def show_recording(out: Console, recording: Recording) -> None:
     out.print()
     for target in recording.targets:
         name = f"{Path(target.path).name}::{target.qualname}"
-        kinds = f"{len(target.calls)} variants" if len(target.calls) > 1 else "all the same"
-        out.print(Text(name, style="bold"), Text(f" {target.count} calls, {kinds}", style="dim"))
+        out.print(Text(name, style="bold"), Text(f" {recording_summary(target)}", style="dim"))
         for call in target.calls[:MAX_CALLS]:
             out.print(Text(f"  {call.count:6}  {call.directive if not call.unusable else call.unusable}"))
         if len(target.calls) > MAX_CALLS or target.others:
             out.print(Text(f"          and {target.count - sum(c.count for c in target.calls[:MAX_CALLS])} more"))
     if recording.exit_code:
         out.print(f"the command ended with exit code {recording.exit_code}; the calls before that are kept")
-    if recording.targets:
+    if any(target.calls for target in recording.targets):
         out.print("these calls are the workload of targets without a directive: mtmc optimize FILE::NAME")
+    elif recording.targets:
+        out.print(
+            "no inputs were recorded: run the program without torch.compile once, or describe them in a directive"
+        )
     elif not recording.python_seen:
         out.print("nothing was recorded: no Python ran, or it was started with -E, -I or -S")
     else:

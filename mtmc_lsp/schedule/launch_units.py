@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.ir.known_regions import known_region
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.ir.regions import CannotFuse, Region, analyse
+from mtmc_lsp.ir.regions import CannotFuse, Region
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 
 
@@ -78,7 +79,7 @@ def _needed_units(ir: KernelIR, schedule: Schedule) -> list[Unit]:
     graph = ir.graph
     for plan in schedule.kernels:
         try:
-            unit = Unit(plan.nodes, plan, analyse(ir, plan.nodes, plan.recomputed))
+            unit = Unit(plan.nodes, plan, known_region(ir, plan.nodes, plan.recomputed))
         except CannotFuse as reason:
             raise CannotCode(str(reason)) from None
         for name in plan.nodes:

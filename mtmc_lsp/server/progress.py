@@ -14,7 +14,7 @@ from mtmc_lsp.core.errors import NoWorkload
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.results import Timing, Verdict
 from mtmc_lsp.core.run import RunResult
-from mtmc_lsp.report.phrases import headline, ratio_text, stage_with_time, verdict_line
+from mtmc_lsp.report.phrases import headline, ratio_text, recording_summary, stage_with_time, verdict_line
 from mtmc_lsp.server.jobs import Job, JobState
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def lacks_workload(job: Job) -> bool:
 def answer_calls(answer: dict[str, Any]) -> RecordedTarget | None:
     """The recorded calls, if a workload can be derived from them."""
     calls = from_json(RecordedTarget, answer["calls"]) if answer.get("calls") else None
-    return calls if calls is not None and not calls.calls[0].unusable else None
+    return calls if calls is not None and calls.calls and not calls.calls[0].unusable else None
 
 
 def recording_text(answer: dict[str, Any]) -> str:
@@ -180,6 +180,8 @@ def recording_text(answer: dict[str, Any]) -> str:
         reason = "" if answer["python_seen"] else ": it started no Python interpreter, or one that ignores PYTHONPATH"
         return f"the program did not call it with a tensor{reason}{ended}"
     target = from_json(RecordedTarget, answer["calls"])
+    if not target.calls:
+        return f"called {recording_summary(target)}{ended}"
     times = "once" if target.count == 1 else f"{target.count} times"
     kinds = "" if target.count == 1 else f", in {len(target.calls)} ways" if len(target.calls) > 1 else ", all the same"
     first = target.calls[0]

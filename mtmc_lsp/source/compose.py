@@ -27,6 +27,8 @@ from mtmc_lsp.source.blocks import (
     with_gap,
     without_blocks,
 )
+from mtmc_lsp.source.dispatch.lambdas import lambda_edit, without_lambda_dispatch
+from mtmc_lsp.source.dispatch.regions import Edit, region_edits, region_place, without_region_dispatch
 from mtmc_lsp.source.files import unified_diff, write_if_unchanged
 from mtmc_lsp.source.import_time import first_caller
 from mtmc_lsp.source.imports import (
@@ -38,7 +40,6 @@ from mtmc_lsp.source.imports import (
     statement_start,
 )
 from mtmc_lsp.source.line_wrapping import MAX_LINE, wrapped
-from mtmc_lsp.source.region_dispatch import Edit, region_edits, region_place, without_region_dispatch
 from mtmc_lsp.source.syntax import (
     field,
     is_docstring,
@@ -147,7 +148,7 @@ def _import_edit(text: bytes, statements: list[str], newline: bytes) -> list[Edi
 
 def _entry_function(node: Node, target: Target) -> Node:
     """The function to optimise: for a module class its ``forward``."""
-    if node.type == "function_definition":
+    if node.type in ("function_definition", "lambda"):
         return node
     body = field(node, "body")
     for inner in (undecorated(child) for child in (body.children if body is not None else [])):
@@ -164,6 +165,12 @@ def _dispatch_edits(text: bytes, function: Node, target: Target, code: Generated
     """Insert the dispatch statements: one for the whole body, or one for each region."""
     edits = []
     for region, dispatch in code.regions or [(target.region, code.dispatch)]:
+        if function.type == "lambda":
+            edit = lambda_edit(text, function, dispatch, DISPATCH, newline)
+            if edit is None:
+                raise _cannot_insert("is a lambda expression with a nested result", function, target, AS_FUNCTION)
+            edits.append(edit)
+            continue
         if region is None:
             edits.append(_dispatch_edit(text, function, target, dispatch, newline))
             continue
@@ -217,11 +224,15 @@ def _one_line_edit(
     return Edit(header.end_byte, first.start_byte, newline + rendered + function_indent + step)
 
 
-def _cannot_insert(problem: str, where: Node | Location, target: Target) -> TargetUnsupported:
+OWN_LINES = "Put each statement of the body on a separate line."
+AS_FUNCTION = "Write it as a function with def."
+
+
+def _cannot_insert(problem: str, where: Node | Location, target: Target, remedy: str = OWN_LINES) -> TargetUnsupported:
     return TargetUnsupported(
         f"{target.qualname} {problem}, so the kernel's call cannot be inserted",
         where=where if isinstance(where, Location) else Location(target.path, line_of(where)),
-        remedy="Put each statement of the body on a separate line.",
+        remedy=remedy,
     )
 
 
@@ -260,7 +271,7 @@ def _without_dispatch(text: bytes, qualname: str, block: bytes) -> bytes:
 
 def _removal(text: bytes, mark: Node) -> Edit:
     """The edit that removes a dispatch statement."""
-    restored = without_region_dispatch(text, _statement(mark))
+    restored = without_lambda_dispatch(text, mark) or without_region_dispatch(text, _statement(mark))
     if restored is not None:
         return restored
     start, end = _span(text, mark)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tree_sitter import Node
 
+from mtmc_lsp.source.nested_functions import enclosing, obstacle
 from mtmc_lsp.source.syntax import field, line_of, parse_with_recovery, text_of, walk, with_decorators
 
 MOVE = "Move its tensor code into a function of the file, and call that function."
@@ -32,22 +33,14 @@ def unsupported_definition(text: bytes, name: str) -> tuple[str, str]:
         return known
     if any(child.type == "async" for child in node.children):
         return "is a coroutine", MOVE
-    outer = _enclosing(node)
-    outer_name = text_of(field(outer, "name"))
-    if outer is not None and outer.type == "function_definition":
-        problem = f"is defined inside {outer_name}, so it does not exist before {outer_name} runs"
-        return problem, f"Move it to the top level and pass what it uses as arguments, or optimise {outer_name}."
+    nested = obstacle(node)
+    if nested is not None:
+        return nested
+    outer = enclosing(node)
     if outer is not None:
+        outer_name = text_of(field(outer, "name"))
         return f"is a method of {outer_name}, which is not an nn.Module", f"Make {outer_name} an nn.Module. {MOVE}"
     return "is not a function, module, method of a module or kernel", MOVE
-
-
-def _enclosing(node: Node) -> Node | None:
-    """The innermost function or class around a definition."""
-    outer = node.parent
-    while outer is not None and outer.type not in ("function_definition", "class_definition"):
-        outer = outer.parent
-    return outer
 
 
 def assigned_callable(text: bytes, name: str) -> tuple[int, str, str] | None:
@@ -55,19 +48,25 @@ def assigned_callable(text: bytes, name: str) -> tuple[int, str, str] | None:
     root, _ = parse_with_recovery(text)
     for node in (item for item in walk(root) if item.type == "assignment" and text_of(field(item, "left")) == name):
         value = field(node, "right")
-        if value is None or _enclosing(node) is not None:
+        if value is None or enclosing(node) is not None:
             continue
-        if value.type == "lambda":
-            return line_of(node), "is a lambda expression", f"Write it as a function: def {name}(...): return ..."
+        if value.type == "parenthesized_expression" and value.named_children[0].type == "lambda":
+            return line_of(node), "is a lambda expression in brackets", f"Write it as {name} = lambda ...: ..."
         arguments = field(value, "arguments")
         items = arguments.named_children if value.type == "call" and arguments is not None else []
         function = text_of(field(value, "function")).rpartition(".")[2]
         if function == "partial" and items:
-            bound = " ".join(text_of(item) for item in items[1:] if item.type == "keyword_argument")
-            remedy = f"Optimise {text_of(items[0])}" + (f", with {bound} in its directive." if bound else ".")
-            return line_of(node), f"is a functools.partial object of {text_of(items[0])}", remedy
+            return line_of(node), f"is a functools.partial object of {text_of(items[0])}", _as_function(name, items)
         if items:
             is_name = items[0].type in ("identifier", "attribute")
             remedy = f"Optimise {text_of(items[0])}." if is_name else MOVE
             return line_of(node), f"is the result of {function}(...)", remedy
     return None
+
+
+def _as_function(name: str, items: list[Node]) -> str:
+    """The remedy for a partial object: it has no body that could call kernels."""
+    positional = [text_of(item) for item in items[1:] if item.type != "keyword_argument"]
+    keywords = [text_of(item) for item in items[1:] if item.type == "keyword_argument"]
+    call = f"{text_of(items[0])}({', '.join([*positional, 'x', *keywords])})"
+    return f"Write it as a function with a body, with its other parameters: def {name}(x): return {call}"

@@ -7,6 +7,7 @@ import re
 from tree_sitter import Node
 
 from mtmc_lsp.source.compose import strip_generated
+from mtmc_lsp.source.dispatch.lambdas import assigned_lambdas
 from mtmc_lsp.source.syntax import comments_above, field, holds_statements, parse, text_of, undecorated, with_decorators
 
 
@@ -32,7 +33,9 @@ def _find_definition(node: Node, names: list[str]) -> Node | None:
     definition: Node | None = None
     for child in node.children:
         inner = undecorated(child)
-        if inner.type in ("function_definition", "class_definition"):
+        if any([name] == names for name, _ in assigned_lambdas(child)):
+            definition = child
+        elif inner.type in ("function_definition", "class_definition"):
             if text_of(field(inner, "name")) == names[0]:
                 body = field(inner, "body")
                 nested = _find_definition(body, names[1:]) if len(names) > 1 and body is not None else None

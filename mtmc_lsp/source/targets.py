@@ -12,7 +12,9 @@ from tree_sitter import Node
 
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetNotFound
 from mtmc_lsp.core.workload import Target, TargetKind
+from mtmc_lsp.source.dispatch.lambdas import assigned_lambdas
 from mtmc_lsp.source.imports import bindings
+from mtmc_lsp.source.nested_functions import enclosing, obstacle
 from mtmc_lsp.source.refused_definitions import assigned_callable, unsupported_definition
 from mtmc_lsp.source.syntax import (
     field,
@@ -40,7 +42,7 @@ class Definition:
 
     target: Target
     node: Node
-    """The ``def`` or ``class``, without decorators."""
+    """The ``def`` or ``class``, without decorators, or the ``lambda`` that a top-level statement assigns."""
 
 
 @dataclass(frozen=True)
@@ -208,9 +210,16 @@ def definitions_in(root: Node, names: FileNames) -> Iterator[Definition]:
 
 
 def _definitions_in(node: Node, scope: tuple[str, ...], names: FileNames, *, in_module: bool) -> Iterator[Definition]:
-    """Definitions in the statements of ``node``, also inside ``if``, ``try`` and classes, but not inside functions."""
+    """Definitions in the statements of ``node``, also inside ``if``, ``try``, classes and functions.
+
+    Inside functions, only the functions that can be called without the outer one.
+    """
     for child in node.children:
         inner = undecorated(child)
+        for name, function in () if scope else assigned_lambdas(child):
+            yield Definition(
+                Target(names.path, name, TargetKind.FUNCTION, line_of(function), function.end_point[0] + 1), function
+            )
         if inner.type not in ("function_definition", "class_definition"):
             if holds_statements(child):
                 yield from _definitions_in(child, scope, names, in_module=in_module)
@@ -220,25 +229,35 @@ def _definitions_in(node: Node, scope: tuple[str, ...], names: FileNames, *, in_
             continue
         qualified = (*scope, name)
         kind = _kind(inner, name, scope, names, in_module=in_module)
-        if kind is not None:
+        if kind is not None and obstacle(inner) is None:
             yield Definition(
                 Target(names.path, ".".join(qualified), kind, line_of(inner), inner.end_point[0] + 1), inner
             )
         body = field(inner, "body")
         if body is not None and inner.type == "class_definition":
-            yield from _definitions_in(body, qualified, names, in_module=name in names.modules)
+            # A class inside a function exists only while the function runs.
+            if not _is_in_function(inner):
+                yield from _definitions_in(body, qualified, names, in_module=name in names.modules)
+        elif body is not None:
+            yield from _definitions_in(body, qualified, names, in_module=False)
 
 
 def _kind(inner: Node, name: str, scope: tuple[str, ...], names: FileNames, *, in_module: bool) -> TargetKind | None:
+    is_nested = _is_in_function(inner)
     if inner.type == "class_definition":
-        return TargetKind.MODULE if name in names.modules else None
+        return TargetKind.MODULE if name in names.modules and not is_nested else None
     if any(child.type == "async" for child in inner.children):
         return None
     if any(_is_jit(_decorator(item), names.imports) for item in _decorators(inner)):
         return TargetKind.KERNEL
-    if not scope or any(_decorator(item) in OF_CLASS for item in _decorators(inner)):
+    if not scope or is_nested or any(_decorator(item) in OF_CLASS for item in _decorators(inner)):
         return TargetKind.FUNCTION
     return TargetKind.METHOD if in_module else None
+
+
+def _is_in_function(node: Node) -> bool:
+    outer = enclosing(node)
+    return outer is not None and outer.type == "function_definition"
 
 
 def is_class_method(node: Node) -> bool:

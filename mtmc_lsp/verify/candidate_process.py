@@ -13,7 +13,7 @@ from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.process.cache_files import cache_file
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.process.messages import StartRequest
-from mtmc_lsp.process.protocol import Answer, Request
+from mtmc_lsp.process.protocol import Answer, GpuLock, Request
 from mtmc_lsp.process.sandbox import Isolation
 from mtmc_lsp.process.worker_process import RESULTS, Sandbox, Worker
 
@@ -105,15 +105,17 @@ class CandidateProcess:
         """The level of the sandbox; starts the process if it is not known yet."""
         return self._isolation or self.start()
 
-    def call(self, request: Request[Answer], seconds: float) -> Answer:
-        """Run a command in the candidate's process.
+    def call(
+        self, request: Request[Answer], seconds: float, lock: GpuLock | None = None, end: float = float("inf")
+    ) -> Answer:
+        """Run a command in the candidate's process, as :meth:`~mtmc_lsp.process.worker_process.Worker.call`.
 
         Raises:
             WorkerFailed: the process did not answer; ``kind`` says why.
         """
         if self._isolation is None:
             self.start()
-        return self._worker.call(request, seconds)
+        return self._worker.call(request, seconds, lock, end)
 
     def take_results(self, to: Path) -> None:
         """Copy the results to a path that candidates cannot write.

@@ -29,8 +29,8 @@ def tensor(name: str, shape: list[int], stride: list[int], dtype: str = "float32
 def process_record(
     count: int, *arguments: dict[str, Any], init: tuple[dict[str, Any], ...] = (), qualname: str = "f"
 ) -> list[Any]:
-    call = {"count": count, "training": 0, "grad": 0, "arguments": list(arguments), "init": list(init)}
-    return [{"path": "/p/m.py", "qualname": qualname, "others": 0, "calls": [call]}]
+    call = {"count": count, "training": 0, "grad": 0, "compiled": 0, "arguments": list(arguments), "init": list(init)}
+    return [{"path": "/p/m.py", "qualname": qualname, "others": 0, "traced": 0, "calls": [call]}]
 
 
 def target(kind: TargetKind = TargetKind.FUNCTION, name: str = "f") -> Target:
@@ -198,9 +198,17 @@ if True:
 
 @triton.jit
 def kernel(x): ...
+act = lambda x: x
+several = lambda x: map(lambda y: y, x)
 """
     functions = functions_of(text)
-    assert functions == {3: ("decorated", False), 14: ("Outer.Inner.method", True), 17: ("conditional", False)}
+    assert functions == {
+        3: ("decorated", False),
+        6: ("decorated.inner", False),
+        14: ("Outer.Inner.method", True),
+        17: ("conditional", False),
+        21: ("act", False),
+    }
     # Code objects have the same first lines.
     lines = {
         item.co_name: item.co_firstlineno

@@ -87,7 +87,7 @@ def on_gpu(captured: Callable[[str, str], Capture], monkeypatch: pytest.MonkeyPa
             return self
 
         def __exit__(self, *error: object) -> None: ...
-        def call(self, request: ProfileRequest, seconds: float) -> ProfileAnswer:
+        def call(self, request: ProfileRequest, seconds: float, *_: object) -> ProfileAnswer:
             return from_json(ProfileAnswer, SEEN)
 
     monkeypatch.setattr(profiling, "Worker", Seeing)

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 from runner import mtmc, project
 
+from mtmc_lsp.app.pipeline import Pipeline
+from mtmc_lsp.app.target_file import open_target, parse_request
+from mtmc_lsp.core.settings import Settings
+
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 LAYERS = """\
@@ -355,3 +359,119 @@ def test_tuples_dataclasses_and_further_arguments_are_recorded_and_optimised(tmp
     edited = (tmp_path / "layers.py").read_text()
     assert "type(batch.weights) is dict and [*batch.weights] == ['w']" in edited
     assert "len(more) == 1" in edited
+
+
+COMPILED = """\
+import torch
+from torch import nn
+
+
+def gated(x, y):
+    return torch.sigmoid(x) * y
+
+
+def shared(x):
+    return torch.relu(x) + 1
+
+
+class Inner(nn.Module):
+    def forward(self, x):
+        return torch.tanh(x) * 2
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x):
+        return self.inner(x) - gated(x, x)
+
+
+def bounded(x):
+    return x.clamp(0, 1)
+
+
+act = lambda x: x.relu() * 2
+
+
+def around(x, k):
+    def inner(x):
+        return x + 1
+
+    def closure(x):
+        return x * k
+
+    return closure(inner(x))
+
+
+def main():
+    x = torch.randn(4, 8)
+    outer = Outer()
+    outer.compile(backend="eager")
+    fast = torch.compile(shared, backend="eager")
+    for _ in range(3):
+        outer(x)
+        fast(x)
+        bounded(x)
+    shared(x)
+    around(act(x), 2)
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a program that was recorded and compiles some of its calls."""
+    folder = tmp_path_factory.mktemp("compiled")
+    project(folder, COMPILED)
+    answer = mtmc(folder, "record", "--", sys.executable, "model.py")
+    assert answer.code == 0, answer.err
+    assert "model.py::shared  4 calls, all the same, compiled" in answer.out
+    assert "model.py::Outer.forward  3 calls, all the same, compiled" in answer.out
+    assert "model.py::bounded  3 calls, all the same\n" in answer.out
+    assert "model.py::gated  only inside code of torch.compile, where its inputs are not known" in answer.out
+    return folder
+
+
+def test_compiled_calls_and_calls_inside_compiled_code_are_told_from_eager_calls(compiled: Path) -> None:
+    records = {
+        record["qualname"]: record
+        for record in map(json.loads, (compiled / ".mtmc" / "records.jsonl").read_text().splitlines())
+    }
+    counts = {name: [(call["count"], call["compiled"]) for call in item["calls"]] for name, item in records.items()}
+    assert counts == {
+        "act": [(1, 0)],
+        "around": [(1, 0)],
+        "around.inner": [(1, 0)],
+        "Outer.forward": [(3, 3)],
+        "shared": [(4, 3)],
+        "bounded": [(3, 0)],
+        "gated": [],
+        "Inner.forward": [],
+    }
+    assert {name for name, item in records.items() if item["traced"]} == {"gated", "Inner.forward"}
+
+
+@pytest.mark.parametrize(
+    ("name", "baseline"),
+    [("shared", "compile"), ("Outer", "compile"), ("Outer.forward", "compile"), ("bounded", "eager")],
+)
+def test_a_version_must_beat_what_the_recorded_program_runs(compiled: Path, name: str, baseline: str) -> None:
+    target = open_target(parse_request(f"{compiled / 'model.py'}::{name}", Settings(), sys.executable))
+    assert Pipeline(target).baseline == baseline
+    eager = open_target(parse_request(f"{compiled / 'model.py'}::{name}", Settings(baseline="eager"), sys.executable))
+    assert Pipeline(eager).baseline == "eager"
+
+
+def test_a_target_inside_compiled_code_with_a_directive_must_beat_the_compiler(compiled: Path) -> None:
+    text = (compiled / "model.py").read_text().replace("def gated", "# mtmc: x=f32[4,8] y=f32[4,8]\ndef gated")
+    request = parse_request(f"{compiled / 'model.py'}::gated", Settings(), sys.executable)
+    assert Pipeline(open_target(request, text.encode())).baseline == "compile"
+    answer = mtmc(compiled, "plan", "model.py::gated", "--json")
+    assert (answer.code, answer.error["code"]) == (2, "no-workload")
+    assert "its recorded calls are inside code of torch.compile" in answer.error["message"]

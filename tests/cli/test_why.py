@@ -25,8 +25,14 @@ def tensor(name: str, shape: list[int], dtype: str = "float32") -> dict[str, Any
 
 def record(file: Path, *calls: dict[str, Any]) -> None:
     """Store calls of ``bias_gelu`` as ``mtmc record`` does."""
-    defaults = {"training": 0, "grad": 0, "init": []}
-    function = {"path": str(file), "qualname": "bias_gelu", "others": 0, "calls": [{**defaults, **c} for c in calls]}
+    defaults = {"training": 0, "grad": 0, "compiled": 0, "init": []}
+    function = {
+        "path": str(file),
+        "qualname": "bias_gelu",
+        "others": 0,
+        "traced": 0,
+        "calls": [{**defaults, **c} for c in calls],
+    }
     (file.parent / ".mtmc").mkdir()
     store_records(file.parent / ".mtmc" / RECORDS, merge_records([[function]]))
 

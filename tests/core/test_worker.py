@@ -14,8 +14,9 @@ import pytest
 
 from mtmc_lsp.capture.messages import CaptureRequest
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, MtmcError, OutOfMemory, TargetRaises, WorkerFailed
+from mtmc_lsp.process.gpu_lock import alone, lock_folder
 from mtmc_lsp.process.messages import StartRequest
-from mtmc_lsp.process.protocol import NoAnswer, Request
+from mtmc_lsp.process.protocol import GpuLock, NoAnswer, Request
 from mtmc_lsp.process.worker_process import ENTRY, OUTPUT_TAIL_BYTES, SCRATCH, Worker
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.source.workload.directive import parse_directive
@@ -231,3 +232,30 @@ def test_a_worker_ends_when_the_process_that_started_it_is_killed(tmp_path: Path
             time.sleep(0.1)
     finally:
         os.kill(holder, 9)
+
+
+def test_the_time_limit_of_a_call_begins_when_the_worker_has_the_gpu_lock(worker: Worker) -> None:
+    gpu = "test-of-limits"
+    lock = GpuLock(gpu, lock_folder(gpu))
+    worker.call(StartRequest(gpu=False), 60)
+    began = time.monotonic()
+    with alone(gpu):
+        timer = threading.Timer(3.0, lambda: None)
+        timer.start()
+        answers: list[object] = []
+        call = threading.Thread(target=lambda: answers.append(worker.call(StartRequest(gpu=False), 2, lock)))
+        call.start()
+        timer.join()
+        assert call.is_alive()
+    call.join(30)
+    assert answers
+    assert time.monotonic() - began > 3
+
+
+def test_a_call_that_waits_for_the_gpu_lock_ends_with_the_run(worker: Worker) -> None:
+    gpu = "test-of-ends"
+    lock = GpuLock(gpu, lock_folder(gpu))
+    with alone(gpu), pytest.raises(WorkerFailed) as caught:
+        worker.call(StartRequest(gpu=False), 60, lock, time.monotonic() + 0.5)
+    assert caught.value.kind is FailureKind.TIMEOUT
+    worker.call(StartRequest(gpu=False), 60, lock)

@@ -57,7 +57,7 @@ class FakeWorker:
         return self
 
     def __exit__(self, *error: object) -> None: ...
-    def call(self, request: Any, seconds: float) -> Any:
+    def call(self, request: Any, seconds: float, *_: object) -> Any:
         answers: dict[type, Any] = {
             EnvironmentRequest: self.environment,
             StartRequest: StartAnswer(Isolation(), "GPU-0", 1 << 34, ""),

@@ -259,7 +259,8 @@ def assert_every_variant_changes_the_schedule(capture: Capture, candidate: Candi
         assert BY_KIND[action.kind].apply(capture.graph, before, changed) != before
 
 
-def test_a_kernel_is_tuned_and_then_fine_tuned_once(captured) -> None:
+@pytest.mark.parametrize(("status", "count"), [(StepStatus.ACCEPTED, 2), (StepStatus.REJECTED, 1)])
+def test_a_kernel_is_tuned_and_if_that_pays_fine_tuned_once(status: StepStatus, count: int, captured) -> None:
     capture = captured(NORM.replace("B=6 D=50", "B=4096 D=4096"), "f")
     candidate = fused(capture, NORM, {"rows": 1, "block": 4096, "loop": False, "warps": 8, "stages": 2})
     history: list[Step] = []
@@ -267,10 +268,10 @@ def test_a_kernel_is_tuned_and_then_fine_tuned_once(captured) -> None:
     while tuning := proposed(capture, candidate, K.AUTOTUNE, has_gpu=True, history=tuple(history)):
         assert_every_variant_changes_the_schedule(capture, candidate, tuning[0])
         rounds.append({name for params in tuning[0].params["variants"] for name in params["config"]})
-        history.append(Step(len(history) + 1, tuning[0], StepStatus.REJECTED, ""))
-    assert len(rounds) == 2
+        history.append(Step(len(history) + 1, tuning[0], status, ""))
+    assert len(rounds) == count
     assert {"rows", "block"} <= rounds[0]
-    assert rounds[1] == {"warps", "persist"}
+    assert rounds[1:] == [{"warps", "persist"}][: count - 1]
 
 
 FINE_TUNED = {

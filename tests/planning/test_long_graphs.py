@@ -60,14 +60,14 @@ def time_steps(count: int) -> Graph:
 def searched(count: int, monkeypatch) -> tuple[int, list[fusion.Fusion]]:
     """The total number of nodes that a search analyses, and its fusions."""
     analysed_sizes: list[int] = []
-    analyse = fusion.analyse
+    region_or_none = fusion.region_or_none
 
     def counted(ir, nodes):
         analysed_sizes.append(len(nodes))
-        return analyse(ir, nodes)
+        return region_or_none(ir, nodes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fusion, "analyse", counted)
+        patch.setattr(fusion, "region_or_none", counted)
         fusions = FusionSearch(lower(time_steps(count)), Schedule(), H200).best()
     return sum(analysed_sizes), fusions
 

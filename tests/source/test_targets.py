@@ -180,6 +180,55 @@ match q:
     assert sorted(names(text)) == list("abcdefg")
 
 
+def test_functions_inside_functions_are_targets_if_they_can_be_called_without_the_outer_one() -> None:
+    text = b"""SCALE = 2
+def outer(x, k):
+    def inner(x, y=(1, None), *, z=-1.5):
+        def innermost(x):
+            return x * SCALE
+        return innermost(x) + y
+    def closure(x):
+        return x * k
+    def recursive(x):
+        return recursive(x)
+    @decorated
+    def wrapped(x):
+        return x
+    class Local(nn.Module):
+        def forward(self, x):
+            return x
+    return inner(x)
+class Net(nn.Module):
+    def forward(self, x):
+        def gate(x): return x
+        def parent(x): return super().forward(x)
+        return gate(x)
+"""
+    assert list(names(text)) == [
+        "outer",
+        "outer.inner",
+        "outer.inner.innermost",
+        "Net",
+        "Net.forward",
+        "Net.forward.gate",
+    ]
+    assert find_target(text, "m.py", "gate").qualname == "Net.forward.gate"
+
+
+def test_lambda_expressions_that_the_file_assigns_are_targets() -> None:
+    text = b"""act = lambda x: x + 1
+if a:
+    other: Any = lambda x, *y, k=1: x
+called = f(lambda x: x)
+table = {"a": lambda x: x}
+class A:
+    member = lambda self, x: x
+def g():
+    local = lambda x: x
+"""
+    assert names(text) == dict.fromkeys(["act", "other", "g"], TargetKind.FUNCTION)
+
+
 def test_the_innermost_target_around_a_line_is_found() -> None:
     found = {line: target_at(FILE, "m.py", line) for line in (9, 10, 14, 17, 19, 23, 36)}
     assert {line: target.qualname if target else None for line, target in found.items()} == {
@@ -275,12 +324,35 @@ def test_a_file_of_a_byte_order_mark_and_an_error_has_no_targets() -> None:
         (
             "def make(k):\n    def f(x):\n        return x * k\n    return f\n",
             "f",
-            "is defined inside make",
-            "optimise make",
+            "reads k of make, and there is no value for this before make runs",
+            "Pass k as an argument, move f to the top level, or optimise make.",
+        ),
+        (
+            "def make():\n    a = b = 1\n    def f(x):\n        return x * a + b\n    return f\n",
+            "f",
+            "reads a and b of make",
+            "Pass a and b as arguments",
+        ),
+        (
+            "def make(k):\n    def f(x, y=k):\n        return x * y\n    return f\n",
+            "make.f",
+            "has the default value k, which only make computes",
+            "Write a constant",
+        ),
+        (
+            "def make():\n    @wraps(g)\n    def f(x):\n        return x\n    return f\n",
+            "f",
+            "is defined inside make and has a decorator",
+            "Remove the decorator",
         ),
         ("async def f(x):\n    return x\n", "f", "is a coroutine", "Move its tensor code"),
-        ("f = lambda x: x\n", "f", "is a lambda expression", "def f(...)"),
-        ("f = partial(g, eps=1e-6)\n", "f", "is a functools.partial object of g", "Optimise g, with eps=1e-6"),
+        ("f = (lambda x: x)\n", "f", "is a lambda expression in brackets", "f = lambda ..."),
+        (
+            "f = partial(F.gelu, 2, eps=1e-6)\n",
+            "f",
+            "is a functools.partial object of F.gelu",
+            "def f(x): return F.gelu(2, x, eps=1e-6)",
+        ),
         ("f = torch.compile(g)\n", "f", "is the result of compile(...)", "Optimise g."),
         ("f = make(2.0)\n", "f", "is the result of make(...)", "Move its tensor code"),
     ],

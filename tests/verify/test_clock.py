@@ -39,43 +39,60 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 class Selected:
     """A context that selects a stream; one that fails to end leaves its stream selected, as ``torch.cuda.graph`` does."""
 
-    def __init__(self, gpu: SimpleNamespace, stream: str, *, fails: bool = False) -> None:
-        self.gpu, self.stream, self.fails = gpu, stream, fails
+    def __init__(self, gpu: SimpleNamespace, stream: str, *, is_capture: bool = False) -> None:
+        self.gpu, self.stream, self.is_capture = gpu, stream, is_capture
 
     def __enter__(self) -> None:
         self.before, self.gpu.current = self.gpu.current, self.stream
+        self.gpu.noted.append(f"begin {self.stream}")
 
     def __exit__(self, *error: object) -> None:
-        if self.fails:
+        if self.is_capture and self.gpu.fails_in_capture:
             raise RuntimeError("operation failed due to a previous error during capture")
         self.gpu.current = self.before
 
 
 @pytest.fixture
 def streams(gpu: SimpleNamespace) -> SimpleNamespace:
-    """The pretended GPU with streams and CUDA graphs; capturing a call that waits for the device fails."""
-    gpu.waits = False
+    """The pretended GPU with streams, CUDA graphs, and a mode in which a wait for the device raises."""
+    gpu.current, gpu.fails_in_capture, gpu.mode = SimpleNamespace(wait_stream=lambda other: None), False, 0
     gpu.cuda.current_stream = lambda: gpu.current
     gpu.cuda.Stream = lambda: SimpleNamespace(wait_stream=lambda other: None)
     gpu.cuda.CUDAGraph = lambda: SimpleNamespace(replay=lambda: None)
     gpu.cuda.stream = lambda stream: Selected(gpu, stream)
-    gpu.cuda.graph = lambda graph: Selected(gpu, "capture stream", fails=gpu.waits)
-    gpu.current = SimpleNamespace(wait_stream=lambda other: None)
+    gpu.cuda.graph = lambda graph: Selected(gpu, "capture", is_capture=True)
+    gpu.cuda.get_sync_debug_mode = lambda: gpu.mode
+    gpu.cuda.set_sync_debug_mode = lambda mode: setattr(gpu, "mode", mode)
     return gpu
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_call_that_cannot_be_captured_leaves_the_clock_untouched(streams: SimpleNamespace, waits: bool) -> None:
+def waiting_work(gpu: SimpleNamespace) -> None:
+    work(gpu)
+    if gpu.mode == "error":
+        raise RuntimeError("called a synchronizing CUDA operation")
+
+
+def test_a_call_that_waits_for_the_device_is_not_captured(streams: SimpleNamespace) -> None:
     clock = clocks.CudaClock()
-    streams.waits = waits
-    assert (clock.captured(lambda: work(streams)) is None) == waits
+    assert clock.captured(lambda: waiting_work(streams)) is None
+    assert "begin capture" not in streams.noted
+    assert streams.mode == 0
+    assert clock.untouched()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_capture_leaves_the_clock_untouched_even_if_it_fails(streams: SimpleNamespace, fails: bool) -> None:
+    clock = clocks.CudaClock()
+    streams.fails_in_capture = fails
+    assert (clock.captured(lambda: work(streams)) is None) == fails
+    assert "begin capture" in streams.noted
     assert clock.untouched()
 
 
 def test_a_call_that_selects_another_stream_is_noticed_after_a_failed_capture(streams: SimpleNamespace) -> None:
     clock = clocks.CudaClock()
     streams.current = SimpleNamespace(wait_stream=lambda other: None)
-    streams.waits = True
+    streams.fails_in_capture = True
     assert clock.captured(lambda: work(streams)) is None
     assert not clock.untouched()
 

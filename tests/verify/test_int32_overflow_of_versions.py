@@ -42,7 +42,7 @@ class FakeProcesses:
         self.answers |= {f"verify.{name}": answer for name, answer in answers.items()}
         self.requests: list[Any] = []
 
-    def call(self, request: Any, seconds: float) -> Any:
+    def call(self, request: Any, seconds: float, *_: object) -> Any:
         self.requests.append(request)
         answer = self.answers[request.command]
         if isinstance(answer, Exception):

@@ -31,7 +31,7 @@ class FakeWorker:
         self.proceed.set()
         self.failures: dict[int, Exception] = {}
 
-    def call(self, request: Any, seconds: float) -> Any:
+    def call(self, request: Any, seconds: float, *_: object) -> Any:
         assert self.proceed.wait(20)
         if isinstance(request, JudgeRequest):
             return JudgeAnswer(())

@@ -113,7 +113,7 @@ def test_a_comparison_that_loses_the_gpu_leaves_a_fresh_process_to_the_next(tmp_
     class Lost:
         closed = 0
 
-        def call(self, request: object, seconds: float) -> object:
+        def call(self, request: object, seconds: float, *_: object) -> object:
             raise RequestError("device-side assert triggered", kind=FailureKind.DEVICE_ASSERT)
 
         def close(self) -> None:

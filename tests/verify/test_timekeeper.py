@@ -316,3 +316,34 @@ def test_the_lock_holds_between_processes_and_ends_with_them() -> None:
     holder.wait()
     assert entered.wait(10)
     thread.join(5)
+
+
+@pytest.mark.usefixtures("own_locks")
+def test_a_worker_lets_a_timing_pass_between_two_pieces_of_its_work() -> None:
+    folder = gpu_lock.lock_folder("g")
+
+    def entering() -> tuple[threading.Thread, threading.Event]:
+        entered = threading.Event()
+
+        def enter() -> None:
+            with gpu_lock.alone("g"):
+                entered.set()
+
+        thread = threading.Thread(target=enter)
+        thread.start()
+        return thread, entered
+
+    with gpu_lock.sharing("g", folder):
+        gpu_lock.let_timings_pass()
+        first, entered = entering()
+        assert not entered.wait(0.2), "a piece of work is not disturbed"
+        deadline = time.monotonic() + 10
+        while not entered.is_set() and time.monotonic() < deadline:
+            gpu_lock.let_timings_pass()
+        assert entered.is_set()
+        first.join(10)
+        second, entered = entering()
+        assert not entered.wait(0.2), "after the timing, the worker shares the GPU again"
+    assert entered.wait(10)
+    second.join(10)
+    gpu_lock.let_timings_pass()

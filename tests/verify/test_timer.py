@@ -45,7 +45,7 @@ class FakeProcess:
         self.may_compile = threading.Event()
         self.error, self.restarts = error, 0
 
-    def call(self, request: Any, seconds: float) -> Any:
+    def call(self, request: Any, seconds: float, *_: object) -> Any:
         self.requests.append(request)
         if isinstance(request, BaselinesRequest):
             assert self.may_compile.wait(10)
@@ -168,3 +168,13 @@ def test_a_further_baseline_is_compiled_once() -> None:
         assert [b.name for b in timing.baselines] == ["eager", "compile", "reduce-overhead"]
     compiled = [request.baselines for request in prepared.process.requests if isinstance(request, BaselinesRequest)]
     assert compiled == [("compile",), ("reduce-overhead",)]
+
+
+def test_a_gpu_that_another_run_calibrated_meanwhile_is_not_calibrated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = FakeProcess()
+    timer = Timer(CAPTURE, "user", WorkerPool(has_gpu=False), process, fresh=True)  # type: ignore[arg-type]
+    device = model_of_arch("sm_90")
+    known = iter([None, device])
+    monkeypatch.setattr(timer_module, "cached_device", lambda _: next(known))
+    assert timer.device() == timer.device() == device
+    assert process.requests == []

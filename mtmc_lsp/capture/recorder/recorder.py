@@ -36,6 +36,7 @@ FIELDS = "fields"
 """Kind of named tuples and dataclasses. The kinds are those of ``mtmc_lsp.core.workload``."""
 FURTHER = {"*": "positional", "**": "keywords"}
 """Kinds of further arguments."""
+LAMBDA = "<lambda>"
 NOT_SIMPLE = 0x20 | 0x80 | 0x200
 """Code flags of generators, coroutines and asynchronous generators."""
 
@@ -43,10 +44,14 @@ Functions = dict[int, tuple[str, bool]]
 """First line (including decorators) to qualified name, and whether it is a method."""
 UNREAD: Functions = {}
 """Marks a file that the recorder has not read yet."""
+TRACER: Functions = {}
+"""Marks the file of ``torch.compile`` that traces Python functions."""
+TRACER_FILE, TRACE_CALL = os.path.join("torch", "_dynamo", "symbolic_convert.py"), "inline_call"
+"""That file, and its function that traces a call of a function by compiled code. Such a call has no frame of its own."""
 
 
 def functions_of(text: str) -> Functions:
-    """The functions and methods of a file that can be targets. Functions inside functions cannot."""
+    """The functions and methods of a file that can be targets, also functions inside functions."""
     functions: Functions = {}
     try:
         tree = ast.parse(text)
@@ -63,8 +68,15 @@ def _collect(node: ast.AST, scope: tuple[str, ...], functions: Functions, *, in_
             if not names & SKIPPED:
                 line = min([child.lineno, *(item.lineno for item in child.decorator_list)])
                 functions[line] = (".".join((*scope, child.name)), in_class)
+            _collect(child, (*scope, child.name), functions, in_class=False)
         elif isinstance(child, ast.ClassDef):
             _collect(child, (*scope, child.name), functions, in_class=True)
+        elif not scope and isinstance(child, (ast.Assign, ast.AnnAssign)) and isinstance(child.value, ast.Lambda):
+            # Another lambda expression in it may start in the same line.
+            is_alone = sum(isinstance(item, ast.Lambda) for item in ast.walk(child)) == 1
+            target = child.targets[-1] if isinstance(child, ast.Assign) else child.target
+            if is_alone and isinstance(target, ast.Name):
+                functions[child.value.lineno] = (target.id, False)
         elif not isinstance(child, (ast.AsyncFunctionDef, ast.Lambda, ast.expr)):
             _collect(child, scope, functions, in_class=in_class)
 
@@ -87,6 +99,7 @@ class Recorder:
         self._parameters: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
         self._records: dict[tuple[str, str], dict[Any, dict[str, Any]]] = {}
         self._others: dict[tuple[str, str], int] = {}
+        self._traced: dict[tuple[str, str], int] = {}
         self._constructed: dict[int, tuple[Any, dict[str, list[dict[str, Any]]]]] = {}
         """``id`` of a module to a weak reference to it, and the constructor arguments of each of its classes."""
         self._inits: dict[str, list[dict[str, Any]]] = {"[]": []}
@@ -111,7 +124,7 @@ class Recorder:
     def _forked(self) -> None:
         # The parent process writes its records itself.
         self._lock = threading.Lock()
-        self._records, self._others, self._calls, self._calls_written = {}, {}, 0, 0
+        self._records, self._others, self._traced, self._calls, self._calls_written = {}, {}, {}, 0, 0
 
     def profile(self, frame: types.FrameType, event: str, argument: object) -> None:
         """The profile function. Python runs it at every call and return, so it checks the file name first."""
@@ -124,9 +137,19 @@ class Recorder:
         try:
             if functions is UNREAD:
                 functions = self._read_functions(code.co_filename)
+            if functions is TRACER:
+                if code.co_name == TRACE_CALL:
+                    self._note_traced(frame)
+                return
             function = functions.get(code.co_firstlineno) if functions else None
-            if function is not None and not code.co_flags & NOT_SIMPLE and function[0].endswith(code.co_name):
-                self._record(frame, *function)
+            if function is None or code.co_flags & NOT_SIMPLE:
+                return
+            qualname, is_method = function
+            if not qualname.endswith(code.co_name) and code.co_name != LAMBDA:
+                return
+            # A function that reads variables of an outer function cannot be a target. Methods that call super() read their class.
+            if is_method or not code.co_freevars:
+                self._record(frame, qualname, is_method)
         except Exception as error:
             # The user's program must continue. Calls that the recorder cannot handle are not recorded.
             print(f"mtmc record: cannot record a call of {code.co_name}: {error!r}", file=sys.stderr)
@@ -134,6 +157,9 @@ class Recorder:
     def _read_functions(self, name: str) -> Functions | None:
         """Read the functions of a file; ``None`` if the file is not part of the project."""
         self._hide_from_compiler()
+        if name.endswith(TRACER_FILE):
+            self._files[name] = TRACER
+            return TRACER
         path = os.path.realpath(name)
         is_wanted = (
             path.startswith(self._root) and "site-packages" not in path and not _in_environment(path, self._root)
@@ -157,9 +183,28 @@ class Recorder:
                 Recorder.profile,
                 Recorder._read_functions,
                 Recorder._record,
+                Recorder._note_traced,
                 Recorder._hide_from_compiler,
             ):
                 skip(function.__code__)
+
+    def _note_traced(self, frame: types.FrameType) -> None:
+        """Note that ``torch.compile`` traces a call of a function, which becomes a part of the compiled caller."""
+        values = frame.f_locals
+        code = values["func"].get_code()
+        functions = self._files.get(code.co_filename, UNREAD)
+        if functions is UNREAD:
+            functions = self._read_functions(code.co_filename)
+        function = functions.get(code.co_firstlineno) if functions else None
+        arguments = (*values["args"], *values["kwargs"].values())
+        if function is None or all(type(item).__name__ == "ConstantVariable" for item in arguments):
+            return
+        path = self._real[code.co_filename]
+        if self._targets and function[0] not in self._targets[path]:
+            return
+        with self._lock:
+            self._traced[path, function[0]] = self._traced.get((path, function[0]), 0) + 1
+            self._calls += 1
 
     def _record(self, frame: types.FrameType, qualname: str, is_method: bool) -> None:
         torch = sys.modules.get("torch")
@@ -178,11 +223,14 @@ class Recorder:
             return
         values = [(name, local_values.get(name)) for name in (names[1:] if is_method else names)]
         values += [(name, value) for name in variadic if (value := local_values.get(name.lstrip("*")))]
-        record = self._record_constructor if is_init else self._record_call
         compiler = torch._C._dynamo.eval_frame.set_eval_frame(None)
         try:
+            is_compiled = _is_compiled(frame.f_code)
             with torch._C.DisableTorchFunction():
-                record(path, qualname, instance, values, torch)
+                if is_init:
+                    self._record_constructor(path, qualname, instance, values, torch)
+                else:
+                    self._record_call(path, qualname, instance, values, torch, is_compiled=is_compiled)
         finally:
             torch._C._dynamo.eval_frame.set_eval_frame(compiler)
 
@@ -212,7 +260,14 @@ class Recorder:
         return self._last_arguments.get((path, name), self._inits["[]"])
 
     def _record_call(
-        self, path: str, qualname: str, instance: Any, values: list[tuple[str, Any]], torch: types.ModuleType
+        self,
+        path: str,
+        qualname: str,
+        instance: Any,
+        values: list[tuple[str, Any]],
+        torch: types.ModuleType,
+        *,
+        is_compiled: bool,
     ) -> None:
         tensors = [tensor for _, value in values for tensor in _tensors(value, torch)]
         plain = (torch.Tensor, torch.nn.Parameter)
@@ -230,7 +285,7 @@ class Recorder:
                     self._others[path, qualname] = self._others.get((path, qualname), 0) + 1
                     return
                 arguments = [argument_record(name, value, torch) for name, value in values]
-                record = {"count": 0, "training": 0, "grad": 0, "arguments": arguments, "init": init}
+                record = {"count": 0, "training": 0, "grad": 0, "compiled": 0, "arguments": arguments, "init": init}
                 # Checked once, because checking all parameters takes longer than a small call.
                 record["has_gradients"] = instance is not None and any(p.requires_grad for p in instance.parameters())
                 record["module_dtype"] = _module_dtype(instance) if instance is not None else ""
@@ -240,6 +295,7 @@ class Recorder:
             has_gradients = record["has_gradients"]
             needs = torch.is_grad_enabled() and (has_gradients or any(value.requires_grad for value in tensors))
             record["grad"] += bool(needs)
+            record["compiled"] += is_compiled
             if record["count"] <= RANGED_CALLS:
                 for recorded, (_, value) in zip(record["arguments"], values, strict=True):
                     update_range(recorded, value, torch)
@@ -257,9 +313,10 @@ class Recorder:
                     "path": path,
                     "qualname": qualname,
                     "others": self._others.get((path, qualname), 0),
-                    "calls": list(records.values()),
+                    "traced": self._traced.get((path, qualname), 0),
+                    "calls": list(self._records.get((path, qualname), {}).values()),
                 }
-                for (path, qualname), records in self._records.items()
+                for path, qualname in {**self._records, **self._traced}
             ]
             text = json.dumps(functions)
         file = os.path.join(self._out, f"{os.getpid()}.json")
@@ -272,6 +329,11 @@ class Recorder:
                 # This process outlived the recorded command, which already returned.
                 return
             print(f"mtmc record: cannot write the records: {error}", file=sys.stderr)
+
+
+def _is_compiled(code: types.CodeType) -> bool:
+    """Whether a frame runs code that ``torch.compile`` generated in place of the function's own."""
+    return code in getattr(sys.modules.get("torch._dynamo.convert_frame"), "output_codes", ())
 
 
 def _in_environment(path: str, root: str) -> bool:

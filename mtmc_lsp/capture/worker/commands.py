@@ -65,7 +65,7 @@ from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
 from mtmc_lsp.core.errors import FailureKind, Location, MtmcError, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
-from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload
+from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload, WorkloadSource
 
 EAGER_LIMIT_ELEMENTS = 1 << 23
 """Above this many input elements, capture does not run the target on the CPU. Verification runs it on reduced sizes."""
@@ -132,6 +132,8 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
         class_name=named_class,
         text=text,
         target_result=call.target_result,
+        # Such a file states its sizes once, and kernels for constant image sizes can be faster.
+        windows_vary=workload.source is not WorkloadSource.GET_INPUTS,
     )
 
     def cleaned(graph: Graph) -> Graph:

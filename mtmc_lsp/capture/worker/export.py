@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,17 +31,16 @@ from mtmc_lsp.capture.worker.graph_reader import (
 )
 from mtmc_lsp.capture.worker.literal_tensors import literal_inputs
 from mtmc_lsp.capture.worker.passes.decompositions import decompositions
-from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import NonPolynomialSize, Watch
+from mtmc_lsp.capture.worker.passes.free_sizes import FreeSizes
+from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import Cause, NonPolynomialSize, Watch
 from mtmc_lsp.capture.worker.size_conditions import Question, recording_questions
 from mtmc_lsp.core.errors import Location, MtmcError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.process.worker.failures import exception_chain
 
-Dimension = tuple[int, int]
-"""A dimension of an input: index of the input and of the dimension."""
 ATTEMPTS = 6
-"""Complete exports that are tried while sizes in divisions are made constant."""
+"""Complete exports that are tried while sizes in divisions get units or are made constant."""
 LONGEST_REASON = 200
 """Characters of torch's reason in an error message."""
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
@@ -138,6 +137,8 @@ def export_graph(
     class_name: Callable[[type], str],
     text: Sequence[str],
     target_result: Callable[[Any], Any] = lambda value: value,
+    *,
+    windows_vary: bool = True,
 ) -> tuple[Graph, tuple[str, ...]]:
     """Export ``function`` on ``inputs``. Returns the graph, and notes on the sizes that are fixed.
 
@@ -147,91 +148,75 @@ def export_graph(
         class_name: Python expression for the class of a result.
         text: the lines of the target's file.
         target_result: the return value of the target, from the value that ``function`` returns; state tensors follow it there.
+        windows_vary: whether sizes of images may vary if windows or divisions of the sizes read them.
 
     Raises:
         TargetUnsupported: the target cannot be exported; names file and line if known.
     """
     flat = _FlatTarget(function, class_name, target_result)
-    fixed: set[Dimension] = set()
-    fixed_by: dict[Dimension, int] = {}
+    sizes = FreeSizes([item.value for item in inputs], [item.size_names for item in inputs], windows_vary=windows_vary)
     module_inputs = {i for i, item in enumerate(inputs) if item.kind is not InputKind.ARGUMENT}
     attempts = 0
     while attempts < ATTEMPTS:
-        watch = Watch([item.value for item in inputs], module_inputs, fixed)
+        watch = Watch(sizes, module_inputs)
         try:
-            program, questions = _export(flat, inputs, fixed, target, watch)
+            program, questions = _export(flat, inputs, sizes, target, watch)
         except NonPolynomialSize:
-            fixed |= _with_same_name(inputs, watch.non_polynomial)
-            fixed_by |= {dimension: line_of(node) for dimension, node in watch.non_polynomial.items()}
+            assert watch.node is not None
+            for dimension, factor in watch.factors.items():
+                sizes.divide(dimension, Cause(factor, str(watch.node.target), line_of(watch.node)))
             continue
         except TargetUnsupported:
             # Tracing can fail for symbolic sizes but work for constant ones, for example if a condition on sizes has no solution.
-            break
+            if not sizes.units:
+                break
+            sizes.fix(sizes.units)
+            continue
         attempts, written = attempts + 1, literal_inputs(program)
-        reader = Reader(program, inputs, variables, target, flat.returns, written, questions)
+        reader = Reader(program, inputs, variables, target, flat.returns, written, questions, sizes)
         non_polynomial = reader.non_polynomial_symbols()
-        constants = _with_same_name(
-            inputs, (dimension for dimension, symbols in reader.symbols_at.items() if not symbols)
-        )
+        constants = sizes.with_same_name(dimension for dimension, symbols in reader.symbols_at.items() if not symbols)
         if any(reader.symbols_at[dimension] for dimension in constants):
             # Torch has made the size constant in one dimension, for example because a loop runs over it.
-            fixed |= constants
+            sizes.fix(constants)
             continue
         if not non_polynomial:
             # Decomposition takes longer than the export, so it runs only if all remaining symbolic sizes are supported.
-            reader = Reader(_expanded(program, target), inputs, variables, target, flat.returns, written, questions)
+            expanded = _expanded(program, target)
+            reader = Reader(expanded, inputs, variables, target, flat.returns, written, questions, sizes)
             non_polynomial = reader.non_polynomial_symbols()
         if not non_polynomial:
-            return reader.read(), tuple(_size_notes(inputs, reader, fixed_by, text))
+            return reader.read(), tuple(_size_notes(inputs, reader, sizes, text))
         for dimension, symbols in reader.symbols_at.items():
             for symbol in symbols & non_polynomial.keys():
-                fixed |= _with_same_name(inputs, [dimension])
-                fixed_by[dimension] = non_polynomial[symbol]
-    fixed = {(i, d) for i, item in enumerate(inputs) for d in range(item.value.dim())}
-    program, questions = _export(flat, inputs, fixed, target)
+                sizes.divide(dimension, non_polynomial[symbol])
+    sizes.fix_all()
+    program, questions = _export(flat, inputs, sizes, target)
     written, program = literal_inputs(program), _expanded(program, target)
-    return Reader(program, inputs, variables, target, flat.returns, written, questions).read(), (
+    return Reader(program, inputs, variables, target, flat.returns, written, questions, sizes).read(), (
         "the graph is valid only for the sizes of the workload",
     )
 
 
-def _with_same_name(inputs: Sequence[InputTensor], dimensions: Iterable[Dimension]) -> set[Dimension]:
-    """These dimensions and all with the same name in the workload. They are equal, so all become constant together."""
-    result = set(dimensions)
-    names = {_name(inputs, dimension) for dimension in result} - {""}
-    return result | {(i, d) for i, item in enumerate(inputs) for d, name in enumerate(item.size_names) if name in names}
-
-
-def _size_notes(
-    inputs: Sequence[InputTensor], reader: Reader, fixed_by: Mapping[Dimension, int], text: Sequence[str]
-) -> Iterator[str]:
-    """Notes on named sizes that are constant in the graph. Sizes of 0 or 1 get no note: they are always specialised."""
+def _size_notes(inputs: Sequence[InputTensor], reader: Reader, sizes: FreeSizes, text: Sequence[str]) -> Iterator[str]:
+    """Notes on named sizes that are restricted in the graph. Sizes of 0 or 1 get no note: they are always specialised."""
     reported: set[str] = set()
     for i, item in enumerate(inputs):
         for d, name in enumerate(item.size_names):
-            value = int(item.value.shape[d])
-            if not name or name in reported or reader.symbols_at[i, d] or value < 2:
+            value, unit = int(item.value.shape[d]), sizes.units.get((i, d), 1)
+            if not name or name in reported or value < 2 or (reader.symbols_at[i, d] and unit == 1):
                 continue
             reported.add(name)
-            line = next(
-                (
-                    fixed_by[dimension]
-                    for dimension in fixed_by
-                    if _name(inputs, dimension) == name and fixed_by[dimension]
-                ),
-                0,
-            )
+            lines = (sizes.causes[dimension] for dimension in sizes.causes if sizes.name(dimension) == name)
+            line = next(filter(None, lines), 0)
             why = (
                 f"of line {line}: `{text[line - 1].strip()}`"
                 if 0 < line <= len(text)
                 else "torch traced the target for this value only"
             )
-            yield f"{name} is fixed at {value}, because {why}"
-
-
-def _name(inputs: Sequence[InputTensor], dimension: Dimension) -> str:
-    names = inputs[dimension[0]].size_names
-    return names[dimension[1]] if dimension[1] < len(names) else ""
+            rest = f" plus {value % unit}" if value % unit else ""
+            limit = f"is a multiple of {unit}{rest}" if reader.symbols_at[i, d] else f"is fixed at {value}"
+            yield f"{name} {limit}, because {why}"
 
 
 def _expanded(program: Any, target: Target) -> Any:
@@ -247,7 +232,7 @@ def _expanded(program: Any, target: Target) -> Any:
 def _export(
     flat: _FlatTarget,
     inputs: Sequence[InputTensor],
-    fixed: set[Dimension],
+    sizes: FreeSizes,
     target: Target,
     watch: Watch | None = None,
 ) -> tuple[Any, list[Question]]:
@@ -265,10 +250,10 @@ def _export(
         item = inputs[i]
         # If the workload names some sizes, the sizes that it states as numbers are constants.
         literal = has_names and d < len(item.size_names) and not item.size_names[d]
-        return (item.kind is not InputKind.ARGUMENT and not free_parameters) or literal or (i, d) in fixed
+        return (item.kind is not InputKind.ARGUMENT and not free_parameters) or literal
 
     shapes = tuple(
-        {d: Dim.STATIC if is_static(i, d) else Dim.AUTO for d in range(item.value.dim())}
+        {d: Dim.STATIC if is_static(i, d) else sizes.dim((i, d)) for d in range(item.value.dim())}
         for i, item in enumerate(inputs)
     )
     tensors = tuple(item.value for item in inputs)
@@ -276,7 +261,7 @@ def _export(
         try:
             return export(_Module(flat), tensors, dynamic_shapes=(shapes,), strict=False), questions
         except Exception as error:
-            if watch is not None and watch.non_polynomial:
+            if watch is not None and watch.factors:
                 # Torch may have wrapped the exception.
                 raise NonPolynomialSize from error
             raise export_error(error, target) from error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,17 +15,23 @@ from torch.export.graph_signature import OutputKind
 from mtmc_lsp.capture.result_structure import RESULTS, SIZES, fill_structure, is_nested
 from mtmc_lsp.capture.worker.literal_tensors import nested_literals
 from mtmc_lsp.capture.worker.passes.aten_aliases import canonical
+from mtmc_lsp.capture.worker.passes.free_sizes import FreeSizes
 from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import (
-    causes_of,
+    CONSTANT,
+    WINDOWS,
+    Cause,
+    factors_of,
     is_symbol,
+    kernel_symbols,
     non_polynomials,
     simplified_stride,
     symbols_of,
+    with_reduced_divisions,
 )
 from mtmc_lsp.capture.worker.size_conditions import Guard, Question, condition, equal_factors, guards_of, strongest
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
-from mtmc_lsp.core.sizes import FUNCTIONS, Size
+from mtmc_lsp.core.sizes import FUNCTIONS, Size, greater_than
 from mtmc_lsp.core.workload import Target
 
 LINE_MARK = "mtmc-line "
@@ -65,8 +72,10 @@ class Reader:
         returns: str,
         literal_names: Set[str],
         questions: Sequence[Question],
+        free: FreeSizes,
     ) -> None:
         self.program = program
+        self.free = free
         self.questions = questions
         self.returns = returns
         self.inputs = inputs
@@ -123,6 +132,8 @@ class Reader:
                     if symbol in self.names:
                         continue
                     name = item.size_names[d] if d < len(item.size_names) else ""
+                    if name and (i, d) in self.free.units:
+                        name = f"{name}_div_{self.free.units[i, d]}"
                     if equal_symbols.get(symbol) in self.names:
                         name = self.names[equal_symbols[symbol]]
                     elif not name and equal_if_unnamed.get(symbol) in self.names:
@@ -134,8 +145,9 @@ class Reader:
                         workload_names.add(name)
                     used_names.add(name)
                     self.names[symbol] = name
-                if is_symbol(size):
-                    self.sizes.setdefault(self.names[next(iter(symbols))], int(item.value.shape[d]))
+                if is_symbol(size) or (symbols and (i, d) in self.free.units):
+                    count = int(item.value.shape[d]) // self.free.units.get((i, d), 1)
+                    self.sizes.setdefault(self.names[next(iter(symbols))], count)
         # Strides that no size explains, such as those of a slice, become sizes themselves.
         for node, item in zip(self.placeholders, self.inputs, strict=True):
             for d, stride in enumerate(node.meta["val"].stride()):
@@ -148,21 +160,30 @@ class Reader:
                         self.names[symbol] = name
                         self.sizes[name] = int(item.value.stride(d))
 
-    def non_polynomial_symbols(self) -> dict[str, int]:
-        """Symbols that have to become constant: in sizes or guards that are not polynomials, and attention's head sizes.
+    def non_polynomial_symbols(self) -> dict[str, Cause]:
+        """Symbols in sizes or guards that are not polynomials, and those of attention's head sizes, with the first cause.
 
-        Returns each symbol with the line that causes it, 0 if unknown. Divisions, remainders and maxima are not polynomials.
+        Divisions, remainders and maxima are not polynomials.
         """
         # A kernel supports one head size, and the softmax scale depends on it.
         causes = {
-            symbol: line_of(node)
+            symbol: Cause(CONSTANT, str(node.target), line_of(node))
             for node in _attentions(self.program)
             for each in node.args[:3]
             for symbol in symbols_of(_size(each, -1))
         }
+
+        def add(expression: Any, operation: str, line: int) -> None:
+            for symbol, factor in self._factors(expression).items():
+                known = causes.get(symbol, Cause(factor, operation, line))
+                causes[symbol] = known._replace(factor=math.lcm(known.factor, factor))
+
         for node in self.program.graph.nodes:
-            for expression in non_polynomials(node.meta.get("val"), node.target, numbers=True):
-                causes = {**dict.fromkeys(self._causes(expression), line_of(node)), **causes}
+            for symbol in kernel_symbols(node):
+                causes[symbol] = Cause(CONSTANT, str(node.target), line_of(node))
+            raw_strides, value = not self.free.windows_vary, node.meta.get("val")
+            for expression in non_polynomials(value, node.target, numbers=True, raw_strides=raw_strides):
+                add(expression, str(node.target), line_of(node))
         for guard in self._guards:
             text = str(guard.expression)
             if guard.is_asked:
@@ -171,15 +192,15 @@ class Reader:
                 # Comparisons with Max(1, size) only ask whether a tensor is dense. All sizes of at least 1 satisfy them.
                 is_rejected = not text.startswith("Ne(") and any(word in text for word in ("Mod(", "//", "Piecewise"))
             if is_rejected:
-                causes = {**dict.fromkeys(self._causes(guard.expression), guard.line), **causes}
-        # Only symbols of the inputs can become constant.
-        return {symbol: line for symbol, line in causes.items() if symbol in self.names}
+                add(guard.expression, "", guard.line)
+        # Only symbols of the inputs can change.
+        return {symbol: cause for symbol, cause in causes.items() if symbol in self.names}
 
-    def _causes(self, expression: Any) -> set[str]:
+    def _factors(self, expression: Any) -> dict[str, int]:
         module_inputs = {i for i, item in enumerate(self.inputs) if item.kind is not InputKind.ARGUMENT}
         parameters = {symbol for (i, _), symbols in self.symbols_at.items() if i in module_inputs for symbol in symbols}
         values = {symbol: self.sizes[name] for symbol, name in self.names.items() if name in self.sizes}
-        return causes_of(expression, set(self.names), parameters, values)
+        return factors_of(expression, set(self.names), parameters, values)
 
     @cached_property
     def _guards(self) -> list[Guard]:
@@ -192,7 +213,7 @@ class Reader:
         return self._named(value.node.expr)
 
     def _named(self, expression: Any) -> Size:
-        parsed = Size.parse(str(expression))
+        parsed = Size.parse(str(with_reduced_divisions(expression)))
         return parsed.substitute({symbol: Size.symbol(name) for symbol, name in self.names.items()})
 
     def type(self, value: torch.Tensor) -> TensorType:
@@ -207,7 +228,7 @@ class Reader:
         """Convert a stride."""
         if isinstance(value, int):
             return Size.of(value)
-        return self._named(simplified_stride(value.node.expr))
+        return self._named(simplified_stride(with_reduced_divisions(value.node.expr)))
 
     def read(self) -> Graph:
         """Build the graph."""
@@ -359,8 +380,17 @@ class Reader:
 
     def _conditions(self) -> tuple[str, ...]:
         """The guards that are stronger than "sizes differ" or "size >= 2". Kernels are valid for size 1, too."""
-        texts = (condition(guard, self.names, self.sizes) for guard in self._guards)
+        texts = [condition(guard, self.names, self.sizes) for guard in self._guards]
+        # The user's code raises if an image is smaller than a window.
+        texts += [greater_than(size, 0) for size in self._window_counts() if any(n < 0 for _, n in size.terms)]
         return tuple(strongest(text for text in texts if text))
+
+    def _window_counts(self) -> Iterator[Size]:
+        """The sizes of the results of operations on windows."""
+        for node in self.program.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor) and any(word in str(node.target) for word in WINDOWS):
+                yield from map(self.size, value.shape)
 
 
 def line_of(node: torch.fx.Node) -> int:

@@ -21,7 +21,7 @@ import sympy
 import torch
 from torch.fx.experimental.sym_node import SymNode
 
-from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import is_polynomial
+from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import is_polynomial, with_reduced_divisions
 from mtmc_lsp.core.sizes import Size, rename_symbols
 
 LIBRARY_FOLDERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
@@ -150,9 +150,19 @@ def guards_of(placeholders: Sequence[torch.fx.Node], questions: Sequence[Questio
     return []
 
 
+def _in_units(expression: Any, environment: Any) -> Any:
+    """An expression with ``2 * h`` for each size that torch has found to be twice another one."""
+    multiples = {
+        symbol: value
+        for symbol, value in environment.replacements.items()
+        if value.free_symbols and not value.is_Symbol and is_polynomial(value)
+    }
+    return with_reduced_divisions(expression.xreplace(multiples))
+
+
 def _guard_of_question(question: Question, environment: Any) -> Guard:
     # Sizes may have been replaced by other sizes or by numbers since the question.
-    expression = environment.replace(question.expression)
+    expression = with_reduced_divisions(environment.replace(question.expression))
     if not question.is_number and not question.answer:
         expression = sympy.Not(expression)
     return Guard(expression, is_asked=True, line=question.line, is_direct=True, is_number=question.is_number)
@@ -164,8 +174,12 @@ def _convert_guard(guard: Any, environment: Any, path: str) -> Guard:
     if not _is_user_file(file):
         # An equality of two sizes has made them one size, and then always holds.
         expression = environment.replace(guard.expr) if isinstance(guard.expr, sympy.Eq) else guard.expr
-        return Guard(expression, is_asked=False, line=0)
-    return Guard(environment.replace(guard.expr), is_asked=True, line=location.lineno if file == path else 0)
+        return Guard(_in_units(expression, environment), is_asked=False, line=0)
+    return Guard(
+        with_reduced_divisions(environment.replace(guard.expr)),
+        is_asked=True,
+        line=location.lineno if file == path else 0,
+    )
 
 
 def _is_user_file(file: str) -> bool:

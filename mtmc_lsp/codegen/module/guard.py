@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.codegen.kernel.snippets import call_text, joined
@@ -36,6 +36,13 @@ class Binding:
     """Python expression, such as ``x.shape[0]``."""
     condition: str = ""
     """Condition for the expression to be exact, such as ``x.shape[0] % 2 == 0``; empty if none."""
+    exact: str = ""
+    """The shape or stride that the condition covers: ``x.shape[0]``; empty if there is no condition."""
+
+    @property
+    def operand(self) -> str:
+        """The expression as an operand of a larger one."""
+        return f"({self.text})" if " " in self.text else self.text
 
 
 def bindings(graph: Graph, names: dict[str, str]) -> dict[str, Binding]:
@@ -52,11 +59,19 @@ def bindings(graph: Graph, names: dict[str, str]) -> dict[str, Binding]:
             text = f"{name}.shape[{i}]" if kind == "shape" else f"{name}.stride({i})"
             if plain and size.is_symbol:
                 result.setdefault(str(size), Binding(str(size), text))
-            elif not plain and len(size.terms) == 1 and len(size.terms[0][0]) == 1:
-                symbol, factor = size.terms[0][0][0], size.terms[0][1]
-                if symbol.isidentifier() and symbol not in result:
-                    result[symbol] = Binding(symbol, f"{text} // {factor}", f"{text} % {factor} == 0")
+            elif not plain and (units := _in_units(size)) is not None and units[0] not in result:
+                symbol, unit, rest = units
+                result[symbol] = Binding(symbol, f"{text} // {unit}", f"{text} % {unit} == {rest}", text)
     return result
+
+
+def _in_units(size: Size) -> tuple[str, int, int] | None:
+    """Symbol, unit and rest of a size ``unit * symbol + rest`` with a rest below the unit."""
+    terms = [term for term in size.terms if term[0]]
+    rest = sum(coefficient for factors, coefficient in size.terms if not factors)
+    if len(terms) != 1 or len(terms[0][0]) != 1 or not terms[0][0][0].isidentifier() or not 0 <= rest < terms[0][1]:
+        return None
+    return terms[0][0][0], terms[0][1], rest
 
 
 def write_guard(
@@ -82,7 +97,8 @@ def write_guard(
         up_to_date: condition that the target's globals and functions are unchanged; empty to skip the check.
     """
     size_bindings = bindings(graph, names)
-    texts = {symbol: binding.text for symbol, binding in size_bindings.items()}
+    texts = {symbol: binding.operand for symbol, binding in size_bindings.items()}
+    exact = {binding.exact for binding in size_bindings.values()}
     tensors = [tensor_text(graph, item, names) for item in graph.inputs]
     # A tuple of one needs its comma.
     tensor_tuple = f"({tensors[0]},)" if len(tensors) == 1 else call_text("", tensors, "    ")
@@ -99,7 +115,7 @@ def write_guard(
     conditions.append("not torch.is_autocast_enabled()")
     conditions.append("not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))")
     conditions += _group_checks(group_inputs or (), names)
-    conditions += _shapes(graph, names, texts, group_inputs)
+    conditions += _shapes(graph, names, texts, exact, group_inputs)
     conditions += _inspected_only(graph, texts)
     conditions += _no_overlap(graph, names)
     conditions += [binding.condition for binding in size_bindings.values() if binding.condition]
@@ -192,7 +208,11 @@ def _is_unchanged(module: UsedModule) -> str:
 
 
 def _shapes(
-    graph: Graph, names: dict[str, str], texts: dict[str, str], checked_as_group: Sequence[GraphInput] | None
+    graph: Graph,
+    names: dict[str, str],
+    texts: dict[str, str],
+    exact: Container[str],
+    checked_as_group: Sequence[GraphInput] | None,
 ) -> list[str]:
     """Checks of dtypes, shapes and layouts that no other condition covers; ``checked_as_group`` may be ``None``."""
     conditions: list[str] = []
@@ -209,7 +229,7 @@ def _shapes(
         if same is not None:
             of_tensor.append(f"{access}.shape == {names[same.name]}.shape")
         else:
-            of_tensor += _shape(item, access, texts)
+            of_tensor += _shape(item, access, texts, exact)
         of_tensor += _layout(item, access, texts, graph.conditions)
         if not all(size in positive or (size.is_constant and size.constant) for size in item.type.shape):
             of_tensor.append(f"{access}.numel() > 0")
@@ -265,14 +285,14 @@ def _constant_shape(shape: Sequence[Size]) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
 
-def _shape(item: GraphInput, access: str, texts: dict[str, str]) -> list[str]:
+def _shape(item: GraphInput, access: str, texts: dict[str, str], exact: Container[str]) -> list[str]:
     rank = len(item.type.shape)
     if rank and all(size.is_constant for size in item.type.shape):
         return [f"{access}.shape == {_constant_shape(item.type.shape)}"]
     result = [f"{access}.ndim == {rank}"]
     for i, size in enumerate(item.type.shape):
         text = size_text(size, texts)
-        if text != f"{access}.shape[{i}]":
+        if text != f"{access}.shape[{i}]" and f"{access}.shape[{i}]" not in exact:
             result.append(f"{access}.shape[{i}] == {text}")
     return result
 

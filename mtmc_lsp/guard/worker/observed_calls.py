@@ -54,11 +54,15 @@ def _is_marked(lines: Sequence[str], call: ast.Call) -> bool:
     return any(DISPATCH in line for line in lines[call.lineno - 1 : call.end_lineno])
 
 
-def _definition(node: Any, name: str) -> ast.FunctionDef | ast.ClassDef | None:
+def _definition(node: Any, name: str) -> ast.AST | None:
     """The last definition of this name in a body, also inside ``if`` and ``try``; ``None`` if there is none."""
-    definition = None
+    definition: ast.AST | None = None
     for child in ast.iter_child_nodes(node) if node is not None else ():
-        if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
+        if isinstance(child, (ast.Assign, ast.AnnAssign)) and isinstance(child.value, ast.Lambda):
+            targets = child.targets if isinstance(child, ast.Assign) else [child.target]
+            is_named = any(isinstance(item, ast.Name) and item.id == name for item in targets)
+            definition = child if is_named else definition
+        elif isinstance(child, (ast.FunctionDef, ast.ClassDef)):
             definition = child if child.name == name else definition
         elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
             definition = _definition(child, name) or definition

@@ -19,7 +19,7 @@ import time
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 COMMANDS = {
     "capture.capture": ("CaptureRequest", "commands:capture"),
@@ -157,6 +157,17 @@ def _respond(message: dict[str, Any], token: str) -> str:
         return encode_error(MtmcError(text, kind=kind), token)
 
 
+def _shared_response(message: dict[str, Any], answers: TextIO) -> str:
+    """The answer of a command that shares the GPU, after the line that says that it starts."""
+    from mtmc_lsp.process.gpu_lock import sharing
+    from mtmc_lsp.process.protocol import encode_start
+
+    with sharing(*message["lock"]):
+        answers.write(encode_start(message["token"]))
+        answers.flush()
+        return _respond(message, message["token"])
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--answers", type=int)
@@ -226,7 +237,8 @@ def _serve(options: argparse.Namespace, answers_file: int) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for line in requests:
         message = json.loads(line)
-        answers.write(_respond(message, message["token"]))
+        answer = _shared_response(message, answers) if message["lock"] else _respond(message, message["token"])
+        answers.write(answer)
         answers.flush()
 
 

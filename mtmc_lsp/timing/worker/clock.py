@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -94,7 +96,10 @@ class CudaClock:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                for _ in range(3):
+                for _ in range(2):
+                    run()
+                # A capture that fails leaves torch's allocator and random generators in the middle of it.
+                with _error_if_it_waits():
                     run()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
@@ -118,6 +123,20 @@ class CudaClock:
             and time.perf_counter is self._now
             and torch.cuda.current_stream() == self._stream
         )
+
+
+@contextlib.contextmanager
+def _error_if_it_waits() -> Iterator[None]:
+    """Make torch raise ``RuntimeError`` where the host waits for the device, for example in ``.item()`` or ``nonzero``."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        # Torch warns once that it does not detect all such calls.
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def _persisting_reset() -> Callable[[], Any] | None:

@@ -12,6 +12,7 @@ import torch
 
 from mtmc_lsp.codegen.module.cuda_graph import RUN_CUDA_GRAPH
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.timing.messages import PrepareRequest, RankAnswer, RankRequest
 from mtmc_lsp.timing.worker.clock import Run
@@ -43,6 +44,7 @@ def prepare(request: PrepareRequest) -> NoAnswer:
             # A version that does not load fails again, with its reason, when it is timed.
             with contextlib.suppress(Exception):
                 versions[source] = version_of(capture, user_source, source)
+            let_timings_pass()
         runs = {source: call.bound(values) for source, (call, values) in versions.items()}
         succeeded = dict(zip(runs, _first_calls(capture, list(runs.values()), request.sources), strict=True))
     keep_prepared({source: version for source, version in versions.items() if succeeded[source]})

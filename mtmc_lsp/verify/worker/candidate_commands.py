@@ -17,6 +17,7 @@ from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.guard.worker.observed_calls import guards_of, observe
 from mtmc_lsp.process import sandbox
+from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.process.worker.failures import classify
 from mtmc_lsp.process.worker.tensor_ipc import export_, import_, release
 from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
@@ -63,6 +64,7 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
         module, prepare = load_candidate(request.candidate, data)
     except Exception as error:
         return failure("compile_error", error)
+    let_timings_pass()
     release(results)
     inputs = import_(data.inputs, device)
     if not data.case.layout:

@@ -10,6 +10,7 @@ import torch
 from mtmc_lsp.capture.worker.calls import build_call, init_arguments, user_error
 from mtmc_lsp.core.errors import Location, RequestError, TargetRaises
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.process.worker.tensor_ipc import export_, is_large, release
 from mtmc_lsp.verify.cases import FLOAT64
@@ -60,6 +61,7 @@ def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
     use_one_thread()
     data = request.data
     module, inputs = inputs_of(data)
+    let_timings_pass()
     expected = expected_results(data, module, inputs)
     if data.is_first:
         _require_numbers(data.capture, outcome(expected))

@@ -16,6 +16,7 @@ from mtmc_lsp.capture.worker.calls import Call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, Case
 from mtmc_lsp.verify.worker.comparison.batched_reads import unequal
 from mtmc_lsp.verify.worker.inputs import prepared_call
@@ -97,8 +98,10 @@ def run_case(
         ``results`` (followed by gradients), ``after`` (the inputs that the call changed, by name) and ``facts`` (properties of
         each result besides its values).
     """
+    let_timings_pass()
     before = copies(inputs) if before is None else before
     call, values = prepare(module, capture, inputs, device)
+    let_timings_pass()
     leaves = _leaves(capture, inputs) if kind == AUTOGRAD else []
     torch.manual_seed(seed)
     # Functions that the user compiles run as they are written: the sandbox has no compiler.

@@ -120,8 +120,7 @@ def _syntax_text(node) -> str:
         kept = []
         for item in node:
             is_text = isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
-            names = [n.id for n in ast.walk(item.test) if isinstance(n, ast.Name)] if isinstance(item, ast.If) else []
-            if any(name.endswith("_fits") for name in names):
+            if isinstance(item, ast.If) and _calls_guard(item.test):
                 # The dispatch of a region has the user's statements in its other branch.
                 kept += [_syntax_text(item.orelse)[1:-1]] if item.orelse else []
             elif not is_text:
@@ -129,10 +128,19 @@ def _syntax_text(node) -> str:
         return f"[{','.join(kept)}]"
     if not isinstance(node, ast.AST):
         return repr(node)
+    if isinstance(node, ast.IfExp) and _calls_guard(node.test):
+        # The dispatch of a lambda expression.
+        return _syntax_text(node.orelse)
     fields = ((name, value) for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment"))
     # Later Python versions add fields, which are empty for older syntax.
     texts = [f"{name}={_syntax_text(value)}" for name, value in fields if value is not None and value != []]
     return f"{type(node).__name__}({','.join(texts)})"
+
+
+def _calls_guard(condition) -> bool:
+    import ast
+
+    return any(isinstance(node, ast.Name) and node.id.endswith("_fits") for node in ast.walk(condition))
 
 
 def _source_digest(source: str) -> str:

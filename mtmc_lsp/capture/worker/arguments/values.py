@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from itertools import count
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -19,10 +22,37 @@ def resolve(module: ModuleType, qualname: str) -> Any:
     """The object called ``qualname`` in the module. For a ``torch.compile`` wrapper, the original function."""
     item: Any = module
     for part in qualname.split("."):
-        item = getattr(item, part)
+        item = nested_function(_uncompiled(item), part) if hasattr(item, "__code__") else getattr(item, part)
+    return _uncompiled(item)
+
+
+def _uncompiled(item: Any) -> Any:
     while callable(getattr(item, "_torchdynamo_orig_callable", None)) and not isinstance(item, type):
         item = item._torchdynamo_orig_callable
     return item
+
+
+def nested_function(outer: Any, name: str) -> FunctionType:
+    """A new object of a function inside ``outer``, without a call of ``outer``. It must not read variables of ``outer``.
+
+    Raises:
+        AttributeError: there is no such function.
+    """
+    outer = inspect.unwrap(outer)
+    codes = [item for item in outer.__code__.co_consts if isinstance(item, CodeType) and item.co_name == name]
+    if not codes or codes[-1].co_freevars:
+        raise AttributeError(f"{outer.__qualname__} defines no function {name} that can be called without it")
+    code = codes[-1]
+    definition = ast.parse(textwrap.dedent(inspect.getsource(code))).body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    arguments = definition.args
+    defaults = tuple(ast.literal_eval(value) for value in arguments.defaults)
+    by_keyword = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    function = FunctionType(code, outer.__globals__, name, defaults)
+    function.__kwdefaults__ = {item.arg: ast.literal_eval(value) for item, value in by_keyword if value is not None}
+    function.__qualname__ = f"{outer.__qualname__}.<locals>.{name}"
+    function.__module__ = outer.__module__
+    return function
 
 
 def make_tensor(spec: TensorSpec, sizes: Mapping[str, int], device: str, seed: int) -> torch.Tensor:

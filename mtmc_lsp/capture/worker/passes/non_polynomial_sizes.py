@@ -1,19 +1,58 @@
-"""Finds sizes that are not polynomials of the input sizes, and the input sizes to make constant instead. Runs in workers."""
+"""Finds sizes that are not polynomials of the input sizes, and what to change about the input sizes instead. Runs in workers.
+
+A floor division or a remainder by a number becomes a polynomial if an input size is a multiple of the number plus a constant:
+with ``H = 2 * h``, the result of a convolution with stride 2 has ``h`` rows. The number is called the unit of the size. The
+graph is then valid for all images whose height has the same remainder. Other sizes become constant.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import lru_cache
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
 import torch
 
+if TYPE_CHECKING:
+    from mtmc_lsp.capture.worker.passes.free_sizes import FreeSizes
+
 DIVISIONS = frozenset({"FloorDiv", "Mod", "PythonMod", "CleanDiv", "ModularIndexing"})
 """Functions of torch's symbolic sizes that polynomials cannot express."""
 
+FLOORS = frozenset({"FloorDiv", "CleanDiv"})
+REMAINDERS = frozenset({"Mod", "PythonMod"})
+CONSTANT = 0
+"""Instead of a factor for the unit of a size: no unit makes the expression a polynomial."""
+PARTITIONS = ("view", "reshape", "unflatten", "shuffle")
+"""Parts of the names of operations that divide images into parts."""
+IMAGE_RANK = 4
+Dimension = tuple[int, int]
+"""A dimension of an input: index of the input and of the dimension."""
+
 WINDOWS = ("conv", "pool", "unfold", "upsample")
 """Parts of the names of operations on windows."""
+
+
+class Cause(NamedTuple):
+    """What makes a size of an input non-polynomial, and what to do about it."""
+
+    factor: int
+    """For the unit of the size, or ``CONSTANT``."""
+    operation: str
+    """The operator whose result has such a size; empty for a condition."""
+    line: int
+    """The line in the target's file; 0 if unknown."""
+
+    def may_divide_innermost(self, rank: int) -> bool:
+        """Whether the innermost size of a tensor may get a unit: as a length or the width of an image.
+
+        Other innermost sizes are features. Few programs change them, and kernels are faster with constants.
+        """
+        is_window = any(word in self.operation for word in WINDOWS)
+        return is_window or (rank >= IMAGE_RANK and any(word in self.operation for word in PARTITIONS))
 
 
 class NonPolynomialSize(Exception):
@@ -23,19 +62,20 @@ class NonPolynomialSize(Exception):
 class Watch:
     """Stops an export at its first non-polynomial size. The next export has fewer symbolic sizes and is much faster."""
 
-    def __init__(self, values: Sequence[torch.Tensor], module_inputs: Set[int], fixed: Set[tuple[int, int]]) -> None:
+    def __init__(self, sizes: FreeSizes, module_inputs: Set[int]) -> None:
         """Watch the export of a function of tensors.
 
         Args:
-            values: the tensors, in argument order.
+            sizes: of the tensors, in argument order.
             module_inputs: indices of those that belong to a module.
-            fixed: dimensions (index of the tensor, index of the dimension) that are already constant.
         """
-        self._values, self._module_inputs, self._fixed = values, module_inputs, fixed
+        self._sizes, self._module_inputs = sizes, module_inputs
         self._placeholders: dict[torch.fx.Graph, list[torch.fx.Node]] = {}
         self._checked: set[torch.fx.Node] = set()
-        self.non_polynomial: dict[tuple[int, int], torch.fx.Node] = {}
-        """Dimensions to make constant after the export was stopped, each with the node whose size or stride is non-polynomial."""
+        self.factors: dict[Dimension, int] = {}
+        """The factor for the unit of dimensions, or ``CONSTANT``, after the export was stopped."""
+        self.node: torch.fx.Node | None = None
+        """The node whose size or stride is not a polynomial."""
 
     def check_inputs(self, node: torch.fx.Node) -> None:
         """Check the tensors that a new node of the trace reads.
@@ -52,51 +92,112 @@ class Watch:
             if source in self._checked or (value := source.meta.get("val")) is None:
                 continue
             self._checked.add(source)
-            for expression in non_polynomials(value, source.target, numbers=False):
-                self.non_polynomial |= dict.fromkeys(self._causes(expression, placeholders) - self._fixed, source)
-            if self.non_polynomial:
+            self._check(value, source, placeholders)
+            if self.factors:
+                self.node = source
                 raise NonPolynomialSize
 
-    def _causes(self, expression: Any, placeholders: Sequence[torch.fx.Node]) -> set[tuple[int, int]]:
-        """The dimensions to make constant; none if the trace is of a function inside the target."""
-        if len(placeholders) != len(self._values):
-            return set()
-        symbols_at: dict[tuple[int, int], set[str]] = {}
+    def _check(self, value: Any, node: torch.fx.Node, placeholders: Sequence[torch.fx.Node]) -> None:
+        """Find the factors for the sizes and strides of a node; none if the trace is of a function inside the target."""
+        if len(placeholders) != self._sizes.count:
+            return
+        symbols_at: dict[Dimension, set[str]] = {}
         values: dict[str, int] = {}
-        for i, (node, value) in enumerate(zip(placeholders, self._values, strict=True)):
-            shape = getattr(node.meta.get("val"), "shape", ())
+        in_units: dict[Any, Any] = {}
+        for i, placeholder in enumerate(placeholders):
+            shape = getattr(placeholder.meta.get("val"), "shape", ())
             for d, size in enumerate(shape):
                 symbols_at[i, d] = symbols_of(size)
                 if is_symbol(size):
-                    values.setdefault(str(size.node.expr), int(value.shape[d]))
+                    unit, length = self._sizes.units.get((i, d), 1), self._sizes.length((i, d))
+                    values.setdefault(str(size.node.expr), length // unit)
+                    # The symbol stands for the number of units from here on.
+                    in_units.setdefault(size.node.expr, unit * size.node.expr + length % unit)
+        kernel = kernel_symbols(node) if self._sizes.windows_vary else set()
+        self.factors |= {dimension: CONSTANT for dimension, symbols in symbols_at.items() if symbols & kernel}
+        if self.factors:
+            return
         input_symbols = {symbol for symbols in symbols_at.values() for symbol in symbols}
-        module_symbols = {
+        parameters = {
             symbol for (i, _), symbols in symbols_at.items() if i in self._module_inputs for symbol in symbols
         }
-        names = causes_of(expression, input_symbols, module_symbols, values)
-        return {dimension for dimension, symbols in symbols_at.items() if symbols & names}
+        raw_strides = not self._sizes.windows_vary
+        for expression in non_polynomials(
+            value, node.target, numbers=False, in_units=in_units, raw_strides=raw_strides
+        ):
+            factors = factors_of(expression, input_symbols, parameters, values)
+            for dimension, symbols in symbols_at.items():
+                for symbol in symbols & factors.keys() if dimension not in self._sizes.fixed else ():
+                    self.factors[dimension] = factors[symbol]
 
 
-def non_polynomials(value: Any, operation: object, *, numbers: bool) -> Iterator[Any]:
+def non_polynomials(
+    value: Any,
+    operation: object,
+    *,
+    numbers: bool,
+    raw_strides: bool,
+    in_units: Mapping[Any, Any] = MappingProxyType({}),
+) -> Iterator[Any]:
     """The non-polynomial expressions among the sizes and strides of a node's value.
 
     Args:
-        operation: the operator of the node. Kernels for convolution and pooling also need polynomial strides as they are.
+        operation: the operator of the node.
         numbers: whether to check numbers that are not tensor sizes, too.
+        raw_strides: whether convolutions and pooling need polynomial strides as they are. Those of windows that do not pad
+            their input are no polynomials, because the result may be empty.
+        in_units: symbols of sizes with units, and what to write for them.
     """
+
+    def reduced(size: torch.SymInt) -> Any:
+        return with_reduced_divisions(size.node.expr.xreplace(in_units))
+
     for item in value if isinstance(value, (tuple, list)) else [value]:
         if numbers and isinstance(item, torch.SymFloat):
             # For example `d ** 0.5`: an operand that kernels contain as a constant.
             yield item.node.expr
         sizes = item.shape if isinstance(item, torch.Tensor) else [item] if numbers else []
         steps = item.stride() if isinstance(item, torch.Tensor) else ()
-        expressions = [size.node.expr for size in sizes if isinstance(size, torch.SymInt)]
-        windows = any(word in str(operation) for word in WINDOWS)
-        strides = [step.node.expr for step in steps if isinstance(step, torch.SymInt)]
-        expressions += strides if windows else [simplified_stride(stride) for stride in strides]
+        expressions = [reduced(size) for size in sizes if isinstance(size, torch.SymInt)]
+        windows = raw_strides and any(word in str(operation) for word in WINDOWS)
+        strides = [reduced(step) for step in steps if isinstance(step, torch.SymInt)]
+        expressions += strides if windows else map(simplified_stride, strides)
         for expression in expressions:
             if not is_polynomial(expression):
                 yield expression
+
+
+@lru_cache(maxsize=4096)
+def with_reduced_divisions(expression: Any) -> Any:
+    """An expression with ``h`` for ``2 * h // 2``, and ``h - 1`` for ``(2 * h - 1) // 2``. The same for remainders."""
+
+    def reduced(division: Any) -> Any:
+        base, divisor = division.args[0], division.args[1]
+        if not divisor.is_Integer:
+            quotient = sympy.cancel(base / divisor)
+            is_exact = is_polynomial(quotient)
+            return division if not is_exact else sympy.Integer(0) if _is_remainder(division) else quotient
+        multiples, rest = sympy.Integer(0), sympy.Integer(0)
+        for term in sympy.Add.make_args(sympy.expand(base)):
+            if int(term.as_coeff_Mul()[0]) % int(divisor) == 0:
+                multiples += term
+            else:
+                rest += term
+        if not rest.is_Integer:
+            return division
+        if _is_remainder(division):
+            return sympy.Integer(int(rest) % int(divisor))
+        return sympy.expand(multiples / divisor) + int(rest) // int(divisor)
+
+    known = FLOORS | REMAINDERS
+    return expression.replace(
+        lambda part: type(part).__name__ in known and all(map(is_polynomial, part.args)),
+        reduced,
+    )
+
+
+def _is_remainder(division: Any) -> bool:
+    return type(division).__name__ in REMAINDERS
 
 
 @lru_cache(maxsize=4096)
@@ -120,11 +221,14 @@ def _least(minimum: Any) -> Any:
     return minimum
 
 
-def causes_of(expression: Any, input_symbols: Set[str], parameters: Set[str], values: Mapping[str, int]) -> set[str]:
-    """A small set of symbols that make an expression non-polynomial. Constant sizes no longer vary, so fewer are better.
+def factors_of(
+    expression: Any, input_symbols: Set[str], parameters: Set[str], values: Mapping[str, int]
+) -> dict[str, int]:
+    """A small set of symbols that make an expression non-polynomial, each with a factor for its unit, or ``CONSTANT``.
 
-    For a size such as ``C * H * W // 32`` the result is one symbol: preferably a parameter's, else one that is divisible.
-    Guards may also contain symbols that have become constant since; these are ignored.
+    For a size such as ``C * H * W // 32`` the result is one symbol: preferably a parameter's, which becomes constant, else one
+    whose value is a multiple. Guards may also contain symbols that have become constant since; these are ignored. With these
+    factors, another symbol may make the expression non-polynomial.
 
     Args:
         input_symbols: the symbols of all inputs.
@@ -135,13 +239,36 @@ def causes_of(expression: Any, input_symbols: Set[str], parameters: Set[str], va
         for atom in expression.atoms(sympy.Function)
         if type(atom).__name__ in DIVISIONS and not any(type(a).__name__ in DIVISIONS for a in _below(atom))
     ]
-    causes: set[str] = set()
+    factors: dict[str, int] = {}
     for division in divisions:
         names = {str(symbol) for symbol in division.free_symbols} & input_symbols
-        divisor = division.args[1]
-        divisible = {name for name in names if divisor.is_Integer and values.get(name, 0) % int(divisor) == 0}
-        causes |= (names & parameters) or set(sorted(divisible)[:1]) or names
-    return causes if divisions else {str(symbol) for symbol in expression.free_symbols}
+        if names & parameters:
+            factors |= dict.fromkeys(names & parameters, CONSTANT)
+        else:
+            factors |= _units_for(division, names, values) or dict.fromkeys(names, CONSTANT)
+    return factors if divisions else {str(symbol): CONSTANT for symbol in expression.free_symbols}
+
+
+def _units_for(division: Any, names: Set[str], values: Mapping[str, int]) -> dict[str, int]:
+    """The factor for one symbol in a division of a polynomial by a number; empty for other divisions."""
+    base, divisor = division.args[0], division.args[1]
+    if type(division).__name__ not in FLOORS | REMAINDERS or not divisor.is_Integer or not is_polynomial(base):
+        return {}
+    for term in sympy.Add.make_args(sympy.expand(base)):
+        coefficient = int(term.as_coeff_Mul()[0])
+        factor = abs(int(divisor)) // math.gcd(int(divisor), coefficient)
+        symbols = sorted({str(symbol) for symbol in term.free_symbols} & names)
+        if factor > 1 and symbols:
+            multiples = [name for name in symbols if values.get(name, 0) % factor == 0]
+            return {(multiples or symbols)[0]: factor}
+    return {}
+
+
+def kernel_symbols(node: torch.fx.Node) -> set[str]:
+    """The symbols in the kernel sizes of a convolution; empty for other operations. Code is made for constant kernel sizes."""
+    weight = node.args[1] if "conv" in str(node.target) and len(node.args) > 1 else None
+    value = weight.meta.get("val") if isinstance(weight, torch.fx.Node) else None
+    return {symbol for size in value.shape[2:] for symbol in symbols_of(size)} if value is not None else set()
 
 
 def symbols_of(size: Any) -> set[str]:
