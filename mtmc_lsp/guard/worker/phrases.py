@@ -226,9 +226,14 @@ def _not_plain(condition: ast.Call, scope: Scope) -> str:
             return f"{name} is {'nested' if tensor.is_nested else 'sparse'}; {MADE_FOR} dense tensors"
         if tensor.is_neg():
             return f"{name} is negated lazily; call resolve_neg() on it"
-    if _is_traced():
-        return "the call is traced or transformed (jit.trace, make_fx, vmap, jvp), which cannot see kernels"
-    return _elsewhere(scope.value(condition.func), scope)
+    if not _is_traced():
+        # Under Triton's interpreter the guard requires CPU tensors instead, so it decides which tensor is elsewhere.
+        is_plain_call = scope.value(condition.func)
+        for name, tensor in _named_tensors(scope):
+            if not is_plain_call((tensor,)):
+                where = "Triton launches on the current GPU" if tensor.is_cuda else "the kernels run on a GPU"
+                return f"{name} is on {_place(tensor.device)}; {where}"
+    return "the call is traced or transformed (jit.trace, make_fx, vmap, jvp), which cannot see kernels"
 
 
 def _is_traced() -> bool:
@@ -240,17 +245,6 @@ def _is_traced() -> bool:
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
     )
-
-
-def _elsewhere(is_plain_call: Callable[[tuple[Any, ...]], bool], scope: Scope) -> str:
-    """Which tensor is not on the current GPU. Under the interpreter the guard asks for CPU tensors, so it is called again."""
-    for name, tensor in _named_tensors(scope):
-        if not is_plain_call((tensor,)):
-            if tensor.is_cuda:
-                return f"{name} is on {tensor.device}, not on the current device; Triton launches on the current device"
-            return f"{name} is on {_place(tensor.device)}; the kernels run on a GPU"
-    devices = dict.fromkeys(_place(tensor.device) for _, tensor in _named_tensors(scope))
-    return f"tensors are on {' and '.join(devices)}; the kernels need all on the current GPU"
 
 
 def _other_type_or_shape(condition: ast.Call, scope: Scope) -> str:
