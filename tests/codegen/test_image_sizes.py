@@ -119,6 +119,12 @@ def test_an_image_that_is_smaller_than_a_window_is_left_to_the_users_code(captur
     assert not conditions_hold(graph.conditions, {"B": 1, "H": 2, "W": 3})
 
 
+@pytest.mark.parametrize("workload", ["x=f32[2,3,12,16]", "x=f32[B,3,12,16] B=2"])
+def test_image_sizes_that_the_workload_states_as_numbers_stay_constant(captured, workload: str) -> None:
+    graph = captured(f"{HEAD}# mtmc: {workload}\n{POOLS}", "pools").graph
+    assert [str(size) for size in graph.inputs[0].type.shape[2:]] == ["12", "16"]
+
+
 @pytest.mark.parametrize(
     ("name", "workload", "note"),
     [

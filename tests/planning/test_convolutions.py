@@ -283,3 +283,16 @@ def test_the_observed_mode_outweighs_the_errors_of_results(captured) -> None:
     assert as_run(capture.graph, Schedule(), history).convolution_mode(name) == "ieee"
     seen = replace(capture.graph, observed_convolution_modes={name: "tf32"})
     assert as_run(seen, Schedule(), history).convolution_mode(name) == "tf32"
+
+
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_patch_embedding_of_any_image_size_gets_a_faster_convolution(captured, dtype: str, precision: str) -> None:
+    text = source("x=F[16,3,H,W], w=F[768,3,16,16], b=F[768]: F.conv2d(x, w, b, stride=16).flatten(2).mT", dtype)
+    text = text.replace("# mtmc:", "# mtmc: H=224 W=224")
+    capture = with_precision(captured(text, "f"), precision)
+    assert [str(size) for size in capture.graph.inputs[0].type.shape[2:]] == ["16 * H_div_16", "16 * W_div_16"]
+    state = State(capture, start(capture, text), (), H200, True)
+    action = RooflinePlanner().ranked(state)[0]
+    assert "conv2d" in "".join(action.region)
+    assert action.expected.saved_us > 20

@@ -132,8 +132,8 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
         class_name=named_class,
         text=text,
         target_result=call.target_result,
-        # Such a file states its sizes once, and kernels for constant image sizes can be faster.
-        windows_vary=workload.source is not WorkloadSource.GET_INPUTS,
+        # A directive of numbers and ``get_inputs`` state sizes once, and kernels for constant image sizes can be faster.
+        windows_vary=bool(workload.sizes) or workload.source is WorkloadSource.RECORDED,
     )
 
     def cleaned(graph: Graph) -> Graph:
