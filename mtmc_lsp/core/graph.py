@@ -243,9 +243,11 @@ class ModuleHook:
     """A forward pre-hook or forward hook of a module, whose effect is part of the graph."""
 
     kind: str
-    """Qualified name of its class: ``torch.nn.utils.weight_norm.WeightNorm``."""
-    settings: Mapping[str, object]
-    """Its attributes, which are plain values."""
+    """A function's name in the user's file, or the qualified name of a class: ``torch.nn.utils.weight_norm.WeightNorm``."""
+    settings: Mapping[str, object] | None = None
+    """The attributes of an instance of this class, which are plain values; ``None`` for a function."""
+    is_before: bool = True
+    """Whether it is a pre-hook."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,7 @@ class UsedModule:
     length: int | None = None
     """Number of modules in a container."""
     hooks: tuple[ModuleHook, ...] = ()
-    """Its hooks at the capture: pre-hooks, then forward hooks. Empty if the graph does not contain their effect."""
+    """Its hooks at the capture. Empty if the graph does not contain their effect."""
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,6 @@ class GreedySearch:
                 self._try(action)
             elif self._certification.pending:
                 # A failed verification makes room for other actions.
-                self._events.on_stage("verifying")
                 self._settle(wait=True)
             elif not self._complete_timing():
                 # With the times of all baselines, the planner may know a further action.
@@ -183,7 +182,6 @@ class GreedySearch:
         if step.status is StepStatus.ACCEPTED and step.verdict is None and step.candidate is not None:
             self._certification.add(step, step.candidate)
             if not self._measurer.verifies_beside:
-                self._events.on_stage("verifying")
                 self._settle(wait=True)
         self._report()
 
@@ -198,7 +196,12 @@ class GreedySearch:
 
     def _settle(self, *, wait: bool) -> None:
         """Take over the verifications that ended, and report the steps up to the next one that runs."""
-        while (certified := self._certification.next(wait=wait)) is not None:
+        while True:
+            if wait and self._certification.pending:
+                self._events.on_stage("verifying")
+            certified = self._certification.next(wait=wait)
+            if certified is None:
+                return
             self._take_verdict(certified)
             self._report()
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn.utils import remove_weight_norm
 
+from mtmc_lsp.core.errors import TargetUnsupported
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.guard.worker.observed_calls import explain
 from tests.codegen.harness import verified
@@ -99,23 +100,19 @@ def test_a_removed_weight_norm_runs_the_original_code(load: Callable[[str, str],
     assert not module.normed_fits(item, torch.ones(3, 16))
 
 
-@torch.no_grad()
-def test_hooks_of_the_user_are_not_called_by_kernels_so_the_original_code_runs(
-    load: Callable[[str, str], ModuleType],
-) -> None:
-    module = load(HOOKED, "Hooked")
-    item = module.Hooked().eval()
-    item.layer.register_forward_hook(module.doubled)
-    assert not module.hooked_fits(item, torch.ones(3, 16))
-
-
 HOOKED = """
 import torch
 from torch import nn
 
+SEEN = []
+
 
 def doubled(layer, arguments, result):
     return 2 * result
+
+
+def noted(layer, arguments, result):
+    SEEN.append(result.shape)
 
 
 # mtmc: x=f32[B,16] B=4 module=eval
@@ -123,7 +120,57 @@ class Hooked(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(16, 16)
+        self.layer.register_forward_hook(doubled)
 
     def forward(self, x):
         return torch.tanh(self.layer(x))
 """
+
+
+def test_a_function_of_the_file_that_is_a_hook_is_part_of_the_kernels(
+    optimised: Callable[[str, str], tuple[Capture, str]],
+) -> None:
+    capture, _ = optimised(HOOKED, "Hooked")
+    verdict = verified(capture, fully_fused(capture, start(capture, HOOKED)))
+    assert verdict.is_correct, verdict.reason
+
+
+def _moved_before(layer: Any, hook: Callable[..., Any]) -> None:
+    layer._forward_hooks.clear()
+    layer.register_forward_pre_hook(hook)
+
+
+HOOK_CHANGES: dict[str, Callable[[ModuleType, Any], object]] = {
+    "no hook": lambda module, layer: layer._forward_hooks.clear(),
+    "twice": lambda module, layer: layer.register_forward_hook(module.doubled),
+    "another function": lambda module, layer: layer.register_forward_hook(module.noted),
+    "at another time": lambda module, layer: _moved_before(layer, module.doubled),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", HOOK_CHANGES)
+def test_the_kernels_run_for_exactly_the_captured_functions(load: Callable[[str, str], ModuleType], name: str) -> None:
+    module = load(HOOKED, "Hooked")
+    item, x = module.Hooked().eval(), torch.ones(3, 16)
+    assert module.hooked_fits(item, x)
+    HOOK_CHANGES[name](module, item.layer)
+    assert not module.hooked_fits(item, x)
+    assert explain(module.hooked_fits, (item, x), {}).reason == (
+        "self.layer has other hooks, or other settings of them; the kernels were made for doubled"
+    )
+
+
+def test_the_code_of_a_hook_is_compared_like_that_of_other_functions(load: Callable[[str, str], ModuleType]) -> None:
+    assert "doubled" in load(HOOKED, "Hooked").hooked_up_to_date_code.__code__.co_names
+
+
+def test_a_hook_with_another_effect_is_refused(captured: Callable[[str, str], Capture]) -> None:
+    with pytest.raises(TargetUnsupported, match="changes SEEN"):
+        captured(HOOKED.replace("register_forward_hook(doubled)", "register_forward_hook(noted)"), "Hooked")
+
+
+def test_a_hook_without_a_name_in_the_file_is_not_part_of_the_kernels(captured: Callable[[str, str], Capture]) -> None:
+    text = HOOKED.replace("register_forward_hook(doubled)", "register_forward_hook(lambda *values: 2 * values[2])")
+    capture = captured(text, "Hooked")
+    assert all(not module.hooks for module in capture.graph.modules)

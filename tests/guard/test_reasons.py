@@ -85,6 +85,7 @@ REASONS: list[tuple[Callable[[Any, list[Any], dict[str, Any]], Any], str]] = [
         with_x(lambda: torch.ones(16, 3).t()),
         "x is not contiguous (shape (3, 16), strides (1, 3)); the kernels were made for a contiguous one",
     ),
+    (with_x(lambda: torch.ones(3, 16, device="meta")), "x is on meta; the kernels run on a GPU"),
     (with_x(lambda: torch.ones(3, 16).to_sparse()), "x is sparse; the kernels were made for dense tensors"),
     (
         with_pair(torch.ones(5, 16), torch.ones(16)),

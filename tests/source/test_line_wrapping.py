@@ -11,6 +11,7 @@ from mtmc_lsp.codegen.kernel.device_functions import HELPERS
 from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR_SOURCE
 from mtmc_lsp.codegen.module.constants import CONSTANT_SOURCE
 from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, RUN_CUDA_GRAPH
+from mtmc_lsp.codegen.module.direct_launches import DIRECT_LAUNCHES
 from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS
 from mtmc_lsp.codegen.module.up_to_date import CODE_HELPERS
 from mtmc_lsp.source.line_wrapping import MAX_LINE, wrapped
@@ -83,6 +84,13 @@ def test_a_line_is_wrapped_like_a_formatter_does(line: str, result: str) -> None
 
 
 def test_helpers_fit_so_that_checks_recognise_their_text_in_generated_files() -> None:
-    sources = [*GUARD_HELPERS.values(), *HELPERS.values(), CODE_HELPERS, ALLOCATOR_SOURCE, CONSTANT_SOURCE]
+    sources = [
+        *GUARD_HELPERS.values(),
+        *HELPERS.values(),
+        CODE_HELPERS,
+        ALLOCATOR_SOURCE,
+        CONSTANT_SOURCE,
+        DIRECT_LAUNCHES,
+    ]
     for source in (*sources, GRAPHS, RUN_CUDA_GRAPH):
         assert wrapped(source) == source

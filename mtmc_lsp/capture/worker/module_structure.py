@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Iterable
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import torch
 
@@ -40,25 +40,31 @@ def used_modules(
         if access in accesses and kind:
             length = len(module) if isinstance(module, CONTAINERS) else None
             # The target's own hooks run outside of it.
-            modules.append(UsedModule(access, kind, length, _hooks_of(module) if access != "self" else ()))
+            modules.append(UsedModule(access, kind, length, _hooks_of(module, file) if access != "self" else ()))
     return tuple(modules)
 
 
-def _hooks_of(module: torch.nn.Module) -> tuple[ModuleHook, ...]:
-    """The module's hooks, if all are of torch's utilities that compute a parameter from others, such as ``weight_norm``.
+def _hooks_of(module: torch.nn.Module, file: ModuleType) -> tuple[ModuleHook, ...]:
+    """The module's hooks, if the exported graph contains the effect of all of them and a guard can recognise them.
 
-    The exported graph contains these computations. Other hooks may have effects that no graph shows.
+    They are functions that the file has a name for, whose other effects are refused and whose code is a dependency like that of
+    other functions, and hooks of torch's utilities that compute a parameter from others, such as ``weight_norm``.
     """
-    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    if not all(_computes_parameters(hook) for hook in hooks):
-        return ()
-    return tuple(ModuleHook(f"{type(hook).__module__}.{type(hook).__qualname__}", dict(vars(hook))) for hook in hooks)
+    stores = ((module._forward_pre_hooks, True), (module._forward_hooks, False))
+    hooks = [_known_hook(hook, file, is_before) for store, is_before in stores for hook in store.values()]
+    return tuple(hook for hook in hooks if hook is not None) if None not in hooks else ()
 
 
-def _computes_parameters(hook: object) -> bool:
-    if not type(hook).__module__.startswith(HOOKS_OF_PARAMETERS):
-        return False
-    return all(value is None or isinstance(value, (bool, int, float, str)) for value in vars(hook).values())
+def _known_hook(hook: object, file: ModuleType, is_before: bool) -> ModuleHook | None:
+    if isinstance(hook, FunctionType):
+        name = next((name for name, value in vars(file).items() if value is hook), None)
+        return ModuleHook(name, None, is_before) if name is not None and hook.__closure__ is None else None
+    kind = type(hook)
+    settings = dict(getattr(hook, "__dict__", {}))
+    is_plain = all(value is None or isinstance(value, (bool, int, float, str)) for value in settings.values())
+    if not kind.__module__.startswith(HOOKS_OF_PARAMETERS) or not is_plain:
+        return None
+    return ModuleHook(f"{kind.__module__}.{kind.__qualname__}", settings, is_before)
 
 
 def aliases_in(instance: torch.nn.Module | None, used: Collection[str]) -> tuple[tuple[str, str], ...]:

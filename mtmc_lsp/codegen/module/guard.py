@@ -23,7 +23,7 @@ from mtmc_lsp.codegen.module.guard_helpers import (
 from mtmc_lsp.codegen.module.module_lookups import cache_lookups, parts
 from mtmc_lsp.codegen.module.number_conditions import number_conditions
 from mtmc_lsp.codegen.module.unpacking import Unpacking
-from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, UsedModule
+from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, ModuleHook, UsedModule
 from mtmc_lsp.core.sizes import Size, conditions_hold, names_in, rename_symbols
 
 
@@ -201,10 +201,17 @@ def _structure(graph: Graph, attributes: Iterable[str], values: list[str], up_to
 def _is_unchanged(module: UsedModule) -> str:
     """The condition that a submodule runs the captured code: its class, and the hooks whose effect is in the graph."""
     if module.hooks:
-        hooks = ", ".join(f'("{hook.kind}", {dict(hook.settings)!r})' for hook in module.hooks)
-        return f"{HAS_CAPTURED_HOOKS}({module.access}, {module.kind}, [{hooks}])"
+        before, after = (
+            f"[{', '.join(_hook(hook) for hook in module.hooks if hook.is_before == is_before)}]"
+            for is_before in (True, False)
+        )
+        return f"{HAS_CAPTURED_HOOKS}({module.access}, {module.kind}, {before}, {after})"
     length = f", {module.length}" if module.length is not None else ""
     return f"{IS_UNCHANGED_MODULE}({module.access}, {module.kind}{length})"
+
+
+def _hook(hook: ModuleHook) -> str:
+    return hook.kind if hook.settings is None else f'("{hook.kind}", {dict(hook.settings)!r})'
 
 
 def _shapes(

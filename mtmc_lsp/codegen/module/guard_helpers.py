@@ -74,14 +74,19 @@ def _do_not_overlap(tensors, updated) -> bool:
         and (length is None or len(module) == length)
     )
 ''',
-    HAS_CAPTURED_HOOKS: '''def _has_captured_hooks(module, kind, hooks) -> bool:
-    """Whether a call of the module runs only the forward of its class and these hooks, which compute parameters."""
-    registered = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    present = [(f"{type(h).__module__}.{type(h).__qualname__}", getattr(h, "__dict__", None)) for h in registered]
+    HAS_CAPTURED_HOOKS: '''def _has_captured_hooks(module, kind, before, after) -> bool:
+    """Whether a call of the module runs the forward of its class and these hooks, whose effect the kernels have."""
+
+    def known(hook):
+        if type(hook) is type(_has_captured_hooks):
+            return hook
+        return f"{type(hook).__module__}.{type(hook).__qualname__}", getattr(hook, "__dict__", None)
+
     return (
         (type(module) is kind or f"{type(module).__module__}.{type(module).__qualname__}" == kind)
         and "forward" not in module.__dict__
-        and present == hooks
+        and [known(hook) for hook in module._forward_pre_hooks.values()] == before
+        and [known(hook) for hook in module._forward_hooks.values()] == after
     )
 ''',
     HAVE_TYPE_AND_SHAPE: '''def _have_type_and_shape(dtype, shape, *tensors) -> bool:

@@ -226,9 +226,14 @@ def _not_plain(condition: ast.Call, scope: Scope) -> str:
             return f"{name} is {'nested' if tensor.is_nested else 'sparse'}; {MADE_FOR} dense tensors"
         if tensor.is_neg():
             return f"{name} is negated lazily; call resolve_neg() on it"
-    if _is_traced():
-        return "the call is traced or transformed (jit.trace, make_fx, vmap, jvp), which cannot see kernels"
-    return _elsewhere(scope.value(condition.func), scope)
+    if not _is_traced():
+        # Under Triton's interpreter the guard requires CPU tensors instead, so it decides which tensor is elsewhere.
+        is_plain_call = scope.value(condition.func)
+        for name, tensor in _named_tensors(scope):
+            if not is_plain_call((tensor,)):
+                where = "Triton launches on the current GPU" if tensor.is_cuda else "the kernels run on a GPU"
+                return f"{name} is on {_place(tensor.device)}; {where}"
+    return "the call is traced or transformed (jit.trace, make_fx, vmap, jvp), which cannot see kernels"
 
 
 def _is_traced() -> bool:
@@ -240,17 +245,6 @@ def _is_traced() -> bool:
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
     )
-
-
-def _elsewhere(is_plain_call: Callable[[tuple[Any, ...]], bool], scope: Scope) -> str:
-    """Which tensor is not on the current GPU. Under the interpreter the guard asks for CPU tensors, so it is called again."""
-    for name, tensor in _named_tensors(scope):
-        if not is_plain_call((tensor,)):
-            if tensor.is_cuda:
-                return f"{name} is on {tensor.device}, not on the current device; Triton launches on the current device"
-            return f"{name} is on {_place(tensor.device)}; the kernels run on a GPU"
-    devices = dict.fromkeys(_place(tensor.device) for _, tensor in _named_tensors(scope))
-    return f"tensors are on {' and '.join(devices)}; the kernels need all on the current GPU"
 
 
 def _other_type_or_shape(condition: ast.Call, scope: Scope) -> str:
@@ -282,11 +276,12 @@ def _other_module(condition: ast.Call, scope: Scope) -> str:
 
 
 def _other_hooks(condition: ast.Call, scope: Scope) -> str:
-    module, kind, expected = (scope.value(node) for node in condition.args)
+    module, kind, before, after = (scope.value(node) for node in condition.args)
     name = scope.text(condition.args[0])
     if _class_name(type(module)) != (_class_name(kind) if isinstance(kind, type) else kind):
         return f"{name} is {_article(type(module))}; {MADE_FOR} {scope.text(condition.args[1])}"
-    known = ", ".join(hook.rpartition(".")[2] for hook, _ in expected)
+    hooks = (hook.__name__ if callable(hook) else hook[0].rpartition(".")[2] for hook in (*before, *after))
+    known = ", ".join(hooks)
     return _replaced_forward(module, name) or f"{name} has other hooks, or other settings of them; {MADE_FOR} {known}"
 
 

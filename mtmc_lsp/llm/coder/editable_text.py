@@ -12,7 +12,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from mtmc_lsp.codegen.kernel.snippets import call_text, def_lines
-from mtmc_lsp.codegen.module.direct_launches import DIRECT_LAUNCHES, launched_directly, without_direct_launches
+from mtmc_lsp.codegen.module.direct_launches import (
+    DIRECT_LAUNCHES,
+    NAME,
+    launched_directly,
+    without_direct_launches,
+)
 from mtmc_lsp.core.run import GeneratedCode
 
 
@@ -79,9 +84,9 @@ def assemble_code(editable: EditableCode, text: str, unchanged: Collection[str] 
     lines = text.splitlines()
     body = lines[launcher.body[0].lineno - 1 : launcher.end_lineno]
     header = def_lines(editable.launcher, [*editable.tensors, *map(launched_directly, kernels)])
-    helper = DIRECT_LAUNCHES.strip("\n")
-    helpers = [editable.guard] if helper in editable.guard else [editable.guard, helper]
-    parts = [*sources, *helpers, "\n".join([*header, *body])]
+    # Code whose launcher launched no kernel before lacks the helper.
+    helper = [] if f"class {NAME}:" in editable.guard else [DIRECT_LAUNCHES]
+    parts = [*sources, editable.guard, *helper, "\n".join([*header, *body])]
     if editable.operator:
         parts.append(_operator(editable, kernels))
     return replace(editable.code, block="\n\n\n".join(part.strip("\n") for part in parts) + "\n")
