@@ -21,6 +21,11 @@ OUTLIERS = 0.01
 """The part of the elements that may exceed their limit where values are next to edges: some are not crossed in any draw."""
 
 
+SAMPLE = 1 << 16
+"""About as many elements determine the typical rounding error. With the median of all, which sorts them, the comparison of a case
+of ``rmsnorm_residual`` with 67 million elements took 0.1 instead of 0.02 s (H100)."""
+
+
 @dataclass
 class IllConditioned:
     """A reference result with a large error."""
@@ -71,7 +76,10 @@ def elementwise_counts(
 
 def _largest_ordinary_error(rounding: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """The largest of as many normal errors as there are elements; typical is the median of the elements that count."""
-    typical = rounding.masked_fill(~counts, torch.nan).nanmedian().nan_to_num(nan=0.0, posinf=0.0)
+    # An odd step visits all columns of a power of two.
+    step = rounding.numel() // SAMPLE | 1
+    sample, counted = rounding.flatten()[::step], counts.flatten()[::step]
+    typical = sample.masked_fill(~counted, torch.nan).nanmedian().nan_to_num(nan=0.0, posinf=0.0)
     return typical * math.sqrt(2.0 * math.log(2.0 * max(1, rounding.numel())))
 
 
