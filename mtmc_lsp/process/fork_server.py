@@ -186,6 +186,8 @@ class ForkServer:
 
     def _open_branch(self, path: str, cwd: str) -> socket.socket:
         environment = {**os.environ, **self.env, "PYTHONDONTWRITEBYTECODE": "1"}
+        # Guards in imported modules must not warn, as in workers.
+        environment.pop("MTMC_GUARD", None)
         message = {"branch": path, "cwd": cwd, "env": environment, "cores": usable_cores()}
         return self._open_connection(message)
 
