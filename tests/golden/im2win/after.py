@@ -274,8 +274,8 @@ def conv_relu_fits(x, w) -> bool:
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and x.dtype == torch.float16 and x.ndim == 4 and x.shape[1] == 3 and x.is_contiguous() and x.numel() > 0
         and w.dtype == torch.float16 and w.shape == (6, 3, 5, 3) and w.is_contiguous()
-        and x.shape[2] % 3 == 1
-        and x.shape[3] % 2 == 1
+        and x.shape[2] % 3 == 1 and x.shape[2] >= 3
+        and x.shape[3] % 2 == 1 and x.shape[3] >= 2
         and 48 * x.shape[0] * (x.shape[2] // 3) * (x.shape[3] // 2)
         + 72 * x.shape[0] * (x.shape[2] // 3)
         + 48 * x.shape[0] * (x.shape[3] // 2)
