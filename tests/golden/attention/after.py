@@ -71,7 +71,7 @@ def attend_kernel(
     tl.store(out_ptr + batch * 16 * n_queries + m * 16 + width, acc, mask=m_mask)
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -196,7 +196,7 @@ def attend_fits(q, k, v) -> bool:
         return False
     tensors = (q, k, v)
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and q.dtype == torch.float32 and q.ndim == 4 and q.shape[0] == 1 and q.shape[3] == 16 and q.is_contiguous()

@@ -40,7 +40,7 @@ def rms_norm_kernel(
     tl.store(out_ptr + rows * n_cols + cols, x * tl.rsqrt(row_sum / n_cols + 1e-06) * weight, mask=row_mask & col_mask)
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -165,7 +165,7 @@ def rms_norm_fits(x, weight) -> bool:
         return False
     tensors = (x, weight)
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0

@@ -31,7 +31,7 @@ def two_convolutions_y_kernel(conv2d_ptr, y_ptr, n_cols, BLOCK: tl.constexpr):
     tl.store(y_ptr + cols, y, mask=col_mask)
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -156,7 +156,7 @@ def two_convolutions_fits(x, w, v) -> bool:
         return False
     tensors = (x, w, v)
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and x.dtype == torch.float32 and x.ndim == 4 and x.shape[1] == 16 and x.is_contiguous() and x.numel() > 0

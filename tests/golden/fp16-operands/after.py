@@ -234,7 +234,7 @@ def conv_tanh_out_kernel(
     tl.store(out_ptr + n * H_W + b_index_3 * 6 * H_W + i1, _tanh(acc * where * reshape), mask=m_mask & n_mask)
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -359,7 +359,7 @@ def conv_tanh_fits(x, w) -> bool:
         return False
     tensors = (x, w)
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and x.dtype == torch.float32 and x.ndim == 4 and x.shape[1] == 18 and x.is_contiguous() and x.numel() > 0

@@ -45,7 +45,7 @@ def bias_gelu_kernel(
     )
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -170,7 +170,7 @@ def bias_gelu_fits(x, bias) -> bool:
         return False
     tensors = (x, bias)
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0

@@ -144,7 +144,7 @@ def conv_relu_out_kernel(
     )
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -269,7 +269,7 @@ def conv_relu_fits(x, w) -> bool:
         return False
     tensors = (x, w)
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and x.dtype == torch.float16 and x.ndim == 4 and x.shape[1] == 3 and x.is_contiguous() and x.numel() > 0

@@ -29,7 +29,7 @@ def linear_silu_kernel(linear_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
     tl.store(out_ptr + cols, linear * tl.sigmoid(linear) * 2.0, mask=col_mask)
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -154,7 +154,7 @@ def linear_silu_fits(x, w) -> bool:
         return False
     tensors = (x, w)
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0

@@ -30,7 +30,7 @@ def swiglu_kernel(gate_ptr, up_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
     tl.store(out_ptr + cols, gate * tl.sigmoid(gate) * up, mask=col_mask)
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -155,7 +155,7 @@ def swiglu_fits(gate, up) -> bool:
         return False
     tensors = (gate, up)
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and gate.dtype == torch.float32 and gate.ndim == 2 and gate.is_contiguous() and gate.numel() > 0

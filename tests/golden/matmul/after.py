@@ -59,7 +59,7 @@ def linear_gelu_kernel(
     tl.store(out_ptr + m * N + n, 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476)), mask=m_mask & n_mask)
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -184,7 +184,7 @@ def linear_gelu_fits(x, w, bias) -> bool:
         return False
     tensors = (x, w, bias)
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and x.dtype == torch.float16 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0

@@ -80,7 +80,7 @@ def row_and_column_sums_out_1_kernel(
     tl.store(out_1_ptr + rows, y_sum, mask=row_mask)
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -205,7 +205,7 @@ def row_and_column_sums_fits(x) -> bool:
         return False
     tensors = (x,)
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0

@@ -120,7 +120,7 @@ def net_out_kernel(
         tl.store(steps_ptr + step.to(tl.int64) * state + offsets, hidden, mask=mask)
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -274,7 +274,7 @@ def net_fits(self, x) -> bool:
         (layer_bias_hh_l1 := layer.bias_hh_l1),
     )
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and x.dtype == torch.float32 and x.ndim == 3 and x.shape[2] == 8 and x.is_contiguous() and x.numel() > 0

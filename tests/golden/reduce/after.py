@@ -51,7 +51,7 @@ def layer_norm_kernel(
     )
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -176,7 +176,7 @@ def layer_norm_fits(x, weight, bias) -> bool:
         return False
     tensors = (x, weight, bias)
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0

@@ -78,7 +78,7 @@ def scores_out_0_and_out_1_kernel(
         scores_out_1_kernel(pid - end_1, key_ptr, out_1_ptr, n_cols_2, BLOCK_2)
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -203,7 +203,7 @@ def scores_fits(query, key) -> bool:
         return False
     tensors = (query, key)
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and query.dtype == torch.float32 and query.ndim == 2 and query.is_contiguous() and query.numel() > 0

@@ -67,7 +67,7 @@ def log_sum_kernel(max_parts_ptr, sum_exp_parts_ptr, out_ptr, PARTS: tl.constexp
     tl.store(out_ptr + row, tl.where(tl.abs(row_max) == float("inf"), row_max, tl.log(row_total) + row_max))
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -192,7 +192,7 @@ def log_sum_fits(x) -> bool:
         return False
     tensors = (x,)
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0

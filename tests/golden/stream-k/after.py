@@ -120,7 +120,7 @@ def product_relu_kernel(
     tl.store(out_ptr + m * N + n, tl.where(acc < 0, 0.0, acc), mask=m_mask & n_mask)
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -245,7 +245,7 @@ def product_relu_fits(a, b) -> bool:
         return False
     tensors = (a, b)
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and a.dtype == torch.float32 and a.ndim == 2 and a.is_contiguous() and a.numel() > 0

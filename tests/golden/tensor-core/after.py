@@ -192,7 +192,7 @@ def linear_relu_kernel(
     tl.store(out_ptr + m * N + n, tl.where(acc < 0, 0.0, acc), mask=m_mask & n_mask)
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -317,7 +317,7 @@ def linear_relu_fits(x, w) -> bool:
         return False
     tensors = (x, w)
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0
