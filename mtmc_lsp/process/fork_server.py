@@ -168,8 +168,8 @@ class ForkServer:
     def branch(self, path: str, cwd: str) -> ForkServer:
         """A fork server that imports what a user's file imports, so that workers need not; returns without waiting.
 
-        It is forked from this one, which forks the workers instead if the imports start threads or need the GPU, and workers
-        with other variables. The caller closes it before this one.
+        It is forked from this one, which forks the workers instead if the imports start threads, need the GPU, fail or change
+        what a fork does not keep, and workers with other variables. The caller closes it before this one.
 
         Args:
             path: the user's file, which itself is not run.
@@ -186,6 +186,8 @@ class ForkServer:
 
     def _open_branch(self, path: str, cwd: str) -> socket.socket:
         environment = {**os.environ, **self.env, "PYTHONDONTWRITEBYTECODE": "1"}
+        # Guards in imported modules must not warn, as in workers.
+        environment.pop("MTMC_GUARD", None)
         message = {"branch": path, "cwd": cwd, "env": environment, "cores": usable_cores()}
         return self._open_connection(message)
 

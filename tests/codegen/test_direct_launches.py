@@ -155,6 +155,30 @@ def test_sizes_that_triton_does_not_tell_apart_share_a_version(module: ModuleTyp
     assert launches.searches == 2
 
 
+def test_negative_and_long_integers_do_not_keep_one_version_each(module: ModuleType, launches: Launches) -> None:
+    direct = module._DirectLaunches(module.kernel)
+    for n in range(100):
+        for sign in (-1, 1):
+            direct[(1,)](torch.ones(64), torch.ones(64), sign * (n + 2), 2.0, BLOCK=32, EVEN=False)
+            direct[(1,)](torch.ones(64), torch.ones(64), sign * (2**40 + n), 2.0, BLOCK=32, EVEN=False)
+    assert len(direct.versions) <= 8
+
+
+def test_constants_that_are_equal_in_python_alone_have_their_versions(module: ModuleType, launches: Launches) -> None:
+    direct = module._DirectLaunches(module.kernel)
+    for even in (True, 1, False, 0, 0.0, -0.0):
+        launch(direct, EVEN=even)
+    assert launches.searches == 6
+
+
+def test_a_constant_by_position_is_left_to_triton(module: ModuleType, launches: Launches) -> None:
+    direct = module._DirectLaunches(module.kernel)
+    for block in (32, 64, 32):
+        direct[(1,)](torch.ones(64), torch.ones(64), 50, 2.0, block, EVEN=True)
+    assert [arguments[4] for *_, arguments in launches] == [32, 64, 32]
+    assert launches.searches == 3
+
+
 def test_each_device_has_its_version(module: ModuleType, launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     direct = module._DirectLaunches(module.kernel)
     for device in (0, 0, 1, 0, 1):
@@ -239,7 +263,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "n": INTEGERS | st.integers(-(2**63), 2**64 - 1) | st.booleans(),
     "scale": st.sampled_from([0.5, 2.0, 1, 1.0, True, 32, None]),
     "BLOCK": st.sampled_from([32, 64]),
-    "EVEN": st.booleans(),
+    "EVEN": st.sampled_from([False, True, 0, 1, 0.0, -0.0, 1.0]),
     "num_warps": st.sampled_from([2, 4]),
 }
 

@@ -107,7 +107,7 @@ def test_automatic_mode_uses_the_model_only_where_the_built_in_coder_cannot(capt
     ):
         assert by_hand.count(old) == 1, old
         by_hand = by_hand.replace(old, new)
-    at = by_hand.index("def _is_plain_call(")
+    at = by_hand.index("def _is_plain_gpu_call(")
     assert result.final.source == f"{by_hand[:at]}{SORTED}\n\n{by_hand[at:]}"
     assert model.use().requests == 1
 

@@ -66,7 +66,7 @@ def test_progress_is_reported_with_the_numbers_of_the_whole_run() -> None:
 
 
 def test_the_code_of_several_regions_has_each_helper_once() -> None:
-    helper, tail = "def _is_plain_call(tensors):\n    return True\n", "def f_region_{}_fits(x):\n    return True\n"
+    helper, tail = "def _is_plain_gpu_call(tensors):\n    return True\n", "def f_region_{}_fits(x):\n    return True\n"
     codes = [
         (
             region,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib
 import importlib.util
 import linecache
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -56,34 +56,74 @@ def load_user_module(
     return module
 
 
-def import_dependencies(path: str) -> None:
-    """Run the import statements at the top level of the user's file, and nothing else of it. Errors are left to the file itself.
+def import_dependencies(path: str) -> bool:
+    """Run the import statements at the beginning of the user's file, for processes that are forked to run the file.
 
-    Statements under a condition are left out, because the condition may depend on other statements.
+    It stops at the first statement that may have another effect, since later imports may depend on that.
+
+    Returns:
+        Whether the file then behaves as in a process that imported nothing: no module failed, which would run a second
+        time, and none imported the file itself.
     """
     file = Path(path).resolve()
     package = _enter_project(file)
-    with contextlib.suppress(Exception):
-        imports = _top_level_imports(ast.parse(file.read_bytes()).body)
-        if package:
-            imports.insert(0, ast.parse(f"import {package}").body[0])
-        namespace = {"__name__": module_name(file), "__package__": package}
-        for statement in imports:
-            # Modules of the user may raise anything, and end the process.
-            with contextlib.suppress(Exception, SystemExit):
-                exec(compile(ast.Module([statement], []), str(file), "exec", dont_inherit=True), namespace)
+    name = module_name(file)
+    namespace = {"__name__": name, "__package__": package}
+
+    def run(statement: ast.stmt) -> bool:
+        try:
+            exec(compile(ast.Module([statement], []), str(file), "exec", dont_inherit=True), namespace)
+        except (Exception, SystemExit) as error:
+            frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+            # The first one is the statement itself.
+            if sum(frame.f_code.co_name == "<module>" for frame in frames) > 1:
+                raise _ModuleFailed from error
+            return False
+        return True
+
+    try:
+        statements = ast.parse(file.read_bytes()).body
+        if package and not run(ast.parse(f"import {package}").body[0]):
+            return True
+        # The file's package may import it; so it does in every process.
+        earlier = sys.modules.get(name)
+        _run_imports(statements, run)
+    except (OSError, SyntaxError, ValueError, _ModuleFailed):
+        return False
+    return sys.modules.get(name) is earlier
 
 
-def _top_level_imports(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
-    imports: list[ast.stmt] = []
+class _ModuleFailed(Exception):
+    """An imported module raised while it ran."""
+
+
+def _run_imports(statements: Sequence[ast.stmt], run: Callable[[ast.stmt], bool]) -> bool:
+    """Run import statements up to the first other statement or failure; returns whether it came to the end."""
     for statement in statements:
         if isinstance(statement, ast.Try):
-            imports += _top_level_imports(statement.body)
-        elif isinstance(statement, ast.Import) or (
-            isinstance(statement, ast.ImportFrom) and statement.module != "__future__"
-        ):
-            imports.append(statement)
-    return imports
+            if not _run_imports(statement.body, run) or statement.orelse or statement.finalbody:
+                return False
+        elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+            if not run(statement):
+                return False
+        elif not _has_no_effect(statement):
+            return False
+    return True
+
+
+def _has_no_effect(statement: ast.stmt) -> bool:
+    """Whether imports after this statement cannot depend on it: a docstring, a constant, or imports for type checkers."""
+    if isinstance(statement, ast.If):
+        return ast.unparse(statement.test).rpartition(".")[2] == "TYPE_CHECKING" and not statement.orelse
+    if isinstance(statement, ast.Assign) and not all(isinstance(target, ast.Name) for target in statement.targets):
+        return False
+    if not isinstance(statement, (ast.Assign, ast.Expr)):
+        return False
+    try:
+        ast.literal_eval(statement.value)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
 
 
 def _enter_project(file: Path) -> str:

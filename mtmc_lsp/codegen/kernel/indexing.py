@@ -133,12 +133,15 @@ def pad(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
     for dim, (index, amount) in enumerate(zip(at, before, strict=True)):
         length = tile.ir.prims[source].shape[dim]
         inner.append(index.plus(-amount))
-        if length != prim.shape[dim]:
+        # Without padding on one side, one bound is enough. A window that leaves out the last elements may cut off as many
+        # as the padding adds, so equal lengths do not mean that there is no padding.
+        after = prim.shape[dim] - length - amount
+        is_padded_after = not after.is_constant or after.constant > 0
+        if amount or is_padded_after:
             position = tile.index(index.plus(-amount))
-            # Without padding on one side, one bound is enough.
             if amount:
                 conditions.append(f"({position.text} >= 0)")
-            if length + amount != prim.shape[dim]:
+            if is_padded_after:
                 conditions.append(f"({position.text} < {tile.parameters.size(length).at(SUM)})")
             rows, cols = rows or position.rows, cols or position.cols
     if not conditions:

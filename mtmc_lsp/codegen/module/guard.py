@@ -61,7 +61,9 @@ def bindings(graph: Graph, names: dict[str, str]) -> dict[str, Binding]:
                 result.setdefault(str(size), Binding(str(size), text))
             elif not plain and (units := _in_units(size)) is not None and units[0] not in result:
                 symbol, unit, rest = units
-                result[symbol] = Binding(symbol, f"{text} // {unit}", f"{text} % {unit} == {rest}", text)
+                # Named sizes are at least 1; without a rest, an input that is not empty shows that.
+                at_least_one = f" and {text} >= {unit}" if rest else ""
+                result[symbol] = Binding(symbol, f"{text} // {unit}", f"{text} % {unit} == {rest}{at_least_one}", text)
     return result
 
 

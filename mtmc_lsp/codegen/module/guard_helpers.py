@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-PLAIN_CALL = "_is_plain_call"
+PLAIN_CALL = "_is_plain_gpu_call"
 IS_UNCHANGED_MODULE = "_is_unchanged_module"
 HAS_CAPTURED_HOOKS = "_has_captured_hooks"
 NO_OVERLAP = "_do_not_overlap"
-HAVE_TYPE_AND_SHAPE = "_have_type_and_shape"
+HAVE_TYPE_AND_SHAPE = "_are_contiguous_with"
 HAVE_VALUES = "_have_values"
 HAS_ITEMS = "_has_items"
 ALIGNED = "_are_aligned"
@@ -17,7 +17,7 @@ GUARD_HELPERS = {
     """Whether all tensors start at multiples of 16 bytes, as TMA requires; torch.compile cannot tell: False."""
     return not torch.compiler.is_compiling() and all(t.data_ptr() % 16 == 0 for t in tensors)
 ''',
-    PLAIN_CALL: '''def _is_plain_call(tensors) -> bool:
+    PLAIN_CALL: '''def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -89,7 +89,7 @@ def _do_not_overlap(tensors, updated) -> bool:
         and [known(hook) for hook in module._forward_hooks.values()] == after
     )
 ''',
-    HAVE_TYPE_AND_SHAPE: '''def _have_type_and_shape(dtype, shape, *tensors) -> bool:
+    HAVE_TYPE_AND_SHAPE: '''def _are_contiguous_with(dtype, shape, *tensors) -> bool:
     """Whether all tensors are contiguous and have this dtype and shape."""
     for t in tensors:
         if t.dtype != dtype or t.shape != shape or not t.is_contiguous():
@@ -134,4 +134,8 @@ def _do_not_overlap(tensors, updated) -> bool:
         return False
 ''',
 }
-"""Source of each guard helper, by name."""
+"""Source of each guard helper, by name.
+
+A file may contain blocks of earlier versions, and the last definition of a name counts for all blocks. Therefore a helper
+that checks more than before gets another name.
+"""

@@ -328,8 +328,8 @@ def _other_code(condition: ast.Call, scope: Scope) -> str:
 CALLS: Mapping[str, Callable[[ast.Call, Scope], str]] = {
     "isinstance": _not_instance,
     "is_contiguous": _not_contiguous,
-    "_is_plain_call": _not_plain,
-    "_have_type_and_shape": _other_type_or_shape,
+    "_is_plain_gpu_call": _not_plain,
+    "_are_contiguous_with": _other_type_or_shape,
     "_is_unchanged_module": _other_module,
     "_has_captured_hooks": _other_hooks,
     "_have_values": _other_values,

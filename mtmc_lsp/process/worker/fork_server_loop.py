@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mtmc_lsp.process.cache_files import cache_folder
 from mtmc_lsp.process.priority import limit_to_cores
@@ -39,9 +39,17 @@ COMPILER_MODULES = ("torch._inductor.compile_fx", "triton.compiler")
 """What the baselines and kernels of a GPU need."""
 
 
+class ChangedVariable(NamedTuple):
+    """An environment variable that imports changed; ``None`` if it is not set."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+
 def serve_forks(
     server_file: int,
-    import_dependencies: Callable[[str], None],
+    import_dependencies: Callable[[str], bool],
     *,
     preload: bool = False,
     command_modules: Sequence[str] = (),
@@ -53,7 +61,8 @@ def serve_forks(
 
     Args:
         server_file: descriptor of the socket to the first client.
-        import_dependencies: imports what the user's file with a path imports; branches call it.
+        import_dependencies: imports what the user's file with a path imports; branches call it. It returns whether the file
+            then runs in a forked process as in one that imported nothing.
         preload: whether to import what capture needs and, while idle, the compilers.
         command_modules: modules of the worker commands to import with ``preload``.
 
@@ -72,9 +81,16 @@ def serve_forks(
 
 
 def _serve_clients(
-    server_file: int, pending: list[str], import_dependencies: Callable[[str], None]
+    server_file: int,
+    pending: list[str],
+    import_dependencies: Callable[[str], bool],
+    variables: Sequence[ChangedVariable] = (),
 ) -> tuple[Sequence[str], int]:
-    """Serve the owner at the other end of a socket and all borrowers; import ``pending`` modules while idle."""
+    """Serve the owner at the other end of a socket and all borrowers; import ``pending`` modules while idle.
+
+    Args:
+        variables: the environment variables that imports changed; workers get the same changes.
+    """
     owner = socket.socket(fileno=server_file)
     owner.set_inheritable(False)
     _adopt_orphans()
@@ -125,10 +141,10 @@ def _serve_clients(
                     each.close()
                 if "branch" in message:
                     _adapt(message)
-                    _warm_branch(functools.partial(import_dependencies, message["branch"]))
-                    return _serve_clients(files[0], pending, import_dependencies)
+                    changed = _warm_branch(functools.partial(import_dependencies, message["branch"]))
+                    return _serve_clients(files[0], pending, import_dependencies, changed)
                 gc.enable()
-                return _become_worker(message, files)
+                return _become_worker(message, files, variables)
             # Both processes set the group, so that the client can kill it as soon as it knows the id.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
@@ -167,22 +183,55 @@ def _preload(name: str) -> None:
         importlib.import_module(name)
 
 
-def _warm_branch(import_all: Callable[[], None]) -> None:
+def _warm_branch(import_all: Callable[[], bool]) -> list[ChangedVariable]:
     """Import what a user's file imports; ends the process if each worker must do that itself.
 
-    Threads and CUDA do not survive a fork, and a module that could not ask for the GPU at import may have decided wrongly.
+    Threads, child processes and CUDA do not survive a fork, and a module that could not ask for the GPU at import may have
+    decided wrongly. Folders, signal handlers and numbers of threads are set anew in each worker.
+
+    Returns:
+        The environment variables that the imports changed.
     """
     import torch
 
-    threads = torch.get_num_threads()
+    threads, folder, interprets, variables = torch.get_num_threads(), os.getcwd(), _interprets(), dict(os.environ)
     # A pool of OpenMP threads would not survive a fork either; a single thread needs none.
     torch.set_num_threads(1)
-    with _without_cuda() as refused:
-        import_all()
-    is_changed = refused or threading.active_count() > 1 or torch.get_num_threads() != 1 or _uses_gpu()
+    with _without_cuda() as refused, _noting_calls(torch, "set_num_threads") as calls:
+        is_fit = import_all()
+    is_changed = (
+        not is_fit
+        or refused
+        or calls
+        or threading.active_count() > 1
+        or _children()
+        or _uses_gpu()
+        or os.getcwd() != folder
+        or _interprets() != interprets
+        or signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL
+        # Sandboxed workers have their own folder for temporary files.
+        or tempfile.tempdir is not None
+    )
     if is_changed:
         os._exit(1)
     torch.set_num_threads(threads)
+    names = {**variables, **os.environ}
+    changes = [ChangedVariable(name, variables.get(name), os.environ.get(name)) for name in names]
+    return [change for change in changes if change.before != change.after]
+
+
+@contextlib.contextmanager
+def _noting_calls(module: Any, name: str) -> Iterator[list[str]]:
+    """Note the calls of a function."""
+    original, calls = getattr(module, name), list[str]()
+
+    @functools.wraps(original)
+    def noted(*arguments: Any) -> Any:
+        calls.append(name)
+        return original(*arguments)
+
+    with _patched([(module, name, noted)]):
+        yield calls
 
 
 def _uses_gpu() -> bool:
@@ -221,14 +270,22 @@ def _without_cuda() -> Iterator[list[str]]:
     else:
         patches += [(_triton, "has_triton", functools.cache(lambda: True))]
         patches += [(torch.cuda, "is_available", lambda: True)]
-    originals = [(module, key, getattr(module, key)) for module, key, _ in patches]
+    with _patched(patches):
+        yield refused
+
+
+@contextlib.contextmanager
+def _patched(patches: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Replace attributes of modules, except where the user's modules replace them in turn."""
+    originals = [getattr(module, key) for module, key, _ in patches]
     for module, key, value in patches:
         setattr(module, key, value)
     try:
-        yield refused
+        yield
     finally:
-        for module, key, value in originals:
-            setattr(module, key, value)
+        for (module, key, value), original in zip(patches, originals, strict=True):
+            if getattr(module, key) is value:
+                setattr(module, key, original)
 
 
 def _cache_bytecode() -> None:
@@ -272,10 +329,17 @@ def _report_exits(clients: Mapping[socket.socket, set[int]]) -> None:
             if pid in workers:
                 workers.discard(pid)
                 _send(client, {"exited": pid, "code": os.waitstatus_to_exitcode(status)})
+    for orphan in _children().difference(*clients.values()):
+        with contextlib.suppress(OSError):
+            os.kill(orphan, signal.SIGKILL)
+
+
+def _children() -> set[int]:
+    """The ids of this process's children, also of those that ended."""
     with contextlib.suppress(OSError):
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
-        for orphan in {int(number) for number in children.split()}.difference(*clients.values()):
-            os.kill(orphan, signal.SIGKILL)
+        return {int(number) for number in children.split()}
+    return set()
 
 
 def _send(client: socket.socket, message: dict[str, int]) -> None:
@@ -311,8 +375,10 @@ def _adapt(message: dict[str, Any]) -> None:
     os.chdir(message["cwd"])
 
 
-def _become_worker(message: dict[str, Any], files: Sequence[int]) -> tuple[Sequence[str], int]:
-    """Turn the forked process into what a new process would be."""
+def _become_worker(
+    message: dict[str, Any], files: Sequence[int], variables: Sequence[ChangedVariable]
+) -> tuple[Sequence[str], int]:
+    """Turn the forked process into what a new process would be, after the imports that changed these variables."""
     requests, output, answers = files
     os.dup2(requests, 0)
     os.dup2(output, 1)
@@ -321,4 +387,11 @@ def _become_worker(message: dict[str, Any], files: Sequence[int]) -> tuple[Seque
         os.close(file)
     sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
     _adapt(message)
+    for variable in variables:
+        if os.environ.get(variable.name) != variable.before:
+            continue  # the client sets it for this worker
+        if variable.after is None:
+            os.environ.pop(variable.name, None)
+        else:
+            os.environ[variable.name] = variable.after
     return message["options"], answers

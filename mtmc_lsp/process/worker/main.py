@@ -114,8 +114,8 @@ def _import(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-def _import_dependencies(path: str) -> None:
-    _import("mtmc_lsp.capture.worker.user_module").import_dependencies(path)
+def _import_dependencies(path: str) -> bool:
+    return bool(_import("mtmc_lsp.capture.worker.user_module").import_dependencies(path))
 
 
 def _run(command: str, request: Any) -> object:

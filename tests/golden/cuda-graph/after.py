@@ -43,7 +43,7 @@ def biased_softmax_kernel(
     tl.store(out_ptr + rows * n_cols + cols, tl.exp(rounded - row_max) / row_total, mask=row_mask & col_mask)
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -168,7 +168,7 @@ def biased_softmax_fits(x, bias) -> bool:
         return False
     tensors = (x, bias)
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0
@@ -196,12 +196,16 @@ class _DirectLaunches:
         return lambda *arguments, **constants: self.launch(grid, arguments, constants)
 
     def launch(self, grid, arguments, constants):
-        key = [*constants, None, *constants.values()]
+        # Triton tells apart 1, 1.0 and True, which are equal in Python.
+        key = [*constants, None, *constants.values(), *map(type, constants.values())]
         tensor, addresses = None, 0
         for argument in arguments:
             if type(argument) is int:
-                # 0 stands for all multiples of 16 and 2 for other integers below 2**31; the rest are told apart.
-                key.append(argument if argument < 2 or argument >= 2**31 else argument % 16 and 2)
+                if -(2**31) <= argument < 2**31:
+                    # 0 stands for all multiples of 16 and 2 for other integers except 1.
+                    key.append(1 if argument == 1 else argument % 16 and 2)
+                else:
+                    key.append((argument % 16 == 0, argument // 2**63))
             elif isinstance(argument, torch.Tensor):
                 key.append(argument.dtype)
                 tensor, addresses = argument, addresses | argument.data_ptr()
@@ -227,6 +231,9 @@ class _DirectLaunches:
             and key[0] is not None
             and not self.kernel.used_global_vals  # Triton compares these in every launch
             and all(isinstance(item, torch.Tensor) or type(item) in (int, float, bool) for item in arguments)
+            # 0.0 equals -0.0, and NaN equals nothing.
+            and not any([isinstance(value, float) for value in constants.values()])
+            and not any([item.is_constexpr for item in self.kernel.params[: len(arguments)]])
             and all(item.is_constexpr and item.name in constants for item in self.kernel.params[len(arguments) :])
         )
 

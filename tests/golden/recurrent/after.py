@@ -120,7 +120,7 @@ def net_out_kernel(
         tl.store(steps_ptr + step.to(tl.int64) * state + offsets, hidden, mask=mask)
 
 
-def _is_plain_call(tensors) -> bool:
+def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
@@ -274,7 +274,7 @@ def net_fits(self, x) -> bool:
         (layer_bias_hh_l1 := layer.bias_hh_l1),
     )
     return (
-        _is_plain_call(tensors)
+        _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and x.dtype == torch.float32 and x.ndim == 3 and x.shape[2] == 8 and x.is_contiguous() and x.numel() > 0
@@ -318,12 +318,16 @@ class _DirectLaunches:
         return lambda *arguments, **constants: self.launch(grid, arguments, constants)
 
     def launch(self, grid, arguments, constants):
-        key = [*constants, None, *constants.values()]
+        # Triton tells apart 1, 1.0 and True, which are equal in Python.
+        key = [*constants, None, *constants.values(), *map(type, constants.values())]
         tensor, addresses = None, 0
         for argument in arguments:
             if type(argument) is int:
-                # 0 stands for all multiples of 16 and 2 for other integers below 2**31; the rest are told apart.
-                key.append(argument if argument < 2 or argument >= 2**31 else argument % 16 and 2)
+                if -(2**31) <= argument < 2**31:
+                    # 0 stands for all multiples of 16 and 2 for other integers except 1.
+                    key.append(1 if argument == 1 else argument % 16 and 2)
+                else:
+                    key.append((argument % 16 == 0, argument // 2**63))
             elif isinstance(argument, torch.Tensor):
                 key.append(argument.dtype)
                 tensor, addresses = argument, addresses | argument.data_ptr()
@@ -349,6 +353,9 @@ class _DirectLaunches:
             and key[0] is not None
             and not self.kernel.used_global_vals  # Triton compares these in every launch
             and all(isinstance(item, torch.Tensor) or type(item) in (int, float, bool) for item in arguments)
+            # 0.0 equals -0.0, and NaN equals nothing.
+            and not any([isinstance(value, float) for value in constants.values()])
+            and not any([item.is_constexpr for item in self.kernel.params[: len(arguments)]])
             and all(item.is_constexpr and item.name in constants for item in self.kernel.params[len(arguments) :])
         )
 

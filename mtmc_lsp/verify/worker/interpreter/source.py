@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 GPU_TO_CPU = (
     (".is_cuda", ".is_cpu"),
     (".cuda()", ".cpu()"),
@@ -14,6 +16,8 @@ GPU_TO_CPU = (
 )
 BEGIN, END = "# mtmc: begin", "# mtmc: end"
 """Marks around generated code."""
+HELPER = re.compile(r"def (_\w+)\(")
+"""The definition of a helper function of generated code."""
 BFLOAT16_TO_FLOAT32 = (
     ("torch.bfloat16", "torch.float32"),
     ("tl.bfloat16", "tl.float32"),
@@ -32,16 +36,23 @@ def on_cpu(candidate: str, original: str) -> str:
     # The statements of a region are indented further than in the original.
     user_statements = {line.strip() for line in user_lines}
     rewritten = []
-    in_new_block = False
+    helpers: set[str] = set()
+    in_block = in_new_block = in_helper = False
     for line in candidate.splitlines(keepends=True):
         text = line.rstrip("\r\n")
         # The file may contain the generated block of another target, with the same lines except the first.
         if text.startswith(BEGIN):
-            in_new_block = text not in user_lines
-        is_generated = in_new_block or text.strip() not in user_statements
+            in_block, in_new_block = True, text not in user_lines
+        if text[:1].strip():
+            # The last definition of a helper counts, also if it is in a later block of another target.
+            helper = HELPER.match(text)
+            in_helper = in_block and helper is not None and helper[1] in helpers
+            if in_new_block and helper is not None:
+                helpers.add(helper[1])
+        is_generated = in_new_block or in_helper or text.strip() not in user_statements
         rewritten.append(_replaced(line, GPU_TO_CPU) if is_generated else line)
         if text.startswith(END):
-            in_new_block = False
+            in_block = in_new_block = in_helper = False
     return "".join(rewritten)
 
 
