@@ -117,3 +117,35 @@ def test_constant_rows_do_not_excuse_lower_precision(seed: int, monkeypatch: pyt
         return centred * torch.rsqrt(centred.square().mean(1, keepdim=True) + 1e-5) * w + b
 
     assert compared(_layer_norm, with_few_bits, _constant_rows(seed, 768), monkeypatch)[0]
+
+
+def _rounded_on_the_way(x: torch.Tensor) -> torch.Tensor:
+    centred = x - x.mean(1, keepdim=True)
+    return (centred * torch.rsqrt(centred.square().mean(1, keepdim=True) + 1e-6)).bfloat16().float()
+
+
+def _far_from_zero() -> dict[str, torch.Tensor]:
+    return {"x": torch.randn(512, 2048, generator=torch.Generator().manual_seed(3)) + 60.0}
+
+
+def test_a_value_that_another_order_of_operations_rounds_to_the_next_number_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def in_another_order(x: torch.Tensor) -> torch.Tensor:
+        total = _in_blocks(64)
+        centred = x - total(x) / x.shape[1]
+        return (centred / torch.sqrt(total(centred.square()) / x.shape[1] + 1e-6)).bfloat16().float()
+
+    inputs = _far_from_zero()
+    differing = (in_another_order(**inputs) != _rounded_on_the_way(**inputs)).sum()
+    assert differing > 10, "some values are next to an edge"
+    assert not compared(_rounded_on_the_way, in_another_order, inputs, monkeypatch)[0]
+
+
+def test_a_value_that_is_rounded_two_numbers_away_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        result = _rounded_on_the_way(x)
+        result[5, 7] *= 1.0 + 6 * EPSILON["bfloat16"]
+        return result
+
+    assert compared(_rounded_on_the_way, wrong, _far_from_zero(), monkeypatch)[0]

@@ -200,12 +200,15 @@ def _oracle(
     chance = 1.0 / (draws + 2)
     magnified = [i for i in errors if exceeds_tolerance(conditioning.get(i, 0.0), _name(expected[i]))]
     ill_conditioned = {
-        **{i: IllConditioned(is_uneven=True, is_partial=True, outliers=chance) for i in magnified},
+        **{
+            i: IllConditioned(is_uneven=True, is_partial=True, outliers=chance, edge=float64_mode.rounding_epsilon)
+            for i in magnified
+        },
         **{i: IllConditioned() for i in suspects},
         **following,
     }
     # In a result with many elements, the errors average out, so one draw is enough.
-    if ill_conditioned or float64_mode.has_rounded or (is_small and _has_few_elements(outcome(reference))):
+    if ill_conditioned or float64_mode.rounding_epsilon or (is_small and _has_few_elements(outcome(reference))):
         for draw in range(draws):
             # Start with independent rounding of each element, which most operations do.
             perturbed = perturbed_run(seed + draw, mode, rounds_results=True, shares_draw=draw % 2 == 1)

@@ -61,8 +61,8 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         self._generators: dict[torch.device, torch.Generator] | None = None
         self._seed = 0
         self._shares_draw = False
-        self.has_rounded = False
-        """Whether a cast has rounded."""
+        self.rounding_epsilon = 0.0
+        """The epsilon of the coarsest dtype that a cast of the code has rounded to; 0 if none has."""
 
     @contextlib.contextmanager
     def with_inputs(
@@ -173,7 +173,8 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             result: torch.Tensor = function(x, *args[1:], **kwargs)
             return result
         if rounds:
-            self.has_rounded = self.has_rounded or user_dtype.is_floating_point
+            if user_dtype.is_floating_point:
+                self.rounding_epsilon = max(self.rounding_epsilon, torch.finfo(target).eps)
             x = x.to(target)
         if function.__name__ == "to":
             other = next((a for a in (*args[1:], *kwargs.values()) if isinstance(a, torch.Tensor)), None)

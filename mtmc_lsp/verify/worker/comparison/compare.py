@@ -141,7 +141,7 @@ class Comparison:
                 self._decide(check, problem)
                 self._note_conclusive(name, is_conclusive)
 
-            counts = elementwise_counts(candidate, reference, oracle, facts["spread"], factor)
+            counts = elementwise_counts(candidate, reference, oracle, facts["spread"], factor, edge=facts["edge"])
             self._pending.append((counts, judge_elements))
 
     def _note_conclusive(self, name: str, is_conclusive: bool) -> None:

@@ -38,6 +38,9 @@ class IllConditioned:
     """Whether rounding may move some elements much further than others, although it moves the whole little."""
     is_partial: bool = False
     """Whether rounding is magnified at some elements only: ``outliers`` is then a part of these, and no other may differ."""
+    edge: float = 0.0
+    """Epsilon of the dtype that the code rounds to on the way. A value next to an edge between two of its numbers may be
+    rounded to either, at other elements than in the draws."""
     outliers: float = OUTLIERS
     """The part of the elements that may exceed their limit."""
 
@@ -50,7 +53,13 @@ class IllConditioned:
 
 
 def elementwise_counts(
-    candidate: torch.Tensor, reference: torch.Tensor, oracle: torch.Tensor, spread: torch.Tensor, factor: float
+    candidate: torch.Tensor,
+    reference: torch.Tensor,
+    oracle: torch.Tensor,
+    spread: torch.Tensor,
+    factor: float,
+    *,
+    edge: float = 0.0,
 ) -> torch.Tensor:
     """Counts of elements: beyond ``factor`` times the rounding error, where zeros would be beyond it, and all; then the first
     and the last of these counts for the elements at which rounding is magnified.
@@ -58,6 +67,9 @@ def elementwise_counts(
     The rounding error of one element is known from few draws, which may all be small by chance. So an element may always have
     the largest error that chance gives one of so many elements with the typical error. Where draws exceed that, rounding is
     magnified.
+
+    Args:
+        edge: as in :class:`IllConditioned`.
     """
     counts = torch.zeros(5, dtype=torch.float64, device=reference.device)
     epsilon = EPSILON[str(reference.dtype).removeprefix("torch.")]
@@ -66,7 +78,7 @@ def elementwise_counts(
         exact = oracle_part.double()
         rounding = torch.maximum(spread_part.double(), (reference_part.double() - exact).abs())
         ordinary = _largest_ordinary_error(rounding, is_compared & ((rounding > 0) | (exact != 0)))
-        limit = factor * torch.maximum(rounding, ordinary) + 4 * epsilon * exact.abs()
+        limit = factor * torch.maximum(rounding, ordinary) + max(4 * epsilon, edge) * exact.abs()
         outside, zeros = ((value.abs() > limit) & is_compared for value in (part.double() - exact, exact))
         magnified = (rounding > ordinary) & is_compared
         masks = (outside, zeros, is_compared, outside & magnified, magnified)
