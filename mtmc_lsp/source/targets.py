@@ -12,6 +12,7 @@ from tree_sitter import Node
 
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetNotFound
 from mtmc_lsp.core.workload import Target, TargetKind
+from mtmc_lsp.source.blocks import without_blocks
 from mtmc_lsp.source.dispatch.lambdas import assigned_lambdas
 from mtmc_lsp.source.imports import bindings
 from mtmc_lsp.source.nested_functions import enclosing, obstacle
@@ -116,7 +117,9 @@ def find_definition(text: bytes, path: str, name: str) -> Definition:
             f"{name!r} could be any of {names}", where=Location(path), remedy="Give the qualified name."
         )
     if not matches:
-        raise _not_found(text, path, name, list(offered))
+        # Not the kernels and helpers of generated code.
+        written = {item.target.qualname for item in definitions(without_blocks(text, marked_imports=False), path)}
+        raise _not_found(text, path, name, [qualname for qualname in offered if qualname in written])
     error = first_error(matches[0].node)
     if error is not None:
         raise _syntax_error(text, path, matches[0].target.qualname, error)

@@ -366,3 +366,32 @@ def test_what_is_defined_but_cannot_be_a_target_is_told_apart_from_what_is_not_t
     assert f"{name!r} {problem}" in caught.value.message
     assert remedy in caught.value.remedy
     assert caught.value.where is not None and caught.value.where.line >= 5
+
+
+WITH_A_BLOCK = b"""\
+import torch
+
+
+def gelu(x):
+    return x
+
+
+# mtmc: begin gelu
+import triton
+
+
+@triton.jit
+def gelu_kernel(x_ptr):
+    pass
+
+
+def _is_plain_gpu_call(tensors) -> bool:
+    return True
+# mtmc: end gelu
+"""
+
+
+def test_kernels_and_helpers_of_generated_code_are_no_suggestions() -> None:
+    with pytest.raises(TargetNotFound) as caught:
+        find_target(WITH_A_BLOCK, "m.py", "gelu_kernal")
+    assert caught.value.remedy == "Available targets: gelu."
