@@ -64,9 +64,10 @@ def index_bounds(graph: Graph) -> dict[str, IndexBounds]:
 
 
 def sizes_of_computed_indices(graph: Graph) -> set[str]:
-    """Names of sizes that an index refers to although nothing of that size determines it, as in ``table[positions.clamp(0, 8)]``.
+    """Names of the sizes of tables that computed indices refer to, as in ``table[positions.clamp(0, 8)]``.
 
-    With a smaller table, the index would be outside. An index that is an integer input has its own bounds.
+    The indices do not depend on these sizes, so they would be outside of a smaller table. Sizes that indices depend on are left
+    out, and so are indices that are integer inputs, which have bounds (:func:`index_bounds`).
     """
     names: set[str] = set()
     for node in graph.nodes:

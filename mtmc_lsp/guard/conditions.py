@@ -16,8 +16,7 @@ SUFFIX = "_fits"
 """The end of the name of every generated guard."""
 COMMON = (
     "_up_to_date", "_is_plain_gpu_call", "_is_unchanged_module", "_has_captured_hooks", "_do_not_overlap", "type(self)",
-    "is_autocast_enabled",
-    "is_grad_enabled", ".numel() > 0",
+    "is_autocast_enabled", "is_grad_enabled", ".numel() > 0",
 )  # fmt: skip
 """Parts of conditions that every guard has; of these only a summary is shown."""
 

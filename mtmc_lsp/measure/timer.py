@@ -77,10 +77,8 @@ class Timer:
         self._preparing_since = 0.0
         self._more: set[str] = set()
         """Further baselines that ``process`` compiled for some candidate."""
-        self._failure = "its process ended"
-        """Why there are no baselines."""
-        self._is_cut = False
-        """Whether the end of the budget ended the compilation."""
+        self._error: MtmcError | None = None
+        """Why there are no baselines, if their compilation failed."""
         self._is_lost = False
         """Whether ``process`` ended after it had compiled the baselines."""
         self._device: DeviceModel | None = None
@@ -120,7 +118,7 @@ class Timer:
             with reference.sharing_workload(first) as inputs:
                 return self._compile_baselines(self._baselines, inputs)
         except MtmcError as error:
-            self._failed(error)
+            self._error = error
             return False
 
     def _compile_baselines(self, names: Sequence[str], inputs: str = "") -> bool:
@@ -133,13 +131,9 @@ class Timer:
         try:
             self._pool.call_unlocked(self._process, request, WAIT_FACTOR * self._seconds)
         except MtmcError as error:
-            self._failed(error)
+            self._error = error
             return False
         return True
-
-    def _failed(self, error: MtmcError) -> None:
-        self._failure = error.message
-        self._is_cut = error.kind is FailureKind.DEADLINE
 
     @property
     def has_baselines(self) -> bool:
@@ -206,8 +200,9 @@ class Timer:
     def _why_missing(self) -> str:
         if self.has_baselines:
             return "torch.compile was not timed within the budget"
-        if self._preparation is not None and self._preparation.done() and not self._is_cut:
-            return f"torch.compile gave no result: {self._failure}"
+        is_cut = self._error is not None and self._error.kind is FailureKind.DEADLINE
+        if self._preparation is not None and self._preparation.done() and not is_cut:
+            return f"torch.compile gave no result: {self._error.message if self._error else 'its process ended'}"
         return f"torch.compile was still compiling after {time.monotonic() - self._preparing_since:.0f} s"
 
     def _request(self, candidate: CandidateSource, previous: str | None, baselines: tuple[str, ...]) -> TimeRequest:

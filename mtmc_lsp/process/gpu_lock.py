@@ -22,7 +22,7 @@ FOLDER = "mtmc-gpu-locks"
 
 
 lock_seconds: defaultdict[str, float] = defaultdict(float)
-"""Seconds that threads of this process waited for the locks and held the GPU exclusively."""
+"""Seconds that threads of this process waited for the locks, and used the GPU alone."""
 
 
 def lock_folder(gpu: str = "") -> str:
@@ -60,11 +60,9 @@ def alone(gpu: str) -> Iterator[None]:
 def shared(gpu: str, folder: str = "") -> Iterator[None]:
     """Share the GPU while nothing is timed. Hold this only while something computes on it, because others wait for it."""
     folder = folder or lock_folder()
-    began = time.monotonic()
     with contextlib.ExitStack() as stack:
         with _locked(folder, f"{gpu}-door", fcntl.LOCK_SH):
             stack.enter_context(_locked(folder, gpu, fcntl.LOCK_SH))
-        lock_seconds["waiting to share the GPU"] += time.monotonic() - began
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -64,6 +65,11 @@ class WorkerPool:
         """The UUID of the GPU; waits for :meth:`set_gpu`."""
         return self._gpu.result() if self.has_gpu else ""
 
+    @functools.cached_property
+    def _lock(self) -> GpuLock | None:
+        """The lock that calls share; ``None`` without a GPU."""
+        return GpuLock(self.gpu, lock_folder(self.gpu)) if self.gpu else None
+
     def call(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
         """The answer to a request, with the shared GPU lock: no timing runs meanwhile.
 
@@ -74,8 +80,7 @@ class WorkerPool:
             MtmcError: the error that the command raised.
             WorkerFailed: the process did not answer; of kind ``DEADLINE`` if the deadline of the task passed.
         """
-        needs_lock = self.has_gpu and not self._is_exclusive and bool(self.gpu)
-        return self._call(process, request, seconds, GpuLock(self.gpu, lock_folder(self.gpu)) if needs_lock else None)
+        return self._call(process, request, seconds, None if self._is_exclusive else self._lock)
 
     def call_unlocked(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
         """As :meth:`call`, for requests that do not use the GPU or whose caller holds its lock."""

@@ -138,14 +138,7 @@ class Worker:
         """
         return typed_answer(request, self._exchange(request.command, to_json(request), seconds, lock, end))
 
-    def _exchange(
-        self,
-        command: str,
-        request: object,
-        seconds: float,
-        lock: GpuLock | None = None,
-        end: float = float("inf"),
-    ) -> Any:
+    def _exchange(self, command: str, request: object, seconds: float, lock: GpuLock | None, end: float) -> Any:
         """Send one request and return the JSON data of its answer."""
         deadline = min(time.monotonic() + seconds, end)
         # Only the answer with this token counts: other code in the child may write to the pipe as well.

@@ -14,7 +14,7 @@ from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import Candidate, Step
 
 FIRST_SECONDS = 5.0
-"""Expected time of a run's first verification: the median of 70 modules of public packages, five at a time on an H100."""
+"""Expected time of a run's first verification; that of ``rmsnorm_residual`` took 4.7 s alone on an H100 (commit 21e23fc)."""
 
 
 @dataclass(frozen=True)

@@ -259,11 +259,10 @@ class GreedySearch:
             return False
         if timing is None:
             return False
-        changed = replace(last, timing=clearer_timing(last.timing, timing))
+        timing = clearer_timing(last.timing, timing)
+        changed = replace(last, timing=timing)
         self._retake(changed)
-        if changed.timing is not None and changed.timing.baselines != (
-            last.timing.baselines if last.timing is not None else ()
-        ):
+        if timing.baselines != (last.timing.baselines if last.timing is not None else ()):
             self._events.on_retimed(changed)
         return True
 

@@ -37,7 +37,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 class Selected:
-    """A context that selects a stream; one that fails to end leaves its stream selected, as ``torch.cuda.graph`` does."""
+    """A context that selects a stream. If it raises at its end, its stream stays selected, as with ``torch.cuda.graph``."""
 
     def __init__(self, gpu: SimpleNamespace, stream: str, *, is_capture: bool = False) -> None:
         self.gpu, self.stream, self.is_capture = gpu, stream, is_capture

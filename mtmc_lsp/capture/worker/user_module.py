@@ -85,7 +85,7 @@ def import_dependencies(path: str) -> bool:
         statements = ast.parse(file.read_bytes()).body
         if package and not run(ast.parse(f"import {package}").body[0]):
             return True
-        # The file's package may import it; so it does in every process.
+        # The file's package may import the file. It does so in every process.
         earlier = sys.modules.get(name)
         _run_imports(statements, run)
     except (OSError, SyntaxError, ValueError, _ModuleFailed):

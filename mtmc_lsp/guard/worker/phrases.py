@@ -227,7 +227,7 @@ def _not_plain(condition: ast.Call, scope: Scope) -> str:
         if tensor.is_neg():
             return f"{name} is negated lazily; call resolve_neg() on it"
     if not _is_traced():
-        # Under Triton's interpreter the guard requires CPU tensors instead, so it decides which tensor is elsewhere.
+        # Ask the guard's helper for each tensor: under Triton's interpreter it requires CPU tensors instead.
         is_plain_call = scope.value(condition.func)
         for name, tensor in _named_tensors(scope):
             if not is_plain_call((tensor,)):

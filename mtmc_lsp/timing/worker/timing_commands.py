@@ -28,7 +28,7 @@ from mtmc_lsp.timing.messages import (
 )
 from mtmc_lsp.timing.worker.clock import Clock, CudaClock, Run
 from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contenders, run_paired_benchmark
-from mtmc_lsp.timing.worker.timing_integrity import coarsest_epsilon, rounded_within
+from mtmc_lsp.timing.worker.timing_integrity import coarsest_epsilon, error_text, rounded_within
 from mtmc_lsp.verify.messages import SeparateCandidate
 from mtmc_lsp.verify.worker.callers import module_of_candidate, prepared_candidate
 from mtmc_lsp.verify.worker.inputs import make_inputs, prepared_call, relocated, reusing
@@ -37,9 +37,6 @@ from mtmc_lsp.verify.worker.run_target import copies, module_of, release_gpu_mem
 
 MODES = {"compile": "default", "max-autotune": "max-autotune", "reduce-overhead": "reduce-overhead"}
 """Baselines under ``torch.compile`` and their mode."""
-
-MAX_ERROR_CHARACTERS = 200
-"""Maximum length of a compiler error in a report."""
 
 _state: dict[str, Any] = {}
 make_clock: Callable[[], Clock] = CudaClock
@@ -159,8 +156,7 @@ def _compiled(capture: Capture, user_source: str, name: str) -> Compiled:
         except (
             Exception
         ) as error:  # user code under a compiler may raise anything; the baseline is then omitted with a note
-            message = " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
-            compiled[name] = Compiled(None, f"torch.compile failed: {type(error).__name__}: {message}")
+            compiled[name] = Compiled(None, f"torch.compile failed: {error_text(error)}")
     return compiled[name]
 
 

@@ -36,6 +36,11 @@ MAX_ERROR_CHARACTERS = 300
 """Maximum length of the text of an exception in a report."""
 
 
+def error_text(error: BaseException) -> str:
+    """The type and the beginning of the text of an exception, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_ERROR_CHARACTERS]}"
+
+
 def rounded_within(graph: Graph) -> float:
     """The largest tolerance of the float dtypes in the graph, including TF32 operands.
 
@@ -106,8 +111,7 @@ class Retest:
         except Exception as error:  # generated code may raise anything
             if classify(error).is_out_of_memory:
                 raise
-            message = " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
-            raise CandidateRaised(f"a call of this version raises {type(error).__name__}: {message}") from error
+            raise CandidateRaised(f"a call of this version raises {error_text(error)}") from error
         changed = {n: t.clone() for n, t in self._inputs.items() if not torch.equal(t, self._saved[n])}
         eager_results = self._fresh(self._eager)
         self._written = [n for n, t in self._inputs.items() if n in changed or not torch.equal(t, self._saved[n])]

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 DIVISIONS = frozenset({"FloorDiv", "Mod", "PythonMod", "CleanDiv", "ModularIndexing"})
 """Functions of torch's symbolic sizes that polynomials cannot express."""
 
-FLOORS = frozenset({"FloorDiv", "CleanDiv"})
 REMAINDERS = frozenset({"Mod", "PythonMod"})
+REDUCIBLE = frozenset({"FloorDiv", "CleanDiv"}) | REMAINDERS
+"""Divisions whose results are polynomials where the unit of a size is a multiple of the divisor."""
 CONSTANT = 0
 """Instead of a factor for the unit of a size: no unit makes the expression a polynomial."""
 PARTITIONS = ("view", "reshape", "unflatten", "shuffle")
@@ -175,8 +176,9 @@ def with_reduced_divisions(expression: Any) -> Any:
         base, divisor = division.args[0], division.args[1]
         if not divisor.is_Integer:
             quotient = sympy.cancel(base / divisor)
-            is_exact = is_polynomial(quotient)
-            return division if not is_exact else sympy.Integer(0) if _is_remainder(division) else quotient
+            if not is_polynomial(quotient):
+                return division
+            return sympy.Integer(0) if _is_remainder(division) else quotient
         multiples, rest = sympy.Integer(0), sympy.Integer(0)
         for term in sympy.Add.make_args(sympy.expand(base)):
             if int(term.as_coeff_Mul()[0]) % int(divisor) == 0:
@@ -189,9 +191,8 @@ def with_reduced_divisions(expression: Any) -> Any:
             return sympy.Integer(int(rest) % int(divisor))
         return sympy.expand(multiples / divisor) + int(rest) // int(divisor)
 
-    known = FLOORS | REMAINDERS
     return expression.replace(
-        lambda part: type(part).__name__ in known and all(map(is_polynomial, part.args)),
+        lambda part: type(part).__name__ in REDUCIBLE and all(map(is_polynomial, part.args)),
         reduced,
     )
 
@@ -252,7 +253,7 @@ def factors_of(
 def _units_for(division: Any, names: Set[str], values: Mapping[str, int]) -> dict[str, int]:
     """The factor for one symbol in a division of a polynomial by a number; empty for other divisions."""
     base, divisor = division.args[0], division.args[1]
-    if type(division).__name__ not in FLOORS | REMAINDERS or not divisor.is_Integer or not is_polynomial(base):
+    if type(division).__name__ not in REDUCIBLE or not divisor.is_Integer or not is_polynomial(base):
         return {}
     for term in sympy.Add.make_args(sympy.expand(base)):
         coefficient = int(term.as_coeff_Mul()[0])
