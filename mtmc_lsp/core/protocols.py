@@ -121,8 +121,15 @@ class Measurer(Protocol):
     def device(self) -> DeviceModel:
         """Performance limits of the device that is measured on or compiled for."""
 
-    def verify(self, candidate: Candidate) -> Verdict:
-        """Verify that the candidate computes the same results as the user's code."""
+    def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
+        """Verify that the candidate computes the same results as the user's code.
+
+        Args:
+            is_wanted: called between the cases; the verification ends when it returns false.
+
+        Raises:
+            WorkerFailed: of kind ``CANCELLED`` if the verification is no longer wanted.
+        """
 
     def compile(self, candidate: Candidate) -> CompileReport:
         """Compile each kernel for each configured architecture."""

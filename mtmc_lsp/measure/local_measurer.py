@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from mtmc_lsp.timing.messages import ProfileRequest
 from mtmc_lsp.timing.timekeeper import TIME_SECONDS
 from mtmc_lsp.verify.adapters import VersionInFile
 from mtmc_lsp.verify.candidate_process import RUN_SECONDS, CandidateProcess
+from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.engine import VerificationEngine
 from mtmc_lsp.verify.messages import CandidateSource, WholeTargetAnswer, WholeTargetRequest
 from mtmc_lsp.verify.outcomes import with_whole_target
@@ -192,14 +193,19 @@ class LocalMeasurer:
         """Whether :meth:`verify` may run in another thread: on a GPU that has memory for both processes."""
         return self.has_gpu and not self._engine.is_tight(self._capture)
 
-    def verify(self, candidate: Candidate) -> Verdict:
+    def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
         """Run the candidate on every case, in a new process."""
+
+        def stop_if_unwanted(_: Case) -> None:
+            if not is_wanted():
+                raise WorkerFailed("the verification was abandoned", kind=FailureKind.CANCELLED)
+
         self._prepare()
         if self.has_gpu:
             sizes = self._engine.kernel_sizes(self._version(candidate.source))
             self._compiler.compile_in_background(candidate, sizes)
         try:
-            verdict = self._engine.verify(self._version(candidate.source)).verdict
+            verdict = self._engine.verify(self._version(candidate.source), on_case=stop_if_unwanted).verdict
             if self._whole is None or not verdict.is_correct:
                 return verdict
             return with_whole_target(verdict, self._verify_whole_target(self._whole, candidate.source))

@@ -1,4 +1,8 @@
-"""Verifies accepted steps in order, in another thread, while the search prepares the next ones."""
+"""Verifies accepted steps in order, in another thread, while the search prepares the next ones.
+
+While nothing else is verified, the verification of a step begins before its timing: most steps that compile are accepted, and a
+timing waits for other runs on the GPU.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 from mtmc_lsp.core.protocols import Measurer
 from mtmc_lsp.core.results import Verdict
@@ -26,25 +31,58 @@ class Certified:
     """Holds the verdict, or the error that the verification raised."""
 
 
+class _Task:
+    """A candidate to verify."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self.verdict: Future[Verdict] = Future()
+        self.is_wanted = True
+        """Whether the search still needs the verdict."""
+
+
 class Certification:
     """A queue of steps to verify. A search closes it at its end."""
 
     def __init__(self, measurer: Measurer) -> None:
         self._measurer = measurer
         self._pending: deque[Certified] = deque()
-        self._tasks: queue.SimpleQueue[tuple[Future[Verdict], Candidate] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._early: _Task | None = None
+        """The candidate whose verification began before its timing ended."""
         # A daemon: the end of a cancelled run must not wait for a verification.
         self._thread = threading.Thread(target=self._work, name="certification", daemon=True)
         self._last_seconds = 0.0
         self._began: float | None = None
 
+    def begin(self, candidate: Candidate) -> None:
+        """Begin to verify a candidate that is still timed, if nothing else is verified.
+
+        :meth:`add` or :meth:`abandon` follows.
+        """
+        if not self._pending and self._early is None:
+            self._early = self._started(candidate)
+
     def add(self, step: Step, candidate: Candidate) -> None:
         """Verify a step after those that were added before."""
-        verdict: Future[Verdict] = Future()
-        self._pending.append(Certified(step, verdict))
-        self._tasks.put((verdict, candidate))
+        task, self._early = self._early, None
+        if task is None or task.candidate.id != candidate.id:
+            task = self._started(candidate)
+        self._pending.append(Certified(step, task.verdict))
+
+    def abandon(self) -> None:
+        """End the verification of a candidate that was rejected."""
+        if self._early is not None:
+            self._early.is_wanted = False
+            self._early.verdict.cancel()
+            self._early = None
+
+    def _started(self, candidate: Candidate) -> _Task:
+        task = _Task(candidate)
+        self._tasks.put(task)
         if not self._thread.is_alive():
             self._thread.start()
+        return task
 
     @property
     def pending(self) -> int:
@@ -77,19 +115,20 @@ class Certification:
 
     def close(self) -> None:
         """Forget the remaining steps and end the thread."""
+        self.abandon()
         self.drop()
         self._tasks.put(None)
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            verdict, candidate = task
-            if not verdict.set_running_or_notify_cancel():
+            if not task.verdict.set_running_or_notify_cancel():
                 continue
             self._began = began = time.monotonic()
             try:
-                result = self._measurer.verify(candidate)
+                result = self._measurer.verify(task.candidate, partial(getattr, task, "is_wanted"))
             except BaseException as error:  # the search raises it again
-                verdict.set_exception(error)
+                task.verdict.set_exception(error)
             else:
-                verdict.set_result(result)
-            self._last_seconds, self._began = time.monotonic() - began, None
+                task.verdict.set_result(result)
+            self._last_seconds = time.monotonic() - began if task.is_wanted else self._last_seconds
+            self._began = None

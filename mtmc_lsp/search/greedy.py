@@ -171,11 +171,13 @@ class GreedySearch:
         trial = Trial(
             *(self._capture, self._components, self._events, self.judge, self._best, self._verifies_later),
             confirm=self._confirm,
+            begin_verification=self._begin_verification,
         )
         try:
             step = trial.of(index, action)
             self._confirm()
         except BaseWithdrawn:
+            self._certification.abandon()
             return
         self._trial_seconds = time.monotonic() - began
         self._take(step)
@@ -183,7 +185,13 @@ class GreedySearch:
             self._certification.add(step, step.candidate)
             if not self._measurer.verifies_beside:
                 self._settle(wait=True)
+        else:
+            self._certification.abandon()
         self._report()
+
+    def _begin_verification(self, candidate: Candidate) -> None:
+        if self._measurer.verifies_beside:
+            self._certification.begin(candidate)
 
     # Verified steps ----------------------------------------------------------------------------------------------
 

@@ -50,6 +50,8 @@ class Trial:
     """Whether a step that is fast enough is verified afterwards, by the caller; otherwise before it is timed."""
     confirm: Callable[[], None] = lambda: None
     """Called before a step is timed. Raises :class:`BaseWithdrawn` if the verification of ``base`` failed meanwhile."""
+    begin_verification: Callable[[Candidate], None] = lambda candidate: None
+    """Called with a version that compiles, before it is timed, if it is verified afterwards."""
 
     def of(self, index: int, action: MacroAction) -> Step:
         """The step numbered ``index`` with an action.
@@ -162,6 +164,8 @@ class Trial:
         if not self.components.has_gpu:
             return self.judge.unmeasured(step, report)
         self.confirm()
+        if self.verifies_later:
+            self.begin_verification(candidate)
         on_stage("timing")
         try:
             timing = measurer.time(candidate, self.base)

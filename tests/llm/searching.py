@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ class AgreeingMeasurer:
     """Measurer that accepts every candidate except those whose source contains a text of ``wrong``."""
 
     has_gpu = False
+    verifies_beside = False
 
     def __init__(self, **wrong: str) -> None:
         self.wrong = wrong
@@ -38,7 +40,7 @@ class AgreeingMeasurer:
         spills = sum(number for text, number in self.spills.items() if text in candidate.source)
         return CompileReport((KernelReport("ranks_kernel", "sm_90", spills=spills),))
 
-    def verify(self, candidate: Candidate) -> Verdict:
+    def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
         self.seen.append(candidate.source)
         for text, reason in self.wrong.items():
             if text in candidate.source:

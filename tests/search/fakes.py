@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,7 +107,7 @@ class FakeMeasurer:
         error = "too many registers" if _outcome(candidate) == "uncompiled" else ""
         return CompileReport((KernelReport("f_kernel", "sm_90", error=error),))
 
-    def verify(self, candidate: Candidate) -> Verdict:
+    def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
         self.calls["verify"] += 1
         if self._broken is not None:
             raise self._broken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from fakes import BROKEN_TARGET, OUTCOMES, SOURCE, FakeMeasurer, FakePlanner, action, search, timing
@@ -300,7 +301,7 @@ class SlowVerifier(FakeMeasurer):
         self._timed.release()
         return super().time(candidate, previous)
 
-    def verify(self, candidate: Candidate) -> Verdict:
+    def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
         self._left -= 1
         for _ in range(2 if self._left >= 0 else 0):
             assert self._timed.acquire(timeout=10)
@@ -313,6 +314,55 @@ def test_the_next_step_is_tried_while_a_step_is_verified() -> None:
     assert [step.status for step in result.steps] == [StepStatus.ACCEPTED] * 2
     order = ["action 1", "action 2", "step 1", "step 2"]
     assert [text for text in told if text.startswith(("action", "step"))] == order
+
+
+class TimedAfterVerification(FakeMeasurer):
+    """A timing lasts until the verification of the version ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._verified = threading.Semaphore(0)
+
+    def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
+        assert self._verified.acquire(timeout=10)
+        return super().time(candidate, previous)
+
+    def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
+        try:
+            return super().verify(candidate)
+        finally:
+            self._verified.release()
+
+
+def test_a_step_is_verified_while_it_is_timed() -> None:
+    measurer = TimedAfterVerification()
+    result = search([action(0, "better")], measurer=measurer)
+    assert [step.status.value for step in result.steps] == ["accepted"]
+    # The verification that began early counts.
+    assert measurer.calls["verify"] == 1
+
+
+class AbandonedVerification(FakeMeasurer):
+    """The verification of a version that is not faster lasts until it is no longer wanted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.abandoned: list[str] = []
+
+    def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
+        for _ in range(1000 if candidate.schedule["outcome"] == "slower" else 0):
+            if not is_wanted():
+                self.abandoned.append(candidate.id)
+                raise WorkerFailed("it was abandoned", kind=FailureKind.CANCELLED)
+            time.sleep(0.01)
+        return super().verify(candidate)
+
+
+def test_the_verification_of_a_version_that_is_not_faster_ends() -> None:
+    measurer = AbandonedVerification()
+    result = search([action(0, "slower"), action(1, "better")], measurer=measurer)
+    assert [step.status.value for step in result.steps] == ["rejected", "accepted"]
+    assert measurer.abandoned == ["root/slower"]
 
 
 def test_a_step_prepared_on_a_version_that_fails_its_verification_is_tried_again() -> None:
@@ -342,7 +392,7 @@ def test_without_memory_for_two_processes_a_step_is_verified_before_the_next_is_
 class NeverVerifies(FakeMeasurer):
     """Its verification is cut by the end of the budget."""
 
-    def verify(self, candidate: Candidate) -> Verdict:
+    def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
         raise WorkerFailed("the time limit of the whole run was reached", kind=FailureKind.DEADLINE)
 
 
@@ -356,7 +406,7 @@ def test_a_step_that_was_not_verified_within_the_budget_is_not_delivered() -> No
 class CutByTheBudget(FakeMeasurer):
     """Its verification ends with a verdict on what was reached."""
 
-    def verify(self, candidate: Candidate) -> Verdict:
+    def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
         reason = "the time limit of the whole run was reached during verify.candidate"
         return Verdict(VerdictStatus.TIMEOUT, (), "gpu", reason=reason, failure=FailureKind.DEADLINE)
 

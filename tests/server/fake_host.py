@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class ComposingCoder:
 class SleepingMeasurer(FakeMeasurer):
     """Sleeps if the outcome is ``sleep``."""
 
-    def verify(self, candidate: Candidate) -> Verdict:
+    def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
         if isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "sleep":
             time.sleep(60)
         # What the editor holds of a file that says so is wrong.

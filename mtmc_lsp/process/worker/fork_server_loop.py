@@ -1,4 +1,4 @@
-"""The fork server's own side: imports modules, waits, and forks workers. It forks, so it runs a single thread."""
+"""The fork server's own side: imports modules, waits, and forks workers. While it forks, it runs a single thread."""
 
 from __future__ import annotations
 
@@ -72,11 +72,17 @@ def serve_forks(
     # Garbage collection would write to the memory of all imported objects, and workers could not share it any more.
     gc.disable()
     _cache_bytecode()
+    # The interpreter needs no compilers.
+    compiles = preload and not _interprets()
+    hashing = threading.Thread(target=_hash_triton)
+    if compiles:
+        hashing.start()
     _import_torch()
     for name in (*CAPTURE_MODULES, *command_modules) if preload else ():
         _preload(name)
-    # The interpreter needs no compilers.
-    pending = list(COMPILER_MODULES if preload and not _interprets() else ())
+    if compiles:
+        hashing.join()
+    pending = list(COMPILER_MODULES if compiles else ())
     return _serve_clients(server_file, pending, import_dependencies)
 
 
@@ -308,6 +314,14 @@ def _import_torch() -> None:
     if _interprets():
         with contextlib.suppress(Exception):
             import triton.runtime.interpreter  # noqa: F401
+
+
+def _hash_triton() -> None:
+    """Compute Triton's part of the keys of compiled kernels, a hash of hundreds of megabytes, which workers then inherit."""
+    with contextlib.suppress(Exception):
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 def _adopt_orphans() -> None:

@@ -6,7 +6,7 @@ import _thread
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from mtmc_lsp.process.worker.failures import classify
 from mtmc_lsp.process.worker.tensor_ipc import export_, import_, release
 from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
 from mtmc_lsp.verify.cases import Case
-from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest
+from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest, CandidateSource
 from mtmc_lsp.verify.worker.callers import Prepare, load_candidate
 from mtmc_lsp.verify.worker.determinism import differing
 from mtmc_lsp.verify.worker.inputs import ALIASED, other_layout
@@ -69,9 +69,7 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     inputs = import_(data.inputs, device)
     if not data.case.layout:
         inputs = {name: _with_graph_layout(data.call, name, t, data.case) for name, t in inputs.items()}
-    target = data.capture.workload.target
-    names = () if request.candidate.separate else guards_of(request.candidate.text, target.qualname)
-    calls = _Calls(module, prepare, data.call, data.case, device, inputs, names)
+    calls = _Calls(module, prepare, data.call, data.case, device, inputs, request.candidate)
     # This counts threads that the threading module does not know.
     threads = _thread._count()
     try:
@@ -98,10 +96,10 @@ class _Calls:
         case: Case,
         device: str,
         inputs: dict[str, torch.Tensor],
-        guards: Sequence[str],
+        candidate: CandidateSource,
     ) -> None:
-        self._module, self._prepare, self._capture, self._case, self._guards = module, prepare, capture, case, guards
-        self._device, self._inputs = device, inputs
+        self._module, self._prepare, self._capture, self._case = module, prepare, capture, case
+        self._device, self._inputs, self._candidate = device, inputs, candidate
         arguments = {item.name for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT}
         self._arguments = [name for name in inputs if name in arguments]
         # Parameters and buffers stay the same tensors; only their contents are restored.
@@ -194,9 +192,10 @@ class _Calls:
 
     def _refusal(self) -> str:
         """Why the guard refuses the call; empty if there is no guard."""
-        if not self._guards:
+        if self._candidate.separate is not None:
             return ""
-        decisions = observe(self._module, self._guards, lambda: self._call(self._fresh()))
+        guards = guards_of(self._candidate.text, self._capture.workload.target.qualname)
+        decisions = observe(self._module, guards, lambda: self._call(self._fresh())) if guards else []
         return next((item.reason for item in decisions if item.reason), "")
 
     def _gives(self, judged: dict[str, Any]) -> bool:
