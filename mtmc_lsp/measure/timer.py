@@ -38,7 +38,7 @@ from mtmc_lsp.verify.reference import PreparedCase, Reference
 WAIT_FACTOR = 4
 """Factor on the time limit of a command that waits for the GPU lock itself."""
 TRIAL_SAMPLING_SECONDS = 0.5
-"""How long the timing of a trial takes samples; it ends earlier when the medians have converged."""
+"""How long the timing of a trial takes samples; it ends earlier when the medians have converged, or the result is clear."""
 
 
 class Timer:
@@ -158,7 +158,7 @@ class Timer:
             GpuInUse: another program used the GPU.
         """
         request = self._request(candidate, previous, self._baselines if self.has_baselines else ())
-        request = replace(request, seconds=TRIAL_SAMPLING_SECONDS)
+        request = replace(request, seconds=TRIAL_SAMPLING_SECONDS, ends_when_clear=True)
         return self._time(request, self._process if self.has_baselines else self._trials)
 
     def time(

@@ -46,6 +46,8 @@ class TimeRequest(Request[TimeAnswer], command="timing.time"):
     """Set if ``source`` is a separate candidate file."""
     seconds: float = SAMPLING_SECONDS
     """Time to spend on samples."""
+    ends_when_clear: bool = False
+    """Whether to end when it is clear if the candidate is faster than the previous version, or else than eager mode."""
 
 
 @dataclass(frozen=True)

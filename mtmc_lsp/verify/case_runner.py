@@ -16,6 +16,7 @@ from mtmc_lsp.verify.outcomes import (
     CaseOutcome,
     failed_run,
     judged_outcome,
+    reveals_trivial,
     skipped,
     with_refusal,
 )
@@ -47,7 +48,8 @@ class CaseRunner:
         """
         self._reference, self._process, self._candidate, self.trial = reference, process, candidate, trial
         self._finds_trivial = finds_trivial
-        self._expected_by_sizes: dict[tuple[tuple[str, int], ...], str] = {}
+        self._trivial: frozenset[str] | None = None
+        """Answers without any computation that passed on all cases so far that can tell; ``None`` before the first."""
         self._has_retried = False
         self.calls = 0
         """The number of calls of the candidate so far."""
@@ -129,25 +131,24 @@ class CaseRunner:
 
     def _judged(self, prepared: PreparedCase, answer: CandidateAnswer, results: Path, plan: CallPlan) -> CaseOutcome:
         case = prepared.case
-        sizes = tuple(case.sizes.items())
-        other = self._expected_by_sizes.get(sizes, "")
+        # An answer that failed once is refuted, and the comparisons with large results take a while.
+        finds_trivial = self._finds_trivial and reveals_trivial(case) and self._trivial != frozenset()
         try:
             judged = self._reference.judge(
                 prepared,
                 results,
                 is_exact=is_exact(self.trial.capture),
-                other=other,
                 differing=answer.differing or (),
-                finds_trivial=self._finds_trivial,
+                finds_trivial=finds_trivial,
             )
         except MtmcError as error:
             if not error.kind.is_death:
                 raise
             reason = f"the process that compares its results died: {error.message}"
             return failed_run(case, VerdictStatus.CRASHED, reason, error.kind)
-        outcome = judged_outcome(
-            case, answer, judged, is_many=plan.repeats == MANY_CALLS, disabled_kernels=plan.disables_kernels
+        trivial = frozenset(judged.trivial) if finds_trivial else None
+        if trivial is not None:
+            self._trivial = trivial if self._trivial is None else self._trivial & trivial
+        return judged_outcome(
+            case, answer, judged, trivial, is_many=plan.repeats == MANY_CALLS, disabled_kernels=plan.disables_kernels
         )
-        if outcome.trivial is not None:
-            self._expected_by_sizes.setdefault(sizes, prepared.expected)
-        return outcome

@@ -238,8 +238,6 @@ class JudgeRequest(Request[JudgeAnswer], command="verify.judge"):
     """``budget`` or ``strict``, as in the settings."""
     is_exact: bool = False
     """Whether the reference maps whole numbers to whole numbers, so that no rounding excuses a difference."""
-    other_expected: str = ""
-    """The expected results of another case with the same sizes."""
     differing: tuple[int, ...] = ()
     """Results that differ between the candidate's calls."""
     finds_trivial: bool = True

@@ -44,7 +44,7 @@ class CaseOutcome:
     measurements: tuple[Measurement, ...] = ()
     """Of its floating-point results."""
     trivial: frozenset[str] | None = None
-    """Answers without any computation that pass as well; ``None`` if the case cannot tell."""
+    """Answers without any computation that pass as well; ``None`` if the case cannot tell or earlier ones refuted all."""
 
     @property
     def is_out_of_memory(self) -> bool:
@@ -81,8 +81,22 @@ def failed_run(case: Case, status: VerdictStatus, reason: str, kind: FailureKind
     return CaseOutcome(case, status, reason=reason, ran=False, failure=kind)
 
 
+def reveals_trivial(case: Case) -> bool:
+    """Whether a case tells an answer without any computation from a right one.
+
+    NaN and infinity tell a constant answer from the right one although nothing is computed. A factor of 0 hides the answer.
+    """
+    return case.expects_kernel and case.distribution not in SPECIAL_DISTRIBUTIONS and not case.numbers
+
+
 def judged_outcome(
-    case: Case, answer: CandidateAnswer, judged: JudgeAnswer, *, is_many: bool, disabled_kernels: bool
+    case: Case,
+    answer: CandidateAnswer,
+    judged: JudgeAnswer,
+    trivial: frozenset[str] | None,
+    *,
+    is_many: bool,
+    disabled_kernels: bool,
 ) -> CaseOutcome:
     """The outcome of a case whose results were compared."""
     checks = [Check(check.name, check.status, case.label, check.detail) for check in judged.checks]
@@ -91,8 +105,6 @@ def judged_outcome(
     status = VerdictStatus.CORRECT if failed is None else VerdictStatus.INCORRECT
     reason = f"{failed.name}: {failed.detail}" if failed is not None else ""
     inside = case.expects_kernel
-    # NaN and infinity tell a constant answer from the right one although nothing is computed. A factor of 0 hides the answer.
-    tells = inside and case.distribution not in SPECIAL_DISTRIBUTIONS and not case.numbers
     return CaseOutcome(
         case,
         status,
@@ -104,7 +116,7 @@ def judged_outcome(
         compared=frozenset(judged.compared) if inside else frozenset(),
         undecided=frozenset(judged.undecided) if inside else frozenset(),
         measurements=judged.measurements,
-        trivial=frozenset(judged.trivial) if tells else None,
+        trivial=trivial,
     )
 
 

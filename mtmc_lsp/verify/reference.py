@@ -238,16 +238,14 @@ class Reference:
         results: Path,
         *,
         is_exact: bool,
-        other: str,
         differing: tuple[int, ...],
-        finds_trivial: bool = True,
+        finds_trivial: bool,
     ) -> JudgeAnswer:
         """Compare a candidate's results with the expected ones.
 
         Args:
             results: the candidate's results; the file is removed afterwards.
             is_exact: whether the reference computes whole numbers without rounding.
-            other: the file with the expected results of another case of the same sizes, or empty.
             differing: numbers of the results that differ between the candidate's calls.
             finds_trivial: whether to find the trivial answers that would pass.
 
@@ -260,7 +258,6 @@ class Reference:
             results=str(results),
             precision=self.precision,
             is_exact=is_exact,
-            other_expected=other,
             differing=differing,
             finds_trivial=finds_trivial,
         )

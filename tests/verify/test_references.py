@@ -93,7 +93,9 @@ def test_no_further_case_is_computed_while_results_wait_to_be_judged(
     first.done.result(10)
     worker.proceed.clear()
     judging = threading.Thread(
-        target=reference.judge, args=(first, tmp_path / "r"), kwargs={"is_exact": False, "other": "", "differing": ()}
+        target=reference.judge,
+        args=(first, tmp_path / "r"),
+        kwargs={"is_exact": False, "differing": (), "finds_trivial": True},
     )
     judging.start()
     while not reference._judging:

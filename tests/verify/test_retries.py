@@ -26,7 +26,7 @@ class Processes:
 
     def __init__(self, answers: list[CandidateAnswer | MtmcError], judgements: list[JudgeAnswer | MtmcError]) -> None:
         self._answers, self._judgements = answers, judgements
-        self.started, self.compared = 1, 0
+        self.started, self.compared, self.looked_for_trivial = 1, 0, list[bool]()
         self.pool = self
         self.run_seconds = 1.0
 
@@ -36,8 +36,9 @@ class Processes:
     def next(self) -> None:
         self.started += 1
 
-    def judge(self, *args: Any, **more: Any) -> JudgeAnswer:
+    def judge(self, *args: Any, finds_trivial: bool, **more: Any) -> JudgeAnswer:
         self.compared += 1
+        self.looked_for_trivial.append(finds_trivial)
         return self._next(self._judgements)
 
     def take_results(self, to: Path) -> None:
@@ -128,5 +129,13 @@ def test_a_comparison_that_loses_the_gpu_leaves_a_fresh_process_to_the_next(tmp_
     with Reference(capture, "", "python", worker=worker) as reference:
         prepared: Any = SimpleNamespace(data=None, expected="expected.pt")
         with pytest.raises(RequestError):
-            reference.judge(prepared, tmp_path / "results.pt", is_exact=False, other="", differing=())
+            reference.judge(prepared, tmp_path / "results.pt", is_exact=False, differing=(), finds_trivial=True)
     assert worker.closed == 1
+
+
+def test_trivial_answers_are_compared_until_a_case_refutes_them_all() -> None:
+    judgements = [("zeros", "a copy of x"), ("zeros", "the mean"), ("a copy of x",), ("zeros",)]
+    processes = Processes([RAN], [JudgeAnswer((), trivial=names) for names in judgements])
+    found = [outcome.trivial for outcome in outcomes(processes, 4) if outcome is not None]
+    assert processes.looked_for_trivial == [True, True, True, False]
+    assert found == [*map(frozenset, judgements[:3]), None]

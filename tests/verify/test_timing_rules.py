@@ -310,6 +310,14 @@ def test_sampling_ends_when_the_medians_stand_and_goes_on_while_they_do_not() ->
     assert len(noisy["eager"]) == MAX_SAMPLES
 
 
+def test_the_sampling_of_a_trial_ends_when_it_is_clear_which_version_is_faster() -> None:
+    calls = {"candidate": Costing(lambda: None, 50.0), "eager": Costing(lambda: None, 100.0)}
+    clear = interleaved(FakeClock(calls["candidate"], noise=0.05), calls, seconds=60.0, rival="eager")
+    calls["eager"].us = 53.0
+    close = interleaved(FakeClock(calls["candidate"], noise=0.05), calls, seconds=60.0, rival="eager")
+    assert (len(clear["candidate"]), len(close["candidate"])) == (25, 200)
+
+
 def test_only_calls_that_the_device_bounds_are_kept_from_a_late_host() -> None:
     ahead: dict[float, set[float]] = {}
 

@@ -55,6 +55,8 @@ class Contenders:
     """The roofline's lower bound in microseconds."""
     least_us: float = 0.0
     """A shorter time, in microseconds, is a measurement error."""
+    ends_when_clear: bool = False
+    """Whether to end when it is clear if the candidate is faster than the previous version, or else than eager mode."""
 
 
 def run_paired_benchmark(setup: Contenders, clock: Clock, seconds: float) -> Timing:
@@ -80,7 +82,8 @@ def run_paired_benchmark(setup: Contenders, clock: Clock, seconds: float) -> Tim
         epsilon=setup.epsilon,
     )
     retest.before()
-    samples = interleaved(clock, {**runs, "candidate": retest.call}, seconds)
+    rival = ("previous" if setup.previous is not None else "eager") if setup.ends_when_clear else ""
+    samples = interleaved(clock, {**runs, "candidate": retest.call}, seconds, rival)
     retest.after()
     median = statistics.median(device for device, _ in samples["candidate"])
     batch = warm(clock, setup.candidate, median)

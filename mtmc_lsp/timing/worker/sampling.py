@@ -22,6 +22,8 @@ because of memory placement and clock rates."""
 SAME_WITHIN = 0.03
 MAX_RELATIVE_ERROR, CONVERGENCE_STEP = 0.001, 5
 """Sampling ends when the relative standard error of every median is below the first; checked every few rounds (second)."""
+CLEAR_DIFFERENCE, CLEAR_ERRORS = 0.1, 4.0
+"""It is clear which of two medians is smaller if they differ by the first, and by this many standard errors more."""
 WARM_CALLS, MIN_WARM_CALLS, WARM_BATCHES = 20, 3, 5
 WARM_US = 20_000.0
 """Approximate limit in microseconds for a batch of calls."""
@@ -36,11 +38,17 @@ HOST_SLACK, MAX_AHEAD_US = 3.0, 1000.0
 """Host delay that is hidden, as a multiple of the median host time. On a busy machine 5 % of the calls were that late."""
 
 
-def interleaved(clock: Clock, runs: Mapping[str, Run], seconds: float) -> dict[str, list[tuple[float, float]]]:
+def interleaved(
+    clock: Clock, runs: Mapping[str, Run], seconds: float, rival: str = ""
+) -> dict[str, list[tuple[float, float]]]:
     """Sample each contender once per round, in random order.
 
     For device-bound calls, host time is excluded: in a program the host runs ahead, and here it would only add noise. For
     host-bound calls it is included.
+
+    Args:
+        seconds: time limit.
+        rival: the contender that the candidate has to beat; the sampling ends when it is clear which of them is faster.
     """
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     ahead = {name: _ahead(clock, run) for name, run in runs.items()}
@@ -57,7 +65,8 @@ def interleaved(clock: Clock, runs: Mapping[str, Run], seconds: float) -> dict[s
             samples[name].append(clock.cold(runs[name], ahead[name]))
         count = len(samples[order[0]])
         late = time.perf_counter() > deadline
-        if count >= MAX_SAMPLES or (count >= MIN_SAMPLES and (late or _has_converged(samples))):
+        is_enough = late or _has_converged(samples) or (rival and _is_clear(samples["candidate"], samples[rival]))
+        if count >= MAX_SAMPLES or (count >= MIN_SAMPLES and is_enough):
             return samples
 
 
@@ -79,6 +88,16 @@ def _has_converged(samples: Mapping[str, Sequence[tuple[float, float]]]) -> bool
     if len(next(iter(samples.values()))) % CONVERGENCE_STEP:
         return False
     return all(_median_error([device for device, _ in values]) < MAX_RELATIVE_ERROR for values in samples.values())
+
+
+def _is_clear(samples: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> bool:
+    """Whether two medians differ by far more than their errors."""
+    if len(samples) % CONVERGENCE_STEP:
+        return False
+    a, b = ([device for device, _ in values] for values in (samples, others))
+    medians = statistics.median(a), statistics.median(b)
+    errors = math.hypot(_median_error(a), _median_error(b))
+    return max(medians) > min(medians) * (1.0 + CLEAR_DIFFERENCE + CLEAR_ERRORS * errors)
 
 
 def _median_error(values: Sequence[float]) -> float:

@@ -270,6 +270,7 @@ def time_candidate(request: TimeRequest) -> TimeAnswer:
             epsilon=coarsest_epsilon(capture.graph),
             bound_us=request.bound_us,
             least_us=request.least_us,
+            ends_when_clear=request.ends_when_clear,
         )
         began = time.monotonic()
         timing = run_paired_benchmark(setup, clock_of(), request.seconds)

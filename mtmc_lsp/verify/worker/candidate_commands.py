@@ -6,7 +6,7 @@ import _thread
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -134,8 +134,12 @@ class _Calls:
         return judged, observed
 
     def _call(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+        return settled(self._launch(tensors, before=self._inputs), self._device)
+
+    def _launch(self, tensors: dict[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Call the candidate, without waiting for the GPU; ``before`` are the values of the inputs that may change."""
         case, mode = self._case, contextlib.nullcontext()
-        run = run_case(
+        return run_case(
             self._module,
             self._capture,
             tensors,
@@ -144,9 +148,8 @@ class _Calls:
             case.seed,
             case.kind,
             self._prepare,
-            before=self._inputs,
+            before=before,
         )
-        return settled(run, self._device)
 
     def _fresh(self) -> dict[str, torch.Tensor]:
         """The inputs, with the arguments in new tensors."""
@@ -175,9 +178,9 @@ class _Calls:
             value = tensors[name]
             if value.is_floating_point() and value.numel() and not _shares_elements(value):
                 value.copy_(value.flip(tuple(range(value.dim()))) * OTHER_SCALE)
-        # The code may reject such values. The call on the inputs themselves then shows other errors.
+        # The code may reject such values. The call on the inputs themselves then shows other errors. Nothing reads the results.
         with contextlib.suppress(Exception):
-            self._call(tensors)
+            self._launch(tensors, before={})
         self._restore(tensors, tensors)
 
     def _repeat(self, judged: dict[str, Any], plan: CallPlan) -> tuple[set[int], int]:
