@@ -132,6 +132,8 @@ class LocalMeasurer:
         compile_worker, background_worker = self._pool.add(compiler(False)), self._pool.add(compiler(True))
         self._engine = VerificationEngine(self._reference, self._process)
         self._is_prepared = False
+        self._compiled_ahead: set[str] = set()
+        """The ids of the candidates whose kernels are compiled for other sizes."""
         self._compiler = KernelCompiler(
             capture,
             self._pool,
@@ -201,9 +203,7 @@ class LocalMeasurer:
                 raise WorkerFailed("the verification was abandoned", kind=FailureKind.CANCELLED)
 
         self._prepare()
-        if self.has_gpu:
-            sizes = self._engine.kernel_sizes(self._version(candidate.source))
-            self._compiler.compile_in_background(candidate, sizes)
+        self._compile_other_sizes(candidate)
         try:
             verdict = self._engine.verify(self._version(candidate.source), on_case=stop_if_unwanted).verdict
             if self._whole is None or not verdict.is_correct:
@@ -258,7 +258,17 @@ class LocalMeasurer:
     def compile(self, candidate: Candidate) -> CompileReport:
         """Cross-compile every kernel for every architecture."""
         self._prepare()
+        if self.verifies_beside:
+            # The verification begins with the timing, and would compile one kernel at a time.
+            self._compile_other_sizes(candidate)
         return self._compiler.compile(candidate)
+
+    def _compile_other_sizes(self, candidate: Candidate) -> None:
+        """Compile the kernels for the sizes of the verification in the background."""
+        if self.has_gpu and candidate.id not in self._compiled_ahead:
+            self._compiled_ahead.add(candidate.id)
+            sizes = self._engine.kernel_sizes(self._version(candidate.source))
+            self._compiler.compile_in_background(candidate, sizes)
 
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
         """Time a candidate for a short time, against the previous version and the baselines that are ready.

@@ -15,7 +15,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.device.calibration_cache import cached_device, remember_device
 from mtmc_lsp.device.choice import calibrated_model
 from mtmc_lsp.process.cache_files import cache_folder
-from mtmc_lsp.process.gpu_lock import lock_folder
+from mtmc_lsp.process.gpu_lock import USING_ALONE, WAITING_ALONE, lock_folder, lock_seconds
 from mtmc_lsp.process.protocol import Answer, Request
 from mtmc_lsp.process.worker_pool import WorkerPool
 from mtmc_lsp.timing.bounds import bound_us, least_us
@@ -222,8 +222,8 @@ class Timer:
         if process not in self._timekeepers:
             cache = TimingCache(cache_folder(), self._fresh)
 
-            def ask(request: TimeRequest) -> TimeAnswer:
-                return self._call(request, process)
+            def ask(request: TimeRequest, is_locked: bool) -> TimeAnswer:
+                return self._call(request, process, shares_gpu=not is_locked)
 
             def prepare(request: TimeRequest) -> None:
                 if request.separate is None:
@@ -246,8 +246,10 @@ class Timer:
         """Median microseconds of variants by a few samples each; ``None`` for those that fail or exceed the time limit."""
         self._prepare(sources, self._trials)
         request = RankRequest(self._capture, self._user_source, tuple(sources), seconds)
-        with self._exclusive_gpu():
-            return list(self._call(request, self._trials).medians_us)
+        answer = self._call(request, self._trials, shares_gpu=True)
+        lock_seconds[WAITING_ALONE] += answer.waited_seconds
+        lock_seconds[USING_ALONE] += answer.alone_seconds
+        return list(answer.medians_us)
 
     def _prepare(self, sources: Sequence[str], process: CandidateProcess) -> None:
         """Load versions, and call them while others use the GPU too, so that it is locked only for samples."""

@@ -1,7 +1,8 @@
 """Locks that let timing use a GPU alone, while everything else shares it, across all our processes on this machine.
 
 A worker shares the GPU during a whole request, which may take seconds. Between two pieces of its work it calls
-:func:`let_timings_pass`, so a timing waits for one piece only, and not everything else behind it.
+:func:`let_timings_pass`, and during long work of the host :func:`unshared`, so a timing waits for one piece only, and not
+everything else behind it. A worker that times uses the GPU alone only while it takes samples (:func:`exclusively`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+WAITING_ALONE, USING_ALONE = "waiting to use the GPU alone", "using the GPU alone"
+"""Keys of :data:`lock_seconds`."""
 FOLDER = "mtmc-gpu-locks"
 """The folder of all lock files, below the temporary folder."""
 
@@ -42,18 +45,18 @@ def lock_folder(gpu: str = "") -> str:
 
 
 @contextlib.contextmanager
-def alone(gpu: str) -> Iterator[None]:
+def alone(gpu: str, folder: str = "") -> Iterator[None]:
     """Hold the GPU exclusively; ``gpu`` is its UUID, because its index depends on ``CUDA_VISIBLE_DEVICES``."""
-    folder = lock_folder()
+    folder = folder or lock_folder()
     # The door lock keeps new sharers out while this waits for the present ones, so that it cannot wait forever.
     began = time.monotonic()
     with _locked(folder, f"{gpu}-door", fcntl.LOCK_EX), _locked(folder, gpu, fcntl.LOCK_EX):
         acquired = time.monotonic()
-        lock_seconds["waiting to use the GPU alone"] += acquired - began
+        lock_seconds[WAITING_ALONE] += acquired - began
         try:
             yield
         finally:
-            lock_seconds["using the GPU alone"] += time.monotonic() - acquired
+            lock_seconds[USING_ALONE] += time.monotonic() - acquired
 
 
 @contextlib.contextmanager
@@ -81,14 +84,29 @@ class GpuShare:
         """Let others use the GPU alone."""
         self._stack.close()
 
-    def let_timings_pass(self) -> None:
-        """Release the lock if a timing waits for it, after all work of this process has finished, and acquire it again."""
-        if not _is_free(self._folder, f"{self._gpu}-door"):
-            torch = sys.modules.get("torch")
-            if torch is not None and torch.cuda.is_initialized():
-                torch.cuda.synchronize()
-            self.release()
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Release the lock meanwhile, after all work of this process has finished."""
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self.release()
+        try:
+            yield
+        finally:
             self.acquire()
+
+    def let_timings_pass(self) -> None:
+        """Release the lock if a timing waits for it, and acquire it again."""
+        if not _is_free(self._folder, f"{self._gpu}-door"):
+            with self.released():
+                pass
+
+    @contextlib.contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Hold the GPU exclusively meanwhile."""
+        with self.released(), alone(self._gpu, self._folder):
+            yield
 
 
 _share: GpuShare | None = None
@@ -109,8 +127,29 @@ def sharing(gpu: str, folder: str) -> Iterator[None]:
 
 def let_timings_pass() -> None:
     """Let another run time alone, if it waits for that. For the thread that runs a request, between two pieces of its work."""
-    if _share is not None and threading.current_thread() is threading.main_thread():
-        _share.let_timings_pass()
+    share = _share_of_thread()
+    if share is not None:
+        share.let_timings_pass()
+
+
+@contextlib.contextmanager
+def unshared() -> Iterator[None]:
+    """Let other runs time while the thread that runs a request computes on the host alone."""
+    share = _share_of_thread()
+    with share.released() if share is not None else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def exclusively() -> Iterator[None]:
+    """Use the GPU alone in a request that shares it. In any other request the caller has locked the GPU, if there is one."""
+    share = _share_of_thread()
+    with share.exclusively() if share is not None else contextlib.nullcontext():
+        yield
+
+
+def _share_of_thread() -> GpuShare | None:
+    return _share if threading.current_thread() is threading.main_thread() else None
 
 
 def _is_free(folder: str, name: str) -> bool:

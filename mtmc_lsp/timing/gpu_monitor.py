@@ -99,8 +99,6 @@ class GpuMonitor:
     samples: list[GpuSample] = field(default_factory=list)
     failure: str = ""
     """Why there are no samples."""
-    began_us: int = 0
-    """Start in microseconds of the wall clock, which NVML uses."""
 
     def conditions(self, window: Sequence[float]) -> Conditions:
         """Summarise the GPU's state in a time window of the monotonic clock."""
@@ -110,7 +108,9 @@ class GpuMonitor:
                 notes=(f"clocks and throttling are unknown: {self.failure or 'NVML returned no samples'}",)
             )
         notes: list[str] = []
-        others, busy = _others(self.gpu, self.began_us, notes)
+        # NVML uses the wall clock.
+        since_us = time.time_ns() // 1000 - int(1e6 * (time.monotonic() - window[0]))
+        others, busy = _others(self.gpu, since_us, notes)
         reasons = dict.fromkeys(reason for reading in samples for reason in reading.reasons)
         return Conditions(
             sm_mhz=int(statistics.median(reading.sm_mhz for reading in samples)),
@@ -128,7 +128,7 @@ class GpuMonitor:
 @contextlib.contextmanager
 def monitor_gpu(gpu: Gpu | None, failure: str = "", period: float = SAMPLING_PERIOD_SECONDS) -> Iterator[GpuMonitor]:
     """Sample the GPU's state every ``period`` seconds in a thread while the context is active."""
-    monitor = GpuMonitor(gpu, failure=failure, began_us=time.time_ns() // 1000)
+    monitor = GpuMonitor(gpu, failure=failure)
     stop = threading.Event()
 
     def sample() -> None:

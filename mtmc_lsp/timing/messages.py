@@ -22,7 +22,9 @@ class TimeAnswer:
 
     timing: Timing
     window: tuple[float, float]
-    """Start and end by the monotonic clock, in seconds."""
+    """Start and end of the samples by the monotonic clock, in seconds: the GPU was used by nothing else."""
+    waited_seconds: float = 0.0
+    """How long the worker waited to use the GPU alone."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,10 @@ class RankAnswer:
 
     medians_us: tuple[float | None, ...]
     """``None`` for variants that fail or were not timed before the limit."""
+    waited_seconds: float = 0.0
+    """How long the worker waited to use the GPU alone."""
+    alone_seconds: float = 0.0
+    """How long it used the GPU alone."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Runs timings in a worker under the exclusive GPU lock, records the GPU's state and caches the results."""
+"""Runs timings in a worker, which uses the GPU alone meanwhile, records the GPU's state and caches the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from mtmc_lsp.core.errors import GpuInUse
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import Timing
-from mtmc_lsp.process.gpu_lock import alone
+from mtmc_lsp.process.gpu_lock import USING_ALONE, WAITING_ALONE, alone, lock_seconds
 from mtmc_lsp.timing.gpu_monitor import REPEAT_REASONS, Gpu, monitor_gpu, open_gpu
 from mtmc_lsp.timing.messages import TimeAnswer, TimeRequest
 
@@ -26,8 +26,8 @@ COOLING_SECONDS = 5.0
 NOT_IN_KEY = ("bound_us", "least_us")
 """Request fields that are derived from others or do not affect the measurement; not part of the cache key."""
 
-Ask = Callable[[TimeRequest], TimeAnswer]
-"""Sends a request to the timing worker."""
+Ask = Callable[[TimeRequest, bool], TimeAnswer]
+"""Sends a request to the timing worker, which locks the GPU itself unless the second argument says that the caller has."""
 
 
 @dataclass(frozen=True)
@@ -110,16 +110,19 @@ class Timekeeper:
 
     def _measure(self, request: TimeRequest) -> Timing:
         self._prepare(request)
-        with alone(self._gpu):
-            timing = self._measure_once(request)
-            if timing.conditions is not None and REPEAT_REASONS & set(timing.conditions.throttled):
+        timing = self._measure_once(request)
+        if timing.conditions is not None and REPEAT_REASONS & set(timing.conditions.throttled):
+            with alone(self._gpu):
                 self._pause(COOLING_SECONDS)
-                timing = self._measure_once(request)
+                timing = self._measure_once(request, is_locked=True)
         return timing
 
-    def _measure_once(self, request: TimeRequest) -> Timing:
+    def _measure_once(self, request: TimeRequest, *, is_locked: bool = False) -> Timing:
         with monitor_gpu(*self._gpu_state) as monitor:
-            answer = self._ask(request)
+            answer = self._ask(request, is_locked)
+        if not is_locked:
+            lock_seconds[WAITING_ALONE] += answer.waited_seconds
+            lock_seconds[USING_ALONE] += answer.window[1] - answer.window[0]
         conditions = monitor.conditions(answer.window)
         if conditions.busy:
             raise GpuInUse(

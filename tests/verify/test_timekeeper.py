@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import BaselineTime, Conditions, Ratio, Speed, Timing
 from mtmc_lsp.core.workload import Capture, Environment, Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.process import gpu_lock
+from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared
 from mtmc_lsp.report.phrases import timing_notes
 from mtmc_lsp.timing.gpu_monitor import GpuSample, monitor_gpu, open_gpu
 from mtmc_lsp.timing.messages import SeparateCandidate, TimeAnswer, TimeRequest
@@ -69,7 +71,7 @@ def keeper(
     asked: list[TimeRequest] = []
     pauses: list[float] = []
 
-    def ask(request: TimeRequest) -> TimeAnswer:
+    def ask(request: TimeRequest, is_locked: bool) -> TimeAnswer:
         asked.append(request)
         began = time.monotonic()
         time.sleep(0.06)
@@ -347,3 +349,53 @@ def test_a_worker_lets_a_timing_pass_between_two_pieces_of_its_work() -> None:
     assert entered.wait(10)
     second.join(10)
     gpu_lock.let_timings_pass()
+
+
+def holding(held: contextlib.AbstractContextManager[None]) -> tuple[threading.Thread, threading.Event]:
+    """A thread that enters a lock, and the event that it has."""
+    entered = threading.Event()
+
+    def enter() -> None:
+        with held:
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    return thread, entered
+
+
+@pytest.mark.usefixtures("own_locks")
+def test_a_worker_that_takes_samples_is_alone_and_shares_the_gpu_before_and_after() -> None:
+    folder = gpu_lock.lock_folder("g")
+    with gpu_lock.sharing("g", folder):
+        before, entered = holding(gpu_lock.shared("g"))
+        assert entered.wait(10)
+        with gpu_lock.exclusively():
+            between, entered = holding(gpu_lock.shared("g"))
+            assert not entered.wait(0.2)
+        assert entered.wait(10)
+        after, entered = holding(gpu_lock.alone("g"))
+        assert not entered.wait(0.2), "the worker shares the GPU again"
+    assert entered.wait(10)
+    for thread in (before, between, after):
+        thread.join(10)
+
+
+@pytest.mark.usefixtures("own_locks")
+def test_a_worker_lets_others_time_while_triton_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.jit import JITFunction
+
+    def compile_kernel(*args: object, **kwargs: object) -> str:
+        thread, entered = holding(gpu_lock.alone("g"))
+        assert entered.wait(10)
+        thread.join(10)
+        return "compiled"
+
+    monkeypatch.setattr(JITFunction, "_do_compile", compile_kernel)
+    with gpu_lock.sharing("g", gpu_lock.lock_folder("g")):
+        with compiling_unshared():
+            assert JITFunction._do_compile() == "compiled"
+        thread, entered = holding(gpu_lock.alone("g"))
+        assert not entered.wait(0.2), "the worker shares the GPU again"
+    assert JITFunction._do_compile is compile_kernel
+    thread.join(10)

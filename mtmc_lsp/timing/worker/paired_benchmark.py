@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -59,8 +60,17 @@ class Contenders:
     """Whether to end when it is clear if the candidate is faster than the previous version, or else than eager mode."""
 
 
-def run_paired_benchmark(setup: Contenders, clock: Clock, seconds: float) -> Timing:
+def run_paired_benchmark(
+    setup: Contenders,
+    clock: Clock,
+    seconds: float,
+    gpu: contextlib.AbstractContextManager[None] | None = None,
+) -> Timing:
     """Time all contenders.
+
+    Args:
+        seconds: time for the samples of single calls.
+        gpu: entered while samples are taken: nothing else may use the GPU then.
 
     Raises:
         MeasurementRejected: the timing is not plausible.
@@ -81,18 +91,17 @@ def run_paired_benchmark(setup: Contenders, clock: Clock, seconds: float) -> Tim
         tolerance=setup.tolerance,
         epsilon=setup.epsilon,
     )
-    retest.before()
     rival = ("previous" if setup.previous is not None else "eager") if setup.ends_when_clear else ""
-    samples = interleaved(clock, {**runs, "candidate": retest.call}, seconds, rival)
-    retest.after()
-    median = statistics.median(device for device, _ in samples["candidate"])
-    batch = warm(clock, setup.candidate, median)
-    check_plausible(median, batch, setup.least_us)
     contenders = {name: run for name, run in runs.items() if name != "control"}
-    host = statistics.median(host for _, host in samples["candidate"])
-    is_launched = median < SMALL_US or host > HOST_SHARE * median
-    graphs = graph_medians(clock, contenders) if is_launched else {}
-    retest.restore()
+    retest.before()
+    with gpu or contextlib.nullcontext():
+        samples = interleaved(clock, {**runs, "candidate": retest.call}, seconds, rival)
+        median, host = (statistics.median(sample[i] for sample in samples["candidate"]) for i in (0, 1))
+        batch = warm(clock, setup.candidate, median)
+        is_launched = median < SMALL_US or host > HOST_SHARE * median
+        graphs = graph_medians(clock, contenders) if is_launched else {}
+    retest.after()
+    check_plausible(median, batch, setup.least_us)
     if not clock.untouched():
         raise MeasurementRejected("the clocks were replaced while the candidate was timed")
     running_threads = [thread.name for thread in threading.enumerate() if thread not in threads]

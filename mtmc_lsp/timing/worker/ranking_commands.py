@@ -12,8 +12,9 @@ import torch
 
 from mtmc_lsp.codegen.module.cuda_graph import RUN_CUDA_GRAPH
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.process.gpu_lock import let_timings_pass
+from mtmc_lsp.process.gpu_lock import USING_ALONE, WAITING_ALONE, exclusively, let_timings_pass, lock_seconds
 from mtmc_lsp.process.protocol import NoAnswer
+from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared
 from mtmc_lsp.timing.messages import PrepareRequest, RankAnswer, RankRequest
 from mtmc_lsp.timing.worker.clock import Run
 from mtmc_lsp.timing.worker.timing_commands import (
@@ -64,26 +65,39 @@ def rank(request: RankRequest) -> RankAnswer:
             unprepared, _first_calls(capture, [runs[i] for i in unprepared], request.sources), strict=True
         ):
             runs[i] = runs[i] if succeeds else None
-        medians: list[float | None] = [None] * len(runs)
-        remaining = [i for i, run in enumerate(runs) if run is not None]
-        # Successive halving: the best variants get more samples.
-        for count, max_variants, max_ratio in ROUNDS:
-            for i in remaining:
-                variant = runs[i]
-                if variant is not None and time.monotonic() < deadline:
-                    medians[i] = statistics.median(clock_of().cold(variant)[0] for _ in range(count))
-            timed = sorted((median, i) for i in remaining if (median := medians[i]) is not None)
-            remaining = [i for median, i in timed[:max_variants] if median <= max_ratio * timed[0][0]]
+        before = dict(lock_seconds)
+        with exclusively():
+            medians = _medians(runs, deadline)
     release_gpu_memory()
-    return RankAnswer(tuple(medians))
+    waited, used = (lock_seconds[key] - before.get(key, 0.0) for key in (WAITING_ALONE, USING_ALONE))
+    return RankAnswer(tuple(medians), waited, used)
+
+
+def _medians(runs: Sequence[Run | None], deadline: float) -> list[float | None]:
+    medians: list[float | None] = [None] * len(runs)
+    remaining = [i for i, run in enumerate(runs) if run is not None]
+    # Successive halving: the best variants get more samples.
+    for count, max_variants, max_ratio in ROUNDS:
+        for i in remaining:
+            variant = runs[i]
+            if variant is not None and time.monotonic() < deadline:
+                medians[i] = statistics.median(clock_of().cold(variant)[0] for _ in range(count))
+        timed = sorted((median, i) for i in remaining if (median := medians[i]) is not None)
+        remaining = [i for median, i in timed[:max_variants] if median <= max_ratio * timed[0][0]]
+    return medians
 
 
 def _first_calls(capture: Capture, runs: Sequence[Run | None], sources: Sequence[str]) -> list[bool]:
     """Call versions concurrently, which compiles their kernels; returns which of them succeed."""
     # A process can capture only one graph at a time, and variants do not coordinate.
     replayed = any(RUN_CUDA_GRAPH in source for source in sources)
-    with ThreadPoolExecutor(1 if replayed else _side_by_side(capture)) as pool:
-        succeeded = list(pool.map(_first_call, runs))
+    threads = 1 if replayed else min(len(runs), _side_by_side(capture))
+    if threads <= 1:
+        with compiling_unshared():
+            succeeded = [_first_call(run) for run in runs]
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            succeeded = list(pool.map(_first_call, runs))
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return succeeded

@@ -16,7 +16,7 @@ from mtmc_lsp.capture.worker.arguments.strided_tensors import shares_elements
 from mtmc_lsp.capture.worker.calls import Call, build_call
 from mtmc_lsp.core.errors import TensorSharingFailed
 from mtmc_lsp.core.workload import Capture, WorkloadSource
-from mtmc_lsp.process.gpu_lock import shared
+from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, lock_seconds, shared
 from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.process.worker.tensor_ipc import import_
 from mtmc_lsp.timing.messages import (
@@ -272,7 +272,16 @@ def time_candidate(request: TimeRequest) -> TimeAnswer:
             least_us=request.least_us,
             ends_when_clear=request.ends_when_clear,
         )
-        began = time.monotonic()
-        timing = run_paired_benchmark(setup, clock_of(), request.seconds)
+        window, waited = list[float](), lock_seconds[WAITING_ALONE]
+        timing = run_paired_benchmark(setup, clock_of(), request.seconds, _alone(window))
     release_gpu_memory()
-    return TimeAnswer(timing, (began, time.monotonic()))
+    return TimeAnswer(timing, (window[0], window[1]), lock_seconds[WAITING_ALONE] - waited)
+
+
+@contextlib.contextmanager
+def _alone(window: list[float]) -> Iterator[None]:
+    """Use the GPU alone, and add the times at which that begins and ends."""
+    with exclusively():
+        window.append(time.monotonic())
+        yield
+        window.append(time.monotonic())

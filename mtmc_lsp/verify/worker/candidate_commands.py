@@ -19,6 +19,7 @@ from mtmc_lsp.guard.worker.observed_calls import guards_of, observe
 from mtmc_lsp.process import sandbox
 from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.process.worker.failures import classify
+from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared
 from mtmc_lsp.process.worker.tensor_ipc import export_, import_, release
 from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
 from mtmc_lsp.verify.cases import Case
@@ -73,7 +74,8 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     # This counts threads that the threading module does not know.
     threads = _thread._count()
     try:
-        run, answer = calls.run(request.calls)
+        with contextlib.nullcontext() if is_interpreted() else compiling_unshared():
+            run, answer = calls.run(request.calls)
     except MtmcError:
         raise
     except Exception as error:
