@@ -9,6 +9,9 @@ import typer
 
 from mtmc_lsp.commands.options import AsJson, Fresh, MaxAutotune, Python, RequireSandbox, read_project_settings
 
+REDUCED_EXIT_CODE = 4
+"""The candidate is correct, but the workload's sizes did not run."""
+
 
 def verify(
     reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="FILE::NAME, or a file with `Model`.")],
@@ -41,6 +44,7 @@ def verify(
     """Check any candidate against any reference, check by check; a failure is written as a file that runs."""
     from mtmc_lsp.app.pipeline import Pipeline, RunOptions
     from mtmc_lsp.app.verify_pair import PairOptions, open_pair
+    from mtmc_lsp.core.results import VerdictStatus
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.text import console, show_pair
     from mtmc_lsp.search.components import Events
@@ -68,4 +72,6 @@ def verify(
         print(document(**targets, verdict=result.verdict, **times, reproduction=result.reproduction or None))
     else:
         show_pair(console(), result)
-    return 0 if result.verdict.is_correct else 1
+    if not result.verdict.is_correct:
+        return 1
+    return REDUCED_EXIT_CODE if result.verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES else 0

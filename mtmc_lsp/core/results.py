@@ -33,6 +33,8 @@ class VerdictStatus(Enum):
     """Outcome of a verification."""
 
     CORRECT = "correct"
+    CORRECT_AT_REDUCED_SIZES = "correct_at_reduced_sizes"
+    """Correct in all cases, but the workload's sizes are too large for Triton's interpreter and did not run."""
     INCORRECT = "incorrect"
     """A check failed."""
     COMPILE_ERROR = "compile_error"
@@ -71,8 +73,8 @@ class Verdict:
 
     @property
     def is_correct(self) -> bool:
-        """Whether the candidate passed verification."""
-        return self.status is VerdictStatus.CORRECT
+        """Whether the candidate passed verification, at whatever sizes ran."""
+        return self.status in (VerdictStatus.CORRECT, VerdictStatus.CORRECT_AT_REDUCED_SIZES)
 
 
 class Speed(Enum):

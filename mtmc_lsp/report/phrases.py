@@ -6,7 +6,7 @@ import datetime
 
 from mtmc_lsp.capture.recorded_calls import RecordedTarget
 from mtmc_lsp.core.chat import ModelUse
-from mtmc_lsp.core.results import CompileReport, Conditions, Ratio, Speed, Timing, Verdict
+from mtmc_lsp.core.results import CompileReport, Conditions, Ratio, Speed, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.run import RunResult, RunStatus
 
 
@@ -21,7 +21,8 @@ def verdict_line(verdict: Verdict) -> str:
     if not verdict.is_correct:
         return f"{verdict.status.value} {method}: {verdict.reason}"
     errors = f"relative error {verdict.error:.1e} (original code: {verdict.reference_error:.1e})"
-    return f"correct {method}: {len(verdict.checks)} checks, {errors}"
+    sizes = " at reduced sizes" if verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES else ""
+    return f"correct{sizes} {method}: {len(verdict.checks)} checks, {errors}"
 
 
 def report_lines(report: CompileReport) -> list[str]:

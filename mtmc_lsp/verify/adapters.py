@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mtmc_lsp.codegen.module.cuda_graph import without_cuda_graph
 from mtmc_lsp.core.results import Check
 from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.process.sandbox import Isolation
-from mtmc_lsp.verify.cases import Case, foreign_cases, is_interpretable, version_cases
+from mtmc_lsp.verify.cases import VALUES, Case, foreign_cases, is_interpretable, version_cases
+from mtmc_lsp.verify.edge_cases import edge_cases
 from mtmc_lsp.verify.messages import CandidateSource, GuardRequest, SeparateCandidate
 from mtmc_lsp.verify.outcomes import CaseOutcome
 from mtmc_lsp.verify.source_scan import scan
@@ -163,9 +164,14 @@ class ForeignCandidate:
 
     def cases(self, trial: Trial, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
         """Without calls that only a guard handles."""
-        return foreign_cases(
+        usual = foreign_cases(
             trial.capture, interpreted=interpreted, seed=seed, few=trial.few, takes_empty=self.takes_empty
         )
+        if trial.few:
+            return usual
+        model, seed = usual[-1], seed + len(usual)
+        model = replace(model, layout="", kind=VALUES)
+        return (*usual, *edge_cases(trial.capture, self.text, model, interpreted=interpreted, seed=seed))
 
     def source(self, trial: Trial) -> CandidateSource:
         """The candidate's file, with the reference's constructor arguments."""

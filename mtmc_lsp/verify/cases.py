@@ -46,6 +46,10 @@ AUTOGRAD = "autograd"
 """The same call with gradients, which must equal those of the user's code."""
 ON_CPU = "cpu"
 """The same call on CPU tensors on a machine with a GPU."""
+STRIDED, ALIASED = "strided", "aliased"
+"""Layouts: arguments that are not contiguous in any dimension; arguments of one type are the same tensor."""
+SLICED, EXPANDED = "sliced", "expanded"
+"""Further ones for foreign candidates: arguments are columns of a wider tensor; the first dimension repeats the same memory."""
 SPECIAL_DISTRIBUTIONS = ("denormal", "infinite", "nan")
 """Distributions on which the output may differ from a constant only by NaN and infinity, so they reveal no trivial answers."""
 EXACT_OPERATIONS = frozenset(MATRIX_PRODUCTS) | frozenset(
@@ -66,13 +70,12 @@ class Case:
     sizes: Mapping[str, int]
     distribution: str
     """``normal``, ``uniform``, ``large``, ``tiny``, ``mixed``, ``constant``, ``integers``, ``bits``, one of
-    :data:`SPECIAL_DISTRIBUTIONS`, or ``given`` (by ``get_inputs``)."""
+    :data:`SPECIAL_DISTRIBUTIONS` or :data:`~mtmc_lsp.verify.edge_cases.DISTRIBUTIONS`, or ``given`` (by ``get_inputs``)."""
     seed: int
     kind: str = VALUES
     """One of :data:`VALUES`, :data:`FLOAT64`, :data:`AUTOGRAD`, :data:`ON_CPU`."""
     layout: str = ""
-    """Empty for the workload's layout, ``strided`` for arguments that are not contiguous, ``aliased`` for arguments that are the
-    same tensor."""
+    """Empty for the workload's layout, or one of :data:`STRIDED`, :data:`ALIASED`, :data:`SLICED` and :data:`EXPANDED`."""
 
     numbers: Mapping[str, int | float] = field(default_factory=dict)
     """Values of run-time numbers other than the workload's, by path."""
@@ -143,7 +146,7 @@ def _is_excepted(case: Case, capture: Capture, interpreted: bool) -> bool:
     if case.distribution == "denormal":
         return not interpreted
     has_products = product_work(capture.graph, capture.graph.sizes) > 0
-    return has_products and (case.distribution == "infinite" or case.layout == "aliased")
+    return has_products and (case.distribution == "infinite" or case.layout == ALIASED)
 
 
 def foreign_cases(
@@ -196,12 +199,12 @@ def _unusual_cases(capture: Capture, cases: Sequence[Case], interpreted: bool, s
     if any(is_float(item.type.dtype) for item in arguments):
         names = [*SPECIAL_DISTRIBUTIONS, *(("integers", "bits") if is_exact(capture) else ())]
         unusual += [replace(model, distribution=name) for name in names]
-    unusual.append(replace(model, distribution="normal", layout="strided"))
+    unusual.append(replace(model, distribution="normal", layout=STRIDED))
     changed = {mutation.input for mutation in capture.graph.mutations}
     # The float64 oracle converts each argument by itself, so it cannot follow writes to a shared tensor.
     is_read_only = not changed & {item.name for item in arguments}
     if is_read_only and len({(item.type.shape, item.type.dtype) for item in arguments}) < len(arguments):
-        unusual.append(replace(model, distribution="normal", layout="aliased"))
+        unusual.append(replace(model, distribution="normal", layout=ALIASED))
     return [replace(case, seed=seed + 1 + i) for i, case in enumerate(unusual)]
 
 
@@ -225,7 +228,7 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: 
         # Each size is 1 in one of the two.
         small = {**base, **{name: (1, 2, 1, 3)[i % 4] for i, name in enumerate(variable)}}
         other = {**base, **{name: (2, 1, 3, 1)[i % 4] for i, name in enumerate(variable)}}
-        small, other = (_raised(graph, sizes, variable) for sizes in (small, other))
+        small, other = (raised_sizes(graph, sizes, variable) for sizes in (small, other))
         empty = {**other, variable[0]: 0}
         more = {name: base[name] + base[name] // 4 for name in variable}
         larger = _first_allowed(
@@ -285,7 +288,7 @@ MOST_RAISED = 256
 """Limit for the search of the smallest allowed sizes."""
 
 
-def _raised(graph: Graph, sizes: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:
+def raised_sizes(graph: Graph, sizes: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:
     """The sizes, each enlarged in steps of one until the graph's conditions hold."""
     raised = dict(sizes)
     for _ in range(MOST_RAISED):
@@ -307,6 +310,13 @@ def _first_allowed(graph: Graph, choices: Iterable[dict[str, int]]) -> dict[str,
 
 def _allowed(graph: Graph, sizes: Mapping[str, int]) -> bool:
     return conditions_hold(graph.conditions, sizes)
+
+
+def is_small_enough(graph: Graph, sizes: Mapping[str, int], *, interpreted: bool) -> bool:
+    """Whether a case of these sizes is allowed, and is quick enough that there may be many."""
+    if not _allowed(graph, sizes):
+        return False
+    return not _too_large(graph, sizes) if interpreted else _elements(graph, sizes) <= VALUES_ELEMENTS
 
 
 def _smaller(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:

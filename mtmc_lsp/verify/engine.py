@@ -154,7 +154,10 @@ class VerificationEngine:
                     return Verification(verdict(VerdictStatus.UNCERTIFIABLE, uncertain))
                 outcomes += self._on_request(candidate, outcomes, on_case, far, sanitizer)
                 last = outcomes[-1]
-                return Verification(verdict(last.status, last.reason, last.failure))
+                status = last.status
+                if status is VerdictStatus.CORRECT and not self._ran_whole_workload(outcomes):
+                    status = VerdictStatus.CORRECT_AT_REDUCED_SIZES
+                return Verification(verdict(status, last.reason, last.failure))
             if trial.is_full:
                 draws_otherwise = trial.capture.uses_random and not candidate.draws_same_numbers
                 if failed.status is VerdictStatus.INCORRECT and draws_otherwise:
@@ -370,6 +373,11 @@ class VerificationEngine:
         return Verdict(
             status, checks, self._mode, worst.error, worst.reference_error, reason, tuple(notes), failure=failure
         )
+
+    def _ran_whole_workload(self, outcomes: Sequence[CaseOutcome]) -> bool:
+        """Whether a case had the workload's sizes."""
+        sizes = dict(self._reference.capture.graph.sizes)
+        return self._trial.is_full and any(outcome.ran and dict(outcome.case.sizes) == sizes for outcome in outcomes)
 
     def _notes(self, outcomes: Sequence[CaseOutcome]) -> list[str]:
         """What the run reduced or replaced."""

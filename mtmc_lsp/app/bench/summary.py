@@ -15,6 +15,8 @@ from mtmc_lsp.core.errors import Location, RequestError
 BASELINES = ("eager", "compile", "best")
 ANSWERED = ("improved", "no_gain", "incorrect", "unmeasured")
 """The statuses of runs that ended by themselves."""
+CORRECT = ("correct", "correct_at_reduced_sizes")
+"""The statuses of verdicts that found no error."""
 MEASURED = ("improved", "no_gain", "incorrect")
 """The statuses of runs on a GPU."""
 
@@ -169,7 +171,7 @@ def _score(level: str, records: Sequence[Mapping[str, Any]], missing: int) -> Sc
 def _is_correct(record: Mapping[str, Any]) -> bool:
     """Whether a version was verified, or gave the right results while it was timed and was too slow to be verified."""
     return any(
-        step["verdict"]["status"] == "correct" if step["verdict"] else step["status"] == "rejected" and step["timing"]
+        step["verdict"]["status"] in CORRECT if step["verdict"] else step["status"] == "rejected" and step["timing"]
         for step in record.get("steps", ())
     )
 

@@ -22,11 +22,11 @@ from mtmc_lsp.process.worker.failures import classify
 from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared
 from mtmc_lsp.process.worker.tensor_ipc import export_, import_, release
 from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
-from mtmc_lsp.verify.cases import Case
+from mtmc_lsp.verify.cases import ALIASED, Case
 from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest, CandidateSource
 from mtmc_lsp.verify.worker.callers import Prepare, load_candidate
 from mtmc_lsp.verify.worker.determinism import differing
-from mtmc_lsp.verify.worker.inputs import ALIASED, other_layout
+from mtmc_lsp.verify.worker.inputs import other_layout
 from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
 from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
 from mtmc_lsp.verify.worker.run_target import (

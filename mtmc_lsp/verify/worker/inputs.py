@@ -18,6 +18,7 @@ from mtmc_lsp.capture.worker.modules.attribute_tensors import attribute_tensors,
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
+from mtmc_lsp.verify.cases import ALIASED, EXPANDED, SLICED, STRIDED
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 
@@ -29,8 +30,12 @@ SPECIAL_PART = 0.02
 """The part of the elements that are infinite or NaN; at least one of each tensor."""
 FEWEST_WITH_OTHERS, OTHER_PART = 8, 0.1
 """The fewest labels of which some are ignored, and the part of them."""
-STRIDED, ALIASED = "strided", "aliased"
-"""Layouts of a case."""
+OFFSET, EXTREME = 100.0, 30.0
+"""The mean of ``offset`` values, whose spread is about 1, and the scale of ``extreme`` ones."""
+ZERO_PART = 0.25
+"""The part of the rows that are 0 in ``zero rows``."""
+GAP = 3
+"""The unused columns between the rows of a sliced tensor: an odd number, so that no row is aligned."""
 MAGNITUDES = 3.0
 """``mixed`` values range over ten to the power of minus and plus this."""
 
@@ -153,6 +158,15 @@ def _distributed(value: torch.Tensor, distribution: str, generator: torch.Genera
         return torch.where(below, (value.double() * least / 16).to(value.dtype), value)
     if distribution in SPECIAL:
         return _with_special(value, SPECIAL[distribution], generator)
+    if distribution == "offset":
+        return (computable(value) + OFFSET).to(value.dtype)
+    if distribution == "ties":
+        return ((2.0 * computable(value)).round() / 2.0).to(value.dtype)
+    if distribution == "zero rows":
+        rows = torch.rand((*shape[:-1], 1), generator=generator, device=generator.device) < ZERO_PART
+        return torch.where(rows, torch.zeros_like(value), value)
+    if distribution == "extreme":
+        return (computable(value) * EXTREME).to(value.dtype)
     if distribution == "mixed":
         exponents = MAGNITUDES * (2.0 * torch.rand(shape, generator=generator, device=generator.device) - 1.0)
         return (computable(value) * torch.pow(10.0, exponents)).to(value.dtype)
@@ -173,7 +187,7 @@ def _with_special(value: torch.Tensor, kinds: tuple[float, ...], generator: torc
 
 
 def other_layout(inputs: dict[str, torch.Tensor], names: Sequence[str], layout: str) -> dict[str, torch.Tensor]:
-    """The same inputs with non-contiguous arguments, or with one tensor for all arguments of the same type."""
+    """The inputs in one of the layouts of a case: the same values, except where elements share memory."""
     result = dict(inputs)
     for i, name in enumerate(names):
         value = inputs[name]
@@ -184,6 +198,11 @@ def other_layout(inputs: dict[str, torch.Tensor], names: Sequence[str], layout: 
             )
             order = [*reversed(range(value.dim() - 1)), value.dim() - 1]
             result[name] = memory[..., ::2].permute(order).copy_(value)
+        if layout == SLICED and value.dim():
+            wider = torch.empty([*value.shape[:-1], value.shape[-1] + GAP], dtype=value.dtype, device=value.device)
+            result[name] = wider[..., 1 : value.shape[-1] + 1].copy_(value)
+        if layout == EXPANDED and value.dim() and value.numel():
+            result[name] = value[:1].expand(value.shape)
         if layout == ALIASED:
             same_type = (o for o in names[:i] if inputs[o].shape == value.shape and inputs[o].dtype == value.dtype)
             result[name] = result[next(same_type, name)]

@@ -1,0 +1,121 @@
+"""Cases at the edges of a foreign candidate: sizes from its text, values and layouts."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtmc_lsp.core.results import VerdictStatus
+from mtmc_lsp.verify.edge_cases import numbers_in
+
+REFERENCE = """
+import torch
+
+
+# mtmc: x=f32[N,D] N=37 D=24
+def standard(x):
+    x = x - x.mean(-1, keepdim=True)
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+"""
+ARGMAX = """
+# mtmc: x=f32[N,D] N=37 D=24
+def largest(x):
+    return x.argmax(-1)
+"""
+STANDARD = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x_ptr, out_ptr, stride, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    mask = at < columns
+    x = tl.load(x_ptr + row * stride + at, mask=mask, other=0.0)
+    centred = tl.where(mask, x - tl.sum(x, axis=0) / columns, 0.0)
+    variance = tl.sum(centred * centred, axis=0) / columns
+    tl.store(out_ptr + row * columns + at, centred * tl.rsqrt(variance + 1e-6), mask=mask)
+
+
+def fast(x):
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if x.numel():
+        kernel[(x.shape[0],)](x, out, x.stride(0), x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return out
+"""
+LARGEST = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * columns + at, mask=at < columns, other=-float("inf"))
+    is_nan = x != x
+    key = tl.where(is_nan, float("inf"), x)
+    # The first NaN comes before any number.
+    first = tl.min(tl.where(is_nan, at, BLOCK), axis=0)
+    best = tl.max(key, axis=0)
+    found = tl.min(tl.where((key == best) & (at < columns), at, BLOCK), axis=0)
+    tl.store(out_ptr + row, tl.where(first < BLOCK, first, found).to(tl.int64))
+
+
+def fast(x):
+    x = x.contiguous()
+    out = torch.empty(x.shape[:-1], dtype=torch.int64, device=x.device)
+    if out.numel():
+        kernel[(x.shape[0],)](x, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return out
+"""
+REFERENCES = {"standard": REFERENCE, "largest": ARGMAX}
+WRONG = {
+    "beyond 300 rows": (
+        "standard",
+        STANDARD.replace("    return out\n", "    return out if x.shape[0] <= 300 else out * 1.5\n"),
+    ),
+    "at 1 << 8 columns": (
+        "standard",
+        STANDARD.replace("    return out\n", "    return out if x.shape[1] != 1 << 8 else out * 1.5\n"),
+    ),
+    "a variance that cancels": (
+        "standard",
+        STANDARD.replace(
+            "variance = tl.sum(centred * centred, axis=0) / columns",
+            "variance = tl.sum(x * x, axis=0) / columns - (tl.sum(x, axis=0) / columns) * (tl.sum(x, axis=0) / columns)",
+        ),
+    ),
+    "rows of zeros": ("standard", STANDARD.replace("tl.rsqrt(variance + 1e-6)", "tl.rsqrt(variance)")),
+    "rows with a gap": (
+        "standard",
+        STANDARD.replace("x = x.contiguous()", "x = x if x.stride(1) == 1 else x.contiguous()").replace(
+            "x, out, x.stride(0)", "x, out, x.shape[1]"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WRONG)
+def test_a_candidate_that_is_wrong_at_an_edge_is_refused(judge, way: str) -> None:
+    name, candidate = WRONG[way]
+    assert candidate not in (STANDARD, LARGEST)
+    verdict = judge(REFERENCES[name], name, candidate, "fast")
+    assert verdict.status is VerdictStatus.INCORRECT, verdict.reason
+
+
+@pytest.mark.parametrize(("name", "candidate"), [("standard", STANDARD), ("largest", LARGEST)])
+def test_an_honest_kernel_is_right_at_all_edges(judge, name: str, candidate: str) -> None:
+    verdict = judge(REFERENCES[name], name, candidate, "fast")
+    assert verdict.status is VerdictStatus.CORRECT, verdict.reason
+    cases = {check.case for check in verdict.checks}
+    assert all(any(word in case for case in cases) for word in ("sliced", "offset", "zero rows", "ties", "extreme"))
+
+
+def test_numbers_in_a_text_are_found_also_where_they_are_computed() -> None:
+    text = "BLOCK = 1 << 10\nTILE = 4 * 16\nif n > 300 and m < 2 ** 80 and k == 3 and 9 ** 9 ** 9 and True: x = 1e6\n"
+    assert numbers_in(text) == [1024, 300, 80, 64, 16, 10, 9, 4]
+    assert numbers_in("def (") == []
