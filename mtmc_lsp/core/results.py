@@ -29,6 +29,10 @@ class Check:
     """What the check observed; for a failure, enough to reproduce it."""
 
 
+MIXED_SHARE, LIBRARY_SHARE = 0.1, 0.9
+"""The parts of the arithmetic in the library from which a candidate is called ``mixed`` and ``library``."""
+
+
 class VerdictStatus(Enum):
     """Outcome of a verification."""
 
@@ -65,6 +69,17 @@ class Verdict:
     """What was reduced or left out: ``shapes reduced to s0=8 for the interpreter``."""
     failure: FailureKind | None = None
     """The kind of failure if the candidate raised an exception or its process failed."""
+    library_share: float | None = None
+    """The part of the reference's arithmetic that torch's own operations do in the candidate; ``None`` if it was not counted."""
+
+    @property
+    def computed_by(self) -> str:
+        """What does the arithmetic: ``kernel``, ``library`` (torch's own operations) or ``mixed``; empty if that is unknown."""
+        if self.library_share is None:
+            return ""
+        if self.library_share < MIXED_SHARE:
+            return "kernel"
+        return "library" if self.library_share >= LIBRARY_SHARE else "mixed"
 
     @property
     def is_out_of_memory(self) -> bool:

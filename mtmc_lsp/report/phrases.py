@@ -21,8 +21,11 @@ def verdict_line(verdict: Verdict) -> str:
     if not verdict.is_correct:
         return f"{verdict.status.value} {method}: {verdict.reason}"
     errors = f"relative error {verdict.error:.1e} (original code: {verdict.reference_error:.1e})"
+    shown = ""
+    if verdict.library_share is not None and verdict.computed_by != "kernel":
+        shown = f"; {verdict.computed_by}: torch's own operations do {verdict.library_share:.0%} of the arithmetic"
     sizes = " at reduced sizes" if verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES else ""
-    return f"correct{sizes} {method}: {len(verdict.checks)} checks, {errors}"
+    return f"correct{sizes} {method}: {len(verdict.checks)} checks, {errors}{shown}"
 
 
 def report_lines(report: CompileReport) -> list[str]:

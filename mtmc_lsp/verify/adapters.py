@@ -51,6 +51,10 @@ class Adapter(Protocol):
         """Whether it is constructed with the reference's arguments, which :meth:`trials` then needs."""
 
     @property
+    def counts_library(self) -> bool:
+        """Whether to count the arithmetic that torch's own operations do."""
+
+    @property
     def repeat_seconds(self) -> float:
         """Time for the many calls of the smallest case."""
 
@@ -87,6 +91,7 @@ class VersionInFile:
     """The file with the version."""
 
     draws_same_numbers = True
+    counts_library = False
     takes_constructor_arguments = False
     repeat_seconds = VERSION_REPEAT_SECONDS
 
@@ -151,6 +156,7 @@ class ForeignCandidate:
     replays_launches = False
     guarded_call = None
     draws_same_numbers = False
+    counts_library = True
     takes_constructor_arguments = True
     repeat_seconds = FOREIGN_REPEAT_SECONDS
 

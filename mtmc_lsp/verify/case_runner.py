@@ -150,5 +150,11 @@ class CaseRunner:
         if trivial is not None:
             self._trivial = trivial if self._trivial is None else self._trivial & trivial
         return judged_outcome(
-            case, answer, judged, trivial, is_many=plan.repeats == MANY_CALLS, disabled_kernels=plan.disables_kernels
+            case,
+            answer,
+            judged,
+            trivial,
+            prepared.done.result().operations,
+            is_many=plan.repeats == MANY_CALLS,
+            disabled_kernels=plan.disables_kernels,
         )

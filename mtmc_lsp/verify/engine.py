@@ -124,6 +124,7 @@ class VerificationEngine:
         if wrong is not None:
             reason = f"{wrong.name}: {wrong.detail}"
             return Verification(Verdict(VerdictStatus.INCORRECT, text_checks, self._mode, reason=reason))
+        self._reference.counts_operations = candidate.counts_library
         trials = candidate.trials(self._start(candidate), interpreted=not self.has_gpu)
         if not trials:
             return Verification(Verdict(VerdictStatus.UNCERTIFIABLE, text_checks, self._mode, reason=TOO_LARGE))
@@ -284,7 +285,8 @@ class VerificationEngine:
             return CallPlan(True, MANY_CALLS, candidate.repeat_seconds)
         is_first = case == self._first
         repeats = self.has_gpu or self._elements(case) <= SMALL_CASE_ELEMENTS
-        return CallPlan(is_first or repeats, int(repeats), disables_kernels=is_first)
+        counts_library = is_first and candidate.counts_library
+        return CallPlan(is_first or repeats, int(repeats), disables_kernels=is_first, counts_library=counts_library)
 
     def _elements(self, case: Case) -> int:
         return argument_elements(self._trial.capture, case.sizes)
@@ -371,8 +373,21 @@ class VerificationEngine:
             self._trial, outcomes, self._process.isolation, interpreted=not self.has_gpu
         )
         return Verdict(
-            status, checks, self._mode, worst.error, worst.reference_error, reason, tuple(notes), failure=failure
+            status,
+            checks,
+            self._mode,
+            worst.error,
+            worst.reference_error,
+            reason,
+            tuple(notes),
+            failure=failure,
+            library_share=self._library_share(outcomes),
         )
+
+    def _library_share(self, outcomes: Sequence[CaseOutcome]) -> float | None:
+        """The part of the reference's arithmetic that torch's own operations do in the candidate."""
+        shares = (outcome.library_share for outcome in outcomes)
+        return next((share for share in shares if share is not None), None)
 
     def _ran_whole_workload(self, outcomes: Sequence[CaseOutcome]) -> bool:
         """Whether a case had the workload's sizes."""

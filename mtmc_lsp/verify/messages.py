@@ -85,6 +85,8 @@ class ReferenceAnswer:
     """Whether the float64 oracle fitted into memory; otherwise results are compared with the reference's only."""
     is_large: bool
     """Whether the inputs stay in GPU memory until :class:`ShareInputsRequest`."""
+    operations: float = 0.0
+    """The arithmetic operations of the user's code, if they were counted."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class ReferenceRequest(Request[ReferenceAnswer], command="verify.reference"):
     data: CaseRequest
     expected: str
     """The file for the results, which the candidate process cannot read."""
+    counts_operations: bool = False
+    """Whether a further call counts the arithmetic operations."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,8 @@ class CallPlan:
     """Time after which no further repeat starts, once :data:`LEAST_REPEATS` are done."""
     disables_kernels: bool = False
     """Whether a last call runs with kernel launches that do nothing: its results must differ."""
+    counts_library: bool = False
+    """Whether a further call counts the arithmetic of torch's own operations."""
     is_sanitized: bool = False
     """Whether the process runs under ``compute-sanitizer``."""
 
@@ -148,6 +154,8 @@ class CandidateAnswer:
     """Threads that the candidate started and that still run."""
     refusal: str = ""
     """Why the guard refuses the judged call, as a clause; empty if a kernel ran or there is no guard."""
+    library_operations: float | None = None
+    """The arithmetic operations of torch in a call; ``None`` if they were not counted."""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ class CaseOutcome:
     """Of the compared results, those for which zeros pass as well."""
     measurements: tuple[Measurement, ...] = ()
     """Of its floating-point results."""
+    library_share: float | None = None
+    """The part of the reference's arithmetic that torch's own operations do in the candidate; ``None`` if it was not counted."""
     trivial: frozenset[str] | None = None
     """Answers without any computation that pass as well; ``None`` if the case cannot tell or earlier ones refuted all."""
 
@@ -94,11 +96,12 @@ def judged_outcome(
     answer: CandidateAnswer,
     judged: JudgeAnswer,
     trivial: frozenset[str] | None,
+    operations: float,
     *,
     is_many: bool,
     disabled_kernels: bool,
 ) -> CaseOutcome:
-    """The outcome of a case whose results were compared."""
+    """The outcome of a case whose results were compared; ``operations`` are those of the reference, or 0."""
     checks = [Check(check.name, check.status, case.label, check.detail) for check in judged.checks]
     checks += _observed(case, answer, judged, is_many=is_many, disabled_kernels=disabled_kernels)
     failed = first_failed(checks)
@@ -116,8 +119,13 @@ def judged_outcome(
         compared=frozenset(judged.compared) if inside else frozenset(),
         undecided=frozenset(judged.undecided) if inside else frozenset(),
         measurements=judged.measurements,
+        library_share=_share(answer.library_operations, operations),
         trivial=trivial,
     )
+
+
+def _share(library: float | None, operations: float) -> float | None:
+    return min(1.0, library / operations) if library is not None and operations else None
 
 
 def with_refusal(text: str, refusal: str) -> str:

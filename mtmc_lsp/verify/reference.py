@@ -105,6 +105,8 @@ class Reference:
         self._idle = threading.Condition()
         self._results = 0
         self._init = ""
+        self.counts_operations = False
+        """Whether the arithmetic operations of the workload are counted."""
         self.without_oracle = 0
         """Cases in which the float64 oracle did not fit into memory."""
 
@@ -170,7 +172,7 @@ class Reference:
     def _compute(self, data: CaseRequest, expected: str) -> ReferenceAnswer:
         with self._idle:
             self._idle.wait_for(lambda: not self._judging)
-        answer = self._call(ReferenceRequest(data, expected))
+        answer = self._call(ReferenceRequest(data, expected, self.counts_operations and data.is_first))
         self.without_oracle += not answer.has_oracle
         return answer
 

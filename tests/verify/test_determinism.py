@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mtmc_lsp.verify.cases import Case
-from mtmc_lsp.verify.worker.determinism import NUMBER, differing, not_explained
+from mtmc_lsp.verify.worker.observation.determinism import NUMBER, differing, not_explained
 
 OWN = """import torch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mtmc_lsp.core.results import VerdictStatus
+from mtmc_lsp.report.phrases import verdict_line
 from mtmc_lsp.verify.edge_cases import numbers_in
 
 REFERENCE = """
@@ -119,3 +120,75 @@ def test_numbers_in_a_text_are_found_also_where_they_are_computed() -> None:
     text = "BLOCK = 1 << 10\nTILE = 4 * 16\nif n > 300 and m < 2 ** 80 and k == 3 and 9 ** 9 ** 9 and True: x = 1e6\n"
     assert numbers_in(text) == [1024, 300, 80, 64, 16, 10, 9, 4]
     assert numbers_in("def (") == []
+
+
+PRODUCT = """
+import torch
+
+
+# mtmc: x=f32[N,K] w=f32[K,M] N=48 K=32 M=24
+def product(x, w):
+    return torch.relu(x @ w) * 2.0
+"""
+SCALED = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x_ptr, out_ptr, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < count)
+    tl.store(out_ptr + at, WORK, mask=at < count)
+
+
+def fast(INPUTS):
+    x = TORCH
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if x.numel():
+        kernel[(triton.cdiv(x.numel(), 256),)](x, out, x.numel(), BLOCK=256)
+    return out
+"""
+CHAIN = """
+import torch
+
+
+# mtmc: x=f32[N,D] N=37 D=24
+def chain(x):
+    return (torch.relu(x) * 2.0 + 1.0).abs()
+"""
+
+
+@pytest.mark.parametrize(
+    ("reference", "name", "inputs", "in_torch", "in_kernel", "label"),
+    [
+        (PRODUCT, "product", "x, w", "x @ w", "tl.where(x < 0, 0.0, x) * 2.0", "library"),
+        (CHAIN, "chain", "x", "torch.relu(x) * 2.0", "tl.abs(x + 1.0)", "mixed"),
+        (CHAIN, "chain", "x", "x", "tl.abs(tl.where(x < 0, 0.0, x) * 2.0 + 1.0)", "kernel"),
+    ],
+)
+def test_the_verdict_tells_what_does_the_arithmetic(
+    judge, reference: str, name: str, inputs: str, in_torch: str, in_kernel: str, label: str
+) -> None:
+    candidate = SCALED.replace("WORK", in_kernel).replace("INPUTS", inputs).replace("TORCH", in_torch)
+    verdict = judge(reference, name, candidate, "fast")
+    assert (verdict.status, verdict.computed_by) == (VerdictStatus.CORRECT, label), verdict.reason
+    assert (f"{label}: torch's own operations do" in verdict_line(verdict)) == (label != "kernel")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ("torch.manual_seed(0)", "torch's random state"),
+        ("torch.set_default_dtype(torch.float64)", "the default dtype"),
+        ("import os; os.environ['OMP_WAIT_POLICY'] = 'active'", "environment variables"),
+        ("import random; random.seed(0)", "Python's random state"),
+    ],
+)
+def test_a_candidate_that_changes_global_state_is_refused(judge, change: str, name: str) -> None:
+    candidate = STANDARD.replace("    return out\n", f"    {change}\n    return out\n")
+    verdict = judge(REFERENCE, "standard", candidate, "fast")
+    assert verdict.status is VerdictStatus.INCORRECT
+    assert f"global state: the call changes {name}" in verdict.reason

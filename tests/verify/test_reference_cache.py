@@ -64,7 +64,9 @@ def test_where_float64_does_not_fit_the_users_results_are_compared_with(
     for factor, passes in ((1 + 5e-5, True), (1 + 5e-4, False)):
         result = (x.exp().sum(-1).double() * factor).float()
         facts = [{"type": "Tensor", "device": "cpu", "requires_grad": False, "shares memory with": "no input"}]
-        tensor_ipc.export_({"results": [result], "after": {}, "facts": facts}, results, in_memory=False)
+        tensor_ipc.export_(
+            {"results": [result], "after": {}, "facts": facts, "changed_state": []}, results, in_memory=False
+        )
         checks = judge(JudgeRequest(data, expected, results, "budget")).checks
         failed = [check.name for check in checks if check.status is CheckStatus.FAILED]
         assert failed == ["result 0 values"] * (not passes)

@@ -23,7 +23,7 @@ def expected(function: Function, inputs: Mapping[str, torch.Tensor], monkeypatch
     def run_case(module: object, capture: object, tensors: dict[str, torch.Tensor], *rest: Any, **more: Any) -> Any:
         with torch.no_grad():
             results = flatten(function(**tensors))
-        return {"results": results, "after": {}, "facts": [{} for _ in results]}
+        return {"results": results, "after": {}, "facts": [{} for _ in results], "changed_state": []}
 
     monkeypatch.setattr(expectations, "run_case", run_case)
     graph = SimpleNamespace(runs_tf32=False, allows_tf32=False, nodes=[])
@@ -37,7 +37,7 @@ def compared(
     """The errors of a candidate for a function on these inputs, and the inconclusive results."""
     reference = expected(function, inputs, monkeypatch)
     results = flatten(candidate(**{name: tensor.clone() for name, tensor in inputs.items()}))
-    observed = {"results": results, "facts": reference["facts"], "after": {}}
+    observed = {"results": results, "facts": reference["facts"], "after": {}, "changed_state": []}
     comparison = compare_case(inputs, reference, observed, "budget")
     failed = [f"{check['name']}: {check['detail']}" for check in comparison["checks"] if check["status"] == "failed"]
     return "; ".join(failed), comparison["inconclusive"]

@@ -25,10 +25,11 @@ from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
 from mtmc_lsp.verify.cases import ALIASED, Case
 from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest, CandidateSource
 from mtmc_lsp.verify.worker.callers import Prepare, load_candidate
-from mtmc_lsp.verify.worker.determinism import differing
 from mtmc_lsp.verify.worker.inputs import other_layout
 from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
 from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
+from mtmc_lsp.verify.worker.observation.determinism import differing
+from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
 from mtmc_lsp.verify.worker.run_target import (
     LaunchCount,
     copies,
@@ -102,6 +103,7 @@ class _Calls:
     ) -> None:
         self._module, self._prepare, self._capture, self._case = module, prepare, capture, case
         self._device, self._inputs, self._candidate = device, inputs, candidate
+        self._changed_state: set[str] = set()
         arguments = {item.name for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT}
         self._arguments = [name for name in inputs if name in arguments]
         # Parameters and buffers stay the same tensors; only their contents are restored.
@@ -127,13 +129,15 @@ class _Calls:
             with LaunchCount().counting(executes=False):
                 uses_kernels = not self._gives(judged)
         observed = {
+            "library_operations": self._library_operations() if plan.counts_library else None,
             "launches": launches.count,
             "all_launches": all_launches.count,
             "differing": tuple(sorted(differing_results)) if repeats else None,
             "uses_kernels": uses_kernels,
             "refusal": "" if launches.count else self._refusal(),
         }
-        return judged, observed
+        # A later call sees the state that the first one changed.
+        return {**judged, "changed_state": sorted(self._changed_state)}, observed
 
     def _call(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         return settled(self._launch(tensors, before=self._inputs), self._device)
@@ -141,7 +145,7 @@ class _Calls:
     def _launch(self, tensors: dict[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Call the candidate, without waiting for the GPU; ``before`` are the values of the inputs that may change."""
         case, mode = self._case, contextlib.nullcontext()
-        return run_case(
+        run = run_case(
             self._module,
             self._capture,
             tensors,
@@ -152,6 +156,8 @@ class _Calls:
             self._prepare,
             before=before,
         )
+        self._changed_state.update(run["changed_state"])
+        return run
 
     def _fresh(self) -> dict[str, torch.Tensor]:
         """The inputs, with the arguments in new tensors."""
@@ -202,6 +208,16 @@ class _Calls:
         guards = guards_of(self._candidate.text, self._capture.workload.target.qualname)
         decisions = observe(self._module, guards, lambda: self._call(self._fresh())) if guards else []
         return next((item.reason for item in decisions if item.reason), "")
+
+    def _library_operations(self) -> float | None:
+        """The arithmetic operations of torch in one more call; ``None`` if it fails."""
+        work = LibraryWork()
+        try:
+            with LaunchCount().counting(), work:
+                self._launch(self._fresh(), before={})
+        except Exception:  # the judged call reports errors
+            return None
+        return work.operations
 
     def _gives(self, judged: dict[str, Any]) -> bool:
         """Whether one more call gives the same results."""

@@ -13,8 +13,8 @@ from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.process.worker.tensor_ipc import import_, release
 from mtmc_lsp.verify.messages import JudgeAnswer, JudgeRequest
 from mtmc_lsp.verify.worker.comparison.compare import Comparison, compare_case
-from mtmc_lsp.verify.worker.determinism import not_explained
 from mtmc_lsp.verify.worker.inputs import EXACT
+from mtmc_lsp.verify.worker.observation.determinism import not_explained
 from mtmc_lsp.verify.worker.reference_cache import comparison_device, is_cached, load
 from mtmc_lsp.verify.worker.reference_commands import expected_results, inputs_of
 from mtmc_lsp.verify.worker.run_target import module_of, outcome, release_gpu_memory, target_source

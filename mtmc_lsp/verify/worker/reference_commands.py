@@ -25,12 +25,15 @@ from mtmc_lsp.verify.messages import (
 )
 from mtmc_lsp.verify.worker.expectations import expected_of, in_float64
 from mtmc_lsp.verify.worker.inputs import make_inputs, other_layout, reusing
+from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
 from mtmc_lsp.verify.worker.reference_cache import comparison_device, in_memory, load, store
 from mtmc_lsp.verify.worker.run_target import (
+    copies,
     device_for,
     module_of,
     outcome,
     release_gpu_memory,
+    run_case,
     target_source,
     use_one_thread,
 )
@@ -65,6 +68,7 @@ def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
     expected = expected_results(data, module, inputs)
     if data.is_first:
         _require_numbers(data.capture, outcome(expected))
+    operations = _operations(data, module, inputs) if request.counts_operations else 0.0
     large = data.shares_memory and is_large(inputs)
     if not large:
         export_(inputs, data.inputs, in_memory=False)
@@ -73,7 +77,14 @@ def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
     has_oracle = expected["has_oracle"]
     del inputs, expected
     release_gpu_memory()
-    return ReferenceAnswer(has_oracle, large)
+    return ReferenceAnswer(has_oracle, large, operations)
+
+
+def _operations(data: CaseRequest, module: Any, inputs: dict[str, torch.Tensor]) -> float:
+    """The arithmetic operations of torch in one more call of the user's code."""
+    work, case = LibraryWork(), data.case
+    run_case(module, data.call, copies(inputs), device_for(data.call, case.kind), work, case.seed, case.kind, before={})
+    return work.operations
 
 
 def share_inputs(request: ShareInputsRequest) -> NoAnswer:

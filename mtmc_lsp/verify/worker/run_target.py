@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mtmc_lsp.capture.result_structure import is_nested, leaves, parts, structure_of
 from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
@@ -21,6 +22,7 @@ from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, Case
 from mtmc_lsp.verify.worker.comparison.batched_reads import unequal
 from mtmc_lsp.verify.worker.inputs import prepared_call
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
+from mtmc_lsp.verify.worker.observation.global_state import RANDOM_STATE, changed_state, global_state
 
 _modules: dict[tuple[str, str], Any] = {}
 MUCH_RESERVED = 1 << 30
@@ -95,8 +97,8 @@ def run_case(
         before: the values of the inputs in other tensors; without it they are copied.
 
     Returns:
-        ``results`` (followed by gradients), ``after`` (the inputs that the call changed, by name) and ``facts`` (properties of
-        each result besides its values).
+        ``results`` (followed by gradients), ``after`` (the inputs that the call changed, by name), ``facts`` (properties of each
+        result besides its values) and ``changed_state`` (the global state that the call changed).
     """
     let_timings_pass()
     before = copies(inputs) if before is None else before
@@ -106,7 +108,9 @@ def run_case(
     torch.manual_seed(seed)
     # Functions that the user compiles run as they are written: the sandbox has no compiler.
     with torch.set_grad_enabled(bool(leaves)), torch.compiler.set_stance("force_eager"), mode:
+        state = global_state()
         returned = call.run(values)
+        changed = [name for name in changed_state(state) if not (name == RANDOM_STATE and capture.uses_random)]
     results = flatten(returned)
     facts = [_facts(result, inputs) for result in results]
     if (region := capture.workload.target.region) is not None and region.writes_follow:
@@ -114,9 +118,9 @@ def run_case(
             facts[i]["shares memory with results"] = _sharing(result, results)
     if leaves:
         results = [r.detach() if isinstance(r, torch.Tensor) else r for r in results] + _gradients(results, leaves)
-    changed = unequal({name: (inputs[name].detach(), held) for name, held in before.items()})
-    after = {name: inputs[name].detach() for name in before if name in changed}
-    return {"results": results, "after": after, "facts": facts}
+    written = unequal({name: (inputs[name].detach(), held) for name, held in before.items()})
+    after = {name: inputs[name].detach() for name in before if name in written}
+    return {"results": results, "after": after, "facts": facts, "changed_state": changed}
 
 
 def run_again(
@@ -269,6 +273,8 @@ class LaunchCount:
                 self.count += 1
                 if not self._executes:
                     return None
-            return original(*args, **kwargs)
+            # The interpreter computes with torch, too: that is the kernel's arithmetic.
+            with _disable_current_modes():
+                return original(*args, **kwargs)
 
         return run

@@ -216,6 +216,8 @@ def compare_case(
             ties, conditioning = expected["ties"].get(name), expected["conditioning"].get(name, 0.0)
             name = f"input {name} afterwards"
             comparison.tensor(name, candidate, reference, oracle, sensitivity, ties, ill_conditioned, conditioning)
+    changed = sorted({*observed["changed_state"]} - {*expected["changed_state"]})
+    comparison.check("global state", f"the call changes {' and '.join(changed)}" if changed else "")
     checks, (error, reference_error) = comparison.finish()
     return {
         "checks": checks,

@@ -1,0 +1,1 @@
+"""What is observed of a candidate's calls besides their results. Runs in workers."""

@@ -1,0 +1,41 @@
+"""Counts the arithmetic that torch's own operations do in a call. Runs in workers.
+
+A candidate may let the library compute and launch a kernel for show. Operations are counted where torch dispatches them, so it
+does not matter how the candidate calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+WITHOUT_ARITHMETIC = frozenset(
+    "empty empty_like empty_strided new_empty new_empty_strided zeros zeros_like new_zeros ones ones_like full full_like fill_ "
+    "fill zero_ arange copy_ clone _to_copy resize_ set_ lift_fresh _local_scalar_dense cat stack constant_pad_nd".split()
+)
+"""Operations that allocate, fill or copy; views are recognised by their schema."""
+
+
+class LibraryWork(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
+    """Counts operations: two per multiply-add of a product, and one per element otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0.0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        packet = function.overloadpacket
+        if packet in flop_registry:
+            self.operations += flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+        elif not function.is_view and packet.__name__ not in WITHOUT_ARITHMETIC:
+            sizes = [leaf.numel() for leaf in tree_leaves((args, result)) if isinstance(leaf, torch.Tensor)]
+            self.operations += max(sizes, default=0)
+        return result
