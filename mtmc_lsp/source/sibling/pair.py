@@ -1,0 +1,229 @@
+"""The user's file and the file with its kernels: one text while it is optimised, two when it is written.
+
+The kernels' file begins with a line of ours. Only the blocks in it, and the marked imports that they share, are ever replaced.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError
+from mtmc_lsp.core.run import GeneratedCode
+from mtmc_lsp.core.workload import Target
+from mtmc_lsp.source.blocks import Span, block_code, find_block, framed, newline_of, remove_block, with_gap
+from mtmc_lsp.source.compose import edited, insert_block, own_dispatches, same_code
+from mtmc_lsp.source.dispatch.marks import generated_part
+from mtmc_lsp.source.dispatch.regions import Edit
+from mtmc_lsp.source.entry_points import MAIN
+from mtmc_lsp.source.import_lines import is_used, marked_import_edit, without_unused_imports
+from mtmc_lsp.source.imports import bindings, check_names_are_free, missing_imports
+from mtmc_lsp.source.scopes import free_names
+from mtmc_lsp.source.sibling.statement import find_kernel_import, with_kernel_import
+from mtmc_lsp.source.syntax import field, parse, text_of, walk
+from mtmc_lsp.source.targets import find_target
+
+SUFFIX = "_kernels"
+HEADER = "# mtmc: Triton kernels of"
+"""The start of the first line of a file of kernels."""
+HEADER_END = ". Only the code between begin and end marks is replaced."
+IN_FILE = 'Rename it, or leave out place = "sibling", so that the kernels go into the file itself.'
+
+
+@dataclass(frozen=True)
+class FilePair:
+    """The texts of the two files."""
+
+    user: bytes
+    kernels: bytes | None
+    """None if there is no such file."""
+
+
+def kernels_path(path: Path) -> Path:
+    """``NAME_kernels.py`` beside ``NAME.py``."""
+    return path.with_name(f"{path.stem}{SUFFIX}.py")
+
+
+def check_kernels_file(path: Path, kernels: bytes | None) -> None:
+    """Refuse a file of kernels that the user wrote.
+
+    Args:
+        path: the user's file.
+
+    Raises:
+        RequestError: the file beside it does not begin with our line, or is not UTF-8.
+    """
+    if kernels is None:
+        return
+    where = Location(str(kernels_path(path)))
+    if not kernels.startswith(HEADER.encode()):
+        raise RequestError(f"exists and was not written by mtmc, so the kernels cannot go there", where=where, remedy=IN_FILE)
+    try:
+        kernels.decode("utf-8")
+    except UnicodeDecodeError:
+        raise RequestError("is not UTF-8", where=where, remedy="Save it as UTF-8.") from None
+
+
+def module_of_kernels(path: Path, package: str, text: bytes) -> str:
+    """The module from which the user's file imports its kernels: ``model_kernels``, ``.model_kernels``.
+
+    Args:
+        path: the user's file.
+        package: the package of the file; empty if it is in none.
+        text: the user's file.
+
+    Raises:
+        RequestError: no import statement can name the module, or none works in all ways in which the file runs.
+    """
+    name = f"{path.stem}{SUFFIX}"
+    if not name.isidentifier() or keyword.iskeyword(name):
+        problem = f"{name}.py cannot be imported: its name is no identifier"
+        raise RequestError(problem, where=Location(str(path)), remedy=IN_FILE)
+    modules = list(_imported_modules(text))
+    if any(module.startswith(".") for module in modules):
+        return f".{name}"
+    if not package:
+        return name
+    if any(module.split(".")[0] == package.split(".")[0] for module in modules):
+        return f"{package}.{name}"
+    if (main := MAIN.search(text)) is not None:
+        raise RequestError(
+            f"is in the package {package!r} and also runs as a script, so no import of {name} works in both",
+            where=Location(str(path), text.count(b"\n", 0, main.start()) + 1),
+            remedy=f'Import something of {package.split(".")[0]!r} by its full name, or leave out place = "sibling".',
+        )
+    return f".{name}"
+
+
+def _imported_modules(text: bytes) -> Iterator[str]:
+    for node in walk(parse(text)):
+        if node.type == "import_from_statement":
+            yield text_of(field(node, "module_name"))
+        elif node.type == "import_statement":
+            for child in node.children_by_field_name("name"):
+                yield text_of(field(child, "name") if child.type == "aliased_import" else child)
+
+
+def block_of(text: bytes, qualname: str) -> tuple[str, Span] | None:
+    """The generated block of a target, and the name in its marks."""
+    return next(((name, span) for name in same_code(qualname) if (span := find_block(text, name)) is not None), None)
+
+
+# Splitting -----------------------------------------------------------------------------------------------------------
+
+
+def separated(text: bytes, qualname: str, path: Path, package: str, kernels: bytes | None) -> FilePair:
+    """Move the block of a target from the user's file into the file of kernels.
+
+    Args:
+        text: the user's file with the block.
+        path: of the user's file.
+        package: see :func:`module_of_kernels`.
+        kernels: the present file of kernels, if any. A block of this target in it is replaced.
+
+    Raises:
+        RequestError: the file of kernels is the user's own, cannot be imported, or uses one of the names for something else.
+    """
+    check_kernels_file(path, kernels)
+    found = block_of(text, qualname)
+    if found is None:
+        raise ValueError(f"{qualname} has no generated code")
+    name, span = found
+    code = block_code(text, name) or ""
+    present = find_kernel_import(text)
+    dispatches = b"\n".join(generated_part(text, mark) for mark in own_dispatches(text, qualname))
+    names = {item for item in _defined(code) if re.search(rb"\b" + item.encode() + rb"\b", dispatches)}
+    module = module_of_kernels(path, package, text)
+    user = without_unused_imports(remove_block(text, span))
+    user = with_kernel_import(user, module, sorted(names | set(present.names if present is not None else ())))
+    imports = _imports(text, code)
+    # Few files with PyTorch code lack `import torch`, which a dispatch statement may need.
+    used = tuple(statement for statement in imports if is_used(statement.encode(), dispatches))
+    missing = missing_imports(parse(user), str(path), used, len(user))
+    user = edited(user, marked_import_edit(user, missing, newline_of(text)))
+    return FilePair(user, _with_block(kernels, name, code, imports, path, newline_of(text)))
+
+
+def _defined(code: str) -> set[str]:
+    return {binding.name for binding in bindings(parse(code.encode()))}
+
+
+def _imports(text: bytes, code: str) -> tuple[str, ...]:
+    """The imports of a file that code in it uses, each as a statement."""
+    imported = {item.name: item.module for item in reversed(bindings(parse(text))) if item.module}
+    plain: list[str] = []
+    members: dict[str, list[str]] = {}
+    for name in sorted(free_names(code) & imported.keys()):
+        owner, _, last = imported[name].rpartition(".")
+        if name == imported[name]:
+            plain.append(f"import {name}")
+        elif name == last:
+            members.setdefault(owner, []).append(name)
+        else:
+            plain.append(f"import {imported[name]} as {name}")
+    return (*sorted(plain), *(f"from {owner} import {', '.join(names)}" for owner, names in sorted(members.items())))
+
+
+def _with_block(
+    kernels: bytes | None, name: str, code: str, imports: Sequence[str], path: Path, newline: bytes
+) -> bytes:
+    """The file of kernels with a block at its end."""
+    where = str(kernels_path(path))
+    present = without_block(kernels, name) if kernels is not None else None
+    if present is None:
+        lines = [f"{HEADER} {path.name}{HEADER_END}", ""]
+        present = newline.join(line.encode() for line in [*lines, ""])
+    root = parse(present)
+    check_names_are_free(root, where, code)
+    missing = missing_imports(root, where, tuple(imports), len(present))
+    end = len(present)
+    # Of two insertions at the same offset, the last one comes first in the text.
+    block = with_gap(present, end, framed(name, (), code, newline), newline)
+    return edited(present, [Edit(end, end, block), *_import_edits(present, missing, newline)])
+
+
+def _import_edits(text: bytes, statements: list[str], newline: bytes) -> list[Edit]:
+    edits = marked_import_edit(text, statements, newline)
+    # In a new file the imports are the last lines, and the block brings its empty lines.
+    return [Edit(edit.start, edit.end, edit.new.rstrip() + newline) for edit in edits]
+
+
+def without_block(kernels: bytes, qualname: str) -> bytes | None:
+    """The file of kernels without those of a target; None if nothing is left in it."""
+    found = block_of(kernels, qualname)
+    if found is None:
+        return kernels
+    rest = without_unused_imports(remove_block(kernels, found[1]))
+    first, _, others = rest.partition(b"\n")
+    return rest if others.strip() or not first.startswith(HEADER.encode()) else None
+
+
+# Joining -------------------------------------------------------------------------------------------------------------
+
+
+def joined(pair: FilePair, target: Target) -> bytes:
+    """The user's file with the block of a target in it; unchanged if the file of kernels has none for it.
+
+    Raises:
+        SourceSyntaxError: the block does not parse.
+    """
+    present = find_kernel_import(pair.user)
+    found = block_of(pair.kernels, target.qualname) if pair.kernels is not None else None
+    if present is None or found is None or pair.kernels is None:
+        return pair.user
+    code = block_code(pair.kernels, found[0]) or ""
+    dispatches = b"\n".join(generated_part(pair.user, mark) for mark in own_dispatches(pair.user, target.qualname))
+    others = [name for name in present.names if name not in present.names_in(dispatches)]
+    try:
+        imports = _imports(pair.kernels, code)
+    except SyntaxError as error:
+        raise SourceSyntaxError(
+            f"the kernels of {target.qualname} do not parse: {error.msg}",
+            where=Location(str(kernels_path(Path(target.path)))),
+            remedy="Undo the edit, or run mtmc optimize --apply again.",
+        ) from None
+    user = with_kernel_import(pair.user, present.module, others)
+    return insert_block(user, find_target(user, target.path, target.qualname), GeneratedCode(imports, code, ""))
