@@ -17,9 +17,9 @@ def marked_import_edit(text: bytes, statements: list[str], newline: bytes) -> li
     return [import_edit(text, lines, newline)] if statements else []
 
 
-def import_edit(text: bytes, lines: bytes, newline: bytes) -> Edit:
-    """Insert lines with imports."""
-    position = import_position(text, parse_with_recovery(text)[0])
+def import_edit(text: bytes, lines: bytes, newline: bytes, *, is_of_torch: bool = True) -> Edit:
+    """Insert lines with imports, beside those of torch or after all."""
+    position = import_position(text, parse_with_recovery(text)[0], is_of_torch=is_of_torch)
     return Edit(
         position.offset, position.offset, newline * position.blank_before + lines + newline * position.blank_after
     )

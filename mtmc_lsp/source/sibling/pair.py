@@ -140,6 +140,14 @@ def separated(text: bytes, qualname: str, path: Path, package: str, kernels: byt
     user = without_unused_imports(remove_block(text, span))
     user = with_kernel_import(user, module, sorted(names | set(present.names if present is not None else ())))
     imports = _imports(text, code)
+    unknown = free_names(code) - {name for item in imports for name in _defined(item)}
+    if unknown:
+        # A step of an earlier run, with another place in the settings.
+        raise RequestError(
+            f"the kernels of {qualname} use {sorted(unknown)[0]!r} of this file",
+            where=Location(str(path)),
+            remedy='Run mtmc optimize again with place = "sibling".',
+        )
     # Few files with PyTorch code lack `import torch`, which a dispatch statement may need.
     used = tuple(statement for statement in imports if is_used(statement.encode(), dispatches))
     missing = missing_imports(parse(user), str(path), used, len(user))

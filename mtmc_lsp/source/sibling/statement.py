@@ -68,7 +68,7 @@ def with_kernel_import(text: bytes, module: str, names: Sequence[str]) -> bytes:
     lines = newline.join(line.encode() for line in _lines(module, names)) if names else b""
     present = find_kernel_import(text)
     if present is None:
-        edit = import_edit(text, lines, newline) if names else Edit(0, 0, b"")
+        edit = import_edit(text, lines, newline, is_of_torch=False) if names else Edit(0, 0, b"")
         return text[: edit.start] + edit.new + text[edit.end :]
     changed = text[: present.start] + lines + text[present.end :]
     return changed if names else without_import_gap(changed)
