@@ -55,7 +55,11 @@ def _check(result: RunResult) -> None:
             where=where,
             remedy="Export another run; see `mtmc runs`.",
         )
-    if any(step.candidate.code.place is Placement.SIBLING for step in result.steps if step.candidate and step.candidate.code):
+    if any(
+        step.candidate.code.place is Placement.SIBLING
+        for step in result.steps
+        if step.candidate and step.candidate.code
+    ):
         problem = f"the kernels of run {result.id} are written for a file of their own"
         raise RequestError(problem, where=where, remedy="Run mtmc optimize with --place end, and export that run.")
     if target.kind is TargetKind.KERNEL:

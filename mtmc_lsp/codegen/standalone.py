@@ -17,7 +17,7 @@ from mtmc_lsp.core.run import GeneratedCode, Placement
 from mtmc_lsp.guard.conditions import MODULE
 from mtmc_lsp.source.imports import bindings, imported_names
 from mtmc_lsp.source.line_wrapping import wrapped
-from mtmc_lsp.source.scopes import BUILTINS, global_reads, parameters, read_on_import
+from mtmc_lsp.source.sibling.scopes import BUILTINS, global_reads, parameters, read_on_import
 from mtmc_lsp.source.syntax import parse, parse_with_recovery
 
 LOOK_UP = "_user_module"
@@ -64,10 +64,13 @@ def standalone(code: GeneratedCode, text: bytes) -> GeneratedCode:
         TargetUnsupported: a name is used where the module cannot be looked up: in a kernel, or when the file is imported.
     """
     tree = ast.parse(code.block)
-    known = {name for item in code.imports for child in parse(item.encode()).children for name, _ in imported_names(child)}
+    known = {
+        name for item in code.imports for child in parse(item.encode()).children for name, _ in imported_names(child)
+    }
     known |= {binding.name for binding in bindings(parse(code.block.encode()))}
     users = {binding.name for binding in bindings(parse_with_recovery(text)[0])}
-    parts = {node.name: _Part(node, list(global_reads(node.body, parameters(node)))) for node in tree.body if isinstance(node, ast.FunctionDef)}
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    parts = {node.name: _Part(node, list(global_reads(node.body, parameters(node)))) for node in functions}
     for part in parts.values():
         part.foreign = [name for name in part.reads if _is_foreign(name.id, known, users)]
     outside = [name.id for name in read_on_import(tree) if _is_foreign(name.id, known, users)]
@@ -86,7 +89,7 @@ def standalone(code: GeneratedCode, text: bytes) -> GeneratedCode:
     edits = _Edits(code.block)
     for name in needing:
         _rewrite(parts[name], needing, edits, is_entry=name in entries)
-    guard = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in entries), None)
+    guard = next((node for node in functions if node.name in entries), None)
     if guard is not None:
         edits.insert(min([guard.lineno, *(item.lineno for item in guard.decorator_list)]), 0, f"{LOOK_UP_SOURCE}\n\n")
     return replace(

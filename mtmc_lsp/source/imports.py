@@ -153,7 +153,11 @@ class ImportPosition:
 
 
 def import_position(text: bytes, root: Node, *, is_of_torch: bool = True) -> ImportPosition:
-    """After the imports at the start of the file, or those of torch among them if ``is_of_torch``; without imports after its docstring, or else above the first statement."""
+    """After the imports at the start of the file; without imports after its docstring, or else above the first statement.
+
+    Args:
+        is_of_torch: whether the position is after the imports of torch or triton, if there are any.
+    """
     head: list[Node] = []
     docstring: Node | None = None
     first: Node | None = None

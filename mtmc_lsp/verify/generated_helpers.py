@@ -1,7 +1,7 @@
 """Blanks functions of generated guards before a text is scanned: those that compare source code, environment and numbers.
 
-They use ``inspect`` and ``sys.modules`` and handle exceptions, which no candidate may do otherwise. Only text that is known to be safe is blanked:
-the fixed functions that compare source code, comparisons without other effects, and attempts at pure arithmetic.
+They use ``inspect`` and ``sys.modules`` and handle exceptions, which no candidate may do otherwise. Only text that is known to be
+safe is blanked: the fixed functions that compare source code, comparisons without other effects, and attempts at pure arithmetic.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def write_pair(path: Path, qualname: str, before: FilePair, plain: bytes, after:
             # The file must not call kernels of another version, or miss some, while theirs are replaced.
             backup = _write(path, present, plain, backups)
             present = plain
-        _write_kernels(path, before.kernels, after.kernels, backups)
+        write_kernels(path, before.kernels, after.kernels, backups)
     if backup is None or present != after.user:
         written = _write(path, present, after.user, backups)
         backup = backup or written
@@ -84,7 +84,19 @@ def _write(path: Path, before: bytes, after: bytes | None, backups: Path) -> Pat
     return write_if_unchanged(path, hashlib.sha256(before).hexdigest(), after, backups)
 
 
-def _write_kernels(path: Path, before: bytes | None, after: bytes | None, backups: Path) -> None:
+def write_kernels(path: Path, before: bytes | None, after: bytes | None, backups: Path) -> None:
+    """Write, create or delete the file of kernels, unless it is no longer what it was.
+
+    Args:
+        path: the user's file.
+        before: the text of the file of kernels that was read; None if there was none.
+        after: its new text; None deletes it.
+        backups: the folder for its old text.
+
+    Raises:
+        FileChanged: it changed since it was read.
+        RequestError: it is a link, or cannot be written.
+    """
     kernels = kernels_path(path)
     # Refuses a link, also one that was made since the file was read.
     read_kernels(path)

@@ -21,7 +21,7 @@ from mtmc_lsp.source.dispatch.regions import Edit
 from mtmc_lsp.source.entry_points import MAIN
 from mtmc_lsp.source.import_lines import is_used, marked_import_edit, without_unused_imports
 from mtmc_lsp.source.imports import bindings, check_names_are_free, missing_imports
-from mtmc_lsp.source.scopes import free_names
+from mtmc_lsp.source.sibling.scopes import free_names
 from mtmc_lsp.source.sibling.statement import find_kernel_import, with_kernel_import
 from mtmc_lsp.source.syntax import field, parse, text_of, walk
 from mtmc_lsp.source.targets import find_target
@@ -56,11 +56,13 @@ def check_kernels_file(path: Path, kernels: bytes | None) -> None:
     Raises:
         RequestError: the file beside it does not begin with our line, or is not UTF-8.
     """
-    if kernels is None:
+    if kernels is None or not kernels.strip():
         return
     where = Location(str(kernels_path(path)))
     if not kernels.startswith(HEADER.encode()):
-        raise RequestError(f"exists and was not written by mtmc, so the kernels cannot go there", where=where, remedy=IN_FILE)
+        raise RequestError(
+            "exists and was not written by mtmc, so the kernels cannot go there", where=where, remedy=IN_FILE
+        )
     try:
         kernels.decode("utf-8")
     except UnicodeDecodeError:
@@ -181,7 +183,7 @@ def _with_block(
     """The file of kernels with a block at its end."""
     where = str(kernels_path(path))
     present = without_block(kernels, name) if kernels is not None else None
-    if present is None:
+    if present is None or not present.strip():
         lines = [f"{HEADER} {path.name}{HEADER_END}", ""]
         present = newline.join(line.encode() for line in [*lines, ""])
     root = parse(present)
@@ -213,7 +215,7 @@ def without_block(kernels: bytes, qualname: str) -> bytes | None:
 
 
 def joined(pair: FilePair, target: Target) -> bytes:
-    """The user's file with the block of a target in it; unchanged if the file of kernels has none for it.
+    """The user's file with the block of a target in it; unchanged if the target uses no block of the file of kernels.
 
     Raises:
         SourceSyntaxError: the block does not parse.
@@ -224,6 +226,8 @@ def joined(pair: FilePair, target: Target) -> bytes:
         return pair.user
     code = block_code(pair.kernels, found[0]) or ""
     dispatches = b"\n".join(generated_part(pair.user, mark) for mark in own_dispatches(pair.user, target.qualname))
+    if not present.names_in(dispatches):
+        return pair.user
     others = [name for name in present.names if name not in present.names_in(dispatches)]
     try:
         imports = _imports(pair.kernels, code)
