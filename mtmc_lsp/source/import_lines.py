@@ -25,8 +25,12 @@ def import_edit(text: bytes, lines: bytes, newline: bytes, *, is_of_torch: bool 
     )
 
 
-def without_unused_imports(text: bytes) -> bytes:
-    """Remove imports that no block needs any more, and the empty lines that were inserted with the first one."""
+def without_unused_imports(text: bytes, *, has_gap: bool = True) -> bytes:
+    """Remove imports that no block needs any more.
+
+    Args:
+        has_gap: whether :func:`import_edit` inserted empty lines with the first one, which are removed with the last one.
+    """
     marked = re.compile(LINE_START + rb"((?:import|from) .*?)[ \t]*" + IMPORT.encode() + BLANK, re.MULTILINE)
     generated = b"\n".join(
         [
@@ -36,7 +40,8 @@ def without_unused_imports(text: bytes) -> bytes:
     )
     if not any(not is_used(match[1], generated) for match in marked.finditer(text)):
         return text
-    return without_import_gap(marked.sub(lambda match: match[0] if is_used(match[1], generated) else b"", text))
+    changed = marked.sub(lambda match: match[0] if is_used(match[1], generated) else b"", text)
+    return without_import_gap(changed) if has_gap else changed
 
 
 def without_import_gap(text: bytes) -> bytes:

@@ -197,8 +197,8 @@ def _with_block(
 
 def _import_edits(text: bytes, statements: list[str], newline: bytes) -> list[Edit]:
     edits = marked_import_edit(text, statements, newline)
-    # In a new file the imports are the last lines, and the block brings its empty lines.
-    return [Edit(edit.start, edit.end, edit.new.rstrip() + newline) for edit in edits]
+    # Imports at the end of a new file need no empty lines, since the block brings them.
+    return [edit if edit.start < len(text) else edit._replace(new=edit.new.rstrip() + newline) for edit in edits]
 
 
 def without_block(kernels: bytes, qualname: str) -> bytes | None:
@@ -206,7 +206,7 @@ def without_block(kernels: bytes, qualname: str) -> bytes | None:
     found = block_of(kernels, qualname)
     if found is None:
         return kernels
-    rest = without_unused_imports(remove_block(kernels, found[1]))
+    rest = without_unused_imports(remove_block(kernels, found[1]), has_gap=False)
     first, _, others = rest.partition(b"\n")
     return rest if others.strip() or not first.startswith(HEADER.encode()) else None
 
