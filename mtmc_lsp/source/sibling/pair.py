@@ -15,7 +15,7 @@ from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError
 from mtmc_lsp.core.run import GeneratedCode
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.source.blocks import Span, block_code, find_block, framed, newline_of, remove_block, with_gap
-from mtmc_lsp.source.compose import edited, insert_block, own_dispatches, same_code
+from mtmc_lsp.source.compose import edited, insert_block, own_dispatches, same_code, strip_generated
 from mtmc_lsp.source.dispatch.marks import generated_part
 from mtmc_lsp.source.dispatch.regions import Edit
 from mtmc_lsp.source.entry_points import MAIN
@@ -140,7 +140,6 @@ def separated(text: bytes, qualname: str, path: Path, package: str, kernels: byt
     names = {item for item in _defined(code) if re.search(rb"\b" + item.encode() + rb"\b", dispatches)}
     module = module_of_kernels(path, package, text)
     user = without_unused_imports(remove_block(text, span))
-    user = with_kernel_import(user, module, sorted(names | set(present.names if present is not None else ())))
     imports = _imports(text, code)
     unknown = free_names(code) - {name for item in imports for name in _defined(item)}
     if unknown:
@@ -152,8 +151,13 @@ def separated(text: bytes, qualname: str, path: Path, package: str, kernels: byt
         )
     # Few files with PyTorch code lack `import torch`, which a dispatch statement may need.
     used = tuple(statement for statement in imports if is_used(statement.encode(), dispatches))
-    missing = missing_imports(parse(user), str(path), used, len(user))
-    user = edited(user, marked_import_edit(user, missing, newline_of(text)))
+    plain = strip_generated(text, qualname)
+    missing = missing_imports(parse(plain), str(path), used, len(plain))
+    # The dispatch statements are below all imports, so the same edits apply to the text with them.
+    edits = marked_import_edit(plain, missing, newline_of(text))
+    user, plain = edited(user, edits), edited(plain, edits)
+    names |= set(present.names if present is not None else ())
+    user = with_kernel_import(user, module, sorted(names), plain)
     return FilePair(user, _with_block(kernels, name, code, imports, path, newline_of(text)))
 
 

@@ -62,13 +62,18 @@ def _statement(mark: Node) -> Node | None:
     return None
 
 
-def with_kernel_import(text: bytes, module: str, names: Sequence[str]) -> bytes:
-    """The file with an import of exactly these kernels; without names it has no such import."""
+def with_kernel_import(text: bytes, module: str, names: Sequence[str], plain: bytes | None = None) -> bytes:
+    """The file with an import of exactly these kernels; without names it has no such import.
+
+    Args:
+        plain: the file without dispatch statements, which tells where a new import goes; by default ``text``.
+    """
     newline = newline_of(text)
     lines = newline.join(line.encode() for line in _lines(module, names)) if names else b""
     present = find_kernel_import(text)
     if present is None:
-        edit = import_edit(text, lines, newline, is_of_torch=False) if names else Edit(0, 0, b"")
+        position_text = text if plain is None else plain
+        edit = import_edit(position_text, lines, newline, is_of_torch=False) if names else Edit(0, 0, b"")
         return text[: edit.start] + edit.new + text[edit.end :]
     changed = text[: present.start] + lines + text[present.end :]
     return changed if names else without_import_gap(changed)
