@@ -26,7 +26,14 @@ from mtmc_lsp.source.blocks import (
     without_blocks,
 )
 from mtmc_lsp.source.dispatch.lambdas import lambda_edit, without_lambda_dispatch
-from mtmc_lsp.source.dispatch.marks import DISPATCH, dispatch_marks, dispatch_span, generated_part, statement_of
+from mtmc_lsp.source.dispatch.marks import (
+    DISPATCH,
+    dispatch_marks,
+    dispatch_span,
+    generated_part,
+    owner_of,
+    statement_of,
+)
 from mtmc_lsp.source.dispatch.regions import Edit, region_edits, region_place, without_region_dispatch
 from mtmc_lsp.source.files import unified_diff, write_if_unchanged
 from mtmc_lsp.source.import_lines import is_used, marked_import_edit, without_unused_imports
@@ -153,14 +160,7 @@ def _without_imported_kernels(text: bytes, qualname: str) -> bytes:
 
 def own_dispatches(text: bytes, qualname: str) -> list[Node]:
     """The dispatch marks in a target itself, not in functions inside it."""
-    found = definitions(text, "")
-    owners = []
-    for mark in dispatch_marks(parse(text)):
-        around = [item for item in found if item.node.start_byte <= mark.start_byte < item.node.end_byte]
-        owner = min(around, key=lambda item: item.node.end_byte - item.node.start_byte, default=None)
-        if owner is not None and owner.target.qualname in same_code(qualname):
-            owners.append(mark)
-    return owners
+    return [mark for mark in dispatch_marks(parse(text)) if owner_of(mark) in same_code(qualname)]
 
 
 def same_code(qualname: str) -> tuple[str, ...]:

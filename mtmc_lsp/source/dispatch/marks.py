@@ -22,6 +22,19 @@ def dispatch_marks(root: Node) -> list[Node]:
     return [item for item in walk(root) if item.type == "comment" and text_of(item).startswith(DISPATCH)]
 
 
+def owner_of(mark: Node) -> str:
+    """The qualified name of the function whose body contains a dispatch statement."""
+    names: list[str] = []
+    node = mark.parent
+    while node is not None:
+        if node.type in ("function_definition", "class_definition"):
+            names.insert(0, text_of(field(node, "name")))
+        elif node.type == "lambda" and node.parent is not None and not names:
+            names.insert(0, text_of(field(node.parent, "left")))
+        node = node.parent
+    return ".".join(names)
+
+
 def statement_of(mark: Node) -> Node:
     """The complete statement that contains a dispatch marker."""
     node = mark

@@ -26,9 +26,10 @@ def read_kernels(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise _unusable(kernels, "is a link" if kernels.is_symlink() else f"cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _unusable(kernels, "is no regular file")
     with os.fdopen(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _unusable(kernels, "is no regular file")
         return stream.read()
 
 
