@@ -289,3 +289,25 @@ def talks(x, w):
     assert strip_generated(written.encode(), "talks").decode() == text
     done = run(tmp_path, "-c", "import model, torch; print(model.talks(torch.ones(2, 64), torch.ones(64, 64)).shape)")
     assert done.stdout.endswith("torch.Size([2, 64])\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_compiled_code_traces_the_guard_in_the_other_file_and_recompiles_when_a_global_changes(folder: Path) -> None:
+    optimise(folder, "Gate")
+    on_the_cpu(folder, "model")
+    # The interpreter's kernels cannot be compiled, so only the decisions of the guards are.
+    script = """
+import torch, model
+x, gate = torch.randn(8, 48), model.Gate()
+decide = torch.compile(
+    lambda x: (x * 0 + 1 if model.two_fits(x, "model") else x * 0, x * 0 + 1 if model.gate_fits(gate, x, "model") else x * 0),
+    backend="eager",
+    fullgraph=True,
+)
+with torch.no_grad():
+    for K, expected in ((2.0, 1.0), (5.0, 0.0), (2.0, 1.0)):
+        model.K = K
+        assert [part.mean().item() for part in decide(x)] == [expected, expected], K
+"""
+    done = run(folder, "-c", script, TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stderr
