@@ -48,24 +48,10 @@ def write_if_unchanged(path: Path, expected_sha256: str, new_bytes: bytes | None
         UnsafeFile: the backup folder is a symbolic link or is reached through one.
     """
     real = Path(os.path.realpath(path))
-    try:
-        current = real.read_bytes()
-    except FileNotFoundError:
-        raise FileChanged(
-            "the file was deleted, so nothing was written",
-            where=Location(str(path)),
-            remedy="Restore it and run again.",
-        ) from None
-    digest = hashlib.sha256(current).hexdigest()
-    if digest != expected_sha256:
-        raise FileChanged(
-            "the file changed on disk since it was read, so nothing was written",
-            where=Location(str(path)),
-            remedy="Run the command again on the changed file.",
-        )
+    current = check_unchanged(path, expected_sha256)
     try:
         make_folder(backup_folder)
-        backup = backup_folder / f"{real.name}.{digest[:12]}"
+        backup = backup_folder / f"{real.name}.{expected_sha256[:12]}"
         replace_bytes(backup, current)
         if new_bytes is None:
             real.unlink()
@@ -78,6 +64,29 @@ def write_if_unchanged(path: Path, expected_sha256: str, new_bytes: bytes | None
             remedy=f"Make {error.filename or real.parent} writable; the file is unchanged.",
         ) from None
     return backup
+
+
+def check_unchanged(path: Path, expected_sha256: str) -> bytes:
+    """The content of a file that must be as it was read.
+
+    Raises:
+        FileChanged: the file does not exist or its hash differs.
+    """
+    try:
+        current = path.read_bytes()
+    except FileNotFoundError:
+        raise FileChanged(
+            "the file was deleted, so nothing was written",
+            where=Location(str(path)),
+            remedy="Restore it and run again.",
+        ) from None
+    if hashlib.sha256(current).hexdigest() != expected_sha256:
+        raise FileChanged(
+            "the file changed on disk since it was read, so nothing was written",
+            where=Location(str(path)),
+            remedy="Run the command again on the changed file.",
+        )
+    return current
 
 
 def create_file(path: Path, new_bytes: bytes, like: Path) -> None:

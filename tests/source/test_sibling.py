@@ -115,6 +115,18 @@ def test_the_import_is_of_the_kind_that_the_file_uses(package: str, text: str, m
     assert module_of_kernels(Path("m.py"), package, text.encode()) == module
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\n\nif __name__ == '__main__':\n    pass",
+        "try:\n    from .other import x\nexcept ImportError:\n    from other import x",
+    ],
+)
+def test_a_file_that_runs_in_a_package_and_as_a_script_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="no import of m_kernels works in both"):
+        module_of_kernels(Path("m.py"), "p", text.encode())
+
+
 # On disk -------------------------------------------------------------------------------------------------------------
 
 
@@ -190,6 +202,10 @@ def test_a_file_of_kernels_that_changed_meanwhile_is_not_replaced(tmp_path: Path
         write_pair(tmp_path / "m.py", "g", before, before.user, after, tmp_path / "backups")
     assert (tmp_path / "m.py").read_bytes() == before.user
     assert (tmp_path / "m_kernels.py").read_bytes().endswith(b"# typed\n")
+    written(tmp_path, FilePair(before.user + b"# typed\n", before.kernels))
+    with pytest.raises(FileChanged):
+        write_pair(tmp_path / "m.py", "g", before, before.user, after, tmp_path / "backups")
+    assert (tmp_path / "m_kernels.py").read_bytes() == before.kernels
     written(tmp_path, FilePair(TEXT, b"# made meanwhile\n"))
     with pytest.raises(FileChanged):
         write_pair(tmp_path / "m.py", "f", FilePair(TEXT, None), TEXT, before, tmp_path / "backups")

@@ -21,10 +21,9 @@ from mtmc_lsp.server.kernels_file.edits import pair_edit
 from mtmc_lsp.server.kernels_file.texts import imported_kernels, whole_text
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.server.text import ERRORS
-from mtmc_lsp.source.blocks import find_block
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import OutlineEntry
-from mtmc_lsp.source.sibling.pair import FilePair, without_block
+from mtmc_lsp.source.sibling.pair import FilePair, block_of, without_block
 from mtmc_lsp.source.syntax import line_start
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.torch_compile.decorator import add_compile_decorator
@@ -102,7 +101,7 @@ def _kind(offer: _Offer) -> str:
 
 def _offers(ls: Server, document: Document, entry: OutlineEntry) -> list[_Offer]:
     disabled_reason = _disabled_reason(ls, document, entry)
-    has_kernel = find_block(whole_text(ls, document, entry.target.qualname), entry.target.qualname) is not None
+    has_kernel = block_of(whole_text(ls, document, entry.target.qualname), entry.target.qualname) is not None
     is_kernel = entry.target.kind is TargetKind.KERNEL
     kernel_reason = (
         "Triton kernels cannot be optimised directly. Choose the function that launches this kernel." * is_kernel

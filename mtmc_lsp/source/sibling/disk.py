@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from mtmc_lsp.core.errors import Location, RequestError
-from mtmc_lsp.source.files import create_file, write_if_unchanged
+from mtmc_lsp.source.files import check_unchanged, create_file, write_if_unchanged
 from mtmc_lsp.source.sibling.pair import FilePair, block_of, kernels_path
 from mtmc_lsp.source.sibling.statement import find_kernel_import
 
@@ -69,6 +69,7 @@ def write_pair(path: Path, qualname: str, before: FilePair, plain: bytes, after:
         RequestError: a file cannot be written.
     """
     present, backup = before.user, None
+    check_unchanged(path, _digest(before.user))
     if before.kernels != after.kernels:
         if before.kernels is not None and block_of(before.kernels, qualname) is not None and plain != present:
             # The file must not call kernels of another version, or miss some, while theirs are replaced.
@@ -82,7 +83,11 @@ def write_pair(path: Path, qualname: str, before: FilePair, plain: bytes, after:
 
 
 def _write(path: Path, before: bytes, after: bytes | None, backups: Path) -> Path:
-    return write_if_unchanged(path, hashlib.sha256(before).hexdigest(), after, backups)
+    return write_if_unchanged(path, _digest(before), after, backups)
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
 
 
 def write_kernels(path: Path, before: bytes | None, after: bytes | None, backups: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from mtmc_lsp.source.import_lines import is_used, marked_import_edit, without_un
 from mtmc_lsp.source.imports import bindings, check_names_are_free, missing_imports
 from mtmc_lsp.source.sibling.scopes import free_names
 from mtmc_lsp.source.sibling.statement import find_kernel_import, with_kernel_import
-from mtmc_lsp.source.syntax import field, parse, text_of, walk
+from mtmc_lsp.source.syntax import parse
 from mtmc_lsp.source.targets import find_target
 
 SUFFIX = "_kernels"
@@ -84,29 +84,25 @@ def module_of_kernels(path: Path, package: str, text: bytes) -> str:
     if not name.isidentifier() or keyword.iskeyword(name):
         problem = f"{name}.py cannot be imported: its name is no identifier"
         raise RequestError(problem, where=Location(str(path)), remedy=IN_FILE)
-    modules = list(_imported_modules(text))
-    if any(module.startswith(".") for module in modules):
+    imported = [item for item in bindings(parse(text)) if item.module]
+    relative = {item.name for item in imported if item.module.startswith(".")}
+    both_ways = next((item for item in imported if item.is_fallback and item.name in relative), None)
+    if relative and both_ways is None:
         return f".{name}"
-    if not package:
+    if not package and both_ways is None:
         return name
-    if any(module.split(".")[0] == package.split(".")[0] for module in modules):
+    top = package.split(".")[0]
+    if both_ways is None and any(item.module.split(".")[0] == top for item in imported):
         return f"{package}.{name}"
-    if (main := MAIN.search(text)) is not None:
+    main = MAIN.search(text)
+    if both_ways is not None or main is not None:
+        line = both_ways.line if both_ways is not None else text.count(b"\n", 0, main.start() if main else 0) + 1
         raise RequestError(
-            f"is in the package {package!r} and also runs as a script, so no import of {name} works in both",
-            where=Location(str(path), text.count(b"\n", 0, main.start()) + 1),
-            remedy=f'Import something of {package.split(".")[0]!r} by its full name, or leave out place = "sibling".',
+            f"is imported from a package and also runs as a script, so no import of {name} works in both",
+            where=Location(str(path), line),
+            remedy=f'Import something of {top!r} by its full name, or leave out place = "sibling".',
         )
     return f".{name}"
-
-
-def _imported_modules(text: bytes) -> Iterator[str]:
-    for node in walk(parse(text)):
-        if node.type == "import_from_statement":
-            yield text_of(field(node, "module_name"))
-        elif node.type == "import_statement":
-            for child in node.children_by_field_name("name"):
-                yield text_of(field(child, "name") if child.type == "aliased_import" else child)
 
 
 def block_of(text: bytes, qualname: str) -> tuple[str, Span] | None:
