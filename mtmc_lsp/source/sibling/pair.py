@@ -135,6 +135,13 @@ def separated(text: bytes, qualname: str, path: Path, package: str, kernels: byt
     dispatches = b"\n".join(generated_part(text, mark) for mark in own_dispatches(text, qualname))
     names = {item for item in _defined(code) if re.search(rb"\b" + item.encode() + rb"\b", dispatches)}
     module = module_of_kernels(path, package, text)
+    if present is not None and present.module.rpartition(".")[2] != module.rpartition(".")[2]:
+        old, new = (f"{item.rpartition('.')[2]}.py" for item in (present.module, module))
+        raise RequestError(
+            f"imports the kernels of other targets from {old}; those of {qualname} would go to {new}",
+            where=Location(str(path), text.count(b"\n", 0, present.start) + 1),
+            remedy=f"Rename {old} to {new}, here too.",
+        )
     user = without_unused_imports(remove_block(text, span))
     imports = _imports(text, code)
     unknown = free_names(code) - {name for item in imports for name in _defined(item)}

@@ -101,6 +101,12 @@ def test_a_name_that_is_taken_in_the_file_of_kernels_is_refused() -> None:
         put(pair, "g", code_for("g", "x"))
 
 
+def test_kernels_of_a_renamed_file_are_not_mixed_with_new_ones() -> None:
+    pair = put(FilePair(TEXT, None), "f")
+    with pytest.raises(RequestError, match=r"new.py:3: imports the kernels of other targets from m_kernels.py"):
+        put(FilePair(pair.user, None), "g", code_for("g", "x"), path="new.py")
+
+
 @pytest.mark.parametrize(
     ("package", "text", "module"),
     [
