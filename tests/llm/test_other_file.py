@@ -11,7 +11,7 @@ from mtmc_lsp.llm.coder.editable_text import assemble_code, split_code
 from mtmc_lsp.source.sibling.scopes import free_names
 from tests.golden.pairs import FOLDER, Pair
 
-PAIR = Pair(FOLDER / "recurrent")
+PAIR = Pair(FOLDER / "scan")
 TEXT = PAIR.before.encode()
 IMPORTED = {"torch", "triton", "tl", "triton_op", "wrap_triton"}
 
@@ -22,11 +22,11 @@ def code() -> GeneratedCode:
     return written
 
 
-def test_code_for_the_users_file_names_its_class_and_code_for_another_file_does_not() -> None:
-    assert "Net" in free_names(code().block)
+def test_code_for_the_users_file_names_its_function_and_code_for_another_file_does_not() -> None:
+    assert "running_mean" in free_names(code().block)
     beside = placed(code(), Placement.SIBLING, TEXT)
     assert free_names(beside.block) <= IMPORTED
-    assert beside.dispatch.startswith("if net_fits(self, x, __name__):\n")
+    assert beside.dispatch.startswith("if running_mean_fits(x, __name__):\n")
     assert placed(beside, Placement.SIBLING, TEXT) == beside
     assert placed(code(), Placement.END, TEXT) == code()
 
