@@ -117,7 +117,7 @@ def _needing(parts: dict[str, _Part]) -> set[str]:
 
 def _is_compiled(node: ast.FunctionDef) -> bool:
     """Whether Triton compiles it, or an operator fixes its signature."""
-    return any(re.match(r"triton|triton_op|wrap_triton", ast.unparse(item)) for item in node.decorator_list)
+    return any(re.match(r"triton|wrap_triton", ast.unparse(item)) for item in node.decorator_list)
 
 
 # The new text --------------------------------------------------------------------------------------------------------
@@ -138,16 +138,14 @@ class _Edits:
         self._insertions.append((self._starts[line - 1] + column, text))
 
     def insert_in_call(self, call: ast.Call, text: str) -> None:
-        """Add a last positional argument to a call."""
+        """Add a last positional argument to a call without arguments by name."""
+        if call.keywords:
+            raise _cannot("it passes arguments by name")
         assert call.end_lineno is not None and call.end_col_offset is not None
-        last = call.args[-1] if call.args else None
-        if last is None:
-            self.insert(call.end_lineno, call.end_col_offset - 1, text)
-        else:
-            assert last.end_lineno is not None and last.end_col_offset is not None
-            end = self._starts[last.end_lineno - 1] + last.end_col_offset
-            # A generator expression that is the only argument ends with the call's own bracket.
-            self._insertions.append((end, f", {text}"))
+        bracket = self._starts[call.end_lineno - 1] + call.end_col_offset - 1
+        before = self._data[:bracket].rstrip()
+        separator = "" if not call.args else " " if before.endswith(b",") else ", "
+        self._insertions.append((len(before), f"{separator}{text}"))
 
     def text(self) -> str:
         """The text with all insertions."""
