@@ -156,6 +156,7 @@ def test_why_calls_the_two_files_as_they_are(folder: Path) -> None:
     assert "K is 5.0; the kernels were made for 2.0\n    two_fits: K == 2.0\n" in answer.out
 
 
+@pytest.mark.slow
 def test_a_second_target_shares_both_files_and_each_is_replaced_and_removed_alone(folder: Path) -> None:
     user, kernels = folder / "model.py", folder / "model_kernels.py"
     optimise(folder, "Gate")
@@ -178,6 +179,7 @@ def test_a_second_target_shares_both_files_and_each_is_replaced_and_removed_alon
     assert run(folder, "model.py").stdout == "28.0 0.0\n"
 
 
+@pytest.mark.slow
 def test_in_a_package_the_import_follows_the_imports_of_the_file(tmp_path: Path) -> None:
     own_imports = {
         "relative": ("from . import other", "from .relative_kernels import "),
@@ -215,6 +217,7 @@ def test_a_file_of_kernels_that_the_user_wrote_is_never_touched(tmp_path: Path) 
     assert 'leave out place = "sibling"' in error
 
 
+@pytest.mark.slow
 def test_the_users_additions_to_the_file_of_kernels_stay(folder: Path) -> None:
     kernels = folder / "model_kernels.py"
     kernels.write_text(kernels.read_text() + "\n\nMINE = 3\n")
@@ -269,6 +272,7 @@ def test_the_old_texts_of_both_files_are_kept(folder: Path) -> None:
     assert before <= {path.read_bytes() for path in (folder / ".mtmc" / "backups").iterdir()}
 
 
+@pytest.mark.slow
 def test_code_regions_go_to_the_file_of_kernels_too(tmp_path: Path) -> None:
     text = """\
 import torch
