@@ -22,7 +22,7 @@ from mtmc_lsp.core.workload import Capture  # noqa: E402
 from mtmc_lsp.process.worker_process import Worker  # noqa: E402
 from mtmc_lsp.source.targets import find_target  # noqa: E402
 from tests.golden.pages import generated  # noqa: E402
-from tests.golden.pairs import pairs  # noqa: E402
+from tests.golden.pairs import pairs, sibling_example  # noqa: E402
 
 CAPTURE_SECONDS = 120.0
 
@@ -35,7 +35,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.write and not arguments.stored:
         capture_all()
-    files = {path: text for pair in pairs() for path, text in generated(pair).items()}
+    files = {path: text for pair in pairs() for path, text in generated(pair).items()} | sibling_example()
     stale = [path for path, text in files.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if arguments.write:

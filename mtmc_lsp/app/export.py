@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from mtmc_lsp.core.errors import Location, RequestError
-from mtmc_lsp.core.run import RunResult, StepStatus
+from mtmc_lsp.core.run import Placement, RunResult, StepStatus
 from mtmc_lsp.core.workload import ArgumentSpec, ContainerKind, TargetKind, TensorSpec, WorkloadSource, leaves_of
 from mtmc_lsp.source.compose import strip_generated
 
@@ -55,6 +55,13 @@ def _check(result: RunResult) -> None:
             where=where,
             remedy="Export another run; see `mtmc runs`.",
         )
+    if any(
+        step.candidate.code.place is Placement.SIBLING
+        for step in result.steps
+        if step.candidate and step.candidate.code
+    ):
+        problem = f"the kernels of run {result.id} are written for a file of their own"
+        raise RequestError(problem, where=where, remedy="Run mtmc optimize with --place end, and export that run.")
     if target.kind is TargetKind.KERNEL:
         remedy = "Export the function that launches it."
         raise RequestError("a Triton kernel has no KernelBench form", where=where, remedy=remedy)

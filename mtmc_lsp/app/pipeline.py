@@ -33,7 +33,7 @@ from mtmc_lsp.app.regions.runs import (
 from mtmc_lsp.app.review import revise
 from mtmc_lsp.app.run_recorder import Revision, RunConfig, RunRecorder
 from mtmc_lsp.app.stored_runs import check_resumable, open_store
-from mtmc_lsp.app.target_file import OpenTarget
+from mtmc_lsp.app.target_file import OpenTarget, check_place
 from mtmc_lsp.app.verify_pair import PairOptions, prepare_pair, verify_pair
 from mtmc_lsp.app.why import refuse_calls_without_kernels
 from mtmc_lsp.capture.recorded_calls import RECORDS, find_record
@@ -193,6 +193,7 @@ class Pipeline:
             # It imports what the file imports while the target is captured.
             self._branch = self._fork_server.branch(str(self.target.path), str(self.target.project))
             self._resources.callback(self._branch.close)
+        check_place(self.target)
         # Before the capture, so that a store that cannot be written is reported at once.
         store = self.store()
         capture, resumed = self.capture(), self._options.resumed
@@ -399,7 +400,7 @@ class Pipeline:
         return State(capture, root, (), measurer.device(), measurer.has_gpu, partial(watched, measurer, root))
 
     def _file_as_candidate(self) -> Candidate:
-        return Candidate("current", None, None, self.target.text.decode(), None, None)
+        return Candidate("current", None, None, self.target.whole.decode(), None, None)
 
     def _open_model(self) -> RecordingModel | None:
         """The model to ask; None if neither the planner nor the coder asks one. Nothing is sent yet."""

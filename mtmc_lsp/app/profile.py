@@ -56,7 +56,7 @@ def profile_calls(target: OpenTarget, capture: Capture, device: DeviceModel, *, 
         EnvironmentNotAble: Nsight Compute cannot read performance counters.
     """
     sizes, notes = _sizes(capture)
-    request = ProfileRequest(capture, target.text.decode(), sizes, CALL_SECONDS)
+    request = ProfileRequest(capture, target.whole.decode(), sizes, CALL_SECONDS)
     with Worker(target.python, cwd=str(target.project)) as worker:
         answer = worker.call(request, WORKER_SECONDS)
     on_gpu = answer.device == "cuda"

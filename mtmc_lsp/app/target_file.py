@@ -7,13 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtmc_lsp.app.interpreter import checked_python, find_python
-from mtmc_lsp.capture.module_paths import project_root
+from mtmc_lsp.capture.module_paths import package_of, project_root
 from mtmc_lsp.core.errors import Location, RequestError
-from mtmc_lsp.core.run import KEPT, RunResult
+from mtmc_lsp.core.run import KEPT, Placement, RunResult, StepStatus
 from mtmc_lsp.core.settings import Settings, read_settings
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.process.project_files import FOLDER
-from mtmc_lsp.source.compose import strip_generated, write_if_unchanged
+from mtmc_lsp.source.compose import strip_generated
+from mtmc_lsp.source.sibling.disk import kernels_of, read_kernels, write_pair
+from mtmc_lsp.source.sibling.pair import (
+    FilePair,
+    check_kernels_file,
+    joined,
+    kernels_path,
+    module_of_kernels,
+    separated,
+    without_block,
+)
 from mtmc_lsp.source.targets import find_target
 
 
@@ -37,6 +47,8 @@ class OpenTarget:
     """The whole file; an editor's unsaved text where there is one."""
     definition: Target
     """The function, method, module or kernel in ``text``."""
+    kernels: bytes | None = None
+    """The file of kernels beside it, if ``text`` imports any or the settings place kernels there."""
 
     @property
     def path(self) -> Path:
@@ -74,6 +86,15 @@ class OpenTarget:
         return strip_generated(self.text, self.qualname)
 
     @property
+    def whole(self) -> bytes:
+        """The file with the target's generated code in it, also if that is in the file of kernels.
+
+        Raises:
+            SourceSyntaxError: the kernels do not parse.
+        """
+        return joined(FilePair(self.text, self.kernels), self.definition)
+
+    @property
     def plain_hash(self) -> str:
         """SHA-256 of ``plain``."""
         return hashlib.sha256(self.plain).hexdigest()
@@ -105,7 +126,7 @@ def open_target(request: Request, text: bytes | None = None) -> OpenTarget:
     """Find the target in its file, or in ``text`` if an editor holds the file unsaved.
 
     Raises:
-        RequestError: the file is not UTF-8, or does not contain the target.
+        RequestError: the file is not UTF-8, or does not contain the target; the file of kernels is a link.
     """
     text = request.path.read_bytes() if text is None else text
     try:
@@ -115,7 +136,21 @@ def open_target(request: Request, text: bytes | None = None) -> OpenTarget:
         raise RequestError(
             "is not UTF-8", where=Location(str(request.path), line), remedy="Save it as UTF-8."
         ) from None
-    return OpenTarget(request, text, find_target(text, str(request.path), request.name))
+    definition = find_target(text, str(request.path), request.name)
+    is_beside = request.settings.place == Placement.SIBLING.value
+    kernels = read_kernels(request.path) if is_beside else kernels_of(request.path, text)
+    return OpenTarget(request, text, definition, kernels)
+
+
+def check_place(target: OpenTarget) -> None:
+    """Refuse a place for kernels that cannot be used, before a run spends time on them.
+
+    Raises:
+        RequestError: the file of kernels is the user's own or cannot be imported.
+    """
+    if target.settings.place == Placement.SIBLING.value:
+        check_kernels_file(target.path, target.kernels)
+        module_of_kernels(target.path, package_of(target.path)[0], target.plain)
 
 
 def check_inside_project(target: OpenTarget, folder: Path) -> None:
@@ -135,16 +170,43 @@ def check_inside_project(target: OpenTarget, folder: Path) -> None:
         )
 
 
-def apply_result(target: OpenTarget, result: RunResult) -> Path | None:
-    """Write the accepted steps into the file.
+@dataclass(frozen=True)
+class Written:
+    """What :func:`apply_result` wrote."""
+
+    backup: Path
+    """The text of the user's file before."""
+    kernels: Path | None = None
+    """The file of kernels, if the code is there."""
+
+
+def apply_result(target: OpenTarget, result: RunResult) -> Written | None:
+    """Write the accepted steps into the file, or into the file and that of its kernels.
 
     Returns:
-        The backup of the old text; None if the run kept nothing, so nothing is written.
+        None if the run kept nothing, so nothing is written.
 
     Raises:
-        FileChanged: the file changed since it was read.
+        FileChanged: a file changed since it was read.
+        RequestError: the kernels cannot go where the run placed them.
     """
     if result.status not in KEPT:
         return None
-    backups = target.project / FOLDER / "backups"
-    return write_if_unchanged(target.path, target.source_hash, result.final.source.encode(), backups)
+    is_beside = result_place(result) is Placement.SIBLING
+    # The settings of a stored run may place its kernels elsewhere than those of today.
+    kernels = read_kernels(target.path) if is_beside and target.kernels is None else target.kernels
+    before = FilePair(target.text, kernels)
+    source, backups = result.final.source.encode(), target.project / FOLDER / "backups"
+    after = (
+        separated(source, target.qualname, target.path, package_of(target.path)[0], kernels)
+        if is_beside
+        else FilePair(source, without_block(kernels, target.qualname) if kernels is not None else None)
+    )
+    backup = write_pair(target.path, target.qualname, before, target.plain, after, backups)
+    return Written(backup, kernels_path(target.path) if is_beside else None)
+
+
+def result_place(result: RunResult) -> Placement:
+    """Where the code of a run's result goes."""
+    accepted = [step.candidate for step in result.steps if step.status is StepStatus.ACCEPTED and step.candidate]
+    return next((item.code.place for item in reversed(accepted) if item.code is not None), Placement.END)

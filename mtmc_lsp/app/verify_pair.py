@@ -121,7 +121,7 @@ def verify_pair(
     foreign = ForeignCandidate(
         capture,
         candidate.definition,
-        candidate.text.decode(),
+        candidate.whole.decode(),
         needs_kernel=options.needs_kernel,
         takes_empty=options.takes_empty,
     )

@@ -13,6 +13,8 @@ from mtmc_lsp.core.errors import Location, RequestError, TargetUnsupported
 from mtmc_lsp.core.workload import Target, Workload, WorkloadSource
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.process.worker_process import Worker
+from mtmc_lsp.source.sibling.pair import FilePair
+from mtmc_lsp.verify.adapters import kernels_file
 from mtmc_lsp.verify.messages import GuardRequest
 
 CALL_SECONDS = 180.0
@@ -87,10 +89,16 @@ def explain_guard(target: OpenTarget) -> GuardReport:
         raise _without_kernels(target)
     calls: list[ExplainedCall] = []
     stands_in = False
+    beside = kernels_file(target.path, target.qualname, FilePair(target.text, target.kernels))
     with Worker(target.python, cwd=str(target.project)) as worker:
         for call, workload, records_gradients in _calls(target):
             request = GuardRequest(
-                workload, module_name(target.path), target.plain.decode(), target.text.decode(), records_gradients
+                workload,
+                module_name(target.path),
+                target.plain.decode(),
+                target.text.decode(),
+                records_gradients,
+                beside,
             )
             answer = worker.call(request, CALL_SECONDS)
             if not answer.has_guard:

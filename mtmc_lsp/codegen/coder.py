@@ -33,6 +33,7 @@ from mtmc_lsp.codegen.module.side_by_side import side_by_side
 from mtmc_lsp.codegen.module.unpacking import unpacking
 from mtmc_lsp.codegen.module.up_to_date import write_check
 from mtmc_lsp.codegen.recurrent.recurrent_launcher import RecurrentSteps
+from mtmc_lsp.codegen.standalone import placed
 from mtmc_lsp.codegen.tile.split_kernel import write_split_kernels
 from mtmc_lsp.codegen.tile.tile_kernel import write_tile_kernel
 from mtmc_lsp.core.action import MacroAction
@@ -113,7 +114,7 @@ class BuiltinCoder:
         except RecursionError:
             why = "the chain of dependent operations in one kernel is too long for the code generator"
             raise CannotCode(f"{why}; fuse fewer operations") from None
-        code = replace(code, place=self._place)
+        code = placed(code, self._place, plain)
         text = compose(plain, target, code).decode()
         changed = replace(changed, kernel_names=names)
         return Candidate(content_id(text), candidate.id, action, text, code, to_json(changed), launches)

@@ -53,7 +53,9 @@ def optimize(
     ] = None,
     place: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Where the kernels go: end of the file (the default), or above the target."),
+        typer.Option(
+            help="Where the kernels go: end of the file (the default), above the target, or sibling: NAME_kernels.py."
+        ),
     ] = None,
     arch: Arch = None,
     python: Python = "",
@@ -137,9 +139,10 @@ def optimize(
         with Pipeline(target, options, events) as pipeline:
             result = pipeline.optimize()
         text.show_result(out, result)
-    backup = apply_result(target, result) if apply else None
-    if backup is not None:
-        out.print(f"  written to {target.path}; the text before is in {backup}")
+    written = apply_result(target, result) if apply else None
+    if written is not None:
+        files = f"{target.path} and {written.kernels.name}" if written.kernels is not None else str(target.path)
+        out.print(f"  written to {files}; the text before is in {written.backup}")
     if as_json:
         print(run_document(result))
     return 0 if result.status in KEPT else 1

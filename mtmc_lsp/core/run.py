@@ -24,6 +24,11 @@ class Placement(Enum):
     """Below the user's code, with its imports, but above the first statement that may call the target on import."""
     ABOVE = "above"
     """Above the target, with the imports at the top of the file."""
+    SIBLING = "sibling"
+    """In ``NAME_kernels.py`` beside the user's ``NAME.py``, which imports what the dispatch needs.
+
+    A candidate is one text all the same, with the block at the end of the file; it is split when it is written.
+    """
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ DISPATCH = "# mtmc: dispatch"
 """The mark at the end of the first line of a dispatch statement."""
 SUFFIX = "_fits"
 """The end of the name of every generated guard."""
+MODULE = "user_module"
+"""The variable of generated code in another file for the module of the user's file."""
 COMMON = (
-    "_up_to_date", "_is_plain_gpu_call", "_is_unchanged_module", "_has_captured_hooks", "_do_not_overlap", "type(self)",
+    MODULE, "_up_to_date", "_is_plain_gpu_call", "_is_unchanged_module", "_has_captured_hooks", "_do_not_overlap", "type(self)",
     "is_autocast_enabled", "is_grad_enabled", ".numel() > 0",
 )  # fmt: skip
 """Parts of conditions that every guard has; of these only a summary is shown."""
@@ -53,6 +55,9 @@ class Origins:
         return readable
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Name) and target.id == MODULE:
+            # The user's names are shown without it.
+            return
         if isinstance(target, ast.Name) and target.id == TENSORS and isinstance(value, ast.Tuple):
             self.tensors = [self.text(item) for item in value.elts]
         elif isinstance(target, ast.Name):
@@ -70,6 +75,11 @@ class _Readable(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return self._origins.get(node.id, node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.value, ast.Name) and node.value.id == MODULE:
+            return ast.Name(node.attr, ast.Load())
+        return self.generic_visit(node)
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
         readable: ast.AST = self.visit(node.value)

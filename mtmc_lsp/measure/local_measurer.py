@@ -14,7 +14,7 @@ from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, WorkerFailed
 from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.results import BaselineTime, Check, CompileReport, Timing, Verdict
-from mtmc_lsp.core.run import Candidate
+from mtmc_lsp.core.run import Candidate, Placement
 from mtmc_lsp.core.workload import Capture, Workload
 from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.measure.compilation import COMPILE_SECONDS, KernelCompiler
@@ -205,7 +205,7 @@ class LocalMeasurer:
         self._prepare()
         self._compile_other_sizes(candidate)
         try:
-            verdict = self._engine.verify(self._version(candidate.source), on_case=stop_if_unwanted).verdict
+            verdict = self._engine.verify(self._version(candidate.source, candidate), on_case=stop_if_unwanted).verdict
             if self._whole is None or not verdict.is_correct:
                 return verdict
             return with_whole_target(verdict, self._verify_whole_target(self._whole, candidate.source))
@@ -229,7 +229,7 @@ class LocalMeasurer:
 
     def verify_int32_offsets(self, candidate: Candidate) -> Check:
         """Run a correct candidate once more where element offsets exceed 2^31, if the GPU has the memory."""
-        version = self._version(candidate.source)
+        version = self._version(candidate.source, candidate)
         if not self.has_gpu:
             return self._engine.verify_int32_offsets(version)
         try:
@@ -243,8 +243,9 @@ class LocalMeasurer:
         finally:
             self._process.next()
 
-    def _version(self, text: str) -> VersionInFile:
-        return VersionInFile(self._capture, self._user_source, text)
+    def _version(self, text: str, candidate: Candidate | None = None) -> VersionInFile:
+        code = candidate.code if candidate is not None else None
+        return VersionInFile(self._capture, self._user_source, text, code.place if code is not None else Placement.END)
 
     def _prepare(self) -> None:
         """Compute references, and on a GPU compile the baselines, while the first candidate is compiled."""
@@ -267,7 +268,7 @@ class LocalMeasurer:
         """Compile the kernels for the sizes of the verification in the background."""
         if self.has_gpu and candidate.id not in self._compiled_ahead:
             self._compiled_ahead.add(candidate.id)
-            sizes = self._engine.kernel_sizes(self._version(candidate.source))
+            sizes = self._engine.kernel_sizes(self._version(candidate.source, candidate))
             self._compiler.compile_in_background(candidate, sizes)
 
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:

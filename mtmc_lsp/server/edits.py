@@ -72,7 +72,11 @@ async def apply_text(ls: Server, document: Document, new: bytes, label: str, *, 
     edits = minimal_edits(document.text, new)
     if not edits:
         return True
-    edit = workspace_edit(ls, document, edits, label=label, confirm=confirm)
+    return await applied(ls, workspace_edit(ls, document, edits, label=label, confirm=confirm), label, confirm=confirm)
+
+
+async def applied(ls: Server, edit: lsp.WorkspaceEdit, label: str, *, confirm: bool = False) -> bool:
+    """Ask the client to apply an edit. Returns whether it did; a refusal that the user did not choose is shown."""
     result = await ls.workspace_apply_edit_async(lsp.ApplyWorkspaceEditParams(edit, label))
     if not result.applied and not confirm:
         reason = f": {result.failure_reason}" if result.failure_reason else ""

@@ -21,8 +21,12 @@ from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.blocks import block_code, find_block
 from mtmc_lsp.source.chunks import Chunk
+from mtmc_lsp.source.compose import own_dispatches
 from mtmc_lsp.source.dependencies import Definitions, Finder, changes, definitions_of, read_definitions
+from mtmc_lsp.source.dispatch.marks import generated_part
 from mtmc_lsp.source.outline import Outline, OutlineEntry
+from mtmc_lsp.source.sibling.pair import block_of
+from mtmc_lsp.source.sibling.statement import find_kernel_import
 from mtmc_lsp.source.target_text import target_source
 
 MAX_CHANGES = 3
@@ -168,12 +172,17 @@ class Reviews:
             if current is None or current.started < review.started or current.run == review.run:
                 self.put(review)
 
-    def review_state(self, review: Review, outline: Outline) -> ReviewState | None:
-        """The state of a run; None if the file no longer contains the target."""
+    def review_state(self, review: Review, outline: Outline, kernels: bytes | None = None) -> ReviewState | None:
+        """The state of a run; None if the file no longer contains the target.
+
+        Args:
+            kernels: the file of kernels that the file imports, if any.
+        """
         outlined = outline.find(review.qualname)
         if outlined is None:
             return None
-        original, block = self._read(review.qualname, _with_block(review.qualname, outlined.chunk, outline.text))
+        part = _with_block(review.qualname, outlined.chunk, outline.text, kernels)
+        original, block = self._read(review.qualname, part)
         kept_count = _kept_count(review.accepted, block)
         is_edited = block is not None and not kept_count and block.rstrip("\n") not in self._blocks
         is_changed = review.measured_text is not None and original != review.measured_text
@@ -200,15 +209,24 @@ class Reviews:
         if key not in self._texts:
             if len(self._texts) > 200:
                 self._texts.clear()
-            self._texts[key] = (target_source(part, qualname), block_code(part, qualname))
+            # Without its block, an import of kernels stands for kernels that are no longer there.
+            is_missing = find_kernel_import(part) is not None
+            self._texts[key] = (target_source(part, qualname), "" if is_missing else block_code(part, qualname))
         return self._texts[key]
 
 
-def _with_block(qualname: str, chunk: Chunk, text: bytes) -> bytes:
-    """A target's top-level statement, below its generated block if there is one."""
+def _with_block(qualname: str, chunk: Chunk, text: bytes, kernels: bytes | None) -> bytes:
+    """A target's top-level statement, below its generated block if there is one, or the import of a block that is missing."""
     span, chunk_end = find_block(text, qualname), chunk.start + len(chunk.text)
     if span is None:
-        return chunk.text
+        present = find_kernel_import(text)
+        marks = own_dispatches(chunk.text, qualname) if present is not None else []
+        if present is None or not any(present.names_in(generated_part(chunk.text, mark)) for mark in marks):
+            return chunk.text
+        found = block_of(kernels, qualname) if kernels is not None else None
+        if kernels is None or found is None:
+            return text[present.start : present.end] + chunk.text
+        return kernels[found[1].start : found[1].end].rstrip() + b"\n" + chunk.text
     if span.start < chunk.start < span.end:
         # Without an empty line between them, the last line of the block is a comment of the statement.
         return text[span.start : chunk_end]

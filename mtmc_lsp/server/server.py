@@ -26,6 +26,7 @@ from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import STORE
 from mtmc_lsp.server.handshake import NAME
 from mtmc_lsp.server.jobs import Job, Jobs, JobState
+from mtmc_lsp.server.kernels_file.texts import imported_kernels
 from mtmc_lsp.server.model_consent import ModelConsent
 from mtmc_lsp.server.options import SECTION, ClientSettings, Options, read_settings
 from mtmc_lsp.server.progress import Reporter
@@ -38,6 +39,7 @@ from mtmc_lsp.source.blocks import BEGIN, END
 from mtmc_lsp.source.dependencies import Definitions, read_definitions
 from mtmc_lsp.source.lint import Context, Finding, check, context_of
 from mtmc_lsp.source.outline import Outline, Outliner
+from mtmc_lsp.source.sibling.pair import kernels_path
 
 log = logging.getLogger(__name__)
 CONFIGURATION_SECONDS = 2.0
@@ -201,11 +203,13 @@ class Server(LanguageServer):
     def review_state(self, document: Document, qualname: str) -> ReviewState | None:
         """The newest run of a target, compared with the current text."""
         review = self.reviews.get(document.path, qualname)
-        return self.reviews.review_state(review, document.outline) if review is not None else None
+        kernels = imported_kernels(self, document)
+        return self.reviews.review_state(review, document.outline, kernels) if review is not None else None
 
     def review_states(self, document: Document) -> list[ReviewState]:
         """The runs of all targets of the file, compared with the current text."""
-        states = [self.reviews.review_state(review, document.outline) for review in self.reviews.of(document.path)]
+        reviews, kernels = self.reviews.of(document.path), imported_kernels(self, document)
+        states = [self.reviews.review_state(review, document.outline, kernels) for review in reviews]
         return [review_state for review_state in states if review_state is not None]
 
     def _definitions(self, path: str) -> Definitions | None:
@@ -226,7 +230,9 @@ class Server(LanguageServer):
         """A file changed: have the client ask anew for open files whose runs depend on it."""
         for document in self.documents.values():
             reviews = self.reviews.of(document.path) if document.path != path else []
-            if any(item.path == path for review in reviews for item in review.dependencies):
+            if (reviews and kernels_path(Path(document.path)) == Path(path)) or any(
+                item.path == path for review in reviews for item in review.dependencies
+            ):
                 self.refresh(document.uri)
 
     async def configured(self) -> None:

@@ -25,7 +25,7 @@ class Text:
 
     def __init__(self, text: str, encoding: str) -> None:
         """Store the opened text. ``encoding`` is the position encoding: ``utf-8``, ``utf-16`` or ``utf-32``."""
-        self._encoding = encoding
+        self.encoding = encoding
         self.data = text.encode("utf-8", ERRORS)
         self._starts: list[int] | None = None
         self._tree: Tree | None = None
@@ -121,13 +121,13 @@ class Text:
             return len(self.data)
         line = self.line(position.line)
         start = starts[position.line]
-        if line.isascii() or self._encoding == "utf-8":
+        if line.isascii() or self.encoding == "utf-8":
             return start + min(position.character, len(line))
         units = 0
         for index, character in enumerate(text := line.decode("utf-8", ERRORS)):
             if units >= position.character:
                 return start + len(text[:index].encode("utf-8", ERRORS))
-            units += 2 if self._encoding == "utf-16" and ord(character) > 0xFFFF else 1
+            units += 2 if self.encoding == "utf-16" and ord(character) > 0xFFFF else 1
         return start + len(line)
 
     def position(self, offset: int) -> lsp.Position:
@@ -147,9 +147,9 @@ class Text:
         return lsp.Range(lsp.Position(number, indent), lsp.Position(number, self._units(line)))
 
     def _units(self, part: bytes) -> int:
-        if part.isascii() or self._encoding == "utf-8":
+        if part.isascii() or self.encoding == "utf-8":
             return len(part)
         text = part.decode("utf-8", ERRORS)
-        if self._encoding == "utf-32":
+        if self.encoding == "utf-32":
             return len(text)
         return len(text) + sum(ord(character) > 0xFFFF for character in text)

@@ -37,6 +37,12 @@ class Span:
     end: int
 
 
+def newline_of(text: bytes) -> bytes:
+    """The line ending of a file."""
+    first = text.find(b"\n")
+    return b"\r\n" if first > 0 and text[first - 1 : first] == b"\r" else b"\n"
+
+
 def find_block(text: bytes, qualname: str) -> Span | None:
     """The generated block of a target."""
     begin, end = (f"{mark} {qualname}".encode() for mark in (BEGIN, END))

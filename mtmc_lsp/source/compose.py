@@ -3,12 +3,14 @@
 Inserted code is recognised by markers: ``# mtmc: begin NAME`` and ``# mtmc: end NAME`` around the block, and ``# mtmc: dispatch``
 at the end of the first line of each dispatch statement. A block at the end of the file contains the imports that the file does
 not have. A block above its target has them at the top of the file, each with ``# mtmc: import``: such an import is shared by all
-blocks that use it, and is removed with the last of them.
+blocks that use it, and is removed with the last of them. A block may also be in the file beside this one, from which one import
+with ``# mtmc: kernels`` takes the names for the dispatch statements (``source/sibling/``).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from tree_sitter import Node
 
@@ -16,30 +18,34 @@ from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.run import GeneratedCode, Placement
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.source.blocks import (
-    BEGIN,
-    BLANK,
-    END,
-    IMPORT,
-    LINE_START,
     find_block,
     framed,
+    newline_of,
     remove_block,
     with_gap,
     without_blocks,
 )
 from mtmc_lsp.source.dispatch.lambdas import lambda_edit, without_lambda_dispatch
+from mtmc_lsp.source.dispatch.marks import (
+    DISPATCH,
+    dispatch_marks,
+    dispatch_span,
+    generated_part,
+    owner_of,
+    statement_of,
+)
 from mtmc_lsp.source.dispatch.regions import Edit, region_edits, region_place, without_region_dispatch
 from mtmc_lsp.source.files import unified_diff, write_if_unchanged
+from mtmc_lsp.source.import_lines import is_used, marked_import_edit, without_unused_imports
 from mtmc_lsp.source.import_time import first_caller
 from mtmc_lsp.source.imports import (
     check_names_are_free,
     first_on_line,
-    import_position,
-    imported_names,
     missing_imports,
     statement_start,
 )
 from mtmc_lsp.source.line_wrapping import MAX_LINE, wrapped
+from mtmc_lsp.source.sibling.statement import find_kernel_import, with_kernel_import
 from mtmc_lsp.source.syntax import (
     field,
     is_docstring,
@@ -50,13 +56,11 @@ from mtmc_lsp.source.syntax import (
     parse_with_recovery,
     text_of,
     undecorated,
-    walk,
 )
 from mtmc_lsp.source.targets import definitions, find_definition
 
 __all__ = ["compose", "strip_generated", "unified_diff", "write_if_unchanged"]
 
-DISPATCH = "# mtmc: dispatch"
 ONE_LINE_NOTE = "  # the body stood on the line of the def"
 """Added to the dispatch marker if the body was on the line of the ``def`` and had to be moved to a new line."""
 
@@ -73,17 +77,41 @@ def compose(text: bytes, target: Target, code: GeneratedCode) -> bytes:
         RequestError: the file uses a name that the code needs for something else.
         TargetUnsupported: a dispatch statement cannot be inserted into the target.
     """
-    if any(find_block(text, name) for name in _same_code(target.qualname)):
+    if any(find_block(text, name) for name in same_code(target.qualname)):
         raise ValueError(f"{target.qualname} already has generated code: remove it with strip_generated")
     # Names in generated blocks do not count: each block can be removed without the others.
     plain = without_blocks(text, marked_imports=False)
     node = find_definition(plain, target.path, target.qualname).node
     root, _ = parse_with_recovery(plain)
-    newline = _newline(text)
+    newline = newline_of(text)
     dispatches = [code.dispatch, *(dispatch for _, dispatch in code.regions)]
-    required = tuple(s for s in code.imports if _is_used(s.encode(), "\n".join([code.block, *dispatches]).encode()))
+    required = tuple(s for s in code.imports if is_used(s.encode(), "\n".join([code.block, *dispatches]).encode()))
     check_names_are_free(root, target.path, code.block)
-    statement = _outermost(node)
+    # Of two insertions at the same offset, the last one comes first in the text.
+    edits = [
+        *_dispatch_edits(text, _entry_function(node, target), target, code, newline),
+        *_block_edits(text, plain, target, required, code, newline),
+    ]
+    return edited(text, edits)
+
+
+def insert_block(text: bytes, target: Target, code: GeneratedCode) -> bytes:
+    """Insert the block of a target that has its dispatch statements already."""
+    plain = without_blocks(text, marked_imports=False)
+    required = tuple(s for s in code.imports if is_used(s.encode(), code.block.encode()))
+    return edited(text, _block_edits(text, plain, target, required, code, newline_of(text)))
+
+
+def _block_edits(
+    text: bytes, plain: bytes, target: Target, required: tuple[str, ...], code: GeneratedCode, newline: bytes
+) -> list[Edit]:
+    """Insert the block and the imports that it needs.
+
+    Args:
+        plain: ``text`` with spaces in place of other blocks.
+    """
+    root, _ = parse_with_recovery(plain)
+    statement = _outermost(find_definition(plain, target.path, target.qualname).node)
     caller = first_caller(root, statement)
     at_top: list[str] = []
     if code.place is Placement.ABOVE or caller == statement:
@@ -94,12 +122,11 @@ def compose(text: bytes, target: Target, code: GeneratedCode) -> bytes:
         unmarked, _ = parse_with_recovery(without_blocks(text, marked_imports=True))
         in_block = missing_imports(unmarked, target.path, required, offset)
     block = framed(target.qualname, in_block, code.block, newline)
-    # Of two insertions at the same offset, the imports come last, which puts them first.
-    edits = [
-        *_dispatch_edits(text, _entry_function(node, target), target, code, newline),
-        Edit(offset, offset, with_gap(text, offset, block, newline)),
-        *_import_edit(text, at_top, newline),
-    ]
+    return [Edit(offset, offset, with_gap(text, offset, block, newline)), *marked_import_edit(text, at_top, newline)]
+
+
+def edited(text: bytes, edits: Sequence[Edit]) -> bytes:
+    """The text with edits that do not overlap."""
     for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
         text = text[: edit.start] + edit.new + text[edit.end :]
     return text
@@ -110,23 +137,36 @@ def strip_generated(text: bytes, qualname: str) -> bytes:
 
     A class and its ``forward`` share their generated code, so either name removes it.
     """
-    for name in _same_code(qualname):
+    for name in same_code(qualname):
         span = find_block(text, name)
         if span is not None:
             block = text[span.start : span.end]
             text = _without_dispatch(remove_block(text, span), qualname, block)
-            text = _without_imports(text)
-    return text
+            text = without_unused_imports(text)
+    return _without_imported_kernels(text, qualname)
 
 
-def _same_code(qualname: str) -> tuple[str, ...]:
+def _without_imported_kernels(text: bytes, qualname: str) -> bytes:
+    """Remove the dispatch statements that call kernels in the file beside this one, and what the import has for them alone."""
+    kernels = find_kernel_import(text)
+    marks = own_dispatches(text, qualname) if kernels is not None else []
+    removed = [mark for mark in marks if kernels is not None and kernels.names_in(generated_part(text, mark))]
+    if kernels is None or not removed:
+        return text
+    text = edited(text, [_removal(text, mark) for mark in removed])
+    remaining = b"\n".join(generated_part(text, mark) for mark in dispatch_marks(parse(text)))
+    return without_unused_imports(with_kernel_import(text, kernels.module, kernels.names_in(remaining)))
+
+
+def own_dispatches(text: bytes, qualname: str) -> list[Node]:
+    """The dispatch marks in a target itself, not in functions inside it."""
+    return [mark for mark in dispatch_marks(parse(text)) if owner_of(mark) in same_code(qualname)]
+
+
+def same_code(qualname: str) -> tuple[str, ...]:
+    """The names of a target: a class and its ``forward`` share their generated code."""
     alternative = qualname.removesuffix(".forward") if qualname.endswith(".forward") else f"{qualname}.forward"
     return (qualname, alternative)
-
-
-def _newline(text: bytes) -> bytes:
-    first = text.find(b"\n")
-    return b"\r\n" if first > 0 and text[first - 1 : first] == b"\r" else b"\n"
 
 
 def _outermost(node: Node) -> Node:
@@ -134,16 +174,6 @@ def _outermost(node: Node) -> Node:
     while node.parent is not None and node.parent.parent is not None:
         node = node.parent
     return node
-
-
-def _import_edit(text: bytes, statements: list[str], newline: bytes) -> list[Edit]:
-    if not statements:
-        return []
-    position = import_position(text, parse_with_recovery(text)[0])
-    lines = b"".join(f"{statement}  {IMPORT}".encode() + newline for statement in statements)
-    return [
-        Edit(position.offset, position.offset, newline * position.blank_before + lines + newline * position.blank_after)
-    ]
 
 
 def _entry_function(node: Node, target: Target) -> Node:
@@ -253,15 +283,15 @@ def _without_dispatch(text: bytes, qualname: str, block: bytes) -> bytes:
     names = re.findall(rb"^(?:def|class) (\w+)|^(\w+) *=", block, re.MULTILINE)
     calls = re.compile(rb"\b(?:" + b"|".join(a or b for a, b in names) + rb")\b")
     root = parse(text)
-    marks = _dispatch_marks(root)
+    marks = dispatch_marks(root)
     marks_in_target = [
         mark
         for item in definitions(text, "")
-        if item.target.qualname in _same_code(qualname)
+        if item.target.qualname in same_code(qualname)
         for mark in marks
         if item.node.start_byte <= mark.start_byte < item.node.end_byte
     ]
-    calling_marks = [mark for mark in marks if names and calls.search(_generated_part(text, mark))]
+    calling_marks = [mark for mark in marks if names and calls.search(generated_part(text, mark))]
     # From the last one, so that the offsets of the others stay valid.
     for mark in reversed(calling_marks or marks_in_target[:1]):
         edit = _removal(text, mark)
@@ -271,11 +301,11 @@ def _without_dispatch(text: bytes, qualname: str, block: bytes) -> bytes:
 
 def _removal(text: bytes, mark: Node) -> Edit:
     """The edit that removes a dispatch statement."""
-    restored = without_lambda_dispatch(text, mark) or without_region_dispatch(text, _statement(mark))
+    restored = without_lambda_dispatch(text, mark) or without_region_dispatch(text, statement_of(mark))
     if restored is not None:
         return restored
-    start, end = _span(text, mark)
-    body = _statement(mark).parent
+    start, end = dispatch_span(text, mark)
+    body = statement_of(mark).parent
     rows = {child.start_point[0] for child in (body.children if body is not None else []) if child.type != "comment"}
     # Two rows: one for the dispatch statement, one for the original body.
     if text_of(mark).rstrip().endswith(ONE_LINE_NOTE.strip()) and len(rows) == 2:
@@ -283,64 +313,3 @@ def _removal(text: bytes, mark: Node) -> Edit:
         end += len(text[end:]) - len(text[end:].lstrip(b" \t"))
         return Edit(start, end, b" ")
     return Edit(start, end, b"")
-
-
-def _generated_part(text: bytes, mark: Node) -> bytes:
-    """The text of a dispatch statement without the user's statements in its ``else`` branch."""
-    start, end = _span(text, mark)
-    branch = field(_statement(mark), "alternative")
-    return text[start : end if branch is None else branch.start_byte]
-
-
-def _dispatch_marks(root: Node) -> list[Node]:
-    return [item for item in walk(root) if item.type == "comment" and text_of(item).startswith(DISPATCH)]
-
-
-def _statement(mark: Node) -> Node:
-    """The complete statement that contains a dispatch marker."""
-    node = mark
-    while node.parent is not None and node.parent.type not in ("block", "module"):
-        node = node.parent
-    return node
-
-
-def _span(text: bytes, mark: Node) -> tuple[int, int]:
-    """Byte range of the lines of the statement that contains a dispatch marker."""
-    statement = _statement(mark)
-    if statement.type != "ERROR" and not statement.has_error:
-        return line_start(text, statement.start_byte), line_end(text, statement.end_byte - 1)
-    # Code with a syntax error: a statement may extend to the end of the file. Use lines with more indentation instead.
-    start, end = line_start(text, mark.start_byte), line_end(text, mark.start_byte)
-    indent_width = len(text[start:end]) - len(text[start:end].lstrip())
-    while end < len(text):
-        line = text[end : line_end(text, end)]
-        if len(line) - len(line.lstrip()) <= indent_width or not line.strip():
-            break
-        end += len(line)
-    return start, end
-
-
-def _without_imports(text: bytes) -> bytes:
-    """Remove imports that no block needs any more, and the empty lines that were inserted with the first one."""
-    marked = re.compile(LINE_START + rb"((?:import|from) .*?)[ \t]*" + IMPORT.encode() + BLANK, re.MULTILINE)
-    generated = b"\n".join(
-        [
-            *re.findall(BEGIN.encode() + rb" (?:.*\n)*?" + END.encode(), text),
-            *(text[slice(*_span(text, mark))] for mark in _dispatch_marks(parse(text))),
-        ]
-    )
-    if not any(not _is_used(match[1], generated) for match in marked.finditer(text)):
-        return text
-    text = marked.sub(lambda match: match[0] if _is_used(match[1], generated) else b"", text)
-    position = import_position(text, parse(text))
-    if position.blank_before:
-        blank = re.compile(BLANK).match(text, position.offset)
-        return text[: position.offset] + text[blank.end() :] if blank else text
-    blanks = re.search(BLANK + rb"{%d}\Z" % position.blank_after, text[: position.offset])
-    return text[: blanks.start()] + text[position.offset :] if blanks and position.blank_after else text
-
-
-def _is_used(statement: bytes, code: bytes) -> bool:
-    """Whether the code uses one of the names that an import statement binds."""
-    names = [name.encode() for child in parse(statement).children for name, _ in imported_names(child)]
-    return any(re.search(rb"\b" + re.escape(name) + rb"\b", code) for name in names)

@@ -152,8 +152,12 @@ class ImportPosition:
     blank_after: int = 0
 
 
-def import_position(text: bytes, root: Node) -> ImportPosition:
-    """After the imports at the start of the file; without imports after its docstring, or else above the first statement."""
+def import_position(text: bytes, root: Node, *, is_of_torch: bool = True) -> ImportPosition:
+    """After the imports at the start of the file; without imports after its docstring, or else above the first statement.
+
+    Args:
+        is_of_torch: whether the position is after the imports of torch or triton, if there are any.
+    """
     head: list[Node] = []
     docstring: Node | None = None
     first: Node | None = None
@@ -168,7 +172,7 @@ def import_position(text: bytes, root: Node) -> ImportPosition:
         elif not _may_precede_imports(child):
             break
     if head:
-        return ImportPosition(_offset_after(text, _last_of_torch(head) or head[-1]))
+        return ImportPosition(_offset_after(text, (is_of_torch and _last_of_torch(head)) or head[-1]))
     if docstring is not None:
         return ImportPosition(_offset_after(text, docstring), blank_before=1)
     return ImportPosition(statement_start(text, root, first) if first is not None else len(text), blank_after=2)

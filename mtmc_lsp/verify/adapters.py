@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
+from mtmc_lsp.capture.module_paths import package_of
 from mtmc_lsp.codegen.module.cuda_graph import without_cuda_graph
 from mtmc_lsp.core.results import Check
+from mtmc_lsp.core.run import Placement
 from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.process.sandbox import Isolation
+from mtmc_lsp.source.sibling.disk import read_kernels
+from mtmc_lsp.source.sibling.pair import FilePair, kernels_path, separated, without_block
 from mtmc_lsp.verify.cases import VALUES, Case, foreign_cases, is_interpretable, version_cases
 from mtmc_lsp.verify.edge_cases import edge_cases
-from mtmc_lsp.verify.messages import CandidateSource, GuardRequest, SeparateCandidate
+from mtmc_lsp.verify.messages import CandidateSource, GuardRequest, KernelsFile, SeparateCandidate
 from mtmc_lsp.verify.outcomes import CaseOutcome
 from mtmc_lsp.verify.source_scan import scan
 from mtmc_lsp.verify.trials import Trial, trials
@@ -80,6 +85,14 @@ class Adapter(Protocol):
         """What the verdict leaves out."""
 
 
+def kernels_file(path: Path, qualname: str, pair: FilePair) -> KernelsFile | None:
+    """The file of kernels of a user's file, for a request about one target; None if there is none."""
+    if pair.kernels is None:
+        return None
+    others = without_block(pair.kernels, qualname) or b""
+    return KernelsFile(str(kernels_path(path)), pair.kernels.decode(), others.decode())
+
+
 @dataclass(frozen=True)
 class VersionInFile:
     """A version of the user's file, as ``optimize`` creates it: a guard calls its kernels, or else the user's code."""
@@ -89,6 +102,8 @@ class VersionInFile:
     """The user's file."""
     text: str
     """The file with the version."""
+    place: Placement = Placement.END
+    """Where the version's code goes when it is delivered."""
 
     draws_same_numbers = True
     counts_library = False
@@ -107,8 +122,19 @@ class VersionInFile:
 
     @property
     def guarded_call(self) -> GuardRequest:
-        """The call of the workload."""
-        return GuardRequest(self.capture.workload, self.capture.module_name, self.user_source, self.text)
+        """The call of the workload, in the files as they are delivered.
+
+        Raises:
+            RequestError: the code cannot go to its place.
+        """
+        request = GuardRequest(self.capture.workload, self.capture.module_name, self.user_source, self.text)
+        if self.place is not Placement.SIBLING:
+            return request
+        target, text = self.capture.workload.target, self.text.encode()
+        path = Path(target.path)
+        present = read_kernels(path)
+        pair = separated(text, target.qualname, path, package_of(path)[0], present)
+        return replace(request, source=pair.user.decode(), kernels=kernels_file(path, target.qualname, pair))
 
     def text_checks(self) -> tuple[Check, ...]:
         """The checks on the text that is not the user's."""

@@ -18,7 +18,9 @@ REFUSED = "the guard refuses the workload's own call, so no kernel would run: {r
 def delivery_check(
     candidate: Adapter, capture: Capture, process: CandidateProcess, pool: WorkerPool, seconds: float
 ) -> tuple[Check, ...]:
-    """Call the candidate's file with the workload's sizes, strides, containers, mode and decorators, up to its guard.
+    """Call the candidate's file, as it is delivered, up to its guard.
+
+    The call has the workload's sizes, strides, containers, mode and decorators.
 
     The cases of the verification call the target's body, with tensors in the graph's layout, and under the interpreter with
     smaller sizes.
@@ -35,7 +37,8 @@ def delivery_check(
         return ()
     load = LoadRequest(capture, request.user_source, (request.source,))
     try:
-        if pool.has_gpu:
+        # The kernels that a file imports are known only to the request itself.
+        if pool.has_gpu and request.kernels is None:
             pool.call_unlocked(process, load, seconds)
         answer = pool.call(process, request, seconds)
     except MtmcError as error:

@@ -1,7 +1,7 @@
 """Blanks functions of generated guards before a text is scanned: those that compare source code, environment and numbers.
 
-They use ``inspect`` and handle exceptions, which no candidate may do otherwise. Only text that is known to be safe is blanked:
-the fixed functions that compare source code, comparisons without other effects, and attempts at pure arithmetic.
+They use ``inspect`` and ``sys.modules`` and handle exceptions, which no candidate may do otherwise. Only text that is known to be
+safe is blanked: the fixed functions that compare source code, comparisons without other effects, and attempts at pure arithmetic.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import ast
 
 from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS, HAVE_NUMBER_TYPES
 from mtmc_lsp.codegen.module.up_to_date import CODE_HELPERS, IS_UNCHANGED_CODE
+from mtmc_lsp.codegen.standalone import LOOK_UP, LOOK_UP_SOURCE
 from mtmc_lsp.core.sizes import MATH_FUNCTIONS
+from mtmc_lsp.guard.conditions import MODULE
 
 SUFFIXES = ("_up_to_date", "_up_to_date_code")
 PURE_CALLS = frozenset({"repr", "type", "float", "os.environ.get", IS_UNCHANGED_CODE})
@@ -34,6 +36,7 @@ def without_generated_checks(source: str) -> str:
     except SyntaxError:
         return source
     helpers = [CODE_HELPERS.strip(), *([number_check] if _attempts_only_arithmetic(tree) else [])]
+    helpers += [LOOK_UP_SOURCE.strip()] if _looks_up_only_itself(tree) else []
     for helper in helpers:
         source = source.replace(helper, "\n" * helper.count("\n"))
     tree = ast.parse(source)
@@ -60,6 +63,29 @@ def _attempts_only_arithmetic(tree: ast.Module) -> bool:
     )
 
 
+def _looks_up_only_itself(tree: ast.Module) -> bool:
+    """Whether guards alone look a module up, and every call of such a guard passes the name of its own module."""
+    names = sum(isinstance(node, ast.Name) and node.id == LOOK_UP for node in ast.walk(tree))
+    guards = [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and node.args.args
+        and f"{MODULE} = {LOOK_UP}({node.args.args[-1].arg}" in ast.unparse(node)
+    ]
+    uses = sum(isinstance(node, ast.Name) and node.id in guards for node in ast.walk(tree))
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in guards
+        and node.args
+        and ast.unparse(node.args[-1]) == "__name__"
+    ]
+    return names == len(guards) and uses == len(calls)
+
+
 def _is_arithmetic(expression: ast.expr) -> bool:
     calls = [ast.unparse(node.func) for node in ast.walk(expression) if isinstance(node, ast.Call)]
     return all(isinstance(node, ARITHMETIC_NODES) for node in ast.walk(expression)) and all(
@@ -68,9 +94,11 @@ def _is_arithmetic(expression: ast.expr) -> bool:
 
 
 def _is_pure_check(function: ast.FunctionDef) -> bool:
-    """Whether it takes nothing and returns a comparison of values, or False if one of them cannot be read."""
+    """Whether it takes nothing but the user's module, and returns a comparison of values, or False if one cannot be read."""
     arguments = function.args
-    if arguments.args or arguments.posonlyargs or arguments.kwonlyargs or arguments.vararg or arguments.kwarg:
+    if [item.arg for item in arguments.args] not in ([], [MODULE]) or (
+        arguments.posonlyargs or arguments.kwonlyargs or arguments.vararg or arguments.kwarg
+    ):
         return False
     *before, last = function.body
     allowed = all(

@@ -198,6 +198,17 @@ class LoadRequest(Request[NoAnswer], command="verify.load"):
 
 
 @dataclass(frozen=True)
+class KernelsFile:
+    """The file beside the user's file from which it imports its kernels, as it is or will be."""
+
+    path: str
+    text: str
+    """With the target's kernels."""
+    others: str
+    """Without them."""
+
+
+@dataclass(frozen=True)
 class GuardRequest(Request[GuardAnswer], command="verify.guard"):
     """Call a file's target as the user calls it, and report what its guards decide. The kernels do not run."""
 
@@ -211,6 +222,8 @@ class GuardRequest(Request[GuardAnswer], command="verify.guard"):
     """The file with generated code."""
     records_gradients: bool = False
     """Whether the call records gradients."""
+    kernels: KernelsFile | None = None
+    """The file of kernels, if the generated code is there."""
 
 
 @dataclass(frozen=True)

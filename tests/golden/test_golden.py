@@ -15,7 +15,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.regions import RegionKind
 from tests.codegen.harness import verified
 from tests.golden.pages import KERNELS, generated, page_path
-from tests.golden.pairs import pairs
+from tests.golden.pairs import pairs, sibling_example
 
 PAIRS = {pair.name: pair for pair in pairs()}
 REFRESH = "out of date: run `python scripts/golden.py --write`"
@@ -31,6 +31,11 @@ def files(name: str) -> dict[Path, str]:
 def test_the_stored_file_is_what_the_steps_generate_now(name: str) -> None:
     path = PAIRS[name].folder / "after.py"
     assert path.read_text(encoding="utf-8") == files(name)[path], REFRESH
+
+
+def test_the_stored_file_of_kernels_and_its_users_file_are_what_is_generated_now() -> None:
+    for path, text in sibling_example().items():
+        assert path.read_text(encoding="utf-8") == text, REFRESH
 
 
 @pytest.mark.parametrize("name", PAIRS)

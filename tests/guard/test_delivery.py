@@ -5,17 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from mtmc_lsp.codegen.standalone import placed
+from mtmc_lsp.core.errors import TargetRaises
 from mtmc_lsp.core.results import CheckStatus, Verdict, VerdictStatus
-from mtmc_lsp.core.run import Candidate
+from mtmc_lsp.core.run import Candidate, Placement
 from mtmc_lsp.core.workload import Capture, ModuleForm
 from mtmc_lsp.guard.worker.observed_calls import guards_of
 from mtmc_lsp.measure.local_measurer import LocalMeasurer
+from mtmc_lsp.source.compose import compose
+from mtmc_lsp.source.sibling.pair import separated
+from mtmc_lsp.verify.adapters import kernels_file
 from mtmc_lsp.verify.delivery import GUARD_ACCEPTS
 from mtmc_lsp.verify.messages import GuardAnswer, GuardRequest
 from mtmc_lsp.verify.worker.guard_command import check_guard
+from tests.codegen.checker import Checker
+from tests.planning.situations import fully_fused, start
 
 TEXT = """
 from functools import wraps
@@ -127,6 +135,28 @@ def decided(capture: Capture, source: str, *, records_gradients: bool = False) -
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_the_guard_accepts_the_call_of_the_files_own_workload(optimised: Optimised, name: str) -> None:
     assert decided(*optimised(TEXT, name)) == GuardAnswer(stands_in=True)
+
+
+def in_two_files(checker: Checker, name: str) -> GuardRequest:
+    """The call of the workload in the file and the file of kernels beside it."""
+    capture = checker.capture(TEXT, name)
+    code, target = fully_fused(capture, start(capture, TEXT)).code, capture.workload.target
+    assert code is not None
+    text = compose(TEXT.encode(), target, placed(code, Placement.SIBLING, TEXT.encode()))
+    pair = separated(text, name, Path(target.path), "", None)
+    module = f"beside{abs(hash(text))}"
+    kernels = kernels_file(Path(target.path), name, pair)
+    return GuardRequest(capture.workload, module, TEXT, pair.user.decode(), kernels=kernels)
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_the_guard_accepts_the_call_in_the_two_files_that_are_delivered(checker: Checker, name: str) -> None:
+    request = in_two_files(checker, name)
+    assert request.kernels is not None
+    assert check_guard(request) == GuardAnswer(stands_in=True)
+    without = replace(request.kernels, text=request.kernels.text.replace("_launch", "_lost"))
+    with pytest.raises(TargetRaises, match="cannot import name"):
+        check_guard(replace(request, kernels=without))
 
 
 def test_the_mode_of_the_module_is_that_of_the_workload(optimised: Optimised) -> None:

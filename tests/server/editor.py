@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lsprotocol import types as lsp
-from pygls.uris import from_fs_path
+from pygls.uris import from_fs_path, to_fs_path
 from pytest_lsp import LanguageClient, make_test_lsp_client
 
 from mtmc_lsp.process.isolation import isolated_command
@@ -36,6 +36,7 @@ def capabilities(**changes: Any) -> lsp.ClientCapabilities:
             configuration=True,
             workspace_edit=lsp.WorkspaceEditClientCapabilities(
                 document_changes=True,
+                resource_operations=[lsp.ResourceOperationKind.Create, lsp.ResourceOperationKind.Delete],
                 change_annotation_support=lsp.ChangeAnnotationsSupportOptions(),
             ),
             code_lens=lsp.CodeLensWorkspaceClientCapabilities(refresh_support=True),
@@ -71,11 +72,15 @@ class Editor:
         def apply_edit(params: lsp.ApplyWorkspaceEditParams) -> lsp.ApplyWorkspaceEditResult:
             self.edits.append(params)
             for change in params.edit.document_changes or []:
-                assert isinstance(change, lsp.TextDocumentEdit)
-                uri = change.text_document.uri
-                if change.text_document.version != self.versions[uri]:
+                assert not isinstance(change, lsp.RenameFile)
+                if isinstance(change, lsp.CreateFile):
+                    self.path(change.uri).touch(exist_ok=False)
+                elif isinstance(change, lsp.DeleteFile):
+                    self.delete(change.uri)
+                elif not self._has_version(change.text_document):
                     return lsp.ApplyWorkspaceEditResult(applied=False, failure_reason="wrong document version")
-                self.apply(uri, list(change.edits))
+                else:
+                    self.apply(change.text_document.uri, list(change.edits))
             for uri, edits in (params.edit.changes or {}).items():
                 self.apply(uri, list(edits))
             return lsp.ApplyWorkspaceEditResult(applied=True)
@@ -108,6 +113,29 @@ class Editor:
         uri = from_fs_path(str(self.root / name))
         assert uri is not None
         return uri
+
+    def path(self, uri: str) -> Path:
+        """Where a file is on disk."""
+        return Path(to_fs_path(uri) or "")
+
+    def _has_version(self, document: lsp.OptionalVersionedTextDocumentIdentifier) -> bool:
+        """Whether an edit is for the current version of a file. A file that is not open is opened."""
+        if document.uri not in self.texts:
+            path = self.path(document.uri)
+            self.open(path.read_bytes().decode(), str(path.relative_to(self.root)), on_disk=False)
+            return document.version is None
+        return document.version == self.versions[document.uri]
+
+    def save(self, uri: str) -> None:
+        """Save a file."""
+        self.path(uri).write_bytes(self.texts[uri].encode())
+        self.client.text_document_did_save(lsp.DidSaveTextDocumentParams(lsp.TextDocumentIdentifier(uri)))
+
+    def delete(self, uri: str) -> None:
+        """Delete a file, and close it if it is open."""
+        self.path(uri).unlink()
+        if self.texts.pop(uri, None) is not None:
+            self.client.text_document_did_close(lsp.DidCloseTextDocumentParams(lsp.TextDocumentIdentifier(uri)))
 
     def open(self, text: str, name: str = "model.py", *, on_disk: bool = True) -> str:
         """Open a file and write it to disk."""

@@ -18,13 +18,14 @@ from fakes import FakeMeasurer, FakePlanner, action, capture
 
 from mtmc_lsp.app.pipeline import Pipeline
 from mtmc_lsp.app.target_file import OpenTarget, Request, open_target
+from mtmc_lsp.codegen.standalone import placed
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.dependencies import Dependency, DependencyKind
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.protocols import CannotCode, Coder, Planner
 from mtmc_lsp.core.results import Check, CheckStatus, Timing, Verdict, VerdictStatus
-from mtmc_lsp.core.run import Candidate, GeneratedCode, Step
+from mtmc_lsp.core.run import Candidate, GeneratedCode, Placement, Step
 from mtmc_lsp.core.settings import Settings, override_settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.server.host import Job, serve, text_of
@@ -39,6 +40,9 @@ GAIN = {"better": 0.8, "far": 0.8, "sleep": 0.8, "same": 1.0, "slower": 1.5}
 class ComposingCoder:
     """Coder that adds one line to the kernel body for each action."""
 
+    def __init__(self, place: Placement) -> None:
+        self._place = place
+
     def start(self, capture: Capture, source: str) -> Candidate:
         return Candidate("root", None, None, source, None, {"us": 100.0, "outcome": "root", "lines": [], "own": source})
 
@@ -52,6 +56,7 @@ class ComposingCoder:
         lines = [*schedule["lines"], f"    pass  # {action.text}"]
         block = "\n".join(["@triton.jit", f"def {short}_kernel():", *lines]) + "\n"
         code = GeneratedCode(("import triton",), block, f"if x is None:\n    return {short}_kernel(x)\n")
+        code = placed(code, self._place, own.encode())
         target = find_target(own.encode(), capture.workload.target.path, name)
         us = schedule["us"] * GAIN.get(outcome, 1.0)
         return Candidate(
@@ -132,7 +137,7 @@ class FakePipeline(Pipeline):
         return FarSeeingMeasurer() if "far" in self._outcomes else SleepingMeasurer()
 
     def _open_backends(self, model: object, steps: Sequence[Step]) -> tuple[Planner, Coder]:
-        return FakePlanner(self._actions), ComposingCoder()
+        return FakePlanner(self._actions), ComposingCoder(Placement(self.target.settings.place))
 
     def plan(self) -> tuple[list[MacroAction], DeviceModel]:
         self.capture()

@@ -49,7 +49,7 @@ def test_defaults_leave_the_server_at_its_own() -> None:
     assert read_settings(given) == (ClientSettings(), [])
 
 
-@pytest.mark.parametrize("name", ["baseline", "precision"])
+@pytest.mark.parametrize("name", ["baseline", "place", "precision"])
 def test_each_choice_of_a_setting_is_one_that_a_run_takes(name: str) -> None:
     choices = properties()[name]["enum"]
     assert [value for value in choices if CHECKS[name](value)] == [""]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import astuple
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from mtmc_lsp.core.errors import RequestError, TargetUnsupported
 from mtmc_lsp.core.run import GeneratedCode, Placement
 from mtmc_lsp.core.workload import TargetKind
 from mtmc_lsp.source.compose import compose, strip_generated
+from mtmc_lsp.source.sibling.pair import separated, without_block
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.source.workload.directive import parse_directive
 
@@ -269,7 +272,15 @@ def test_composing_then_stripping_is_the_identity_on_bytes(
     if crlf:
         text = text.replace(b"\n", b"\r\n")
     target = find_target(text, "m.py", "f")
+    if place is Placement.SIBLING:
+        # A file of its own needs all imports.
+        imports = IMPORTS
     result = compose(text, target, GeneratedCode(imports, CODE.block, CODE.dispatch, place))
+    if place is Placement.SIBLING:
+        pair = separated(result, target.qualname, Path("m.py"), "", None)
+        assert pair.kernels is not None
+        assert without_block(pair.kernels, target.qualname) is None
+        result = pair.user
     ast.parse(result.removeprefix(b"\xef\xbb\xbf"))
     assert b"# mtmc: dispatch" in result
     assert strip_generated(result, target.qualname) == text
@@ -300,13 +311,19 @@ def test_targets_of_one_file_are_stripped_in_any_order(
     ).encode()
     if crlf:
         text = text.replace(b"\n", b"\r\n")
-    current = text
+    current, kernels = text, None
     for name, place in zip(into, places, strict=True):
         code = code_for(name.lower().replace(".", "_"), place)
         current = compose(current, find_target(current, "m.py", name), code)
+        if place is Placement.SIBLING:
+            current, kernels = astuple(separated(current, name, Path("m.py"), "", kernels))
     for count, name in enumerate(out_of, start=1):
         current = strip_generated(current, name)
-        assert current.count(b"# mtmc: begin") == current.count(b"# mtmc: dispatch") == len(out_of) - count
+        kernels = without_block(kernels, name) if kernels is not None else None
+        begun = current.count(b"# mtmc: begin") + (kernels or b"").count(b"# mtmc: begin")
+        assert begun == current.count(b"# mtmc: dispatch") == len(out_of) - count
+        assert (kernels is None) == (b"# mtmc: kernels" not in current)
+        assert kernels is None or b"import triton" in kernels
         for block in re.findall(rb"# mtmc: begin (?:.*\n)*?# mtmc: end", current):
             assert b"import triton" in current[: current.index(block) + len(block)]
     assert current == text

@@ -42,7 +42,7 @@ CHEATS: dict[str, tuple[tuple[tuple[str, str], ...], str]] = {
     "22 the first answer for ever": (
         (("def fast(", CACHE), (END, "    return CACHE.setdefault(inp.shape, out).clone()\n")), "result 0"),
     "23 right the first times only": (
-        (("def fast(", "CALLS = []\n\n\ndef fast("), (END, "    CALLS.append(0)\n    return out if len(CALLS) < 60 else out * 1.01\n")), "calls on the same inputs give different results"),
+        (("def fast(", "CALLS = []\n\n\ndef fast("), (END, "    CALLS.append(0)\n    return out if len(CALLS) < 60 else out * 1.01\n")), "result"),
     "24 falls back when it fails": (
         ((END, f"    try:\n        return out\n    except Exception:\n        return {OWN}\n"),), "continues after an exception"),
     "26 torch does the work": (((LAUNCH, f"        return {OWN}\n{LAUNCH}"),), NO_KERNEL),

@@ -24,7 +24,7 @@ def load_user_module(
     """Run the file, or another text instead of it, as a module. Its name is never ``__main__``.
 
     Args:
-        path: the user's file, also for relative imports and ``__file__``.
+        path: the user's file, also for relative imports and ``__file__``; it need not exist if there is a text.
         source: text to run instead, stored in a real file because Triton reads the source of kernels.
         as_name: name in ``sys.modules``; by default the usual module name of the file.
         in_place: whether the text runs under the file's own path, so that exceptions name the user's file. A process can run at
@@ -36,7 +36,7 @@ def load_user_module(
         importlib.import_module(package)
     name = as_name or module_name(file)
     location = file
-    if source is not None and source.encode() == file.read_bytes():
+    if source is not None and file.is_file() and source.encode() == file.read_bytes():
         source = None
     if source is not None and not in_place:
         location = Path(tempfile.mkdtemp(prefix="mtmc-", dir=os.environ.get(SCRATCH))) / file.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import linecache
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from mtmc_lsp.guard.conditions import SUFFIX
 from mtmc_lsp.guard.worker.observed_calls import accepts, explain
 
 BEGIN = "# mtmc: begin "
+OWNER = re.compile(r"# mtmc: Triton kernels of (\S+\.py)\.")
+"""The first line of a file of kernels names the user's file."""
 
 
 class KernelsDoNotRun(UserWarning):
@@ -45,5 +48,6 @@ def _target(guard: Callable[..., Any]) -> str:
     """``model.py::Block``: the target is named at the start of the block that contains the guard."""
     code = inspect.unwrap(guard).__code__
     lines = linecache.getlines(code.co_filename)[: code.co_firstlineno]
+    file = OWNER.match(lines[0]) if lines else None
     starts = (line[len(BEGIN) :].strip() for line in reversed(lines) if line.startswith(BEGIN))
-    return f"{Path(code.co_filename).name}::{next(starts, code.co_name.removesuffix(SUFFIX))}"
+    return f"{file[1] if file is not None else Path(code.co_filename).name}::{next(starts, code.co_name.removesuffix(SUFFIX))}"

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mtmc_lsp.guard.conditions import MODULE
 from mtmc_lsp.guard.worker.refusal import Refusal, Scope
 
 MADE_FOR = "the kernels were made for"
@@ -36,6 +37,8 @@ def phrase(refusal: Refusal) -> str:
         return _comparison(condition, scope)
     if isinstance(condition, ast.Call):
         return _call(condition, scope)
+    if source == MODULE:
+        return "the program runs the file in a way that leaves no module with the names that the guard compares"
     if isinstance(condition, ast.UnaryOp):
         operand = condition.operand
         return f"{scope.text(operand)} is {describe(scope.value(operand))}; {MADE_FOR} calls without it"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mtmc_lsp.guard.conditions import Origins, loop_of, tested
+from mtmc_lsp.guard.conditions import MODULE, Origins, loop_of, tested
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,17 @@ class Scope:
         """An expression as the user would write it."""
         return self._origins.text(node)
 
-    def function(self, node: ast.expr) -> Callable[..., Any] | None:
-        """The Python function that a call without arguments runs; ``None`` for any other expression."""
-        if not isinstance(node, ast.Call) or node.args or node.keywords or not isinstance(node.func, ast.Name):
+    def function(self, node: ast.expr) -> tuple[Callable[..., Any], dict[str, Any]] | None:
+        """The Python function that a call runs, and its arguments by parameter; ``None`` for any other expression.
+
+        Only calls without arguments, or with nothing but the user's module, test conditions of their own.
+        """
+        if not isinstance(node, ast.Call) or node.keywords or not isinstance(node.func, ast.Name):
             return None
         function = self._values.get(node.func.id)
-        return function if inspect.isfunction(function) else None
+        if not inspect.isfunction(function) or [ast.unparse(item) for item in node.args] not in ([], [MODULE]):
+            return None
+        return function, {MODULE: self._values[MODULE]} if node.args else {}
 
 
 def find_refusal(guard: Callable[..., Any], arguments: Mapping[str, Any]) -> Refusal | None:
@@ -120,7 +125,7 @@ def _unmet(condition: ast.expr, scope: Scope) -> Iterator[Refusal]:
         yield Refusal(condition, scope, f"{type(error).__name__}: {error}")
         return
     function = scope.function(condition)
-    inner = find_refusal(function, {}) if function is not None else None
+    inner = find_refusal(*function) if function is not None else None
     if inner is None and isinstance(condition, ast.BoolOp):
         # All alternatives failed; the last one is the general one.
         inner = next(_unmet(condition.values[-1], scope), None)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from mtmc_lsp.actions.catalogue import IllegalAction, apply_action
 from mtmc_lsp.codegen.coder import BuiltinCoder, content_id, render
+from mtmc_lsp.codegen.standalone import placed
 from mtmc_lsp.core.action import REMARK, MacroAction
 from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, truncate_answer, truncation_notice
 from mtmc_lsp.core.json_codec import from_json, to_json
@@ -169,7 +170,7 @@ class LlmCoder:
         )
         target = capture.workload.target
         original = strip_generated(candidate.source.encode(), target.qualname)
-        code = replace(assemble_code(editable, text, unrelated_kernels), place=self._place)
+        code = placed(assemble_code(editable, text, unrelated_kernels), self._place, original)
         source = compose(original, target, code).decode()
         version = Candidate(
             content_id(source), candidate.id, action, source, code, to_json(new_schedule), author=Author.MODEL

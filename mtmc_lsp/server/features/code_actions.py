@@ -14,13 +14,16 @@ from lsprotocol import types as lsp
 from mtmc_lsp.core.run import RunStatus
 from mtmc_lsp.core.workload import TargetKind
 from mtmc_lsp.report.phrases import compiler_line
-from mtmc_lsp.server.edits import minimal_edits, workspace_edit
+from mtmc_lsp.server.edits import workspace_edit
 from mtmc_lsp.server.features.quick_fixes import quick_fixes
 from mtmc_lsp.server.handshake import CODE_ACTION_KIND as KIND
+from mtmc_lsp.server.kernels_file.edits import pair_edit
+from mtmc_lsp.server.kernels_file.texts import imported_kernels, whole_text
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.server.text import ERRORS
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import OutlineEntry
+from mtmc_lsp.source.sibling.pair import FilePair, block_of, without_block
 from mtmc_lsp.source.syntax import line_start
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.torch_compile.decorator import add_compile_decorator
@@ -98,7 +101,7 @@ def _kind(offer: _Offer) -> str:
 
 def _offers(ls: Server, document: Document, entry: OutlineEntry) -> list[_Offer]:
     disabled_reason = _disabled_reason(ls, document, entry)
-    has_kernel = b"# mtmc: begin " + entry.target.qualname.encode() in document.text.data
+    has_kernel = block_of(whole_text(ls, document, entry.target.qualname), entry.target.qualname) is not None
     is_kernel = entry.target.kind is TargetKind.KERNEL
     kernel_reason = (
         "Triton kernels cannot be optimised directly. Choose the function that launches this kernel." * is_kernel
@@ -229,7 +232,9 @@ def decorator_edit(ls: Server, uri: str, qualname: str) -> lsp.WorkspaceEdit | N
     changed = add_compile_decorator(plain.decode("utf-8", ERRORS), qualname)
     if changed is None:
         return None
-    return workspace_edit(ls, document, minimal_edits(document.text, changed.encode("utf-8", ERRORS)))
+    kernels = imported_kernels(ls, document)
+    without = without_block(kernels, qualname) if kernels is not None else None
+    return pair_edit(ls, document, kernels, FilePair(changed.encode("utf-8", ERRORS), without))
 
 
 def _relevant_source(text: bytes, entry: OutlineEntry) -> bytes:

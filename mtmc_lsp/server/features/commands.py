@@ -14,6 +14,7 @@ from pygls.exceptions import JsonRpcInvalidParams
 
 from mtmc_lsp.server.features.code_actions import directive_edit, proposed_directive
 from mtmc_lsp.server.jobs import Job
+from mtmc_lsp.server.kernels_file.texts import is_unsaved, whole_text
 from mtmc_lsp.server.model_consent import MODEL_JOBS
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.server.text import ERRORS
@@ -112,7 +113,12 @@ async def start(
         ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Info, text))
         return {"job": active_job.id}
     # A search starts from the original code; measure and verify use the file with its generated code.
-    source = document.text.data if kind in ("measure", "verify") else strip_generated(document.text.data, target)
+    if is_unsaved(ls, document):
+        text = f"The kernels of {Path(document.path).name} are not saved, and a job reads them from the disk. Save them first."
+        ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Error, text))
+        return None
+    is_whole = kind in ("measure", "verify")
+    source = whole_text(ls, document, target) if is_whole else strip_generated(document.text.data, target)
     request = {
         "kind": kind,
         "path": document.path,

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 
 from lsprotocol import types as lsp
+from pygls.uris import from_fs_path
 
 from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunStatus, Step
@@ -13,6 +14,7 @@ from mtmc_lsp.core.workload import Target
 from mtmc_lsp.docs import page
 from mtmc_lsp.report.phrases import speedup_text
 from mtmc_lsp.server.handshake import SOURCE
+from mtmc_lsp.server.kernels_file.texts import block_place, whole_text
 from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.blocks import find_block
@@ -106,12 +108,12 @@ def _push(ls: Server, uri: str) -> None:
 def diagnostics_of(ls: Server, document: Document) -> list[lsp.Diagnostic]:
     """All diagnostics of a file."""
     diagnostics = [
-        item for review_state in ls.review_states(document) for item in _review_diagnostics(document, review_state)
+        item for review_state in ls.review_states(document) for item in _review_diagnostics(ls, document, review_state)
     ]
     for (path, qualname), (text, verdict) in ls.verdicts.items():
-        if path == document.path and not verdict.is_correct and text == document.text.data:
+        if path == document.path and not verdict.is_correct and text == whole_text(ls, document, qualname):
             outlined = document.outline.find(qualname)
-            diagnostics += [_incorrect(document, outlined.target, verdict)] if outlined is not None else []
+            diagnostics += [_incorrect(ls, document, outlined.target, verdict)] if outlined is not None else []
     ignored = ls.settings.ignored_checks
     diagnostics += [
         diagnostic_of(document, start, item) for start, item in document.findings if item.code not in ignored
@@ -156,10 +158,10 @@ def _diagnostic(
     )
 
 
-def _review_diagnostics(document: Document, review_state: ReviewState) -> list[lsp.Diagnostic]:
+def _review_diagnostics(ls: Server, document: Document, review_state: ReviewState) -> list[lsp.Diagnostic]:
     review = review_state.review
     name = review.qualname
-    kernel = _kernel_location(document, name)
+    kernel = _kernel_location(ls, document, name)
     if review_state.is_stale:
         consequence = (
             "; the kernel in the file still computes the old version" if kernel and review_state.is_changed else ""
@@ -214,19 +216,22 @@ def speed_text(step: Step, gpu: str) -> str:
     return f"{speedup_text(timing)}: {timing.median_us:.1f} us against {eager.median_us:.1f} us, on {gpu}"
 
 
-def _incorrect(document: Document, target: Target, verdict: Verdict) -> lsp.Diagnostic:
+def _incorrect(ls: Server, document: Document, target: Target, verdict: Verdict) -> lsp.Diagnostic:
     text = f"{target.qualname} with its kernel does not match its original code: {verdict.reason}"
     severity = lsp.DiagnosticSeverity.Error
-    return _diagnostic(document, target, "incorrect", severity, text, _kernel_location(document, target.qualname))
+    return _diagnostic(document, target, "incorrect", severity, text, _kernel_location(ls, document, target.qualname))
 
 
-def _kernel_location(document: Document, qualname: str) -> list[lsp.DiagnosticRelatedInformation]:
+def _kernel_location(ls: Server, document: Document, qualname: str) -> list[lsp.DiagnosticRelatedInformation]:
     """The start of the generated block of a target."""
     block = find_block(document.text.data, qualname)
-    if block is None:
+    if block is not None:
+        location = lsp.Location(document.uri, document.text.line_range(document.text.position(block.start).line))
+    elif (place := block_place(ls, document, qualname)) is not None:
+        path, line = place
+        location = lsp.Location(from_fs_path(path) or "", lsp.Range(lsp.Position(line, 0), lsp.Position(line + 1, 0)))
+    else:
         return []
-    line = document.text.position(block.start).line
-    location = lsp.Location(document.uri, document.text.line_range(line))
     return [lsp.DiagnosticRelatedInformation(location, f"the kernels of {qualname}")]
 
 

@@ -12,10 +12,11 @@ from mtmc_lsp.core.run import Author, Step, StepStatus
 from mtmc_lsp.docs import page
 from mtmc_lsp.guard.conditions import conditions_in
 from mtmc_lsp.report.phrases import headline, model_line, ratio_text, report_lines, timing_notes, verdict_line
+from mtmc_lsp.server.kernels_file.texts import whole_text
 from mtmc_lsp.server.reviews import Review, ReviewState
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.blocks import block_code
-from mtmc_lsp.source.compose import DISPATCH
+from mtmc_lsp.source.dispatch.marks import DISPATCH
 from mtmc_lsp.source.triton.glossary import ACTIONS, TRITON
 from mtmc_lsp.verify.delivery import GUARD_ACCEPTS
 
@@ -95,7 +96,8 @@ def _target_at_line(document: Document, line: int) -> str | None:
 
 def guard_text(ls: Server, document: Document, qualname: str) -> str:
     """When the kernels in the file run, and why they do not run for its workload if the last verification noticed it."""
-    block = block_code(document.text.data, qualname)
+    whole = whole_text(ls, document, qualname)
+    block = block_code(whole, qualname)
     conditions = conditions_in(block) if block is not None else ()
     if not conditions:
         return ""
@@ -105,7 +107,7 @@ def guard_text(ls: Server, document: Document, qualname: str) -> str:
     shown = [*ordered[:MAX_CONDITIONS], *([f"... # and {more} more"] if more > 0 else [])]
     parts = [RUN_WHEN, "\n".join(["```python", *shown, "```"])]
     text, verdict = ls.verdicts.get((document.path, qualname), (b"", None))
-    checks = verdict.checks if verdict is not None and text == document.text.data else ()
+    checks = verdict.checks if verdict is not None and text == whole else ()
     refused = next(
         (check for check in checks if check.name == GUARD_ACCEPTS and check.status is CheckStatus.FAILED), None
     )

@@ -1,11 +1,13 @@
 """Review of steps: keep, undo, show the diff, try another.
 
-Only these commands change the file, by edits that the client applies and can undo. Kept steps are detected from its text.
+Only these commands change the file and that of its kernels, by edits that the client applies and can undo. Kept steps are
+detected from the texts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,16 +16,19 @@ from typing import Any
 from lsprotocol import types as lsp
 from pygls.uris import from_fs_path
 
+from mtmc_lsp.capture.module_paths import package_of
 from mtmc_lsp.core.errors import Location, MtmcError, SourceSyntaxError
-from mtmc_lsp.core.run import RunStatus, Step
-from mtmc_lsp.server.edits import apply_text
+from mtmc_lsp.core.run import Placement, RunStatus, Step
 from mtmc_lsp.server.features.commands import resolve_target, start
 from mtmc_lsp.server.handshake import DIFF_SCHEME
 from mtmc_lsp.server.jobs import JobState
+from mtmc_lsp.server.kernels_file.edits import apply_pair
+from mtmc_lsp.server.kernels_file.texts import imported_kernels, present_kernels
 from mtmc_lsp.server.protocol import shows_content
 from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.compose import compose, strip_generated
+from mtmc_lsp.source.sibling.pair import FilePair, separated, without_block
 from mtmc_lsp.source.targets import find_target
 
 REPLACE, CANCEL = "Replace", "Cancel"
@@ -111,8 +116,9 @@ async def undo_all(ls: Server, *arguments: Any) -> bool:
         ls, outlined.target.qualname
     ):
         return False
-    new = strip_generated(document.text.data, outlined.target.qualname)
-    return await apply_text(ls, document, new, f"Undo all steps of {outlined.target.qualname}")
+    kernels, qualname = imported_kernels(ls, document), outlined.target.qualname
+    new = _without_code(document, qualname, kernels)
+    return await apply_pair(ls, document, kernels, new, f"Undo all steps of {qualname}")
 
 
 async def resume(ls: Server, *arguments: Any) -> Any:
@@ -167,23 +173,32 @@ async def _write_step(
     if review_state.is_edited and not await _confirm_replacement(ls, qualname):
         return False
     try:
-        new = composed(document, qualname, step)
+        kernels, new = composed(ls, document, qualname, step)
     except MtmcError as error:
         ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Error, str(error)))
         return False
-    return await apply_text(ls, document, new, label, confirm=confirm)
+    return await apply_pair(ls, document, kernels, new, label, confirm=confirm)
 
 
-def composed(document: Document, qualname: str, step: Step | None) -> bytes:
-    """The document's text with the generated code of a target replaced by a step's code.
+def _without_code(document: Document, qualname: str, kernels: bytes | None) -> FilePair:
+    """The texts of both files without the generated code of a target."""
+    rest = without_block(kernels, qualname) if kernels is not None else None
+    return FilePair(strip_generated(document.text.data, qualname), rest)
+
+
+def composed(ls: Server, document: Document, qualname: str, step: Step | None) -> tuple[bytes | None, FilePair]:
+    """The present file of kernels, and the texts of both files with the code of a target replaced by a step's code.
 
     Raises:
-        MtmcError: the code cannot be inserted into the current text.
+        MtmcError: the code cannot be inserted into the current text, or not go to its place.
     """
-    original = strip_generated(document.text.data, qualname)
     code = step.candidate.code if step is not None and step.candidate is not None else None
+    is_beside = code is not None and code.place is Placement.SIBLING
+    kernels = present_kernels(ls, document) if is_beside else imported_kernels(ls, document)
+    plain = _without_code(document, qualname, kernels)
+    original = plain.user
     if code is None:
-        return original
+        return kernels, plain
     new = compose(original, find_target(original, document.path, qualname), code)
     if strip_generated(new, qualname) != original:
         # An unterminated string would swallow the markers. Do not insert code that could not be removed again.
@@ -192,7 +207,10 @@ def composed(document: Document, qualname: str, step: Step | None) -> bytes:
         raise SourceSyntaxError(
             f"the kernel of {qualname} cannot be inserted: it could not be removed again", where=location, remedy=remedy
         )
-    return new
+    if code.place is Placement.SIBLING:
+        path = Path(os.path.realpath(document.path))
+        return kernels, separated(new, qualname, Path(document.path), package_of(path)[0], kernels)
+    return kernels, FilePair(new, plain.kernels)
 
 
 async def _confirm_replacement(ls: Server, qualname: str) -> bool:

@@ -70,17 +70,17 @@ def _as_json(ls: Server, document: Document, review_state: ReviewState) -> dict[
         "stale": review_state.is_stale,
         "edited": review_state.is_edited,
         "isActive": ls.is_active(review_state.review),
-        "changes": _changes(document, review_state),
+        "changes": _changes(ls, document, review_state),
         "run": run,
     }
 
 
-def _changes(document: Document, review_state: ReviewState) -> list[dict[str, Any]]:
-    """The edits that keeping the next pending step would make; empty if it cannot be kept."""
+def _changes(ls: Server, document: Document, review_state: ReviewState) -> list[dict[str, Any]]:
+    """The edits of the file that keeping the next pending step would make; empty if it cannot be kept."""
     if not review_state.pending or review_state.is_stale:
         return []
     try:
-        new = composed(document, review_state.review.qualname, review_state.pending[0])
+        _, new = composed(ls, document, review_state.review.qualname, review_state.pending[0])
     except MtmcError:
         # The file has errors, which the keep command reports; there is nothing to highlight.
         return []
@@ -92,5 +92,5 @@ def _changes(document: Document, review_state: ReviewState) -> list[dict[str, An
             },
             "newText": edit.new_text,
         }
-        for edit in minimal_edits(document.text, new)
+        for edit in minimal_edits(document.text, new.user)
     ]

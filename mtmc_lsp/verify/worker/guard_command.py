@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,8 +34,11 @@ def check_guard(request: GuardRequest) -> GuardAnswer:
     is_on_gpu = torch.cuda.is_available() and not is_interpreted() and workload.device == "cuda"
     stands_in = workload.device == "cuda" and not is_on_gpu
     text = on_cpu(request.source, request.user_source) if stands_in else request.source
+    kernels = request.kernels
+    if kernels is not None and stands_in:
+        kernels = replace(kernels, text=on_cpu(kernels.text, kernels.others))
     try:
-        module = loaded_once(target.path, text, request.module_name, is_candidate=True)
+        module = loaded_once(target.path, text, request.module_name, is_candidate=True, kernels=kernels)
         device = "cuda" if is_on_gpu else "cpu"
         # The guard reads no values, and gigabytes of them would take seconds.
         call = build_call(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.capture.result_structure import is_nested, leaves, parts, structure_of
 from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.capture.worker.calls import Call
@@ -19,12 +21,13 @@ from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, Case
+from mtmc_lsp.verify.messages import KernelsFile
 from mtmc_lsp.verify.worker.comparison.batched_reads import unequal
 from mtmc_lsp.verify.worker.inputs import prepared_call
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
 from mtmc_lsp.verify.worker.observation.global_state import RANDOM_STATE, changed_state, global_state
 
-_modules: dict[tuple[str, str], Any] = {}
+_modules: dict[tuple[str, str, str], Any] = {}
 MUCH_RESERVED = 1 << 30
 """Bytes of unused GPU memory that a process may keep for its next case."""
 
@@ -56,13 +59,36 @@ def module_of(capture: Capture, user_source: str, candidate: str | None, widened
     return loaded_once(path, text, capture.module_name, is_candidate=candidate is not None)
 
 
-def loaded_once(path: str, text: str, name: str, *, is_candidate: bool) -> Any:
-    """A text of the user's file as a module, loaded once."""
-    if (path, text) not in _modules:
+def loaded_once(path: str, text: str, name: str, *, is_candidate: bool, kernels: KernelsFile | None = None) -> Any:
+    """A text of the user's file as a module, loaded once.
+
+    Args:
+        kernels: the file of kernels that the text imports, instead of the one on the disk.
+    """
+    key = (path, text, kernels.text if kernels is not None else "")
+    if key not in _modules:
         name = f"{name}__candidate{len(_modules)}" if is_candidate else name
         # The user's text is loaded under its own path, so that errors name the user's file.
-        _modules[path, text] = load_user_module(path, text, name, in_place=not is_candidate)
-    return _modules[path, text]
+        with _importable(kernels):
+            _modules[key] = load_user_module(path, text, name, in_place=not is_candidate)
+    return _modules[key]
+
+
+@contextlib.contextmanager
+def _importable(kernels: KernelsFile | None) -> Iterator[None]:
+    """Let imports of the file of kernels run this text of it."""
+    if kernels is None:
+        yield
+        return
+    name = module_name(Path(kernels.path))
+    before = sys.modules.pop(name, None)
+    try:
+        load_user_module(kernels.path, kernels.text, name)
+        yield
+    finally:
+        sys.modules.pop(name, None)
+        if before is not None:
+            sys.modules[name] = before
 
 
 def copies(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
