@@ -149,3 +149,44 @@ def test_a_value_that_is_rounded_two_numbers_away_is_an_error(monkeypatch: pytes
         return result
 
     assert compared(_rounded_on_the_way, wrong, _far_from_zero(), monkeypatch)[0]
+
+
+def _policy_loss(advantage: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
+    normalised = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    return (normalised * ratio).mean()
+
+
+def _policy_loss_in_blocks(advantage: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
+    def mean(values: torch.Tensor) -> torch.Tensor:
+        return _in_blocks(64)(values[None])[0, 0] / values.numel()
+
+    centred = advantage - mean(advantage)
+    deviation = torch.sqrt(mean(centred * centred) * advantage.numel() / (advantage.numel() - 1))
+    return mean(centred / (deviation + 1e-8) * ratio)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_mean_of_equal_numbers_may_be_off_by_rounding(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is exact in float64 and representable, but partial sums are rounded; the deviation from it is then divided by itself."""
+    value = 0.5 + float(torch.rand((), generator=torch.Generator().manual_seed(seed)))
+    ratio = torch.full((51_200,), 0.5 + value)
+    assert (
+        compared(
+            _policy_loss,
+            _policy_loss_in_blocks,
+            {"advantage": torch.full((51_200,), value), "ratio": ratio},
+            monkeypatch,
+        )[0]
+        == ""
+    )
+
+
+def test_a_loss_of_ordinary_values_is_judged_as_strictly_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = {name: torch.randn(51_200, generator=generator) for name in ("advantage", "ratio")}
+
+    def wrong(advantage: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
+        return _policy_loss_in_blocks(advantage, ratio) * 1.01
+
+    assert compared(_policy_loss, _policy_loss_in_blocks, inputs, monkeypatch)[0] == ""
+    assert compared(_policy_loss, wrong, inputs, monkeypatch)[0] != ""

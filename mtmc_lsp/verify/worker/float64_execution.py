@@ -25,6 +25,8 @@ AUTOCAST = frozenset(
     conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention""".split()
 )
 """Functions whose results have 16 bits under autocast."""
+SUMS = frozenset({"sum", "nansum", "mean", "nanmean", "var", "std", "norm", "vector_norm", "dot", "mv", "cumsum"})
+"""Functions that add many elements, so even a sum that the dtype can hold is rounded on the way."""
 
 
 class _Input(NamedTuple):
@@ -140,7 +142,8 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         operands = (*args, *kwargs.values())
         if not any(tensor.dtype == torch.float64 for tensor in _tensors([result])):
             return result
-        return self._finished(result, self._result_dtype(name, operands) if requested is None else requested, operands)
+        user_dtype = self._result_dtype(name, operands) if requested is None else requested
+        return self._finished(result, user_dtype, operands, is_sum=name.lstrip("_") in SUMS)
 
     # Casts -------------------------------------------------------------------------------------------------------
 
@@ -218,7 +221,7 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             result = result if other == result or other.itemsize == 1 else torch.promote_types(result, other)
         return result
 
-    def _finished(self, result: Any, user_dtype: torch.dtype, operands: Iterable[Any]) -> Any:
+    def _finished(self, result: Any, user_dtype: torch.dtype, operands: Iterable[Any], *, is_sum: bool) -> Any:
         """A result with its user dtype recorded, and stochastically rounded if requested."""
         operand_tensors = list(_tensors(operands))
         if not isinstance(result, torch.Tensor):
@@ -229,7 +232,8 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         if any(result is operand for operand in operand_tensors):
             return result
         if self._generators is not None and user_dtype != torch.float64 and not result._is_view():
-            result = self._rounded_stochastically(result, user_dtype)
+            summed = operand_tensors[0] if is_sum and operand_tensors else None
+            result = self._rounded_stochastically(result, user_dtype, summed)
         return self._with_user_dtype(result, user_dtype)
 
     def _with_user_dtype(self, result: torch.Tensor, user_dtype: torch.dtype) -> torch.Tensor:
@@ -237,19 +241,32 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             self._user_dtypes[result] = user_dtype
         return result
 
-    def _rounded_stochastically(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Each element that ``dtype`` cannot hold, as one of its two neighbours in ``dtype``."""
+    def _rounded_stochastically(
+        self, value: torch.Tensor, dtype: torch.dtype, summed: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Each element that ``dtype`` cannot hold, as one of its two neighbours in ``dtype``.
+
+        Sums (of ``summed``) that it can hold may get another neighbour too, unless all summands are whole numbers: the mean of
+        equal numbers is that number, but partial sums are rounded.
+        """
         assert self._generators is not None
         plain = value.detach()
         if plain.device not in self._generators:
             self._generators[plain.device] = torch.Generator(plain.device).manual_seed(self._seed)
         shape = (1,) * plain.dim() if self._shares_draw else plain.shape
         draw = torch.rand(shape, generator=self._generators[plain.device], device=plain.device, dtype=plain.dtype)
-        factor = draw.sub_(0.5).mul_(torch.finfo(dtype).eps).add_(1.0)
+        is_exact, epsilon = plain.to(dtype) == plain, torch.finfo(dtype).eps
+        width: float | torch.Tensor = epsilon
+        if summed is not None and summed.numel() > plain.numel():
+            has_fractions = (summed.detach() != summed.detach().round()).any()
+            is_exact &= ~has_fractions
+            # Far enough to reach the next number.
+            width = torch.where(has_fractions, 3.0 * epsilon, epsilon)
+        factor = draw.sub_(0.5).mul_(width).add_(1.0)
         # In place, because tensors may have gigabytes.
         rounded = factor * plain if self._shares_draw else factor.mul_(plain)
         rounded.copy_(rounded.to(dtype))
-        rounded = torch.where((plain.to(dtype) == plain) | ~torch.isfinite(rounded), plain, rounded)
+        rounded = torch.where(is_exact | ~torch.isfinite(rounded), plain, rounded)
         if value.requires_grad:
             return value + torch.where(torch.isfinite(plain), rounded - plain, 0.0)
         # Code that follows may depend on the strides, as in `torch.empty_strided(...).as_strided(...)`.
