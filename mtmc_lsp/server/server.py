@@ -35,9 +35,11 @@ from mtmc_lsp.server.text import ERRORS, Text
 from mtmc_lsp.server.trust import Trust
 from mtmc_lsp.server.warm_workers import WarmWorkers
 from mtmc_lsp.source.blocks import BEGIN, END
+from mtmc_lsp.source.chunks import Chunk
 from mtmc_lsp.source.dependencies import Definitions, read_definitions
-from mtmc_lsp.source.lint import Context, Finding, check, context_of
+from mtmc_lsp.source.lint import Context, Finding, check, context_of, is_checked
 from mtmc_lsp.source.outline import Outline, Outliner
+from mtmc_lsp.source.syntax import MAX_DEPTH
 
 log = logging.getLogger(__name__)
 CONFIGURATION_SECONDS = 2.0
@@ -45,6 +47,10 @@ FOLDER_SECONDS = 30.0
 """Timeout for the settings of a folder: the editor may first have to find the folder's interpreter."""
 RUN_JOBS = ("optimize", "resume", "undo", "another")
 """Kinds of jobs that produce steps."""
+MAX_ANALYSED_BYTES = 400_000
+"""Maximum size of a file that is analysed; it takes about a second. The longest file of PyTorch's layers has 250 kB."""
+MAX_CHECKED_BYTES = 150_000
+"""Total size of the statements of a file that the static checks read: kernels, launchers and ``forward`` methods."""
 REFRESH_SECONDS = 0.05
 """Delay that combines several changes of runs into one refresh request."""
 INCREMENTAL_JOBS = ("optimize", "resume")
@@ -77,11 +83,20 @@ class Document:
     @property
     def outline(self) -> Outline:
         """The outline of the current text."""
-        if self._outline is None or self._outline.text is not self.text.data:
+        source = self.text.source
+        if self._outline is None or self._outline.text is not source:
             change = self.text.take_change()
-            updated = self._outliner.edited(self.text.data, change) if change is not None else None
-            self._outline = updated or self._outliner.outline(self.text.data, self.text.root)
+            if self.is_too_long:
+                self._outline = self._outliner.empty(source)
+                return self._outline
+            updated = self._outliner.edited(source, change) if change is not None else None
+            self._outline = updated or self._outliner.outline(source, self.text.root)
         return self._outline
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether the file is longer than what is analysed."""
+        return len(self.text.data) > MAX_ANALYSED_BYTES
 
     @property
     def uses_tensors(self) -> bool:
@@ -91,12 +106,25 @@ class Document:
         packages = {path.split(".")[0] for path in self.outline.names.imports.values()}
         return bool(packages & {"torch", "triton", "jaxtyping"}) or b"# mtmc:" in self.text.data
 
+    @property
+    def not_analysed(self) -> list[tuple[int, int, str]]:
+        """Byte ranges that are beyond what is analysed, with the reason."""
+        if self.is_too_long:
+            sizes = f"{len(self.text.data) / 1e3:.0f} kB, and mtmc analyses files of up to {MAX_ANALYSED_BYTES / 1e3:.0f} kB"
+            return [(0, 0, f"this file has {sizes}; move the functions to optimise to a shorter file")]
+        reason = f"this statement is not analysed, because it is nested more than {MAX_DEPTH} levels deep; split it"
+        notes = [(chunk.start, chunk.start + len(chunk.text), reason) for chunk in self.outline.too_deep]
+        for chunk in self._checked_chunks[1][:1]:
+            reason = f"the static checks end here, after {MAX_CHECKED_BYTES / 1e3:.0f} kB of kernels; split this file"
+            notes.append((chunk.start, chunk.start + len(chunk.text), reason))
+        return notes
+
     def settle(self) -> bool:
         """Outline the whole file again if the incremental outline is uncertain. Returns whether the chunks changed."""
         before = self.outline
-        if self._outliner.is_certain or self.text.root.has_error:
+        if self.is_too_long or self._outliner.is_certain or self.text.root.has_error:
             return False
-        self._outline = self._outliner.outline(self.text.data, self.text.root)
+        self._outline = self._outliner.outline(self.text.source, self.text.root)
         return self._outline.chunks != before.chunks
 
     def block_at(self, line: int) -> str | None:
@@ -113,20 +141,26 @@ class Document:
     @property
     def findings(self) -> list[tuple[int, Finding]]:
         """Findings of the static checks, each with its base offset: the start of its chunk, or 0 for findings on save."""
-        outline = self.outline
-        context = context_of(outline)
+        context, (checked, _) = context_of(self.outline), self._checked_chunks
         if context != self._context:
             self._context, self._findings_by_chunk = context, {}
         cached, self._findings_by_chunk = self._findings_by_chunk, {}
-        for chunk in outline.chunks:
+        for chunk in checked:
             self._findings_by_chunk[chunk.text] = (
                 cached[chunk.text] if chunk.text in cached else check(chunk.text, context)
             )
-        chunk_findings = [
-            (chunk.start, finding) for chunk in outline.chunks for finding in self._findings_by_chunk[chunk.text]
-        ]
+        chunk_findings = [(chunk.start, finding) for chunk in checked for finding in self._findings_by_chunk[chunk.text]]
         saved_text, save_findings = self.on_save
         return chunk_findings + [(0, finding) for finding in save_findings if saved_text is self.text.data]
+
+    @property
+    def _checked_chunks(self) -> tuple[list[Chunk], list[Chunk]]:
+        """The statements that the static checks read, and those that they would read in a shorter file."""
+        context, too_deep = context_of(self.outline), {chunk.start for chunk in self.outline.too_deep}
+        candidates = [c for c in self.outline.chunks if c.start not in too_deep and is_checked(c.text, context)]
+        ends = itertools.accumulate(len(chunk.text) for chunk in candidates)
+        number = sum(end <= MAX_CHECKED_BYTES for end in ends)
+        return candidates[:number], candidates[number:]
 
 
 class Server(LanguageServer):

@@ -13,7 +13,7 @@ from lsprotocol import types as lsp
 from tree_sitter import Node, Tree
 
 from mtmc_lsp.source.chunks import Change
-from mtmc_lsp.source.syntax import parse_tree
+from mtmc_lsp.source.syntax import parsable, parse_tree, with_line_feeds
 
 NEWLINE = re.compile(rb"\r\n|\n|\r")
 # Clients may send unpaired surrogates; they must be preserved.
@@ -30,6 +30,10 @@ class Text:
         self._starts: list[int] | None = None
         self._tree: Tree | None = None
         self._is_parsed = False
+        self._is_exact = True
+        """Whether the tree is that of the text itself, so that it can be updated."""
+        self._source: tuple[bytes, bytes] | None = None
+        """The text and the result of ``source``."""
         self._changes: list[Change] | None = None
         """Changes since the last ``take_change``; None after the whole text was replaced."""
 
@@ -56,7 +60,9 @@ class Text:
         self._is_parsed = False
         if self._changes is not None:
             self._changes.append(Change(start, end, start + len(new)))
-        if self._tree is not None:
+        if not self._is_exact:
+            self._tree = None
+        elif self._tree is not None:
             self._tree.edit(start, end, start + len(new), start_point, old_end_point, self._point(start + len(new)))
 
     def take_change(self) -> Change | None:
@@ -65,10 +71,19 @@ class Text:
         return reduce(Change.followed_by, changes) if changes else None
 
     @property
+    def source(self) -> bytes:
+        """The text as Python reads it: with line feeds in place of single carriage returns, at the same offsets."""
+        if self._source is None or self._source[0] is not self.data:
+            self._source = (self.data, with_line_feeds(self.data))
+        return self._source[1]
+
+    @property
     def root(self) -> Node:
         """The root of the syntax tree, reparsed incrementally."""
         if self._tree is None or not self._is_parsed:
-            self._tree = parse_tree(self.data, self._tree)
+            text = parsable(self.data)
+            self._is_exact = text is self.data
+            self._tree = parse_tree(text, self._tree if self._is_exact else None)
             self._is_parsed = True
         return self._tree.root_node
 

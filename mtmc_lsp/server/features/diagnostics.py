@@ -23,6 +23,7 @@ SEVERITIES = {
     Severity.WARNING: lsp.DiagnosticSeverity.Warning,
     Severity.HINT: lsp.DiagnosticSeverity.Hint,
 }
+NOT_ANALYSED = "not-analysed"
 PUSH_SECONDS = 0.01
 """Minimum time between two pushes: the first edit of a burst is checked immediately, the others together."""
 SETTLE_SECONDS = 0.5
@@ -116,7 +117,20 @@ def diagnostics_of(ls: Server, document: Document) -> list[lsp.Diagnostic]:
     diagnostics += [
         diagnostic_of(document, start, item) for start, item in document.findings if item.code not in ignored
     ]
-    return diagnostics
+    return diagnostics + [_not_analysed(document, start, end, reason) for start, end, reason in document.not_analysed]
+
+
+def _not_analysed(document: Document, start: int, end: int, reason: str) -> lsp.Diagnostic:
+    first, last = document.text.position(start), document.text.position(end)
+    return lsp.Diagnostic(
+        # Only the first line: editors would underline thousands of them.
+        range=document.text.line_range(first.line) if first.line != last.line else lsp.Range(first, last),
+        message=f"{reason[0].upper()}{reason[1:]}.",
+        severity=lsp.DiagnosticSeverity.Information,
+        code=NOT_ANALYSED,
+        code_description=documentation_link(NOT_ANALYSED),
+        source=SOURCE,
+    )
 
 
 def diagnostic_of(document: Document, start: int, finding: Finding) -> lsp.Diagnostic:
