@@ -149,7 +149,9 @@ class Document:
             self._findings_by_chunk[chunk.text] = (
                 cached[chunk.text] if chunk.text in cached else check(chunk.text, context)
             )
-        chunk_findings = [(chunk.start, finding) for chunk in checked for finding in self._findings_by_chunk[chunk.text]]
+        chunk_findings = [
+            (chunk.start, finding) for chunk in checked for finding in self._findings_by_chunk[chunk.text]
+        ]
         saved_text, save_findings = self.on_save
         return chunk_findings + [(0, finding) for finding in save_findings if saved_text is self.text.data]
 

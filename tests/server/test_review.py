@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 from pathlib import Path
@@ -245,6 +246,28 @@ async def test_after_a_restart_steps_are_pending_and_the_run_can_be_resumed(tmp_
         await ide.until(lambda: "step 2: action 2: verifying" in ide.stages(job))
         await ide.command("cancel")
         assert ide.texts[uri] == kept
+
+
+async def test_a_stopped_run_goes_on_after_edits_elsewhere_in_the_file(tmp_path: Path) -> None:
+    text = MODEL.replace("better wrong better better", "better sleep")
+    async with editor(tmp_path) as ide:
+        uri = ide.open(text)
+        job = (await ide.command("optimize", uri, "f"))["job"]
+        await ide.until(lambda: "step 2: action 2: verifying" in ide.stages(job))
+        await ide.command("cancel")
+        await ide.finished(job)
+        above, below = "# a comment\nNUMBER = 1\n", "\n\ndef other(y):\n    return NUMBER * y\n"
+        ide.set(uri, f"{above}{text.replace('better sleep', 'better better')}{below}")
+        edited = ide.texts[uri]
+        while "Resume the run" not in await ide.lenses(uri):
+            await asyncio.sleep(0.02)
+        job = (await ide.command("resume", uri, "f"))["job"]
+        assert "improved" in await ide.finished(job)
+        assert await ide.command("keepAll", uri, "f") is True
+        assert "# action 1" in ide.texts[uri]
+        assert "# action 2" in ide.texts[uri]
+        assert await ide.command("undoAll", uri, "f") is True
+        assert ide.texts[uri] == edited
 
 
 async def test_commands_after_a_restart_wait_until_stored_runs_are_loaded(tmp_path: Path) -> None:
