@@ -92,8 +92,8 @@ def steps_to_resume(store: Store, record: RunRecord, target: OpenTarget, capture
     remedy = "Start a new run without --resume."
     recorded = next((step.candidate.dependencies for step in steps if step.candidate is not None), None)
     if recorded is not None:
-        before, now = ({replace(item, line=0) for item in items} for items in (recorded, capture.graph.dependencies))
-        changed = sorted({item.name for item in before ^ now})
+        old, new = ({replace(item, line=0) for item in items} for items in (recorded, capture.graph.dependencies))
+        changed = sorted({item.name for item in old ^ new})
         if changed:
             message = f"{', '.join(changed)} changed since run {record.id} began"
             raise FileChanged(message, where=where, remedy=remedy)

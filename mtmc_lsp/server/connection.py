@@ -7,16 +7,20 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 
-from pygls.io_ import StdoutWriter, run_async
+from pygls.io_ import StdoutWriter
 
 from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.server.handshake import Greeting
+from mtmc_lsp.server.messages import MAX_HEADER_BYTES, MessageReader
 from mtmc_lsp.server.server import Server
 
-MAX_HEADER_LINE = 1 << 16
-"""Maximum length of a header line in bytes; message bodies are not read by lines."""
+END_SECONDS = 5.0
+"""Time for the server to end after its client, before it is ended by force."""
+WATCH_SECONDS = 2.0
+"""Interval for checking that the client's process exists."""
 CHUNK = 1 << 16
 
 
@@ -30,12 +34,43 @@ def serve_stdio(server: Server, greeting: Greeting) -> None:
 
 
 async def _converse_on_stdio(server: Server, greeting: Greeting) -> None:
-    reader = asyncio.StreamReader(MAX_HEADER_LINE)
+    reader = asyncio.StreamReader(MAX_HEADER_BYTES)
     reader.feed_data(greeting.data)
     arguments = (0, reader, asyncio.get_running_loop())
     # A daemon thread: it may still block in read() when this process ends.
     threading.Thread(target=_feed, args=arguments, daemon=True).start()
+    server.client_watcher = lambda process: _watch(process, reader, asyncio.get_running_loop())
     await _converse(server, reader)
+
+
+def _watch(process: int, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
+    """End the server once the client's process is gone: another process may hold the other end of standard input open."""
+
+    def watch() -> None:
+        while _exists(process):
+            time.sleep(WATCH_SECONDS)
+        _end(reader, loop)
+
+    if _exists(process):
+        threading.Thread(target=watch, daemon=True).start()
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        pass
+    return True
+
+
+def _end(reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
+    """Tell the event loop that the client is gone. If the loop does not react in time, end the process."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(reader.feed_eof)
+    time.sleep(END_SECONDS)
+    os._exit(1)
 
 
 def _feed(source: int, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
@@ -44,8 +79,7 @@ def _feed(source: int, reader: asyncio.StreamReader, loop: asyncio.AbstractEvent
     with contextlib.suppress(OSError, RuntimeError):
         while data := os.read(source, CHUNK):
             loop.call_soon_threadsafe(reader.feed_data, data)
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(reader.feed_eof)
+    _end(reader, loop)
 
 
 def serve_tcp(host: str, port: int, make_server: Callable[[], Server]) -> None:
@@ -73,7 +107,7 @@ async def _listen(host: str, port: int, make_server: Callable[[], Server]) -> No
         finally:
             writer.close()
 
-    listening = await asyncio.start_server(converse, host, port, limit=1 << 26)
+    listening = await asyncio.start_server(converse, host, port, limit=MAX_HEADER_BYTES)
     address = listening.sockets[0].getsockname()
     print(f"mtmc-lsp listens on {address[0]}:{address[1]}", file=sys.stderr, flush=True)
     async with listening:
@@ -82,15 +116,10 @@ async def _listen(host: str, port: int, make_server: Callable[[], Server]) -> No
 
 async def _converse(server: Server, reader: asyncio.StreamReader) -> None:
     """Process messages until the connection closes; then stop the client's jobs."""
+    messages = MessageReader(reader)
     try:
-        await run_async(
-            reader=reader,
-            stop_event=threading.Event(),
-            protocol=server.protocol,
-            error_handler=server.report_server_error,
-        )
-    except (asyncio.IncompleteReadError, ConnectionError):
-        pass
+        while (body := await messages.next_body()) is not None:
+            server.protocol.receive(body)
     finally:
         await server.close()
         server.shutdown()  # type: ignore[no-untyped-call]

@@ -203,6 +203,8 @@ class Server(LanguageServer):
         """URIs of documents whose diagnostics are about to be pushed."""
         self.verdicts: dict[tuple[str, str], tuple[bytes, Verdict]] = {}
         """Last verification of each target (path, name): the verified text and the verdict."""
+        self.client_watcher: Callable[[int], None] = lambda process: None
+        """Ends the server when the client's process, given by its id, is gone."""
         self.is_alone = True
         """Whether the process serves only this client and exits with it."""
         self.refresh_listeners: list[Callable[[set[str]], None]] = []

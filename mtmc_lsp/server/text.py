@@ -18,6 +18,8 @@ from mtmc_lsp.source.syntax import parsable, parse_tree, with_line_feeds
 NEWLINE = re.compile(rb"\r\n|\n|\r")
 # Clients may send unpaired surrogates; they must be preserved.
 ERRORS = "surrogatepass"
+CONTINUATION = 0x80
+"""The first two bits of the bytes of a UTF-8 character after its first byte."""
 
 
 class Text:
@@ -50,9 +52,8 @@ class Text:
         self._changes = None
 
     def replace(self, range_: lsp.Range, text: str) -> None:
-        """Replace a range."""
-        start = self.offset(range_.start)
-        end = max(start, self.offset(range_.end))
+        """Replace a range. A range whose end is before its start is turned around, as editors do."""
+        start, end = sorted((self.offset(range_.start), self.offset(range_.end)))
         new = text.encode("utf-8", ERRORS)
         start_point, old_end_point = self._point(start), self._point(end)
         self.data = self.data[:start] + new + self.data[end:]
@@ -130,19 +131,25 @@ class Text:
         return self.data[starts[number] : end].rstrip(b"\r\n")
 
     def offset(self, position: lsp.Position) -> int:
-        """Byte offset of a position, clamped to the end of its line and of the text."""
+        """Byte offset of a position, clamped to the end of its line and of the text.
+
+        A position inside a character is that of the character: no edit may split the bytes of one.
+        """
         starts = self._lines()
         if position.line >= len(starts):
             return len(self.data)
         line = self.line(position.line)
         start = starts[position.line]
         if line.isascii() or self._encoding == "utf-8":
-            return start + min(position.character, len(line))
+            column = min(position.character, len(line))
+            while column < len(line) and line[column] & 0xC0 == CONTINUATION:
+                column -= 1
+            return start + column
         units = 0
         for index, character in enumerate(text := line.decode("utf-8", ERRORS)):
-            if units >= position.character:
-                return start + len(text[:index].encode("utf-8", ERRORS))
             units += 2 if self._encoding == "utf-16" and ord(character) > 0xFFFF else 1
+            if units > position.character:
+                return start + len(text[:index].encode("utf-8", ERRORS))
         return start + len(line)
 
     def position(self, offset: int) -> lsp.Position:

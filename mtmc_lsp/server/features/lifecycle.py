@@ -39,6 +39,8 @@ def initialize(ls: Server, params: lsp.InitializeParams) -> None:
     """Store the client's options."""
     ls.options = read_options(params.initialization_options)
     ls.trust = Trust(whole_workspace=ls.options.trusted)
+    if params.process_id is not None:
+        ls.client_watcher(params.process_id)
 
 
 async def initialized(ls: Server, params: lsp.InitializedParams) -> None:
