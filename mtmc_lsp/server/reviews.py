@@ -6,7 +6,6 @@ after checking out another branch, and after a restart.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.core.dependencies import Dependency
-from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Environment
@@ -25,6 +23,8 @@ from mtmc_lsp.source.dependencies import Definitions, Finder, changes, definitio
 from mtmc_lsp.source.outline import Outline, OutlineEntry
 from mtmc_lsp.source.target_text import target_source
 
+STORE_SECONDS = 5.0
+"""How long the server waits for a store that another process has locked, and for one query."""
 MAX_CHANGES = 3
 """Maximum number of changed dependencies in a message."""
 
@@ -241,29 +241,29 @@ def make_review(
 
 
 def stored_reviews(path: str, folder: Path) -> list[Review]:
-    """The newest run of each target of a file, from the store in ``folder``; empty if the store cannot be read."""
+    """The newest run of each target of a file, from the store in ``folder``.
+
+    Raises:
+        MtmcError: the store cannot be read.
+    """
     reviews: list[Review] = []
-    try:
-        with Store(folder) as store:
-            newest: dict[str, RunRecord] = {}
-            for record in store.runs():
-                if record.path == path:
-                    newest.setdefault(record.qualname, record)
-            for record in newest.values():
-                result = store.result(record.id)
-                steps = result.steps if result is not None else store.steps(record.id)
-                reviews.append(
-                    make_review(
-                        record.id,
-                        path,
-                        record.qualname,
-                        record.started,
-                        steps,
-                        result=result,
-                        environment=record.environment,
-                    )
+    with Store(folder, wait_seconds=STORE_SECONDS) as store:
+        newest: dict[str, RunRecord] = {}
+        for record in store.runs():
+            if record.path == path:
+                newest.setdefault(record.qualname, record)
+        for record in newest.values():
+            result = store.result(record.id)
+            steps = result.steps if result is not None else store.steps(record.id)
+            reviews.append(
+                make_review(
+                    record.id,
+                    path,
+                    record.qualname,
+                    record.started,
+                    steps,
+                    result=result,
+                    environment=record.environment,
                 )
-    except (MtmcError, TypeError, ValueError, json.JSONDecodeError):
-        # A store of another version: ignore it here; the next run reports the error.
-        return []
+            )
     return reviews

@@ -19,6 +19,7 @@ from pygls.uris import to_fs_path
 
 from mtmc_lsp import __version__
 from mtmc_lsp.capture.module_paths import project_root
+from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunResult, Step
@@ -209,6 +210,7 @@ class Server(LanguageServer):
         """Whether the process serves only this client and exits with it."""
         self.refresh_listeners: list[Callable[[set[str]], None]] = []
         """Called with the URIs of documents whose runs changed."""
+        self._last_error = ""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stale: set[str] = set()
         """URIs of documents whose runs changed since the last refresh."""
@@ -228,6 +230,12 @@ class Server(LanguageServer):
         self.documents.clear()
         for closer in self.close_listeners:
             closer(self)
+
+    def show_error(self, error: MtmcError) -> None:
+        """Show an error to the user, unless it was the last one."""
+        if str(error) != self._last_error:
+            self._last_error = str(error)
+            self.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Error, str(error)))
 
     # Documents ---------------------------------------------------------------------------------------------------
 
@@ -303,6 +311,8 @@ class Server(LanguageServer):
             done = self._loading[document.path] = asyncio.Event()
             try:
                 self.reviews.put_all(await asyncio.to_thread(self._stored, document.path))
+            except MtmcError as error:
+                self.show_error(error)
             finally:
                 done.set()
             self.refresh(document.uri)
@@ -346,9 +356,12 @@ class Server(LanguageServer):
             self.background(self._reload(job))
 
     async def _reload(self, job: Job) -> None:
-        for review in await asyncio.to_thread(self._stored, job.path):
-            if review.qualname == job.target:
-                self.reviews.put(review)
+        try:
+            for review in await asyncio.to_thread(self._stored, job.path):
+                if review.qualname == job.target:
+                    self.reviews.put(review)
+        except MtmcError as error:
+            self.show_error(error)
         self.refresh(job.uri)
 
     def _stored(self, path: str) -> list[Review]:

@@ -12,7 +12,7 @@ from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.search.store import Store
 from mtmc_lsp.search.stored_run import StoredRun, stored_run
 from mtmc_lsp.server.features.lenses import outcome
-from mtmc_lsp.server.reviews import ReviewState
+from mtmc_lsp.server.reviews import STORE_SECONDS, ReviewState
 from mtmc_lsp.server.server import Document, Server
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ def _stored(ls: Server, document: Document, run: str) -> StoredRun | None:
     if folder is None:
         return None
     try:
-        with Store(folder) as store:
+        with Store(folder, wait_seconds=STORE_SECONDS) as store:
             return stored_run(store, run)
-    except (MtmcError, TypeError, ValueError):
-        # An active run is not stored under its name yet, or the store has another version.
+    except MtmcError:
+        # An active run is not stored under its name yet. A store that cannot be read was reported when the file was opened.
         return None
 
 
@@ -93,7 +93,7 @@ def _older_runs(ls: Server, document: Document) -> list[dict[str, Any]]:
     if folder is None:
         return []
     try:
-        with Store(folder) as store:
+        with Store(folder, wait_seconds=STORE_SECONDS) as store:
             newest_targets: set[str] = set()
             older_records = []
             for record in store.runs():
@@ -102,7 +102,7 @@ def _older_runs(ls: Server, document: Document) -> list[dict[str, Any]]:
                 elif record.path == document.path:
                     newest_targets.add(record.qualname)
             return [_run_json(document, stored_run(store, record.id)) for record in older_records[:MAX_RUNS]]
-    except (MtmcError, TypeError, ValueError):
+    except MtmcError:
         return []
 
 
