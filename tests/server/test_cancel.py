@@ -84,11 +84,16 @@ def _below(process: int) -> Iterator[int]:
 
 
 def _is_warm_fork_server(process: int, server: int) -> bool:
-    """Whether a process is the fork server that the language server prepares for all runs."""
+    """Whether a process is the fork server that the language server prepares for all runs, or its supervisor."""
     with contextlib.suppress(OSError):
-        parent = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
-        return parent == server and b"--fork-server" in Path(f"/proc/{process}/cmdline").read_bytes()
+        parent = _parent(process)
+        is_near = parent == server or _parent(parent) == server
+        return is_near and b"--fork-server" in Path(f"/proc/{process}/cmdline").read_bytes()
     return False
+
+
+def _parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
 def _is_alive(process: int) -> bool:
