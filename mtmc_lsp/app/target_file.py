@@ -105,7 +105,7 @@ def open_target(request: Request, text: bytes | None = None) -> OpenTarget:
     """Find the target in its file, or in ``text`` if an editor holds the file unsaved.
 
     Raises:
-        RequestError: the file is not UTF-8, or does not contain the target.
+        RequestError: the file is not UTF-8, has line endings of carriage returns alone, or does not contain the target.
     """
     text = request.path.read_bytes() if text is None else text
     try:
@@ -115,6 +115,13 @@ def open_target(request: Request, text: bytes | None = None) -> OpenTarget:
         raise RequestError(
             "is not UTF-8", where=Location(str(request.path), line), remedy="Save it as UTF-8."
         ) from None
+    if b"\r" in text and b"\n" not in text:
+        # Python reads such a file, but generated code could not be inserted without changing all of its lines.
+        raise RequestError(
+            "its lines end in carriage returns alone",
+            where=Location(str(request.path)),
+            remedy="Save the file with the line endings LF or CRLF.",
+        )
     return OpenTarget(request, text, find_target(text, str(request.path), request.name))
 
 

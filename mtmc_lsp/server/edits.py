@@ -11,7 +11,8 @@ from lsprotocol import types as lsp
 from mtmc_lsp.server.text import ERRORS, Text
 
 if TYPE_CHECKING:
-    from mtmc_lsp.server.server import Document, Server
+    from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document
 
 ANNOTATION = "mtmc"
 

@@ -119,7 +119,7 @@ class Protocol(LanguageServerProtocol):
     @lsp_method(lsp.TEXT_DOCUMENT_DID_OPEN)
     def lsp_text_document__did_open(self, params: lsp.DidOpenTextDocumentParams) -> Generator[Any, Any, None]:
         """Store an opened document."""
-        from mtmc_lsp.server.server import Document
+        from mtmc_lsp.server.text import Document
 
         item = params.text_document
         text = Text(item.text, str(self.workspace.position_encoding or "utf-16"))

@@ -14,7 +14,8 @@ from mtmc_lsp.docs import page
 from mtmc_lsp.report.phrases import speedup_text
 from mtmc_lsp.server.handshake import SOURCE
 from mtmc_lsp.server.reviews import ReviewState
-from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document
 from mtmc_lsp.source.blocks import find_block
 from mtmc_lsp.source.lint.finding import Finding, Severity
 

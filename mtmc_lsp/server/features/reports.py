@@ -13,7 +13,8 @@ from mtmc_lsp.search.store import Store
 from mtmc_lsp.search.stored_run import StoredRun, stored_run
 from mtmc_lsp.server.features.lenses import outcome
 from mtmc_lsp.server.reviews import STORE_SECONDS, ReviewState
-from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document
 
 if TYPE_CHECKING:
     from mtmc_lsp.report.page import Page

@@ -22,7 +22,8 @@ from mtmc_lsp.server.handshake import DIFF_SCHEME
 from mtmc_lsp.server.jobs import JobState
 from mtmc_lsp.server.protocol import shows_content
 from mtmc_lsp.server.reviews import ReviewState
-from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document
 from mtmc_lsp.source.blocks import BEGIN, END
 from mtmc_lsp.source.compose import compose, strip_generated
 from mtmc_lsp.source.targets import find_target

@@ -7,7 +7,8 @@ import re
 from lsprotocol import types as lsp
 
 from mtmc_lsp.core.workload import TargetKind
-from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document
 from mtmc_lsp.source.blocks import BEGIN, END
 from mtmc_lsp.source.outline import OutlineEntry
 
