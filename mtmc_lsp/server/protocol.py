@@ -11,7 +11,7 @@ from pygls.exceptions import JsonRpcException, JsonRpcInvalidRequest, JsonRpcPar
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
 from mtmc_lsp.server.handshake import DIFF_SCHEME, Greeting
-from mtmc_lsp.server.text import Text
+from mtmc_lsp.server.text import Document, Text
 
 if TYPE_CHECKING:
     from mtmc_lsp.server.server import Server
@@ -119,8 +119,6 @@ class Protocol(LanguageServerProtocol):
     @lsp_method(lsp.TEXT_DOCUMENT_DID_OPEN)
     def lsp_text_document__did_open(self, params: lsp.DidOpenTextDocumentParams) -> Generator[Any, Any, None]:
         """Store an opened document."""
-        from mtmc_lsp.server.text import Document
-
         item = params.text_document
         text = Text(item.text, str(self.workspace.position_encoding or "utf-16"))
         self._server.documents[item.uri] = Document(item.uri, item.language_id, item.version, text)
