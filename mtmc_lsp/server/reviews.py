@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.core.dependencies import Dependency
@@ -23,8 +22,6 @@ from mtmc_lsp.source.dependencies import Definitions, Finder, changes, definitio
 from mtmc_lsp.source.outline import Outline, OutlineEntry
 from mtmc_lsp.source.target_text import target_source
 
-STORE_SECONDS = 5.0
-"""How long the server waits for a store that another process has locked, and for one query."""
 MAX_CHANGES = 3
 """Maximum number of changed dependencies in a message."""
 
@@ -240,30 +237,25 @@ def make_review(
     return Review(run, path, qualname, status, environment, started, tuple(steps), result, measured_text)
 
 
-def stored_reviews(path: str, folder: Path) -> list[Review]:
-    """The newest run of each target of a file, from the store in ``folder``.
-
-    Raises:
-        MtmcError: the store cannot be read.
-    """
+def stored_reviews(path: str, store: Store) -> list[Review]:
+    """The newest run of each target of a file."""
     reviews: list[Review] = []
-    with Store(folder, wait_seconds=STORE_SECONDS) as store:
-        newest: dict[str, RunRecord] = {}
-        for record in store.runs():
-            if record.path == path:
-                newest.setdefault(record.qualname, record)
-        for record in newest.values():
-            result = store.result(record.id)
-            steps = result.steps if result is not None else store.steps(record.id)
-            reviews.append(
-                make_review(
-                    record.id,
-                    path,
-                    record.qualname,
-                    record.started,
-                    steps,
-                    result=result,
-                    environment=record.environment,
-                )
+    newest: dict[str, RunRecord] = {}
+    for record in store.runs():
+        if record.path == path:
+            newest.setdefault(record.qualname, record)
+    for record in newest.values():
+        result = store.result(record.id)
+        steps = result.steps if result is not None else store.steps(record.id)
+        reviews.append(
+            make_review(
+                record.id,
+                path,
+                record.qualname,
+                record.started,
+                steps,
+                result=result,
+                environment=record.environment,
             )
+        )
     return reviews

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcInvalidParams, JsonRpcMethodNotFound
@@ -18,12 +18,12 @@ from pygls.lsp.server import LanguageServer
 
 from mtmc_lsp import __version__
 from mtmc_lsp.capture.module_paths import project_root
-from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.core.errors import MtmcError, RequestError
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunResult, Step
 from mtmc_lsp.process.project_files import FOLDER
-from mtmc_lsp.search.store import STORE
+from mtmc_lsp.search.store import STORE, Store
 from mtmc_lsp.server.handshake import NAME
 from mtmc_lsp.server.jobs import Job, Jobs, JobState
 from mtmc_lsp.server.model_consent import ModelConsent
@@ -36,12 +36,15 @@ from mtmc_lsp.server.trust import Trust
 from mtmc_lsp.server.warm_workers import WarmWorkers
 from mtmc_lsp.source.dependencies import Definitions, read_definitions
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 CONFIGURATION_SECONDS = 2.0
 FOLDER_SECONDS = 30.0
 """Timeout for the settings of a folder: the editor may first have to find the folder's interpreter."""
 RUN_JOBS = ("optimize", "resume", "undo", "another")
 """Kinds of jobs that produce steps."""
+STORE_SECONDS = 5.0
+"""How long the server waits for a store that another process has locked, and for one query."""
 REFRESH_SECONDS = 0.05
 """Delay that combines several changes of runs into one refresh request."""
 INCREMENTAL_JOBS = ("optimize", "resume")
@@ -93,6 +96,7 @@ class Server(LanguageServer):
         self.refresh_listeners: list[Callable[[set[str]], None]] = []
         """Called with the URIs of documents whose runs changed."""
         self._last_error = ""
+        self._store_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stale: set[str] = set()
         """URIs of documents whose runs changed since the last refresh."""
@@ -192,9 +196,7 @@ class Server(LanguageServer):
         if document.is_python and document.path:
             done = self._loading[document.path] = asyncio.Event()
             try:
-                self.reviews.put_all(await asyncio.to_thread(self._stored, document.path))
-            except MtmcError as error:
-                self.show_error(error)
+                self.reviews.put_all(await self._stored(document.path))
             finally:
                 done.set()
             self.refresh(document.uri)
@@ -238,17 +240,33 @@ class Server(LanguageServer):
             self.background(self._reload(job))
 
     async def _reload(self, job: Job) -> None:
-        try:
-            for review in await asyncio.to_thread(self._stored, job.path):
-                if review.qualname == job.target:
-                    self.reviews.put(review)
-        except MtmcError as error:
-            self.show_error(error)
+        for review in await self._stored(job.path):
+            if review.qualname == job.target:
+                self.reviews.put(review)
         self.refresh(job.uri)
 
-    def _stored(self, path: str) -> list[Review]:
+    async def _stored(self, path: str) -> list[Review]:
+        return await self.read_store(path, lambda store: stored_reviews(path, store)) or []
+
+    async def read_store(self, path: str, read: Callable[[Store], T]) -> T | None:
+        """Read the store of a file's project in a thread. None if there is none, or if it cannot be read, which is reported."""
+        # One after the other: a damaged store is set aside only once.
+        async with self._store_lock:
+            try:
+                return await asyncio.to_thread(self._read_store, path, read)
+            except RequestError:
+                # An active run is not stored under its name yet.
+                return None
+            except MtmcError as error:
+                self.show_error(error)
+                return None
+
+    def _read_store(self, path: str, read: Callable[[Store], T]) -> T | None:
         folder = self.store_folder(path)
-        return stored_reviews(path, folder) if folder is not None else []
+        if folder is None:
+            return None
+        with Store(folder, wait_seconds=STORE_SECONDS) as store:
+            return read(store)
 
     def root_of(self, path: str) -> Path:
         """The project folder of a file, with links resolved. The file's code runs there, and the store is there."""
