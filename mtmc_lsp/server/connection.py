@@ -19,6 +19,8 @@ from mtmc_lsp.server.server import Server
 
 MAX_HEADER_BYTES = 1 << 16
 """Maximum length of a header line."""
+MAX_NAME_BYTES = 256
+"""How much of the start of a longer line is kept: more than the name of a header and a number have."""
 CONTENT_LENGTH = re.compile(rb"content-length[ \t]*:[ \t]*(\d{1,18})[ \t]*\r?\n\Z", re.IGNORECASE)
 """At the end of a line: after an invalid header, the body before it, which does not end with a line ending, is skipped."""
 END_SECONDS = 5.0
@@ -48,13 +50,15 @@ class MessageReader:
         return None
 
     async def _line(self) -> bytes | None:
-        """The next line, or the part of it that has been received if it is too long."""
-        try:
-            return await self._stream.readuntil(b"\n")
-        except asyncio.LimitOverrunError as error:
-            return await self._stream.readexactly(max(1, error.consumed))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
+        """The next line, or the end of it if it is too long."""
+        start = b""
+        while True:
+            try:
+                return start + await self._stream.readuntil(b"\n")
+            except asyncio.LimitOverrunError as error:
+                start = (start + await self._stream.readexactly(max(1, error.consumed)))[-MAX_NAME_BYTES:]
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return None
 
     async def _body(self, size: int) -> bytes | None:
         try:

@@ -56,7 +56,7 @@ def greet(requests: int, answers: int) -> Greeting:
     data, body = _first_message(requests)
     try:
         message = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Greeting(data)
     number, client_capabilities = _parse_initialize(message)
     if number is None:

@@ -26,6 +26,8 @@ class Protocol(LanguageServerProtocol):
 
     _is_initialized = False
     """Whether ``initialize`` was received."""
+    _is_shut_down = False
+    """Whether ``shutdown`` was received. pygls sets its own flag after jobs were stopped."""
 
     def receive(self, body: bytes) -> None:
         """Handle the body of one message. An invalid message is answered with an error."""
@@ -49,6 +51,7 @@ class Protocol(LanguageServerProtocol):
         error = self._order_error(message, method)
         if error is None:
             self._is_initialized |= method == lsp.INITIALIZE
+            self._is_shut_down |= method == lsp.SHUTDOWN
             super().handle_message(message)
         elif number is not None or method is None:
             self._refuse(number, error)
@@ -62,7 +65,7 @@ class Protocol(LanguageServerProtocol):
             return lsp.ResponseError(JsonRpcInvalidRequest.CODE, "the message is no JSON-RPC 2.0 object")
         if method is None or method == lsp.EXIT:
             return None
-        if self._shutdown:
+        if self._is_shut_down:
             return lsp.ResponseError(JsonRpcInvalidRequest.CODE, "the server has shut down")
         if method == lsp.INITIALIZE:
             text = "the server is already initialized"

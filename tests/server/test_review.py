@@ -347,3 +347,33 @@ async def test_code_that_could_not_be_removed_is_not_inserted(ide: Editor) -> No
     if ide.texts[uri] != broken:
         await ide.command("undoAll", uri, "f")
     assert ide.texts[uri] == broken
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (MODEL, "There is nothing to undo"),
+        (with_steps(1).replace(TAIL, ""), "`# mtmc: begin f` in line 16 has no matching line `# mtmc: end f`. Put"),
+        (
+            with_steps(1).replace("# mtmc: begin f\n", ""),
+            "`# mtmc: end f` in line 22 has no matching line `# mtmc: begin",
+        ),
+    ],
+)
+async def test_undo_all_says_why_it_removes_nothing(ide: Editor, text: str, words: str) -> None:
+    uri = ide.open(text)
+    ide.answers = ["Replace"]
+    assert await ide.command("undoAll", uri, "f") is False
+    assert words in ide.client.messages[-1].message
+    assert ide.texts[uri] == text
+
+
+async def test_an_undo_that_cannot_be_stored_says_so(tmp_path: Path) -> None:
+    async with editor(tmp_path) as ide:
+        uri = await pending(ide)
+        # Like a full disk, this keeps the result from being stored.
+        (tmp_path / ".mtmc" / "store.db").rename(tmp_path / ".mtmc" / "moved.db")
+        (tmp_path / ".mtmc" / "store.db").mkdir()
+        assert await ide.command("undo", uri, "f", step=4) is False
+        assert "is not a regular file" in ide.client.messages[-1].message
+        assert ide.texts[uri] == MODEL
