@@ -193,7 +193,7 @@ async def test_a_hostile_text_takes_no_longer_than_an_ordinary_one(tmp_path: Pat
 
 
 NOTES = {
-    "40 MB": (0, "This file has 40000 kB, and mtmc analyses files of up to 300 kB; move the functions"),
+    "40 MB": (0, "This file has 40000 kB, and mtmc analyses files of up to 500 kB; move the functions"),
     "deep brackets": (5, "This statement is not analysed, because it is nested more than 1000 levels deep; split it."),
     "kernels": (0, "The static checks end here, after 150 kB of kernels; split this file."),
 }
