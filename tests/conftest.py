@@ -38,7 +38,8 @@ SLOW_MODULES = frozenset(
     planning/test_costs planning/test_few_channels planning/test_im2win planning/test_long_graphs planning/test_networks
     planning/test_pooling planning/test_precisions planning/test_recurrence planning/test_sequences
     planning/test_side_by_side planning/test_split server/test_cancel server/test_fuzz server/test_hostile_folders
-    server/test_kill search/test_public_suite verify/test_choices verify/test_faults verify/test_pair_cheats verify/test_pairs verify/test_timer_commands
+    server/test_hostile_workspaces
+    search/test_public_suite verify/test_choices verify/test_faults verify/test_pair_cheats verify/test_pairs verify/test_timer_commands
     """.split()
 )
 """Modules that take more than 12 s each and that other fast tests cover in part. They get the mark ``slow``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import stat
@@ -54,6 +55,62 @@ def project(folder: Path, kind: str) -> Path:
     else:
         os.mkfifo(own / pipes[kind])
     return elsewhere
+
+
+DAMAGED_STORES = (
+    "garbage",
+    "empty-header",
+    "other-tables",
+    "endless-view",
+    "endless-trigger",
+    "other-columns",
+    "deep-json",
+    "no-json",
+    "other-json",
+    "binary-document",
+    "other-status",
+)
+"""Files in the place of a store whose content cannot be one."""
+ENDLESS = "with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n"
+ENVIRONMENT = {"python": "3.11", "torch": "2.11", "triton": "3.6", "gpu": "", "driver": ""}
+
+
+def damage_store(folder: Path, kind: str, path: str) -> None:
+    """Put a damaged store into a ``.mtmc``; the row that it contains, if any, is a run of the file ``path``."""
+    from mtmc_lsp.search.store import Store
+
+    folder.mkdir(exist_ok=True)
+    file = folder / "store.db"
+    if kind == "garbage":
+        file.write_bytes(b"this is no database, " * 5000)
+        return
+    if kind == "empty-header":
+        file.write_bytes(b"SQLite format 3\0" + bytes(8176))
+        return
+    if kind not in ("other-tables", "endless-view", "other-columns"):
+        Store(folder).close()
+    db = sqlite3.connect(file)
+    with db:
+        if kind == "other-tables":
+            db.execute("create table theirs (text)")
+        elif kind == "endless-view":
+            columns = "id, path, qualname, source_hash, environment, started, status, result"
+            db.execute(f"create view runs ({columns}) as select ({ENDLESS}), 2, 3, 4, 5, 6, 7, 8")
+        elif kind == "endless-trigger":
+            db.execute(
+                f"create trigger slow after insert on runs begin insert into setups values (({ENDLESS}), 1); end"
+            )
+        elif kind == "other-columns":
+            db.execute("create table runs (id, path)")
+        else:
+            document: object = json.dumps(ENVIRONMENT)
+            if kind == "deep-json":
+                document = "[" * 200_000 + "]" * 200_000
+            document = {"no-json": "{", "other-json": "[1]", "binary-document": b"\0\xff"}.get(kind, document)
+            status = "unheard-of" if kind == "other-status" else "running"
+            row = ("r", path, "f", "hash", document, 1.0, status, None)
+            db.execute("insert into runs values (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    db.close()
 
 
 def plant_modules(folder: Path) -> None:

@@ -32,7 +32,7 @@ from mtmc_lsp.app.regions.runs import (
 )
 from mtmc_lsp.app.review import revise
 from mtmc_lsp.app.run_recorder import Revision, RunConfig, RunRecorder
-from mtmc_lsp.app.stored_runs import check_resumable, open_store
+from mtmc_lsp.app.stored_runs import fingerprint, in_current_text, open_store, steps_to_resume
 from mtmc_lsp.app.target_file import OpenTarget, check_place
 from mtmc_lsp.app.verify_pair import PairOptions, prepare_pair, verify_pair
 from mtmc_lsp.app.why import refuse_calls_without_kernels
@@ -181,7 +181,7 @@ class Pipeline:
 
         Raises:
             EnvironmentNotAble: candidates cannot run in a sandbox, and ``needs_sandbox`` is set.
-            FileChanged: the file of the resumed run changed since it began.
+            FileChanged: the target of the resumed run, or what it reads, changed since the run began.
             RequestError: the resumed run began on another machine, or the revised run has no such step.
             ModelNotUsable: a model must be asked and none can be reached; the run can be resumed.
             TargetUnsupported: no kernel would run for the workload: it is on the CPU, or always records gradients.
@@ -201,8 +201,7 @@ class Pipeline:
         if self._options.revision is not None:
             return self._revise(self._options.revision)
         if resumed is not None:
-            run_id, steps = resumed.id, store.steps(resumed.id)
-            check_resumable(self.target, capture, resumed, steps)
+            run_id, steps = resumed.id, steps_to_resume(store, resumed, self.target, self.captures())
         else:
             run_id, steps = self._begin_run(), []
         if self._options.needs_sandbox:
@@ -419,7 +418,14 @@ class Pipeline:
 
     def _run_config(self) -> RunConfig:
         backends, revision = self._options.backends, self._options.revision
-        return RunConfig(backends.planner, backends.coder, self.target.settings, self.target.plain_hash, revision)
+        return RunConfig(
+            backends.planner,
+            backends.coder,
+            self.target.settings,
+            self.target.plain_hash,
+            revision,
+            fingerprint(self.target, self.captures()),
+        )
 
     def _begin_run(self) -> str:
         """Store a new run; returns its id."""
@@ -438,7 +444,8 @@ class Pipeline:
                 where=Location(str(self.target.path), self.target.definition.start_line),
                 remedy="Undo the last step, or start a new run.",
             )
-        steps, model = self.store().steps(revision.run), self._open_model()
+        steps = in_current_text(self.store().steps(revision.run), self.target, self.capture())
+        model = self._open_model()
         search = revise(steps, revision, self._open_components(model, steps))
         run_id = self._begin_run()
         recorder = RunRecorder(self.store(), run_id, self._run_config(), model)

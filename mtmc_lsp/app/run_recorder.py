@@ -38,6 +38,8 @@ class RunConfig:
     """SHA-256 of the file without generated code; empty if unknown, then the hash of the whole file is compared."""
     revision: Revision | None = None
     """For a run that revises another run."""
+    fingerprint: str = ""
+    """Of the target and everything that its capture found, see :func:`mtmc_lsp.app.stored_runs.fingerprint`."""
 
     @property
     def backends(self) -> Backends:

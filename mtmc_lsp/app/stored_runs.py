@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mtmc_lsp.app.backends import Backends
@@ -11,11 +13,15 @@ from mtmc_lsp.app.run_recorder import Revision, RunConfig
 from mtmc_lsp.app.target_file import OpenTarget, open_target, parse_request
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
-from mtmc_lsp.core.run import RunStatus, Step
+from mtmc_lsp.core.json_codec import to_json
+from mtmc_lsp.core.run import Candidate, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.endpoint.stored_answers import ReplayedModel
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import RunRecord, Store
+from mtmc_lsp.source.compose import compose, strip_generated, unified_diff
+from mtmc_lsp.source.target_text import target_source
+from mtmc_lsp.source.targets import find_target
 
 
 def open_store(path: Path) -> Store:
@@ -57,22 +63,40 @@ def find_unfinished(store: Store, *, run: str = "", target: OpenTarget | None = 
     return record
 
 
-def check_resumable(target: OpenTarget, capture: Capture, record: RunRecord, steps: Sequence[Step]) -> None:
-    """Refuse to resume a run whose earlier steps may not hold any more.
+POSITIONS = ("line", "start_line", "end_line", "assumed")
+"""Fields of a capture that depend on where the target is in its file."""
+
+
+def fingerprint(target: OpenTarget, captures: Sequence[Capture]) -> str:
+    """Identifies the target's text and everything that its capture found. Code elsewhere in the file does not change it."""
+    source = target_source(target.plain, target.qualname) or b""
+    document = json.dumps([_without_positions(to_json(capture)) for capture in captures], sort_keys=True)
+    return hashlib.sha256(source + b"\0" + document.encode()).hexdigest()
+
+
+def _without_positions(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _without_positions(item) for key, item in value.items() if key not in POSITIONS}
+    return [_without_positions(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def steps_to_resume(store: Store, record: RunRecord, target: OpenTarget, captures: Sequence[Capture]) -> list[Step]:
+    """The steps of a run to resume, in the current text of the file.
 
     Raises:
-        FileChanged: the file, or something that the target reads, changed since the run began.
+        FileChanged: the target, or something that it reads, changed since the run began.
         RequestError: the run began on another machine or with other versions.
     """
-    where = Location(str(target.path))
+    capture, steps, config = captures[0], store.steps(record.id), store.config(record.id, RunConfig)
+    where = Location(str(target.path), target.definition.start_line)
     remedy = "Start a new run without --resume."
-    if record.source_hash != target.source_hash:
-        raise FileChanged(f"the file changed since run {record.id} began", where=where, remedy=remedy)
     recorded = next((step.candidate.dependencies for step in steps if step.candidate is not None), None)
-    if recorded is not None and recorded != capture.graph.dependencies:
-        changed = sorted({item.name for item in {*recorded} ^ {*capture.graph.dependencies}})
-        message = f"{', '.join(changed)} changed since run {record.id} began"
-        raise FileChanged(message, where=where, remedy=remedy)
+    if recorded is not None:
+        old, new = ({replace(item, line=0) for item in items} for items in (recorded, capture.graph.dependencies))
+        changed = sorted({item.name for item in old ^ new})
+        if changed:
+            message = f"{', '.join(changed)} changed since run {record.id} began"
+            raise FileChanged(message, where=where, remedy=remedy)
     if record.environment != capture.environment:
         then, now = record.environment, capture.environment
         raise RequestError(
@@ -81,6 +105,49 @@ def check_resumable(target: OpenTarget, capture: Capture, record: RunRecord, ste
             where=where,
             remedy=remedy,
         )
+    if record.source_hash == target.source_hash:
+        return steps
+    if config is None or config.fingerprint != fingerprint(target, captures):
+        message = f"{target.qualname}, or its example inputs, changed since run {record.id} began"
+        raise FileChanged(message, where=where, remedy=remedy)
+    if len(captures) > 1:
+        message = (
+            f"the file changed since run {record.id} began, and its steps are in {len(captures)} parts of the target"
+        )
+        raise FileChanged(message, where=where, remedy=remedy)
+    return in_current_text(steps, target, capture)
+
+
+def in_current_text(steps: Sequence[Step], target: OpenTarget, capture: Capture) -> list[Step]:
+    """Insert the code of each step into the current text of the file, which may have changed around the target."""
+    previous = target.plain.decode()
+    result = []
+    for step in steps:
+        if step.candidate is not None:
+            old = strip_generated(step.candidate.source.encode(), target.qualname)
+            if old != target.plain:
+                step = _moved(step, step.candidate, old, previous, target, capture)
+            if step.status is StepStatus.ACCEPTED and step.candidate is not None:
+                previous = step.candidate.source
+        result.append(step)
+    return result
+
+
+def _moved(step: Step, candidate: Candidate, old: bytes, previous: str, target: OpenTarget, capture: Capture) -> Step:
+    code = candidate.code
+    source = (
+        compose(target.plain, capture.workload.target, code).decode() if code is not None else target.plain.decode()
+    )
+    definition = find_target(target.plain, str(target.path), target.qualname)
+    distance = definition.start_line - find_target(old, str(target.path), target.qualname).start_line
+    first, last = step.action.lines
+    lines = (first + distance, last + distance) if first else (first, last)
+    return replace(
+        step,
+        action=replace(step.action, lines=lines),
+        candidate=replace(candidate, source=source),
+        diff=unified_diff(previous, source, target.path.name),
+    )
 
 
 @dataclass(frozen=True)

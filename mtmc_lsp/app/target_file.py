@@ -126,7 +126,8 @@ def open_target(request: Request, text: bytes | None = None) -> OpenTarget:
     """Find the target in its file, or in ``text`` if an editor holds the file unsaved.
 
     Raises:
-        RequestError: the file is not UTF-8, or does not contain the target; the file of kernels is a link.
+        RequestError: the file is not UTF-8, has line endings of carriage returns alone, or does not contain the target; the file
+            of kernels is a link.
     """
     text = request.path.read_bytes() if text is None else text
     try:
@@ -136,6 +137,13 @@ def open_target(request: Request, text: bytes | None = None) -> OpenTarget:
         raise RequestError(
             "is not UTF-8", where=Location(str(request.path), line), remedy="Save it as UTF-8."
         ) from None
+    if b"\r" in text and b"\n" not in text:
+        # Python reads such a file, but generated code could not be inserted without changing all of its lines.
+        raise RequestError(
+            "its lines end in carriage returns alone",
+            where=Location(str(request.path)),
+            remedy="Save the file with the line endings LF or CRLF.",
+        )
     definition = find_target(text, str(request.path), request.name)
     is_beside = request.settings.place == Placement.SIBLING.value
     kernels = read_kernels(request.path) if is_beside else kernels_of(request.path, text)

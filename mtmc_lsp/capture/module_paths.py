@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 PROJECT_MARKERS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
@@ -10,7 +11,8 @@ PROJECT_MARKERS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 def project_root(path: Path) -> Path:
     """The nearest parent folder that contains a project file, else the parent folder of the top-level package."""
     for folder in path.parents:
-        if any((folder / marker).exists() for marker in PROJECT_MARKERS):
+        # Not Path.exists, which raises OSError for some paths.
+        if any(os.path.exists(folder / marker) for marker in PROJECT_MARKERS):
             return folder
     return package_of(path)[1]
 
@@ -19,7 +21,7 @@ def package_of(path: Path) -> tuple[str, Path]:
     """The dotted name of the file's package (empty if none), and the folder that has to be in ``sys.path`` to import it."""
     parts: list[str] = []
     folder = path.parent
-    while (folder / "__init__.py").exists():
+    while os.path.exists(folder / "__init__.py"):
         parts.insert(0, folder.name)
         folder = folder.parent
     return ".".join(parts), folder

@@ -15,6 +15,8 @@ class FailureKind(str, Enum):
     """The code called ``sys.exit``."""
     CRASHED = "crashed"
     """The process ended by a signal or an exit code."""
+    KILLED = "killed"
+    """The process was killed from outside, not for lack of memory."""
     BAD_ANSWER = "bad_answer"
     """The answer is not JSON, answers another request, or does not fit its type."""
     TIMEOUT = "timeout"
@@ -49,6 +51,7 @@ class FailureKind(str, Enum):
         """Whether the process ended, or its GPU context is lost. A fresh process may succeed."""
         return self in (
             FailureKind.CRASHED,
+            FailureKind.KILLED,
             FailureKind.GPU_ERROR,
             FailureKind.GPU_CONTEXT_LOST,
             FailureKind.DEVICE_ASSERT,

@@ -145,6 +145,10 @@ CHECKS: dict[str, typing.Callable[[Any], str]] = {
 """Setting to a function that returns the problem with a value, or an empty string."""
 
 
+MAX_FILE_BYTES = 1 << 20
+"""Maximum size of a ``pyproject.toml``."""
+
+
 def read_settings(folder: Path) -> Settings:
     """Read the nearest ``pyproject.toml`` at or above ``folder``; defaults if there is none.
 
@@ -179,9 +183,13 @@ def _from_file(file: Path) -> Settings:
     else:
         import tomli as tomllib
     try:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise RequestError(
+                f"has more than {MAX_FILE_BYTES >> 20} MB", where=Location(str(file)), remedy="Correct the file."
+            )
         text = file.read_text(encoding="utf-8")
         table = tomllib.loads(text).get("tool", {}).get("mtmc", {})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise RequestError(f"cannot be read: {error}", where=Location(str(file)), remedy="Correct the file.") from None
     if not isinstance(table, dict):
         raise RequestError("tool.mtmc is not a table", where=Location(str(file)), remedy="Write [tool.mtmc].")

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,6 +110,18 @@ def _startup_variables() -> dict[str, str]:
         for name, value in os.environ.items()
         if name.startswith(STARTUP_PREFIXES) and name not in NOT_AT_STARTUP
     }
+
+
+def end_started(process: subprocess.Popen[bytes]) -> None:
+    """End a process that runs ``worker/main.py``, with everything that it started; does not wait.
+
+    The process is the supervisor, see :mod:`mtmc_lsp.process.supervisor`, or the worker itself on systems without one.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if sys.platform == "linux":
+            process.send_signal(signal.SIGTERM)
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 class ForkServer:
@@ -275,8 +288,7 @@ class ForkServer:
                 self._socket.shutdown(socket.SHUT_RDWR)
         # A process that was waited for has no valid id any more.
         if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            end_started(self._process)
 
     def close(self) -> None:
         """End the fork server and all workers that this process forked."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,6 +109,21 @@ def replace_bytes(path: Path, data: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=parent)
             raise
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged SQLite database, with its journal files, so that a new one can be created. Returns the new path.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}")
+    with _open_folder(path.parent) as parent:
+        for ending in SQLITE_FILES:
+            with contextlib.suppress(FileNotFoundError):
+                old, new = f"{path.name}{ending}", f"{aside.name}{ending}"
+                os.rename(old, new, src_dir_fd=parent, dst_dir_fd=parent)
+    return aside
 
 
 def _open(path: Path, flags: int) -> int:

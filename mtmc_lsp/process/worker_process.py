@@ -28,7 +28,7 @@ from typing import Any, Union
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, WorkerFailed
 from mtmc_lsp.core.json_codec import to_json
-from mtmc_lsp.process.fork_server import ENTRY, ForkedWorker, ForkServer, ForkServerGone, Launch
+from mtmc_lsp.process.fork_server import ENTRY, ForkedWorker, ForkServer, ForkServerGone, Launch, end_started
 from mtmc_lsp.process.gpu_lock import lock_seconds
 from mtmc_lsp.process.protocol import (
     Answer,
@@ -111,6 +111,8 @@ class Worker:
         self._output: _OutputTail | None = None
         self._scratch = ""
         self._killed = False
+        self._oom_kills = 0
+        """How many processes the system had ended for lack of memory when the child started."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> Worker:
@@ -181,7 +183,7 @@ class Worker:
         self._killed = True
         process = self._process
         if process is not None and process.poll() is None:
-            _kill_group(process)
+            _kill(process)
 
     def close(self) -> None:
         """End the child."""
@@ -214,6 +216,7 @@ class Worker:
             return self._process
         self._stop()
         self._killed = False
+        self._oom_kills = _oom_kills()
         options = ["--memory", str(self._memory_bytes)] if self._memory_bytes else []
         options += ["--low-priority"] * self._low_priority
         self._scratch = tempfile.mkdtemp(prefix="mtmc-")
@@ -312,19 +315,26 @@ class Worker:
             return WorkerFailed(f"{command} was cancelled", kind=FailureKind.CANCELLED)
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         last = f": {output.splitlines()[-1]}" if output else ""
-        # Only the kernel's out-of-memory killer sends SIGKILL to a child that was not cancelled. A process that dies of a
-        # failed allocation has no other way to tell than the name of the exception in its output.
-        if "MemoryError" in output or "std::bad_alloc" in output or code == -signal.SIGKILL:
+        # A process that dies of a failed allocation has no other way to tell than the name of the exception in its output.
+        is_killed = code == -signal.SIGKILL
+        is_out_of_memory = "MemoryError" in output or "std::bad_alloc" in output
+        if is_out_of_memory or (is_killed and _oom_kills() != self._oom_kills):
             return WorkerFailed(
                 f"the process ran out of memory during {command} ({how}){last}",
                 kind=FailureKind.OUT_OF_MEMORY,
                 remedy="Make the sizes in the workload smaller.",
             )
+        if is_killed:
+            return WorkerFailed(
+                f"the process was killed by {how} during {command}, and the system reports no lack of memory{last}",
+                kind=FailureKind.KILLED,
+                remedy="Look for a program that ends processes, such as a job scheduler.",
+            )
         return WorkerFailed(f"the process ended with {how} during {command}{last}", kind=FailureKind.CRASHED)
 
     def _stop(self) -> None:
         if self._process is not None:
-            _kill_group(self._process)
+            _kill(self._process)
             self._process.wait()
             self._process = None
         if self._output is not None:
@@ -364,7 +374,17 @@ class _OutputTail:
             os.close(self._stream)
 
 
-def _kill_group(process: Process) -> None:
+def _oom_kills() -> int:
+    """How many processes the system has ended for lack of memory since it started; 0 if unknown."""
+    with contextlib.suppress(OSError), open("/proc/vmstat", encoding="ascii") as lines:
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    return 0
+
+
+def _kill(process: Process) -> None:
+    if not isinstance(process, ForkedWorker):
+        end_started(process)
+        return
     # After poll() has reported the leader's end, its id may belong to another process, unless the group still has members.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

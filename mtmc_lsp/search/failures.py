@@ -10,11 +10,11 @@ def failure_reason(error: MtmcError) -> str:
     """Why a step failed: what happened, where, and what to do.
 
     Raises:
-        MtmcError: ``error``, if it is not the fault of the step: the user's code is wrong, the run was cancelled, or no
-            model can be asked. The steps so far are stored, and the run can be resumed.
+        MtmcError: ``error``, if it is not the fault of the step: the user's code is wrong, the run was cancelled, another
+            program killed a process, or no model can be asked. The steps so far are stored, and the run can be resumed.
     """
     if isinstance(error, (RequestError, ModelNotUsable)) or (
-        isinstance(error, WorkerFailed) and error.kind is FailureKind.CANCELLED
+        isinstance(error, WorkerFailed) and error.kind in (FailureKind.CANCELLED, FailureKind.KILLED)
     ):
         raise error
     where = f" ({error.where})" if error.where else ""

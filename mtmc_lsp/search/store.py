@@ -18,9 +18,17 @@ from mtmc_lsp.core.errors import EnvironmentNotAble, Location
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.run import RunResult, RunStatus, Step
 from mtmc_lsp.core.workload import Environment
-from mtmc_lsp.process.project_files import check_database, make_folder, read_bytes, replace_bytes
+from mtmc_lsp.process.project_files import check_database, make_folder, read_bytes, replace_bytes, set_aside
 
 T = TypeVar("T")
+
+
+class DamagedStore(EnvironmentNotAble):
+    """The file is not a store, or its content cannot be read. It was renamed, and the next use creates a new one."""
+
+    code = "damaged-store"
+
+
 STORE = "store.db"
 """The file in the project's ``.mtmc``."""
 VERSION = 1
@@ -38,6 +46,15 @@ create table if not exists exchanges (
     primary key (run, number));
 create table if not exists setups (run text primary key references runs(id), document text not null);
 """
+COLUMNS = {
+    "runs": ["id", "path", "qualname", "source_hash", "environment", "started", "status", "result"],
+    "steps": ["run", "number", "document"],
+    "exchanges": ["run", "number", "step", "document"],
+    "setups": ["run", "document"],
+}
+"""The tables with the names of their columns. A store contains nothing else."""
+PROGRESS_STEPS = 100_000
+"""Number of instructions of SQLite, some milliseconds, between two checks of the time."""
 
 
 @dataclass(frozen=True)
@@ -60,35 +77,63 @@ class RunRecord:
 class Store:
     """The runs of a project, in ``.mtmc/store.db``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, wait_seconds: float = LOCK_SECONDS) -> None:
         """Open or create the store in ``folder``, with a ``.gitignore`` for its content.
+
+        Args:
+            wait_seconds: how long to wait for another process that writes, and how long one query may take.
 
         Raises:
             UnsafeFile: the folder or a file in it is a link, a pipe or a device.
-            EnvironmentNotAble: the file cannot be written, is not a store, or has another version.
+            DamagedStore: the file is not a store; it was set aside.
+            EnvironmentNotAble: the file cannot be read or written, is locked, or has another version.
         """
         self.folder = folder
         self._file = folder / STORE
+        self._seconds = wait_seconds
         with self._explained_errors():
             make_folder(folder)
             ignore = folder / ".gitignore"
             if read_bytes(ignore) is None:
                 replace_bytes(ignore, b"*\n")
             check_database(self._file)
-            self._db = sqlite3.connect(self._file, isolation_level=None, timeout=LOCK_SECONDS)
-            self._db.execute("pragma journal_mode=wal")
-            self._db.execute("pragma synchronous=normal")
-            version = self._db.execute("pragma user_version").fetchone()[0]
-            if version in (0, VERSION):
-                self._db.executescript(TABLES)
-            if not version:
-                self._db.execute(f"pragma user_version={VERSION}")
+            self._db = sqlite3.connect(self._file, isolation_level=None, timeout=wait_seconds)
+        try:
+            with self._explained_errors():
+                self._open()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _open(self) -> None:
+        self._db.text_factory = lambda data: data.decode("utf-8", "replace")
+        self._db.set_progress_handler(self._is_late, PROGRESS_STEPS)
+        self._end = time.monotonic() + self._seconds
+        # A store of somebody else may contain views and triggers that compute anything, for ever.
+        self._db.execute("pragma trusted_schema=off")
+        version = self._db.execute("pragma user_version").fetchone()[0]
         if version not in (0, VERSION):
             raise EnvironmentNotAble(
                 f"the store of runs has version {version}, and this program reads version {VERSION}",
                 where=Location(str(self._file)),
-                remedy="Delete the file, or use the version of mtmc that wrote it.",
+                remedy="Move the file away, or use the version of mtmc that wrote it.",
             )
+        schema = "select type, name from sqlite_master where name not like 'sqlite\\_%' escape '\\'"
+        for kind, name in self._db.execute(schema).fetchall():
+            if kind != "table" or name not in COLUMNS:
+                raise sqlite3.DatabaseError(f"it contains the {kind} {name}, which mtmc did not create")
+        self._db.execute("pragma journal_mode=wal")
+        self._db.execute("pragma synchronous=normal")
+        self._db.executescript(TABLES)
+        for name, columns in COLUMNS.items():
+            if [row[1] for row in self._db.execute(f"pragma table_xinfo({name})")] != columns:
+                raise sqlite3.DatabaseError(f"its table {name} has other columns")
+        if not version:
+            self._db.execute(f"pragma user_version={VERSION}")
+
+    def _is_late(self) -> bool:
+        """Whether the current query takes too long; SQLite then ends it."""
+        return time.monotonic() > self._end
 
     def __enter__(self) -> Store:
         return self
@@ -104,21 +149,56 @@ class Store:
 
     @contextmanager
     def _explained_errors(self) -> Iterator[None]:
-        """Turn database errors into errors that tell the user what to do."""
+        """Turn database errors into errors that tell the user what to do. A damaged file is set aside."""
+        self._end = time.monotonic() + self._seconds
         try:
             yield
+        except sqlite3.OperationalError as error:
+            # The file is usable: the disk is full, another process holds a lock, or the time is over.
+            raise self._unusable(error) from None
         except sqlite3.DatabaseError as error:
-            raise EnvironmentNotAble(
-                f"the store of runs cannot be used: {error}",
-                where=Location(str(self._file)),
-                remedy="Free disk space and make the folder writable; delete the file if it is damaged.",
-            ) from None
+            raise self._damaged(error) from None
         except OSError as error:
             raise EnvironmentNotAble(
                 f"the store of runs cannot be created: {error.strerror}",
                 where=Location(str(self.folder)),
                 remedy="Make the project's folder writable.",
             ) from None
+
+    def _unusable(self, error: sqlite3.OperationalError) -> EnvironmentNotAble:
+        return EnvironmentNotAble(
+            f"the store of runs cannot be used: {error}",
+            where=Location(str(self._file)),
+            remedy="Free disk space, make the folder writable, and end other programs that hold the file locked.",
+        )
+
+    def _damaged(self, reason: object) -> EnvironmentNotAble:
+        """Set the file aside, and return the error that says where it is."""
+        self.close()
+        try:
+            aside = set_aside(self._file)
+        except OSError as error:
+            return EnvironmentNotAble(
+                f"the store of runs is damaged ({reason}) and cannot be renamed: {error.strerror}",
+                where=Location(str(self._file)),
+                remedy="Make the project's folder writable.",
+            )
+        return DamagedStore(
+            f"the store of runs is damaged: {reason}. It is now {aside.name}, and the next run begins a new store",
+            where=Location(str(self._file)),
+            remedy="Repeat what you did. `sqlite3 FILE .recover` may show what the old file contains.",
+        )
+
+    def _decoded(self, kind: type[T], document: object) -> T:
+        """A stored document.
+
+        Raises:
+            DamagedStore: it is none.
+        """
+        try:
+            return from_json(kind, json.loads(str(document)))
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+            raise self._damaged(f"a document is no {kind.__name__} ({error})") from None
 
     # Writing -----------------------------------------------------------------------------------------------------
 
@@ -162,25 +242,25 @@ class Store:
     def steps(self, run_id: str) -> list[Step]:
         """The steps of a run, in order."""
         rows = self._rows("select document from steps where run = ? order by number", run_id)
-        return [from_json(Step, json.loads(row[0])) for row in rows]
+        return [self._decoded(Step, row[0]) for row in rows]
 
     def exchanges(self, run_id: str) -> list[Exchange]:
         """The requests to a model in a run and their answers, in order."""
         rows = self._rows("select document from exchanges where run = ? order by number", run_id)
-        return [from_json(Exchange, json.loads(row[0])) for row in rows]
+        return [self._decoded(Exchange, row[0]) for row in rows]
 
     def config(self, run_id: str, kind: type[T]) -> T | None:
         """How a run was started; None if that was not stored, or another version wrote it."""
         rows = self._rows("select document from setups where run = ?", run_id)
         try:
             return from_json(kind, json.loads(rows[0][0])) if rows else None
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             return None
 
     def result(self, run_id: str) -> RunResult | None:
         """The result of a finished run."""
         rows = self._rows("select result from runs where id = ? and result is not null", run_id)
-        return from_json(RunResult, json.loads(rows[0][0])) if rows else None
+        return self._decoded(RunResult, rows[0][0]) if rows else None
 
     def runs(self) -> list[RunRecord]:
         """Every run, newest first."""
@@ -188,10 +268,14 @@ class Store:
             "select id, path, qualname, source_hash, environment, started, status, "
             "(select count(*) from steps where run = runs.id) from runs order by started desc"
         )
-        return [
-            RunRecord(r[0], r[1], r[2], r[3], from_json(Environment, json.loads(r[4])), r[5], RunStatus(r[6]), r[7])
-            for r in rows
-        ]
+        environments = [self._decoded(Environment, row[4]) for row in rows]
+        try:
+            return [
+                RunRecord(str(r[0]), str(r[1]), str(r[2]), str(r[3]), environment, float(r[5]), RunStatus(r[6]), r[7])
+                for r, environment in zip(rows, environments, strict=True)
+            ]
+        except (TypeError, ValueError) as error:
+            raise self._damaged(error) from None
 
     def _rows(self, query: str, *values: str) -> list[tuple[str, str, str, str, str, float, str, int]]:
         with self._explained_errors():

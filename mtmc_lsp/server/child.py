@@ -16,6 +16,10 @@ from typing import Any, TextIO
 
 from mtmc_lsp.process.fork_server import sees_gpu
 from mtmc_lsp.process.priority import lower_priority
+from mtmc_lsp.process.supervisor import run_supervised
+
+GRACE_SECONDS = 1.0
+"""Time for a stopped job to remove its scratch files, before it is killed with everything that it started."""
 
 
 def begin(before_end: Callable[[], None] | None = None) -> tuple[dict[str, Any], TextIO]:
@@ -30,6 +34,7 @@ def begin(before_end: Callable[[], None] | None = None) -> tuple[dict[str, Any],
     # Without a GPU nothing is timed, and verification uses every core; the editor goes first.
     if not sees_gpu():
         lower_priority()
+    run_supervised(GRACE_SECONDS)
     # Standard output is for events only; what libraries and the user's code print goes to standard error.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

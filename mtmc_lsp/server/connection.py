@@ -5,19 +5,66 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import sys
 import threading
+import time
 from collections.abc import Callable
 
-from pygls.io_ import StdoutWriter, run_async
+from pygls.io_ import StdoutWriter
 
 from mtmc_lsp.core.errors import EnvironmentNotAble
-from mtmc_lsp.server.handshake import Greeting
+from mtmc_lsp.server.handshake import MAX_BODY_BYTES, Greeting
 from mtmc_lsp.server.server import Server
 
-MAX_HEADER_LINE = 1 << 16
-"""Maximum length of a header line in bytes; message bodies are not read by lines."""
+MAX_HEADER_BYTES = 1 << 16
+"""Maximum length of a header line."""
+MAX_NAME_BYTES = 256
+"""How much of the start of a longer line is kept: more than the name of a header and a number have."""
+CONTENT_LENGTH = re.compile(rb"content-length[ \t]*:[ \t]*(\d{1,18})[ \t]*\r?\n\Z", re.IGNORECASE)
+"""At the end of a line: after an invalid header, the body before it, which does not end with a line ending, is skipped."""
+END_SECONDS = 5.0
+"""Time for the server to end after its client, before it is ended by force."""
+WATCH_SECONDS = 2.0
+"""Interval for checking that the client's process exists."""
 CHUNK = 1 << 16
+
+
+class MessageReader:
+    """Reads the bodies of messages from a stream."""
+
+    def __init__(self, stream: asyncio.StreamReader) -> None:
+        self._stream = stream
+
+    async def next_body(self) -> bytes | None:
+        """The body of the next message; ``None`` if the connection closed."""
+        size = 0
+        while (line := await self._line()) is not None:
+            length = CONTENT_LENGTH.search(line)
+            if length is not None:
+                size = int(length[1])
+            elif not line.strip() and 0 < size <= MAX_BODY_BYTES:
+                return await self._body(size)
+            elif not line.strip():
+                size = 0
+        return None
+
+    async def _line(self) -> bytes | None:
+        """The next line, or the end of it if it is too long."""
+        start = b""
+        while True:
+            try:
+                return start + await self._stream.readuntil(b"\n")
+            except asyncio.LimitOverrunError as error:
+                start = (start + await self._stream.readexactly(max(1, error.consumed)))[-MAX_NAME_BYTES:]
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return None
+
+    async def _body(self, size: int) -> bytes | None:
+        try:
+            return await self._stream.readexactly(size)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
 
 
 def serve_stdio(server: Server, greeting: Greeting) -> None:
@@ -30,12 +77,43 @@ def serve_stdio(server: Server, greeting: Greeting) -> None:
 
 
 async def _converse_on_stdio(server: Server, greeting: Greeting) -> None:
-    reader = asyncio.StreamReader(MAX_HEADER_LINE)
+    reader = asyncio.StreamReader(MAX_HEADER_BYTES)
     reader.feed_data(greeting.data)
     arguments = (0, reader, asyncio.get_running_loop())
     # A daemon thread: it may still block in read() when this process ends.
     threading.Thread(target=_feed, args=arguments, daemon=True).start()
+    server.client_watcher = lambda process: _watch(process, reader, asyncio.get_running_loop())
     await _converse(server, reader)
+
+
+def _watch(process: int, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
+    """End the server once the client's process is gone: another process may hold the other end of standard input open."""
+
+    def watch() -> None:
+        while _exists(process):
+            time.sleep(WATCH_SECONDS)
+        _end(reader, loop)
+
+    if _exists(process):
+        threading.Thread(target=watch, daemon=True).start()
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        pass
+    return True
+
+
+def _end(reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
+    """Tell the event loop that the client is gone. If the loop does not react in time, end the process."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(reader.feed_eof)
+    time.sleep(END_SECONDS)
+    os._exit(1)
 
 
 def _feed(source: int, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
@@ -44,8 +122,7 @@ def _feed(source: int, reader: asyncio.StreamReader, loop: asyncio.AbstractEvent
     with contextlib.suppress(OSError, RuntimeError):
         while data := os.read(source, CHUNK):
             loop.call_soon_threadsafe(reader.feed_data, data)
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(reader.feed_eof)
+    _end(reader, loop)
 
 
 def serve_tcp(host: str, port: int, make_server: Callable[[], Server]) -> None:
@@ -73,7 +150,7 @@ async def _listen(host: str, port: int, make_server: Callable[[], Server]) -> No
         finally:
             writer.close()
 
-    listening = await asyncio.start_server(converse, host, port, limit=1 << 26)
+    listening = await asyncio.start_server(converse, host, port, limit=MAX_HEADER_BYTES)
     address = listening.sockets[0].getsockname()
     print(f"mtmc-lsp listens on {address[0]}:{address[1]}", file=sys.stderr, flush=True)
     async with listening:
@@ -82,15 +159,10 @@ async def _listen(host: str, port: int, make_server: Callable[[], Server]) -> No
 
 async def _converse(server: Server, reader: asyncio.StreamReader) -> None:
     """Process messages until the connection closes; then stop the client's jobs."""
+    messages = MessageReader(reader)
     try:
-        await run_async(
-            reader=reader,
-            stop_event=threading.Event(),
-            protocol=server.protocol,
-            error_handler=server.report_server_error,
-        )
-    except (asyncio.IncompleteReadError, ConnectionError):
-        pass
+        while (body := await messages.next_body()) is not None:
+            server.protocol.receive(body)
     finally:
         await server.close()
         server.shutdown()  # type: ignore[no-untyped-call]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lsprotocol import types as lsp
 
-from mtmc_lsp.server.text import ERRORS, Text
+from mtmc_lsp.server.text import ERRORS, Document, Text
 
 if TYPE_CHECKING:
-    from mtmc_lsp.server.server import Document, Server
+    from mtmc_lsp.server.server import Server
 
 ANNOTATION = "mtmc"
+MAX_CHANGED_LINES = 1200
+"""Maximum number of changed lines for which the smallest edits are computed."""
 
 
 def minimal_edits(text: Text, new: bytes) -> list[lsp.TextEdit]:
@@ -26,12 +27,47 @@ def minimal_edits(text: Text, new: bytes) -> list[lsp.TextEdit]:
     starts = [sum(map(len, old_lines[:prefix]))]
     for line in middle_old:
         starts.append(starts[-1] + len(line))
-    matcher = difflib.SequenceMatcher(None, middle_old, middle_new, autojunk=False)
     return [
         lsp.TextEdit(text.range(starts[a], starts[b]), b"".join(middle_new[c:d]).decode("utf-8", ERRORS))
-        for kind, a, b, c, d in matcher.get_opcodes()
-        if kind != "equal"
+        for a, b, c, d in changed_lines(middle_old, middle_new)
     ]
+
+
+def changed_lines(old: Sequence[bytes], new: Sequence[bytes]) -> list[tuple[int, int, int, int]]:
+    """The ranges ``old[a:b]`` and ``new[c:d]`` that differ, in order, as few lines as possible.
+
+    Myers' algorithm: its time grows with the number of changes, and for an equal number not with repeated lines as in difflib.
+    With more than ``MAX_CHANGED_LINES`` the two texts are one range.
+    """
+    furthest, history = {1: 0}, list[dict[int, int]]()
+    for distance in range(MAX_CHANGED_LINES + 1):
+        history.append(dict(furthest))
+        for diagonal in range(-distance, distance + 1, 2):
+            down = diagonal == -distance or (diagonal != distance and furthest[diagonal - 1] < furthest[diagonal + 1])
+            x = furthest[diagonal + 1] if down else furthest[diagonal - 1] + 1
+            y = x - diagonal
+            while x < len(old) and y < len(new) and old[x] == new[y]:
+                x, y = x + 1, y + 1
+            furthest[diagonal] = x
+            if x >= len(old) and y >= len(new):
+                return _ranges(history, len(old), len(new))
+    return [(0, len(old), 0, len(new))]
+
+
+def _ranges(history: Sequence[dict[int, int]], x: int, y: int) -> list[tuple[int, int, int, int]]:
+    """Follow the shortest path backwards; adjacent changes become one range."""
+    ranges: list[tuple[int, int, int, int]] = []
+    for distance in range(len(history) - 1, 0, -1):
+        furthest, diagonal = history[distance], x - y
+        down = diagonal == -distance or (diagonal != distance and furthest[diagonal - 1] < furthest[diagonal + 1])
+        before = diagonal + 1 if down else diagonal - 1
+        start_x, start_y = furthest[before], furthest[before] - before
+        end_x, end_y = (start_x, start_y + 1) if down else (start_x + 1, start_y)
+        if ranges and (ranges[-1][0], ranges[-1][2]) == (end_x, end_y):
+            _, end_x, _, end_y = ranges.pop()
+        ranges.append((start_x, end_x, start_y, end_y))
+        x, y = start_x, start_y
+    return ranges[::-1]
 
 
 def _common_prefix(one: Sequence[bytes], other: Sequence[bytes]) -> int:

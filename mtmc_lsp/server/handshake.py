@@ -28,6 +28,9 @@ COMMANDS = (
     "keep keepAll preview undo undoAll diff tryAnother resume"
 ).split()
 
+MAX_BODY_BYTES = 1 << 28
+"""Maximum size of a message. A header with a larger number is invalid: waiting for so much would swallow later messages."""
+
 MessageId = Union[int, str]
 
 
@@ -53,7 +56,7 @@ def greet(requests: int, answers: int) -> Greeting:
     data, body = _first_message(requests)
     try:
         message = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Greeting(data)
     number, client_capabilities = _parse_initialize(message)
     if number is None:
@@ -74,7 +77,7 @@ def _first_message(requests: int) -> tuple[bytes, bytes]:
             data += line
             name, _, value = line.partition(b":")
             if name.strip().lower() == b"content-length" and value.strip().isdigit():
-                length = int(value)
+                length = int(value) if len(value) < 20 and int(value) <= MAX_BODY_BYTES else 0
             if not line.strip():
                 break
     body = b""

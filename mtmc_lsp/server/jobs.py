@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-GRACE_SECONDS = 1.0
-"""Time for a stopped job to remove its scratch files, before it is killed."""
+END_SECONDS = 5.0
+"""Time for the supervisor of a stopped job to end it with everything that it started."""
 MAX_EVENT_BYTES = 1 << 28
 """Maximum size of an event in bytes: a step contains the complete source of its candidate."""
 MAX_STDERR_LINES = 20
@@ -224,11 +224,11 @@ async def _last_lines(process: asyncio.subprocess.Process) -> list[str]:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Terminate the process group of a job; kill it after a grace period. Workers exit when their host is gone."""
+    """End a job. Its supervisor ends everything that it started."""
     if process.returncode is None:
         _signal(process, signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), GRACE_SECONDS)
+            await asyncio.wait_for(process.wait(), END_SECONDS)
         except asyncio.TimeoutError:
             _signal(process, signal.SIGKILL)
             await process.wait()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from lsprotocol import types as lsp
-from pygls.exceptions import JsonRpcException
+from pygls.exceptions import JsonRpcException, JsonRpcInvalidRequest, JsonRpcParseError
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
 from mtmc_lsp.server.handshake import DIFF_SCHEME, Greeting
-from mtmc_lsp.server.text import Text
+from mtmc_lsp.server.text import Document, Text
 
 if TYPE_CHECKING:
     from mtmc_lsp.server.server import Server
@@ -22,6 +23,56 @@ class Protocol(LanguageServerProtocol):
     _server: Server
     greeting = Greeting(b"")
     """The answer to ``initialize`` that was sent before the server was imported."""
+
+    _is_initialized = False
+    """Whether ``initialize`` was received."""
+    _is_shut_down = False
+    """Whether ``shutdown`` was received. pygls sets its own flag after jobs were stopped."""
+
+    def receive(self, body: bytes) -> None:
+        """Handle the body of one message. An invalid message is answered with an error."""
+        try:
+            message = json.loads(body, object_hook=self.structure_message)
+        except JsonRpcException as error:
+            # Answered by structure_message.
+            self._server.report_server_error(error, JsonRpcException)
+            return
+        except (ValueError, RecursionError) as error:
+            self._refuse(None, JsonRpcParseError(str(error)).to_response_error())
+            return
+        try:
+            self.handle_message(message)
+        except Exception as error:
+            self._server.report_server_error(error, JsonRpcException)
+
+    def handle_message(self, message: Any) -> None:
+        """Delegate a message, unless the protocol does not allow it at this point."""
+        method, number = getattr(message, "method", None), getattr(message, "id", None)
+        error = self._order_error(message, method)
+        if error is None:
+            self._is_initialized |= method == lsp.INITIALIZE
+            self._is_shut_down |= method == lsp.SHUTDOWN
+            super().handle_message(message)
+        elif number is not None or method is None:
+            self._refuse(number, error)
+
+    def _refuse(self, number: int | str | None, error: lsp.ResponseError) -> None:
+        # As plain data: lsprotocol would leave out an id that is null.
+        self._send_data({"jsonrpc": "2.0", "id": number, "error": {"code": error.code, "message": error.message}})
+
+    def _order_error(self, message: Any, method: str | None) -> lsp.ResponseError | None:
+        if not hasattr(message, "jsonrpc"):
+            return lsp.ResponseError(JsonRpcInvalidRequest.CODE, "the message is no JSON-RPC 2.0 object")
+        if method is None or method == lsp.EXIT:
+            return None
+        if self._is_shut_down:
+            return lsp.ResponseError(JsonRpcInvalidRequest.CODE, "the server has shut down")
+        if method == lsp.INITIALIZE:
+            text = "the server is already initialized"
+            return lsp.ResponseError(JsonRpcInvalidRequest.CODE, text) if self._is_initialized else None
+        if not self._is_initialized:
+            return lsp.ResponseError(lsp.ErrorCodes.ServerNotInitialized, "the first request must be initialize")
+        return None
 
     def structure_message(self, data: dict[str, Any]) -> Any:
         """Parse a message. An invalid request is answered with an error, so that the client does not wait for it."""
@@ -71,8 +122,6 @@ class Protocol(LanguageServerProtocol):
     @lsp_method(lsp.TEXT_DOCUMENT_DID_OPEN)
     def lsp_text_document__did_open(self, params: lsp.DidOpenTextDocumentParams) -> Generator[Any, Any, None]:
         """Store an opened document."""
-        from mtmc_lsp.server.server import Document
-
         item = params.text_document
         text = Text(item.text, str(self.workspace.position_encoding or "utf-16"))
         self._server.documents[item.uri] = Document(item.uri, item.language_id, item.version, text)

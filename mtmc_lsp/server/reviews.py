@@ -6,15 +6,12 @@ after checking out another branch, and after a restart.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.core.dependencies import Dependency
-from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Environment
@@ -258,30 +255,25 @@ def make_review(
     return Review(run, path, qualname, status, environment, started, tuple(steps), result, measured_text)
 
 
-def stored_reviews(path: str, folder: Path) -> list[Review]:
-    """The newest run of each target of a file, from the store in ``folder``; empty if the store cannot be read."""
+def stored_reviews(path: str, store: Store) -> list[Review]:
+    """The newest run of each target of a file."""
     reviews: list[Review] = []
-    try:
-        with Store(folder) as store:
-            newest: dict[str, RunRecord] = {}
-            for record in store.runs():
-                if record.path == path:
-                    newest.setdefault(record.qualname, record)
-            for record in newest.values():
-                result = store.result(record.id)
-                steps = result.steps if result is not None else store.steps(record.id)
-                reviews.append(
-                    make_review(
-                        record.id,
-                        path,
-                        record.qualname,
-                        record.started,
-                        steps,
-                        result=result,
-                        environment=record.environment,
-                    )
-                )
-    except (MtmcError, TypeError, ValueError, json.JSONDecodeError):
-        # A store of another version: ignore it here; the next run reports the error.
-        return []
+    newest: dict[str, RunRecord] = {}
+    for record in store.runs():
+        if record.path == path:
+            newest.setdefault(record.qualname, record)
+    for record in newest.values():
+        result = store.result(record.id)
+        steps = result.steps if result is not None else store.steps(record.id)
+        reviews.append(
+            make_review(
+                record.id,
+                path,
+                record.qualname,
+                record.started,
+                steps,
+                result=result,
+                environment=record.environment,
+            )
+        )
     return reviews

@@ -10,20 +10,20 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcInvalidParams, JsonRpcMethodNotFound
 from pygls.lsp.server import LanguageServer
-from pygls.uris import to_fs_path
 
 from mtmc_lsp import __version__
 from mtmc_lsp.capture.module_paths import project_root
+from mtmc_lsp.core.errors import MtmcError, RequestError
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunResult, Step
 from mtmc_lsp.process.project_files import FOLDER
-from mtmc_lsp.search.store import STORE
+from mtmc_lsp.search.store import STORE, Store
 from mtmc_lsp.server.handshake import NAME
 from mtmc_lsp.server.jobs import Job, Jobs, JobState
 from mtmc_lsp.server.kernels_file.texts import imported_kernels
@@ -32,103 +32,25 @@ from mtmc_lsp.server.options import SECTION, ClientSettings, Options, read_setti
 from mtmc_lsp.server.progress import Reporter
 from mtmc_lsp.server.protocol import Protocol
 from mtmc_lsp.server.reviews import Review, Reviews, ReviewState, make_review, stored_reviews
-from mtmc_lsp.server.text import ERRORS, Text
+from mtmc_lsp.server.text import ERRORS, Document
 from mtmc_lsp.server.trust import Trust
 from mtmc_lsp.server.warm_workers import WarmWorkers
-from mtmc_lsp.source.blocks import BEGIN, END
 from mtmc_lsp.source.dependencies import Definitions, read_definitions
-from mtmc_lsp.source.lint import Context, Finding, check, context_of
-from mtmc_lsp.source.outline import Outline, Outliner
 from mtmc_lsp.source.sibling.pair import kernels_path
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 CONFIGURATION_SECONDS = 2.0
 FOLDER_SECONDS = 30.0
 """Timeout for the settings of a folder: the editor may first have to find the folder's interpreter."""
 RUN_JOBS = ("optimize", "resume", "undo", "another")
 """Kinds of jobs that produce steps."""
+STORE_SECONDS = 5.0
+"""How long the server waits for a store that another process has locked, and for one query."""
 REFRESH_SECONDS = 0.05
 """Delay that combines several changes of runs into one refresh request."""
 INCREMENTAL_JOBS = ("optimize", "resume")
 """Kinds of jobs whose steps can be kept while the search is running. The others replace a run when they finish."""
-
-
-class Document:
-    """An open document."""
-
-    def __init__(self, uri: str, language: str, version: int, text: Text) -> None:
-        self.uri = uri
-        self.path = to_fs_path(uri) or ""
-        self.version = version
-        self.text = text
-        # Ignore notebook cells and other languages.
-        self.is_python = language == "python" and uri.startswith("file:")
-        self._outliner = Outliner(self.path)
-        self._outline: Outline | None = None
-        self._context: Context | None = None
-        self._findings_by_chunk: dict[bytes, tuple[Finding, ...]] = {}
-        self.settle_timer: asyncio.TimerHandle | None = None
-        """Timer that waits until the user stops typing."""
-        self.pushed_at = 0.0
-        """When diagnostics were last pushed, in event loop time."""
-        self.pushed: tuple[int, list[lsp.Diagnostic]] | None = None
-        """Document version and diagnostics of the last push."""
-        self.on_save: tuple[bytes, tuple[Finding, ...]] = (b"", ())
-        """Findings of the compile check on save, with the text they belong to; offsets are relative to the file."""
-
-    @property
-    def outline(self) -> Outline:
-        """The outline of the current text."""
-        if self._outline is None or self._outline.text is not self.text.data:
-            change = self.text.take_change()
-            updated = self._outliner.edited(self.text.data, change) if change is not None else None
-            self._outline = updated or self._outliner.outline(self.text.data, self.text.root)
-        return self._outline
-
-    @property
-    def uses_tensors(self) -> bool:
-        """Whether the file belongs to the user and uses torch or triton."""
-        if {"site-packages", "dist-packages"} & set(Path(self.path).parts):
-            return False
-        packages = {path.split(".")[0] for path in self.outline.names.imports.values()}
-        return bool(packages & {"torch", "triton", "jaxtyping"}) or b"# mtmc:" in self.text.data
-
-    def settle(self) -> bool:
-        """Outline the whole file again if the incremental outline is uncertain. Returns whether the chunks changed."""
-        before = self.outline
-        if self._outliner.is_certain or self.text.root.has_error:
-            return False
-        self._outline = self._outliner.outline(self.text.data, self.text.root)
-        return self._outline.chunks != before.chunks
-
-    def block_at(self, line: int) -> str | None:
-        """The target whose generated block contains a 0-based line."""
-        data = self.text.data
-        line_start = self.text.offset(lsp.Position(line, 0))
-        begin = data.rfind(f"{BEGIN} ".encode(), 0, line_start + len(self.text.line(line)))
-        if begin < 0:
-            return None
-        name = self.text.line(self.text.position(begin).line)[len(BEGIN) + 1 :].strip()
-        end = data.find(END.encode() + b" " + name, begin)
-        return name.decode("utf-8", "replace") if end >= 0 and line_start <= end else None
-
-    @property
-    def findings(self) -> list[tuple[int, Finding]]:
-        """Findings of the static checks, each with its base offset: the start of its chunk, or 0 for findings on save."""
-        outline = self.outline
-        context = context_of(outline)
-        if context != self._context:
-            self._context, self._findings_by_chunk = context, {}
-        cached, self._findings_by_chunk = self._findings_by_chunk, {}
-        for chunk in outline.chunks:
-            self._findings_by_chunk[chunk.text] = (
-                cached[chunk.text] if chunk.text in cached else check(chunk.text, context)
-            )
-        chunk_findings = [
-            (chunk.start, finding) for chunk in outline.chunks for finding in self._findings_by_chunk[chunk.text]
-        ]
-        saved_text, save_findings = self.on_save
-        return chunk_findings + [(0, finding) for finding in save_findings if saved_text is self.text.data]
 
 
 class Server(LanguageServer):
@@ -169,10 +91,14 @@ class Server(LanguageServer):
         """URIs of documents whose diagnostics are about to be pushed."""
         self.verdicts: dict[tuple[str, str], tuple[bytes, Verdict]] = {}
         """Last verification of each target (path, name): the verified text and the verdict."""
+        self.client_watcher: Callable[[int], None] = lambda process: None
+        """Ends the server when the client's process, given by its id, is gone."""
         self.is_alone = True
         """Whether the process serves only this client and exits with it."""
         self.refresh_listeners: list[Callable[[set[str]], None]] = []
         """Called with the URIs of documents whose runs changed."""
+        self._last_error = ""
+        self._store_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stale: set[str] = set()
         """URIs of documents whose runs changed since the last refresh."""
@@ -192,6 +118,12 @@ class Server(LanguageServer):
         self.documents.clear()
         for closer in self.close_listeners:
             closer(self)
+
+    def show_error(self, error: MtmcError) -> None:
+        """Show an error to the user, unless it was the last one."""
+        if str(error) != self._last_error:
+            self._last_error = str(error)
+            self.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Error, str(error)))
 
     # Documents ---------------------------------------------------------------------------------------------------
 
@@ -270,7 +202,7 @@ class Server(LanguageServer):
         if document.is_python and document.path:
             done = self._loading[document.path] = asyncio.Event()
             try:
-                self.reviews.put_all(await asyncio.to_thread(self._stored, document.path))
+                self.reviews.put_all(await self._stored(document.path))
             finally:
                 done.set()
             self.refresh(document.uri)
@@ -314,14 +246,33 @@ class Server(LanguageServer):
             self.background(self._reload(job))
 
     async def _reload(self, job: Job) -> None:
-        for review in await asyncio.to_thread(self._stored, job.path):
+        for review in await self._stored(job.path):
             if review.qualname == job.target:
                 self.reviews.put(review)
         self.refresh(job.uri)
 
-    def _stored(self, path: str) -> list[Review]:
+    async def _stored(self, path: str) -> list[Review]:
+        return await self.read_store(path, lambda store: stored_reviews(path, store)) or []
+
+    async def read_store(self, path: str, read: Callable[[Store], T]) -> T | None:
+        """Read the store of a file's project in a thread. None if there is none, or if it cannot be read, which is reported."""
+        # One after the other: a damaged store is set aside only once.
+        async with self._store_lock:
+            try:
+                return await asyncio.to_thread(self._read_store, path, read)
+            except RequestError:
+                # An active run is not stored under its name yet.
+                return None
+            except MtmcError as error:
+                self.show_error(error)
+                return None
+
+    def _read_store(self, path: str, read: Callable[[Store], T]) -> T | None:
         folder = self.store_folder(path)
-        return stored_reviews(path, folder) if folder is not None else []
+        if folder is None:
+            return None
+        with Store(folder, wait_seconds=STORE_SECONDS) as store:
+            return read(store)
 
     def root_of(self, path: str) -> Path:
         """The project folder of a file, with links resolved. The file's code runs there, and the store is there."""
@@ -364,7 +315,7 @@ class Server(LanguageServer):
             return None
         folder = self.root_of(path) / FOLDER
         # Opening a store would create it: do not modify projects that were only opened.
-        return folder if (folder / STORE).exists() else None
+        return folder if os.path.exists(folder / STORE) else None
 
     def is_active(self, review: Review) -> bool:
         """Whether a job for the run's target is queued or running."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from mtmc_lsp.core.dependencies import Dependency, DependencyKind
 from mtmc_lsp.core.source_digest import source_digest
@@ -14,6 +16,8 @@ from mtmc_lsp.core.workload import Target
 from mtmc_lsp.source.chunks import Chunk, chunks_of
 from mtmc_lsp.source.syntax import parse
 
+MAX_FILE_BYTES = 4 << 20
+"""Maximum size of a file whose definitions are read."""
 MAX_DEFINITIONS = 2000
 """Maximum number of definitions that are followed from one target."""
 
@@ -67,6 +71,9 @@ def definitions_in(text: bytes) -> Definitions:
 def read_definitions(path: str) -> Definitions | None:
     """The definitions of a file on disk."""
     try:
+        # Not a pipe or a device, which could be read for ever.
+        if not os.path.isfile(path) or os.path.getsize(path) > MAX_FILE_BYTES:
+            return None
         return definitions_in(Path(path).read_bytes())
     except OSError:
         return None
@@ -76,19 +83,31 @@ def read_definitions(path: str) -> Definitions | None:
 def _defined(text: bytes) -> tuple[tuple[str, Definition], ...]:
     try:
         tree = ast.parse(text.decode("utf-8-sig"))
-    except (SyntaxError, ValueError):
+        return tuple(item for statement in tree.body for item in _of_statement(statement, "", None))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # The last two: nested too deeply for Python.
         return ()
-    return tuple(item for statement in tree.body for item in _of_statement(statement, "", None))
 
 
-def _of_statement(node: ast.stmt, prefix: str, enclosing: ast.stmt | None) -> Iterator[tuple[str, Definition]]:
+class _Content(NamedTuple):
+    """What a statement contains."""
+
+    digest: str
+    reads: frozenset[str]
+
+
+def _content(node: ast.stmt) -> _Content:
+    return _Content(source_digest(ast.unparse(node)), _reads(node))
+
+
+def _of_statement(node: ast.stmt, prefix: str, enclosing: _Content | None) -> Iterator[tuple[str, Definition]]:
     """The names that a statement binds. ``enclosing`` is the enclosing ``if`` or ``try`` that decides whether it runs."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         yield from _of_import(node, prefix)
         return
-    digest = source_digest(ast.unparse(enclosing or node))
+    content = enclosing or _content(node)
+    digest, reads = content
     line = min([node.lineno, *(item.lineno for item in getattr(node, "decorator_list", []))])
-    reads = _reads(enclosing or node)
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield prefix + node.name, Definition(digest, line, reads=reads)
         for inner in node.body if isinstance(node, ast.ClassDef) else ():
@@ -104,10 +123,10 @@ def _of_statement(node: ast.stmt, prefix: str, enclosing: ast.stmt | None) -> It
     else:
         for item in ast.iter_child_nodes(node):
             if isinstance(item, ast.stmt):
-                yield from _of_statement(item, prefix, enclosing or node)
+                yield from _of_statement(item, prefix, content)
             elif isinstance(item, ast.ExceptHandler):
                 for inner in item.body:
-                    yield from _of_statement(inner, prefix, enclosing or node)
+                    yield from _of_statement(inner, prefix, content)
             elif isinstance(node, (ast.For, ast.With)):
                 for name in (n for n in ast.walk(item) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)):
                     yield prefix + name.id, Definition(digest, line, reads=reads)

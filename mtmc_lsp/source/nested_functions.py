@@ -5,14 +5,33 @@ from __future__ import annotations
 import ast
 import symtable
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from tree_sitter import Node
 
 from mtmc_lsp.source.syntax import field, line_of, text_of, with_decorators
 
 
-def obstacle(function: Node) -> tuple[str, str] | None:
+class TopLevel:
+    """A top-level statement, with what the functions inside it read."""
+
+    def __init__(self, statement: Node) -> None:
+        self.statement = statement
+
+    @classmethod
+    def around(cls, node: Node) -> TopLevel:
+        """The statement that contains a node."""
+        while node.parent is not None and node.parent.parent is not None:
+            node = node.parent
+        return cls(node)
+
+    @cached_property
+    def free_variables(self) -> dict[tuple[str, int], tuple[str, ...]]:
+        """The free variables of each function in the statement, by name and line; empty if it does not parse."""
+        return _free_variables(self.statement.text or b"")
+
+
+def obstacle(function: Node, top: TopLevel) -> tuple[str, str] | None:
     """Why a function cannot be called without the function around it, as a clause, and the remedy; None if it can."""
     outer = enclosing(function)
     if outer is None or outer.type != "function_definition":
@@ -22,7 +41,7 @@ def obstacle(function: Node) -> tuple[str, str] | None:
     if with_decorators(function) is not function:
         problem = f"has a decorator that runs only while {outer_name} runs"
         return f"is defined inside {outer_name} and {problem}", f"Remove the decorator, {move}."
-    names = _names_from_outside(function)
+    names = _names_from_outside(function, top)
     if names is None:
         return f"is defined inside {outer_name}, which does not parse", "Correct the syntax error first."
     if names:
@@ -43,22 +62,18 @@ def enclosing(node: Node) -> Node | None:
     return outer
 
 
-def _names_from_outside(function: Node) -> list[str] | None:
+def _names_from_outside(function: Node, top: TopLevel) -> list[str] | None:
     """The variables of enclosing functions that a function reads; None if its top-level statement does not parse."""
-    statement = function
-    while statement.parent is not None and statement.parent.parent is not None:
-        statement = statement.parent
-    tables = _function_tables(statement.text or b"")
-    key = (text_of(field(function, "name")), line_of(function) - line_of(statement) + 1)
-    return sorted(tables[key]) if key in tables else None
+    key = (text_of(field(function, "name")), line_of(function) - line_of(top.statement) + 1)
+    return sorted(top.free_variables[key]) if key in top.free_variables else None
 
 
 @lru_cache(maxsize=256)
-def _function_tables(statement: bytes) -> dict[tuple[str, int], tuple[str, ...]]:
-    """The free variables of each function in a top-level statement, by name and line; empty if it does not parse."""
+def _free_variables(statement: bytes) -> dict[tuple[str, int], tuple[str, ...]]:
     try:
         table = symtable.symtable(statement.decode(), "", "exec")
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # The last two: nested too deeply for Python.
         return {}
     return {
         (item.get_name(), item.get_lineno()): item.get_frees()

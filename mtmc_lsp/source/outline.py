@@ -18,7 +18,7 @@ from tree_sitter import Node
 from mtmc_lsp.core.workload import Target, TargetKind
 from mtmc_lsp.source.chunks import Change, Chunk, Chunks, chunks_of, splice
 from mtmc_lsp.source.imports import bindings
-from mtmc_lsp.source.syntax import first_error, line_of, parse, with_decorators
+from mtmc_lsp.source.syntax import first_error, is_too_deep, line_of, parse, with_decorators
 from mtmc_lsp.source.targets import (
     ClassSummary,
     FileNames,
@@ -69,6 +69,8 @@ class _SharedFacts(NamedTuple):
     """Functions that it defines, if it launches a kernel."""
     called: frozenset[str]
     mentions_layout: bool
+    is_too_deep: bool = False
+    """Whether it is nested too deeply to be analysed."""
 
 
 @dataclass
@@ -95,6 +97,12 @@ class Outline:
     mentions_layout: bool
     """Whether the file mentions contiguous tensors."""
     _find: Callable[[Chunk], tuple[OutlineEntry, ...]]
+    _is_too_deep: Callable[[Chunk], bool]
+
+    @cached_property
+    def too_deep(self) -> tuple[Chunk, ...]:
+        """The chunks that are nested too deeply to be analysed. They have no targets."""
+        return tuple(filter(self._is_too_deep, self.chunks))
 
     @cached_property
     def targets(self) -> tuple[OutlineEntry, ...]:
@@ -158,6 +166,11 @@ class Outliner:
         """Whether parsing the whole file would give the same outline. Not certain near a syntax error."""
         return self._chunks.is_certain
 
+    def empty(self, text: bytes) -> Outline:
+        """An outline without chunks, of a text that is not analysed."""
+        self._outline = None
+        return replace(self.outline(b"", parse(b"")), text=text)
+
     def outline(self, text: bytes, root: Node) -> Outline:
         """Outline of ``text`` with the syntax tree ``root``."""
         self._chunks = chunks_of(text, root)
@@ -197,11 +210,23 @@ class Outliner:
         # Only launchers: calls of other functions must not invalidate other chunks.
         called = launchers & frozenset[str]().union(*(shared.called for shared in shared_facts))
         mentions_layout = any(shared.mentions_layout for shared in shared_facts)
-        return Outline(text, self._chunks.all, self._names, launched, called, mentions_layout, self._entries_of)
+        return Outline(
+            text,
+            self._chunks.all,
+            self._names,
+            launched,
+            called,
+            mentions_layout,
+            self._entries_of,
+            lambda chunk: self._facts_of(chunk).shared.is_too_deep,
+        )
+
+    def _facts_of(self, chunk: Chunk) -> _ChunkFacts:
+        return self._facts.get(chunk.text) or self._facts.setdefault(chunk.text, _facts(chunk.text))
 
     def _entries_of(self, chunk: Chunk) -> tuple[OutlineEntry, ...]:
-        facts = self._facts.get(chunk.text) or self._facts.setdefault(chunk.text, _facts(chunk.text))
-        if facts.names is not self._names:
+        facts = self._facts_of(chunk)
+        if facts.names is not self._names and not facts.shared.is_too_deep:
             root = parse(chunk.text)
             facts.names = self._names
             facts.outlined = tuple(
@@ -226,6 +251,8 @@ def _in_file(item: OutlineEntry, chunk: Chunk) -> OutlineEntry:
 
 def _facts(text: bytes) -> _ChunkFacts:
     root = parse(text)
+    if is_too_deep(root):
+        return _ChunkFacts(_SharedFacts({}, (), frozenset(), frozenset(), frozenset(), False, is_too_deep=True))
     imports = {binding.name: binding.module for binding in bindings(root)}
     launched = frozenset(match[1].decode() for match in LAUNCH.finditer(text))
     launchers = frozenset(match[1].decode() for match in DEFINED.finditer(text)) if launched else frozenset[str]()

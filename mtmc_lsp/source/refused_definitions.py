@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tree_sitter import Node
 
-from mtmc_lsp.source.nested_functions import enclosing, obstacle
+from mtmc_lsp.source.nested_functions import TopLevel, enclosing, obstacle
 from mtmc_lsp.source.syntax import field, line_of, parse_with_recovery, text_of, walk, with_decorators
 
 MOVE = "Move its tensor code into a function of the file, and call that function."
@@ -33,7 +33,7 @@ def unsupported_definition(text: bytes, name: str) -> tuple[str, str]:
         return known
     if any(child.type == "async" for child in node.children):
         return "is a coroutine", MOVE
-    nested = obstacle(node)
+    nested = obstacle(node, TopLevel.around(node))
     if nested is not None:
         return nested
     outer = enclosing(node)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import tree_sitter_python
-from tree_sitter import Language, Node, Parser, Tree
+from tree_sitter import Language, Node, Parser, Point, Range, Tree
 
 BOM = b"\xef\xbb\xbf"
+
+MAX_DEPTH = 1000
+"""Maximum depth of a syntax tree that is analysed. Python itself accepts 100 nested blocks and 200 nested brackets."""
+MAX_COMMENTS = 100
+"""Maximum number of consecutive comments that the parser gets."""
+_LONE_CR = re.compile(rb"\r(?!\n)")
+_STRING_OR_COMMENT = re.compile(
+    rb'''"""(?:[^"\\]+|\\.|"(?!""))*(?:""")?|\'{3}(?:[^\'\\]+|\\.|\'(?!\'\'))*(?:\'{3})?'''
+    rb"""|"(?:[^"\\\n]+|\\.)*"?|\'(?:[^\'\\\n]+|\\.)*\'?|\#[^\n]*""",
+    re.DOTALL,
+)
 
 # Start of a top-level statement: not indented, and not a keyword that continues the previous statement.
 _STARTS = re.compile(rb"^(?!(?:else|elif|except|finally)\b)[^\s#)\]}]", re.MULTILINE)
@@ -22,12 +33,58 @@ def _parser() -> Parser:
 
 def parse(text: bytes) -> Node:
     """Root of the syntax tree. Files with syntax errors are parsed too, with error nodes."""
-    return parse_tree(text).root_node
+    return parse_tree(parsable(text)).root_node
 
 
 def parse_tree(text: bytes, old: Tree | None = None) -> Tree:
-    """The syntax tree; ``old`` is the edited tree of an earlier text, whose unchanged parts are reused."""
+    """The syntax tree of a text for which ``parsable`` changes nothing, or of its result.
+
+    Args:
+        old: the edited tree of an earlier text, whose unchanged parts are reused.
+    """
     return _parser().parse(text, old) if old is not None else _parser().parse(text)
+
+
+def parsable(text: bytes) -> bytes:
+    """A text of the same length and structure that the parser reads correctly and in linear time; mostly the text itself.
+
+    At each comment, tree-sitter reads all comments that follow. So long runs of comments are shortened: their middle has no
+    nodes.
+    """
+    text = with_line_feeds(text)
+    if text.count(b"#") <= MAX_COMMENTS:
+        return text
+    runs: list[list[re.Match[bytes]]] = []
+    for match in _STRING_OR_COMMENT.finditer(text):
+        if match[0].startswith(b"#"):
+            is_next = bool(runs) and not text[runs[-1][-1].end() : match.start()].strip()
+            runs[-1].append(match) if is_next else runs.append([match])
+    masked: bytearray | None = None
+    for run in (run for run in runs if len(run) > MAX_COMMENTS):
+        masked = masked or bytearray(text)
+        start, end = run[MAX_COMMENTS // 2].start(), run[-MAX_COMMENTS // 2].start()
+        masked[start:end] = _blank(text[start:end])
+    return bytes(masked) if masked is not None else text
+
+
+def with_line_feeds(text: bytes) -> bytes:
+    """The text with line feeds in place of single carriage returns, which end lines for Python but not for tree-sitter."""
+    return _LONE_CR.sub(b"\n", text) if b"\r" in text else text
+
+
+def is_too_deep(root: Node) -> bool:
+    """Whether a syntax tree is nested too deeply to be analysed."""
+    cursor, depth = root.walk(), 0
+    while True:
+        if cursor.goto_first_child():
+            depth += 1
+            if depth > MAX_DEPTH:
+                return True
+            continue
+        while not cursor.goto_next_sibling():
+            if not cursor.goto_parent():
+                return False
+            depth -= 1
 
 
 def parse_with_recovery(text: bytes) -> tuple[Node, tuple[Node, ...]]:
@@ -40,10 +97,22 @@ def parse_with_recovery(text: bytes) -> tuple[Node, tuple[Node, ...]]:
     if not root.has_error:
         return root, ()
     broken = [(start, end) for start, end in statements_by_margin(text) if parse(text[start:end]).has_error]
-    masked = text
+    masked = bytearray(text)
     for start, end in broken:
-        masked = masked[:start] + _blank(masked[start:end]) + masked[end:]
-    return parse(masked), tuple(parse(_blank(text[:start]) + text[start:end]) for start, end in broken)
+        masked[start:end] = _blank(text[start:end])
+    return parse(bytes(masked)), tuple(_parse_ranges(text, broken))
+
+
+def _parse_ranges(text: bytes, ranges: Iterable[tuple[int, int]]) -> Iterator[Node]:
+    """The syntax tree of each range that starts at a line start, with the offsets and lines of the whole text."""
+    text, row, counted = parsable(text), 0, 0
+    for start, end in ranges:
+        row += text.count(b"\n", counted, start)
+        counted = start
+        last = text.rfind(b"\n", start, end) + 1
+        point = Point(row + text.count(b"\n", start, end), end - (last or start))
+        parser = Parser(_parser().language, included_ranges=[Range(Point(row, 0), point, start, end)])
+        yield parser.parse(text).root_node
 
 
 def statements_by_margin(text: bytes) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from mtmc_lsp.core.workload import Target, TargetKind
 from mtmc_lsp.source.blocks import without_blocks
 from mtmc_lsp.source.dispatch.lambdas import assigned_lambdas
 from mtmc_lsp.source.imports import bindings
-from mtmc_lsp.source.nested_functions import enclosing, obstacle
+from mtmc_lsp.source.nested_functions import TopLevel, enclosing, obstacle
 from mtmc_lsp.source.refused_definitions import assigned_callable, unsupported_definition
 from mtmc_lsp.source.syntax import (
     field,
@@ -212,12 +212,15 @@ def definitions_in(root: Node, names: FileNames) -> Iterator[Definition]:
     return _definitions_in(root, (), names, in_module=False)
 
 
-def _definitions_in(node: Node, scope: tuple[str, ...], names: FileNames, *, in_module: bool) -> Iterator[Definition]:
+def _definitions_in(
+    node: Node, scope: tuple[str, ...], names: FileNames, *, in_module: bool, top: TopLevel | None = None
+) -> Iterator[Definition]:
     """Definitions in the statements of ``node``, also inside ``if``, ``try``, classes and functions.
 
-    Inside functions, only the functions that can be called without the outer one.
+    Inside functions, only the functions that can be called without the outer one. ``top`` is the statement around ``node``.
     """
     for child in node.children:
+        around = top or TopLevel(child)
         inner = undecorated(child)
         for name, function in () if scope else assigned_lambdas(child):
             yield Definition(
@@ -225,14 +228,14 @@ def _definitions_in(node: Node, scope: tuple[str, ...], names: FileNames, *, in_
             )
         if inner.type not in ("function_definition", "class_definition"):
             if holds_statements(child):
-                yield from _definitions_in(child, scope, names, in_module=in_module)
+                yield from _definitions_in(child, scope, names, in_module=in_module, top=around)
             continue
         name = text_of(field(inner, "name"))
         if not name:
             continue
         qualified = (*scope, name)
         kind = _kind(inner, name, scope, names, in_module=in_module)
-        if kind is not None and obstacle(inner) is None:
+        if kind is not None and obstacle(inner, around) is None:
             yield Definition(
                 Target(names.path, ".".join(qualified), kind, line_of(inner), inner.end_point[0] + 1), inner
             )
@@ -240,9 +243,9 @@ def _definitions_in(node: Node, scope: tuple[str, ...], names: FileNames, *, in_
         if body is not None and inner.type == "class_definition":
             # A class inside a function exists only while the function runs.
             if not _is_in_function(inner):
-                yield from _definitions_in(body, qualified, names, in_module=name in names.modules)
+                yield from _definitions_in(body, qualified, names, in_module=name in names.modules, top=around)
         elif body is not None:
-            yield from _definitions_in(body, qualified, names, in_module=False)
+            yield from _definitions_in(body, qualified, names, in_module=False, top=around)
 
 
 def _kind(inner: Node, name: str, scope: tuple[str, ...], names: FileNames, *, in_module: bool) -> TargetKind | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 from runner import COMMAND, MODEL, environment, mtmc, project
+
+from mtmc_lsp.source.compose import strip_generated
 
 GOOD = MODEL[: MODEL.index("def no_workload")]
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -224,17 +227,26 @@ def test_a_killed_run_goes_on_with_resume_and_does_not_repeat_its_steps(tmp_path
     assert [(r["id"], r["status"]) for r in after] == [(record["id"], "unmeasured")]
 
 
-def test_a_run_is_not_resumed_on_a_file_that_changed(tmp_path: Path) -> None:
+def test_a_run_goes_on_after_edits_around_its_target_but_not_after_edits_of_the_target(tmp_path: Path) -> None:
     file = project(tmp_path, GOOD)
     process = started(tmp_path, "optimize", "model.py::two", "--arch", "sm_90", "--no-diff")
     try:
-        wait_for(process, "Step 1")
+        wait_for(process, "accepted:")
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    file.write_text(GOOD + "\n# a new line\n")
+    (target,) = re.findall(r"def two\(.*\n(?: .*\n)+", GOOD)
+    file.write_text(GOOD.replace(target, target.replace("\n", "\n    x = x * 1.5\n", 1)))
     answer = mtmc(tmp_path, "optimize", "model.py::two", "--resume", "--json", **NO_GPU)
     assert (answer.code, answer.error["code"]) == (2, "file-changed")
+    assert answer.error["message"].startswith("two changed since run ")
+    edited = f"# a new first line\n{GOOD}\n\ndef added(y):\n    return y\n"
+    file.write_text(edited)
+    answer = mtmc(tmp_path, "optimize", "model.py::two", "--resume", "--arch", "sm_90", "--apply", **NO_GPU)
+    assert answer.code == 0, answer.out + answer.err
+    assert answer.out.count("Step 1 ") == 1
+    assert "@triton.jit" in file.read_text()
+    assert strip_generated(file.read_bytes(), "two") == edited.encode()
 
 
 def test_a_file_that_changed_while_it_was_optimised_is_not_overwritten(tmp_path: Path) -> None:

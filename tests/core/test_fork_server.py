@@ -28,8 +28,17 @@ def fork_server() -> Iterator[ForkServer]:
         yield one
 
 
-def copy_of(fork_server: ForkServer, folder: Path, **more) -> Worker:
+def copy_of(fork_server: ForkServer | None, folder: Path, **more) -> Worker:
     return Worker(sys.executable, cwd=str(folder), env={"TRITON_INTERPRET": "1"}, fork_server=fork_server, **more)
+
+
+def pid_of(fork_server: ForkServer) -> int:
+    """The id of the fork server, which is the child of its supervisor."""
+    assert fork_server._process is not None
+    supervisor = fork_server._process.pid
+    while not (children := Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()):
+        time.sleep(0.02)
+    return int(children[0])
 
 
 def said(worker: Worker, path: Path, body: str) -> str:
@@ -84,6 +93,41 @@ def test_what_a_copy_leaves_behind_is_ended_even_in_a_session_of_its_own(
     with copy_of(fork_server, tmp_path) as worker, pytest.raises(WorkerFailed):
         worker.call(plain_request(tmp_path / "m.py", body), 60)
     assert gone(int((tmp_path / "pid").read_text()))
+
+
+DEEP = """
+import os, sys, time
+for _ in range(20):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+            with open("pids", "a") as file:
+                file.write(f"{os.getpid()} ")
+        time.sleep(600)
+while len(open("pids").read().split()) < 20:
+    time.sleep(0.01)
+"""
+"""Starts 40 processes in sessions of their own."""
+
+
+@pytest.mark.parametrize("forks", [True, False], ids=["forked", "started"])
+@pytest.mark.parametrize("end", ["close", "close the fork server", "kill"])
+def test_no_process_of_user_code_outlives_its_worker(tmp_path: Path, forks: bool, end: str) -> None:
+    with ForkServer(sys.executable, {"TRITON_INTERPRET": "1"}) as fork_server:
+        worker = copy_of(fork_server if forks else None, tmp_path)
+        said(worker, tmp_path / "m.py", f"{DEEP}raise RuntimeError")
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        assert len(pids) == 20
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+        if end == "close the fork server":
+            fork_server.close()
+        if end == "kill":
+            worker.kill()
+        else:
+            worker.close()
+        assert all(gone(pid) for pid in pids)
+        worker.close()
 
 
 def test_without_the_template_its_copies_end_and_others_start_by_themselves(tmp_path: Path) -> None:
@@ -154,10 +198,9 @@ raise RuntimeError(f"{os.getppid()} {os.environ.get('TRITON_INTERPRET')} {kinds}
 def test_a_copy_that_compiles_has_no_interpreter_though_its_template_has(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    assert fork_server._process is not None
     for variables, kind in (({}, "JITFunction"), ({"TRITON_INTERPRET": "1"}, "InterpretedFunction")):
         with Worker(sys.executable, cwd=str(tmp_path), env=variables, fork_server=fork_server) as worker:
-            words = f"{fork_server._process.pid} {variables.get('TRITON_INTERPRET')} {[kind] * 2}"
+            words = f"{pid_of(fork_server)} {variables.get('TRITON_INTERPRET')} {[kind] * 2}"
             assert words in said(worker, tmp_path / "m.py", WHICH_TRITON)
 
 
@@ -236,11 +279,10 @@ def numbers(line: str) -> tuple[int, int]:
 
 
 def test_a_lent_template_is_copied_by_another_process_and_outlives_it(fork_server: ForkServer, tmp_path: Path) -> None:
-    assert fork_server._process is not None
-    ours = str(fork_server._process.pid)
+    ours = str(pid_of(fork_server))
     with borrowing(fork_server, tmp_path) as (borrower, lines), copy_of(fork_server, tmp_path) as kept:
         copies = {numbers(line)[0] for line in lines}
-        assert {numbers(line)[1] for line in lines} == {fork_server._process.pid}
+        assert {numbers(line)[1] for line in lines} == {pid_of(fork_server)}
         own, _ = numbers(said(kept, tmp_path / "own.py", WHOSE))
         borrower.kill()
         assert all(gone(pid) for pid in copies), "with the borrower's end, though their parent goes on"
@@ -262,13 +304,12 @@ def test_a_borrower_that_closes_it_ends_its_own_copies_alone(fork_server: ForkSe
 
 def test_a_template_that_would_be_another_is_not_borrowed(fork_server: ForkServer, tmp_path: Path) -> None:
     """Where modules are found is decided when an interpreter starts, so a copy would find others."""
-    assert fork_server._process is not None
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     with fork_server.lend() as (offer, _):
         assert offer
     with borrowing(fork_server, tmp_path, PYTHONPATH=path) as (_, lines):
         parents = {re.search(r" of (\d+) ", line)[1] for line in lines}  # type: ignore[index]
-    assert parents and str(fork_server._process.pid) not in parents
+    assert parents and str(pid_of(fork_server)) not in parents
 
 
 def test_copies_hold_no_line_on_which_others_could_be_asked_for(fork_server: ForkServer, tmp_path: Path) -> None:
@@ -310,13 +351,12 @@ IMPORTS = [
 def test_workers_of_a_branch_need_not_import_what_the_users_file_imports(
     fork_server: ForkServer, tmp_path: Path, imports: str
 ) -> None:
-    assert fork_server._process is not None
     with branch_of(fork_server, tmp_path, "", imports) as branch:
         for _ in range(2):
             with copy_of(branch, tmp_path) as worker:
                 count, parent = imported_and_parent(worker, tmp_path)
                 assert count == 1
-                assert parent != fork_server._process.pid
+                assert parent != pid_of(fork_server)
     assert gone(parent)
 
 
@@ -331,20 +371,18 @@ UNFIT = {
 def test_a_file_whose_imports_do_not_survive_a_fork_is_imported_by_each_worker(
     fork_server: ForkServer, tmp_path: Path, imported: str
 ) -> None:
-    assert fork_server._process is not None
     with branch_of(fork_server, tmp_path, imported, "import dependency") as branch, copy_of(branch, tmp_path) as worker:
-        assert imported_and_parent(worker, tmp_path) == (2, fork_server._process.pid)
+        assert imported_and_parent(worker, tmp_path) == (2, pid_of(fork_server))
 
 
 def test_a_worker_that_compiles_is_not_forked_from_a_branch_with_the_interpreter(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    assert fork_server._process is not None
     with (
         branch_of(fork_server, tmp_path, "import triton", "import dependency") as branch,
         Worker(sys.executable, cwd=str(tmp_path), env={}, fork_server=branch) as worker,
     ):
-        words = f"{fork_server._process.pid} None {['JITFunction'] * 2}"
+        words = f"{pid_of(fork_server)} None {['JITFunction'] * 2}"
         assert words in said(worker, tmp_path / "m.py", WHICH_TRITON)
 
 

@@ -188,7 +188,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory):
     ("body", "seconds", "error", "kind"),
     [
         ("import os\nos._exit(7)", 100, WorkerFailed, FailureKind.CRASHED),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", 100, WorkerFailed, FailureKind.OUT_OF_MEMORY),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", 100, WorkerFailed, FailureKind.KILLED),
         ("import time\ntime.sleep(60)", 12, WorkerFailed, FailureKind.TIMEOUT),
         ("import sys\nsys.exit(1)", 100, TargetRaises, FailureKind.EXITED),
         ("raise ValueError('out of memory, CUDA error: no')", 100, TargetRaises, FailureKind.EXCEPTION),

@@ -15,7 +15,8 @@ from fakes import ENVIRONMENT, action, search
 
 from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.core.run import RunStatus
-from mtmc_lsp.search.store import Store
+from mtmc_lsp.search.store import DamagedStore, Store
+from tests.hostile import DAMAGED_STORES, damage_store
 
 HERE = Path(__file__).resolve().parent
 ACTIONS = [action(i, outcome) for i, outcome in enumerate(("better", "wrong", "better", "better", "same"))]
@@ -74,12 +75,47 @@ def test_two_processes_write_runs_at_the_same_time(tmp_path: Path) -> None:
         assert [record.steps for record in store.runs()] == [len(steps)] * 4
 
 
-def test_a_damaged_store_says_which_file_to_delete(tmp_path: Path) -> None:
-    (tmp_path / "store.db").write_bytes(b"this is no database, " * 100)
-    with pytest.raises(EnvironmentNotAble) as caught:
-        Store(tmp_path)
-    assert "store.db" in str(caught.value)
-    assert "delete the file" in caught.value.remedy
+@pytest.mark.parametrize("kind", DAMAGED_STORES)
+def test_a_damaged_store_is_set_aside_with_one_message(tmp_path: Path, kind: str) -> None:
+    damage_store(tmp_path, kind, "/project/model.py")
+    with pytest.raises(DamagedStore) as caught, Store(tmp_path) as store:
+        store.runs()
+    (aside,) = (file for file in tmp_path.glob("store.db.damaged-*") if file.name[-4:] not in ("-wal", "-shm"))
+    assert f"It is now {aside.name}, and the next run begins a new store" in caught.value.message
+    assert aside.stat().st_size >= 4096, "the old content is still there"
+    with Store(tmp_path) as store:
+        assert store.runs() == []
+        run = store.begin("/project/model.py", "f", "hash", ENVIRONMENT)
+    with Store(tmp_path) as store:
+        assert [record.id for record in store.runs()] == [run]
+
+
+def test_a_store_with_an_unreadable_step_is_set_aside(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        run = store.begin("/project/model.py", "f", "hash", ENVIRONMENT)
+    with sqlite3.connect(tmp_path / "store.db") as db:
+        db.execute("insert into steps values (?, 1, ?)", (run, '{"index": "one"}'))
+    db.close()
+    with pytest.raises(DamagedStore, match="a document is no Step"), Store(tmp_path) as store:
+        store.steps(run)
+    aside = next(tmp_path.glob("store.db.damaged-*"))
+    with sqlite3.connect(aside) as db:
+        assert db.execute("select id from runs").fetchall() == [(run,)]
+    db.close()
+
+
+def test_a_locked_store_is_reported_and_stays_in_place(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    holder = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    holder.execute("pragma locking_mode=exclusive")
+    holder.execute("begin exclusive")
+    with pytest.raises(EnvironmentNotAble, match="database is locked") as caught:
+        Store(tmp_path, wait_seconds=0.1)
+    assert "end other programs that hold the file locked" in caught.value.remedy
+    holder.execute("rollback")
+    holder.close()
+    assert list(tmp_path.glob("*damaged*")) == []
+    Store(tmp_path).close()
 
 
 def test_a_store_of_a_later_version_is_refused_and_left_alone(tmp_path: Path) -> None:

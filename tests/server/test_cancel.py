@@ -59,7 +59,7 @@ async def _cancelled(ide: Editor, uri: str, kind: str, stage: str, delay: float)
     await ide.until(lambda: any(stage in words for words in ide.stages(job)) or ide._end_of(job), 300)
     until = time.monotonic() + delay
     await ide.until(lambda: time.monotonic() >= until or ide._end_of(job))
-    processes = set(_below(server))
+    processes = set(descendants(server))
     began = time.monotonic()
     ide.client.window_work_done_progress_cancel(lsp.WorkDoneProgressCancelParams(f"mtmc-{job}"))
     end = await ide.finished(job)
@@ -68,30 +68,35 @@ async def _cancelled(ide: Editor, uri: str, kind: str, stage: str, delay: float)
     assert end == "cancelled" or delay, end
     # A worker checks once per second whether its parent process exists.
     # The server's warm fork server stays. It is recognised here, because a process that has just started has no command yet.
-    await ide.until(lambda: not {p for p in processes if _is_alive(p) and not _is_warm_fork_server(p, server)}, 5)
+    await ide.until(lambda: not {p for p in processes if is_alive(p) and not _is_warm_fork_server(p, server)}, 5)
     assert await ide.command("jobs") == []
     return took
 
 
-def _below(process: int) -> Iterator[int]:
+def descendants(process: int) -> Iterator[int]:
     """All descendants of a process."""
     for children in Path(f"/proc/{process}/task").glob("*/children"):
         # A thread may have ended in the meantime.
         with contextlib.suppress(OSError):
             for child in map(int, children.read_text().split()):
                 yield child
-                yield from _below(child)
+                yield from descendants(child)
 
 
 def _is_warm_fork_server(process: int, server: int) -> bool:
-    """Whether a process is the fork server that the language server prepares for all runs."""
+    """Whether a process is the fork server that the language server prepares for all runs, or its supervisor."""
     with contextlib.suppress(OSError):
-        parent = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
-        return parent == server and b"--fork-server" in Path(f"/proc/{process}/cmdline").read_bytes()
+        parent = _parent(process)
+        is_near = parent == server or _parent(parent) == server
+        return is_near and b"--fork-server" in Path(f"/proc/{process}/cmdline").read_bytes()
     return False
 
 
-def _is_alive(process: int) -> bool:
+def _parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def is_alive(process: int) -> bool:
     """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"

@@ -150,5 +150,5 @@ def test_an_initialize_without_capabilities_is_rejected(params: Any) -> None:
 def test_the_server_answers_a_message_before_initialize() -> None:
     asked = framed({"jsonrpc": "2.0", "id": 1, "method": "no/such/method", "params": {}})
     said, _ = asyncio.run(_conversation(asked, initialize({}, 2), answers=2))
-    assert said[0]["error"]["code"] == -32601
+    assert said[0]["error"]["code"] == -32002
     assert said[1]["result"]["serverInfo"]["name"] == "mtmc-lsp"

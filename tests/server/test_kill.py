@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,8 @@ import pytest
 from editor import Editor, editor
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from test_fuzz import LONG
+from test_cancel import descendants, is_alive
 from test_review import MODEL, with_steps
-from test_runs import children_of
 
 from mtmc_lsp.search.store import Store
 
@@ -23,18 +22,39 @@ KEPT = {0: MODEL, 1: with_steps(1), 2: with_steps(1, 3), 3: with_steps(1, 3, 4)}
 """The expected file by the number of kept steps."""
 
 
-@pytest.mark.timeout(3000 if LONG else 120)
-@settings(
-    max_examples=100 if LONG else 4,
-    # Do not shrink: each example is slow, and its arguments show where the server was killed.
-    phases=(Phase.generate,),
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-@given(reports=st.integers(1, 20), delay_ms=st.integers(0, 60), keeps=st.integers(0, 3))
+def kills(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Kill at ``count`` random points of a run."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        return settings(
+            max_examples=count,
+            # Do not shrink: each example is slow, and its arguments show where the server was killed.
+            phases=(Phase.generate,),
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )(given(reports=st.integers(1, 20), delay_ms=st.integers(0, 60), keeps=st.integers(0, 3))(test))
+
+    return decorate
+
+
+@pytest.mark.timeout(120)
+@kills(4)
 def test_after_a_kill_at_any_point_the_file_is_intact_and_the_run_can_be_resumed(
     reports: int, delay_ms: int, keeps: int
 ) -> None:
+    _in_new_folder(reports, delay_ms, keeps)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@kills(100)
+def test_after_each_of_100_kills_the_file_is_intact_and_the_run_can_be_resumed(
+    reports: int, delay_ms: int, keeps: int
+) -> None:
+    _in_new_folder(reports, delay_ms, keeps)
+
+
+def _in_new_folder(reports: int, delay_ms: int, keeps: int) -> None:
     with tempfile.TemporaryDirectory(prefix="mtmc-kill-") as folder:
         root = Path(folder) / "user"
         root.mkdir()
@@ -52,10 +72,10 @@ async def _kill_and_resume(root: Path, reports: int, delay: float, keeps: int) -
                 await ide.command("keep", uri, "f")
                 file.write_text(ide.texts[uri])
         await asyncio.sleep(delay)
-        hosts = children_of(ide.client._server.pid)
+        processes = set(descendants(ide.client._server.pid))
         told = _accepted(ide.states)
         ide.client._server.kill()
-        await ide.until(lambda: not any(os.path.exists(f"/proc/{host}") for host in hosts), 10)
+        await ide.until(lambda: not any(map(is_alive, processes)), 10)
         ide.client.error = RuntimeError("the server was killed")
         saved = ide.texts[uri]
     assert file.read_text() == saved

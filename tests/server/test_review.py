@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 from pathlib import Path
@@ -116,7 +117,7 @@ async def test_undoing_one_kept_step_keeps_the_others(ide: Editor) -> None:
     await ide.finished(job["job"])
     await ide.until(lambda: ide.texts[uri] == with_steps(3, 4))
     stages = ide.stages(job["job"])
-    assert any("verifying" in stage for stage in stages), "what is left was verified again"
+    assert any("timing" in stage for stage in stages), "what is left was tried again"
     lenses = await ide.lenses(uri)
     assert lenses[0].startswith("✓ 2 steps kept · 1.56x")
 
@@ -247,6 +248,28 @@ async def test_after_a_restart_steps_are_pending_and_the_run_can_be_resumed(tmp_
         assert ide.texts[uri] == kept
 
 
+async def test_a_stopped_run_goes_on_after_edits_elsewhere_in_the_file(tmp_path: Path) -> None:
+    text = MODEL.replace("better wrong better better", "better sleep")
+    async with editor(tmp_path) as ide:
+        uri = ide.open(text)
+        job = (await ide.command("optimize", uri, "f"))["job"]
+        await ide.until(lambda: "step 2: action 2: verifying" in ide.stages(job))
+        await ide.command("cancel")
+        await ide.finished(job)
+        above, below = "# a comment\nNUMBER = 1\n", "\n\ndef other(y):\n    return NUMBER * y\n"
+        ide.set(uri, f"{above}{text.replace('better sleep', 'better better')}{below}")
+        edited = ide.texts[uri]
+        while "Resume the run" not in await ide.lenses(uri):
+            await asyncio.sleep(0.02)
+        job = (await ide.command("resume", uri, "f"))["job"]
+        assert "improved" in await ide.finished(job)
+        assert await ide.command("keepAll", uri, "f") is True
+        assert "# action 1" in ide.texts[uri]
+        assert "# action 2" in ide.texts[uri]
+        assert await ide.command("undoAll", uri, "f") is True
+        assert ide.texts[uri] == edited
+
+
 async def test_commands_after_a_restart_wait_until_stored_runs_are_loaded(tmp_path: Path) -> None:
     async with editor(tmp_path) as ide:
         await pending(ide)
@@ -324,3 +347,33 @@ async def test_code_that_could_not_be_removed_is_not_inserted(ide: Editor) -> No
     if ide.texts[uri] != broken:
         await ide.command("undoAll", uri, "f")
     assert ide.texts[uri] == broken
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (MODEL, "There is nothing to undo"),
+        (with_steps(1).replace(TAIL, ""), "`# mtmc: begin f` in line 16 has no matching line `# mtmc: end f`. Put"),
+        (
+            with_steps(1).replace("# mtmc: begin f\n", ""),
+            "`# mtmc: end f` in line 22 has no matching line `# mtmc: begin",
+        ),
+    ],
+)
+async def test_undo_all_says_why_it_removes_nothing(ide: Editor, text: str, words: str) -> None:
+    uri = ide.open(text)
+    ide.answers = ["Replace"]
+    assert await ide.command("undoAll", uri, "f") is False
+    assert words in ide.client.messages[-1].message
+    assert ide.texts[uri] == text
+
+
+async def test_an_undo_that_cannot_be_stored_says_so(tmp_path: Path) -> None:
+    async with editor(tmp_path) as ide:
+        uri = await pending(ide)
+        # Like a full disk, this keeps the result from being stored.
+        (tmp_path / ".mtmc" / "store.db").rename(tmp_path / ".mtmc" / "moved.db")
+        (tmp_path / ".mtmc" / "store.db").mkdir()
+        assert await ide.command("undo", uri, "f", step=4) is False
+        assert "is not a regular file" in ide.client.messages[-1].message
+        assert ide.texts[uri] == MODEL

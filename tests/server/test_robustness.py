@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from editor import FAKE, Editor, capabilities, editor
@@ -16,6 +19,7 @@ from mtmc_lsp.process.isolation import isolated_command
 
 pytestmark = pytest.mark.asyncio
 
+LENSES = {"textDocument": {"uri": "file:///m.py"}}
 MODEL = "import torch\n\n\ndef f(x):\n    return torch.relu(x) + 1\n"
 
 
@@ -47,6 +51,112 @@ async def test_an_invalid_request_gets_an_error_response(tmp_path: Path) -> None
     assert answer["error"]["code"] == -32602
     process.kill()
     await process.wait()
+
+
+HEADERS = {
+    "no length": b"Content-Type: nonsense\r\n\r\n{}",
+    "words": b"Content-Length: many\r\n\r\n{}",
+    "a negative number": b"Content-Length: -5\r\n\r\n{}",
+    "a huge number": b"Content-Length: 99999999999\r\n\r\n{}",
+    "too many digits": b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n{}",
+    "zero": b"Content-Length: 0\r\n\r\n",
+    "a long line": b"x" * 300_000 + b"\r\n\r\n",
+    "a long line without an end": b"x" * 300_000,
+    "binary data": bytes(range(256)) * 40,
+    "empty lines": b"\r\n" * 50,
+}
+
+
+@pytest.mark.parametrize("name", ["Content-Length: %d\r\n", "CONTENT-LENGTH:%d\r\n", "X: y\r\ncontent-length : %d\n"])
+async def test_after_a_malformed_header_the_next_message_is_read(ide: Editor, name: str) -> None:
+    uri = ide.open(MODEL)
+    stdin = ide.client._server.stdin
+    for version, (kind, header) in enumerate(HEADERS.items(), 2):
+        stdin.write(header)
+        params = change(uri, version, f"# after {kind}\n")
+        body = json.dumps({"jsonrpc": "2.0", "method": "textDocument/didChange", "params": params})
+        stdin.write(name.encode() % len(body) + b"\r\n" + body.encode())
+        answer = await ide.client.protocol.send_request_async("mtmc/text", {"uri": uri})
+        assert answer.text == f"# after {kind}\n"
+    assert ide.client.messages == [], "no message is shown"
+
+
+def change(uri: str, version: int, text: str) -> object:
+    return {"textDocument": {"uri": uri, "version": version}, "contentChanges": [{"text": text}]}
+
+
+INITIALIZE = {"method": "initialize", "params": {"processId": None, "rootUri": None, "capabilities": {}}}
+ORDERS: dict[str, tuple[list[Any], list[Any]]] = {
+    "a request before initialize": ([{"id": 1, "method": "textDocument/codeLens", "params": LENSES}], [-32002]),
+    "a notification before initialize": ([{"method": "textDocument/didSave", "params": LENSES}], []),
+    "initialize twice": ([{"id": 1, **INITIALIZE}, {"id": 2, **INITIALIZE}], [-32600]),
+    "a request after shutdown": (
+        [{"id": 1, **INITIALIZE}, {"id": 2, "method": "shutdown"}, {"id": 3, "method": "mtmc/text", "params": {}}],
+        [-32600],
+    ),
+    "no JSON": (["{"], [-32700]),
+    "no UTF-8": ([b"\xff\xfe\xff"], [-32700]),
+    "deep JSON": (["[" * 100_000 + "]" * 100_000], [-32700]),
+    "a huge number": (["1" * 10_000], [-32700]),
+    "a batch": (["[]"], [-32600]),
+    "a text": (['"initialize"'], [-32600]),
+    "no version": (['{"id": 1, "method": "shutdown"}'], [-32600]),
+}
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+async def test_invalid_messages_and_orders_get_the_protocols_answers(kind: str) -> None:
+    messages, codes = ORDERS[kind]
+    process = await asyncio.create_subprocess_exec(*FAKE, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for message in messages:
+        text = json.dumps({"jsonrpc": "2.0", **message}) if isinstance(message, dict) else message
+        body = text if isinstance(text, bytes) else text.encode()
+        process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    exits = b'{"jsonrpc": "2.0", "method": "exit"}'
+    process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(exits) + exits)
+    output = (await asyncio.wait_for(process.communicate(), 60))[0]
+    answers = [json.loads(part.split(b"\r\n\r\n")[1]) for part in output.split(b"Content-Length: ")[1:]]
+    assert [answer["error"]["code"] for answer in answers if "error" in answer] == codes
+
+
+@pytest.mark.slow
+async def test_a_server_whose_event_loop_is_stuck_ends_with_its_client(tmp_path: Path) -> None:
+    stuck = "import time\nfrom mtmc_lsp.server import app, server\nfrom mtmc_lsp.process.isolation import isolated_command\n"
+    stuck += "server.Server.document = lambda *_: time.sleep(3600)\napp.serve()\n"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", stuck, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    lenses = {"id": 2, "method": "textDocument/codeLens", "params": LENSES}
+    for message in ({"id": 1, **INITIALIZE}, {"method": "initialized", "params": {}}, lenses):
+        body = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    await process.stdout.readuntil(b"\r\n\r\n")
+    process.stdin.close()
+    assert await asyncio.wait_for(process.wait(), 60) == 1
+
+
+async def test_a_server_ends_with_the_process_of_its_client_even_if_its_input_stays_open() -> None:
+    reader, writer = os.pipe()
+    client = subprocess.Popen(["sleep", "600"])
+    process = await asyncio.create_subprocess_exec(*FAKE, stdin=reader, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    params = {**INITIALIZE["params"], "processId": client.pid}
+    for message in (
+        {"id": 1, "method": "initialize", "params": params},
+        {"id": 2, "method": "mtmc/text", "params": {}},
+    ):
+        body = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        os.write(writer, b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    await process.stdout.readuntil(b'"id": 2')
+    client.kill()
+    client.wait()
+    assert await asyncio.wait_for(process.wait(), 60) in (0, 1)
+    os.close(reader)
+    os.close(writer)
 
 
 async def test_changes_and_requests_for_files_that_are_not_open_are_ignored(ide: Editor) -> None:

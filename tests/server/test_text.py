@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lsprotocol import types as lsp
 
+from mtmc_lsp.server.edits import changed_lines
 from mtmc_lsp.server.text import Text
 from mtmc_lsp.source.outline import Outliner
 from mtmc_lsp.source.syntax import parse
@@ -86,3 +88,37 @@ def test_positions_outside_the_text_are_its_nearest() -> None:
 
 def test_half_a_surrogate_pair_comes_back_as_it_was() -> None:
     assert str(Text("x = '\ud83d'", "utf-16")) == "x = '\ud83d'"
+
+
+@pytest.mark.parametrize(("encoding", "inside"), [("utf-8", 1), ("utf-8", 2), ("utf-8", 3), ("utf-16", 1)])
+def test_a_position_inside_a_character_is_that_of_the_character(encoding: str, inside: int) -> None:
+    text = Text("é😀x", encoding)
+    start = text.position(len("é".encode()))
+    within = lsp.Position(0, start.character + inside)
+    assert text.offset(within) == len("é".encode())
+    text.replace(lsp.Range(within, within), "y")
+    assert str(text) == "éy😀x"
+
+
+LINES = st.lists(st.sampled_from([b"a\n", b"b\n", b"\n", b"c"]), max_size=14)
+
+
+@given(LINES, LINES)
+def test_changed_lines_turn_one_text_into_the_other_with_as_few_lines_as_possible(
+    old: list[bytes], new: list[bytes]
+) -> None:
+    ranges = changed_lines(old, new)
+    result, lengths = list(old), [[0] * (len(new) + 1) for _ in range(len(old) + 1)]
+    for a, b, c, d in reversed(ranges):
+        result[a:b] = new[c:d]
+    assert result == new
+    # The longest common subsequence, by its textbook recurrence.
+    for i, one in enumerate(old, 1):
+        for j, other in enumerate(new, 1):
+            lengths[i][j] = lengths[i - 1][j - 1] + 1 if one == other else max(lengths[i - 1][j], lengths[i][j - 1])
+    assert sum(b - a for a, b, _, _ in ranges) == len(old) - lengths[-1][-1]
+
+
+def test_too_many_changed_lines_are_one_range() -> None:
+    old, new = [b"%d" % number for number in range(2000)], [b"x%d" % number for number in range(2000)]
+    assert changed_lines(old, new) == [(0, 2000, 0, 2000)]

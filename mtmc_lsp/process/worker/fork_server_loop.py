@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import gc
 import importlib
@@ -17,14 +16,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from mtmc_lsp.process.cache_files import cache_folder
 from mtmc_lsp.process.priority import limit_to_cores
+from mtmc_lsp.process.supervisor import adopt_orphans, children
 
 MAX_MESSAGE_BYTES = 1 << 17
-SET_CHILD_SUBREAPER = 36
 CAPTURE_MODULES = (
     "torch._higher_order_ops.triton_kernel_wrap",
     "torch._dynamo",
@@ -99,7 +97,7 @@ def _serve_clients(
     """
     owner = socket.socket(fileno=server_file)
     owner.set_inheritable(False)
-    _adopt_orphans()
+    adopt_orphans()
     signal_ends = os.pipe()
     for end in signal_ends:
         os.set_blocking(end, False)
@@ -210,7 +208,7 @@ def _warm_branch(import_all: Callable[[], bool]) -> list[ChangedVariable]:
         or refused
         or calls
         or threading.active_count() > 1
-        or _children()
+        or children()
         or _uses_gpu()
         or os.getcwd() != folder
         or _interprets() != interprets
@@ -324,12 +322,6 @@ def _hash_triton() -> None:
         triton_key()
 
 
-def _adopt_orphans() -> None:
-    """Become the parent of processes that workers leave behind, in whatever session, so that they can be ended."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
 def _report_exits(clients: Mapping[socket.socket, set[int]]) -> None:
     """Report the workers that ended to their clients, and end the processes that they left behind."""
     while True:
@@ -343,17 +335,9 @@ def _report_exits(clients: Mapping[socket.socket, set[int]]) -> None:
             if pid in workers:
                 workers.discard(pid)
                 _send(client, {"exited": pid, "code": os.waitstatus_to_exitcode(status)})
-    for orphan in _children().difference(*clients.values()):
+    for orphan in children().difference(*clients.values()):
         with contextlib.suppress(OSError):
             os.kill(orphan, signal.SIGKILL)
-
-
-def _children() -> set[int]:
-    """The ids of this process's children, also of those that ended."""
-    with contextlib.suppress(OSError):
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
-        return {int(number) for number in children.split()}
-    return set()
 
 
 def _send(client: socket.socket, message: dict[str, int]) -> None:

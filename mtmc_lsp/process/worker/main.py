@@ -84,6 +84,12 @@ def _set_priority(*, lower: bool) -> None:
         priority.lower_priority()
 
 
+def _supervise() -> None:
+    from mtmc_lsp.process.supervisor import run_supervised
+
+    run_supervised()
+
+
 def _enter_sandbox(options: dict[str, Any]) -> None:
     import resource
 
@@ -197,6 +203,7 @@ def main() -> None:
         _import("mtmc_lsp.timing.worker.profile_command").once(str(options.profile))
         return
     _set_priority(lower=options.low_priority)
+    _supervise()
     if options.fork_server is None:
         _serve(options, options.answers)
         return

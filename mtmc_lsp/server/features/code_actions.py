@@ -5,8 +5,8 @@ An action stores only its target; its edit or command is computed when the actio
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lsprotocol import types as lsp
@@ -19,8 +19,8 @@ from mtmc_lsp.server.features.quick_fixes import quick_fixes
 from mtmc_lsp.server.handshake import CODE_ACTION_KIND as KIND
 from mtmc_lsp.server.kernels_file.edits import pair_edit
 from mtmc_lsp.server.kernels_file.texts import imported_kernels, whole_text
-from mtmc_lsp.server.server import Document, Server
-from mtmc_lsp.server.text import ERRORS
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import ERRORS, Document
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import OutlineEntry
 from mtmc_lsp.source.sibling.pair import FilePair, block_of, without_block
@@ -131,7 +131,7 @@ def _disabled_reason(ls: Server, document: Document, entry: OutlineEntry) -> str
     """Why the target cannot be optimised now, with the remedy; empty if it can."""
     if reason := _syntax_error_reason(entry):
         return reason
-    if not document.path or not Path(document.path).is_file():
+    if not document.path or not os.path.isfile(document.path):
         return "The file does not exist on disk. Save it first."
     job = ls.jobs.for_target(document.path, entry.target.qualname)
     return f"A job for it is already active: {job.title}. Wait for it or cancel it." if job is not None else ""

@@ -6,6 +6,7 @@ command returns immediately; the job that it starts reports progress.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from mtmc_lsp.server.features.code_actions import directive_edit, proposed_direc
 from mtmc_lsp.server.jobs import Job
 from mtmc_lsp.server.kernels_file.texts import is_unsaved, whole_text
 from mtmc_lsp.server.model_consent import MODEL_JOBS
-from mtmc_lsp.server.server import Document, Server
-from mtmc_lsp.server.text import ERRORS
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import ERRORS, Document
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import OutlineEntry
 
@@ -98,7 +99,7 @@ async def start(
     **request: Any,
 ) -> dict[str, Any] | None:
     """Queue a job once the folder is trusted. Returns the job id, or None if the file is not saved or not trusted."""
-    if not document.path or not Path(document.path).is_file():
+    if not document.path or not os.path.isfile(document.path):
         text = f"{document.uri} does not exist on disk. Save it first."
         ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Error, text))
         return None

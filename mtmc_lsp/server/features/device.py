@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
-
-from pygls.uris import to_fs_path
 
 from mtmc_lsp.app.interpreter import find_python, gpu_of
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.settings import read_settings
 from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import path_of
 
 DEVICE = "mtmc/device"
 
@@ -26,8 +26,8 @@ async def device(ls: Server, params: Any) -> dict[str, str] | None:
 
     Runs the folder's interpreter, so the answer is None for folders that are not trusted.
     """
-    path = to_fs_path(str(getattr(params, "uri", "")))
-    if path is None or not Path(path).exists():
+    path = path_of(str(getattr(params, "uri", "")))
+    if not path or not os.path.exists(path):
         return None
     file = Path(path) / "any.py" if Path(path).is_dir() else Path(path)
     if not ls.trusts(str(file)):

@@ -16,7 +16,8 @@ from mtmc_lsp.report.phrases import speedup_text
 from mtmc_lsp.server.handshake import SOURCE
 from mtmc_lsp.server.kernels_file.texts import block_place, whole_text
 from mtmc_lsp.server.reviews import ReviewState
-from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document
 from mtmc_lsp.source.blocks import find_block
 from mtmc_lsp.source.lint.finding import Finding, Severity
 
@@ -25,6 +26,7 @@ SEVERITIES = {
     Severity.WARNING: lsp.DiagnosticSeverity.Warning,
     Severity.HINT: lsp.DiagnosticSeverity.Hint,
 }
+NOT_ANALYSED = "not-analysed"
 PUSH_SECONDS = 0.01
 """Minimum time between two pushes: the first edit of a burst is checked immediately, the others together."""
 SETTLE_SECONDS = 0.5
@@ -118,7 +120,20 @@ def diagnostics_of(ls: Server, document: Document) -> list[lsp.Diagnostic]:
     diagnostics += [
         diagnostic_of(document, start, item) for start, item in document.findings if item.code not in ignored
     ]
-    return diagnostics
+    return diagnostics + [_not_analysed(document, start, end, reason) for start, end, reason in document.not_analysed]
+
+
+def _not_analysed(document: Document, start: int, end: int, reason: str) -> lsp.Diagnostic:
+    first, last = document.text.position(start), document.text.position(end)
+    return lsp.Diagnostic(
+        # Only the first line: editors would underline thousands of them.
+        range=document.text.line_range(first.line) if first.line != last.line else lsp.Range(first, last),
+        message=f"{reason[0].upper()}{reason[1:]}.",
+        severity=lsp.DiagnosticSeverity.Information,
+        code=NOT_ANALYSED,
+        code_description=documentation_link(NOT_ANALYSED),
+        source=SOURCE,
+    )
 
 
 def diagnostic_of(document: Document, start: int, finding: Finding) -> lsp.Diagnostic:

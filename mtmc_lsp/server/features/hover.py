@@ -14,7 +14,8 @@ from mtmc_lsp.guard.conditions import conditions_in
 from mtmc_lsp.report.phrases import headline, model_line, ratio_text, report_lines, timing_notes, verdict_line
 from mtmc_lsp.server.kernels_file.texts import whole_text
 from mtmc_lsp.server.reviews import Review, ReviewState
-from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document
 from mtmc_lsp.source.blocks import block_code
 from mtmc_lsp.source.dispatch.marks import DISPATCH
 from mtmc_lsp.source.triton.glossary import ACTIONS, TRITON

@@ -8,7 +8,8 @@ from mtmc_lsp.core.run import RunStatus, Step
 from mtmc_lsp.report.phrases import speedup_text
 from mtmc_lsp.server.jobs import Job
 from mtmc_lsp.server.reviews import ReviewState
-from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document
 
 
 def register(server: Server) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from lsprotocol import types as lsp
-from pygls.uris import to_fs_path
 
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import STORE
 from mtmc_lsp.server.options import SECTION, read_options, read_settings
 from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import path_of
 from mtmc_lsp.server.trust import Trust
 
 WATCHER = "mtmc-watch"
@@ -39,6 +39,8 @@ def initialize(ls: Server, params: lsp.InitializeParams) -> None:
     """Store the client's options."""
     ls.options = read_options(params.initialization_options)
     ls.trust = Trust(whole_workspace=ls.options.trusted)
+    if params.process_id is not None:
+        ls.client_watcher(params.process_id)
 
 
 async def initialized(ls: Server, params: lsp.InitializedParams) -> None:
@@ -96,7 +98,7 @@ def did_close(ls: Server, params: lsp.DidCloseTextDocumentParams) -> None:
     """Remove the file's diagnostics and lenses. An active run continues, because its results are stored."""
     ls.refresh(params.text_document.uri)
     # Edits that were not saved are gone.
-    ls.refresh_dependents(to_fs_path(params.text_document.uri) or "")
+    ls.refresh_dependents(path_of(params.text_document.uri))
 
 
 def did_save(ls: Server, params: lsp.DidSaveTextDocumentParams) -> None:
@@ -109,7 +111,7 @@ def did_save(ls: Server, params: lsp.DidSaveTextDocumentParams) -> None:
 
 async def did_change_watched_files(ls: Server, params: lsp.DidChangeWatchedFilesParams) -> None:
     """Reload the runs of open files whose store changed outside the editor."""
-    changed = [Path(to_fs_path(change.uri) or "") for change in params.changes]
+    changed = [Path(path_of(change.uri)) for change in params.changes]
     for path in changed:
         ls.refresh_dependents(str(path))
     folders = {Path(os.path.realpath(path.parent.parent)) for path in changed if path.name.startswith(STORE)}
@@ -122,7 +124,7 @@ async def did_change_watched_files(ls: Server, params: lsp.DidChangeWatchedFiles
 def did_rename(ls: Server, params: lsp.RenameFilesParams) -> None:
     """Move the runs of a renamed file."""
     for item in params.files:
-        old, new = to_fs_path(item.old_uri), to_fs_path(item.new_uri)
+        old, new = path_of(item.old_uri), path_of(item.new_uri)
         if old and new:
             ls.reviews.rename(old, new)
 

@@ -18,7 +18,8 @@ from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.results import KernelReport
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.settings import read_settings
-from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document
 from mtmc_lsp.source.lint import remove_ignored
 from mtmc_lsp.source.lint.finding import Finding, Severity
 

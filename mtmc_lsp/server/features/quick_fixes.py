@@ -6,7 +6,8 @@ from lsprotocol import types as lsp
 
 from mtmc_lsp.server.edits import workspace_edit
 from mtmc_lsp.server.features.diagnostics import diagnostic_of
-from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document
 from mtmc_lsp.source.lint.finding import Finding
 
 

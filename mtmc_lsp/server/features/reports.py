@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.search.store import Store
 from mtmc_lsp.search.stored_run import StoredRun, stored_run
 from mtmc_lsp.server.features.lenses import outcome
 from mtmc_lsp.server.reviews import ReviewState
-from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document
 
 if TYPE_CHECKING:
     from mtmc_lsp.report.page import Page
@@ -38,37 +38,29 @@ async def report(ls: Server, params: Any) -> dict[str, Any] | None:
     review_state = ls.review_state(document, str(getattr(params, "target", "")))
     run = getattr(params, "run", None)
     if review_state is None or (run is not None and run != review_state.review.run):
-        stored = await asyncio.to_thread(_stored, ls, document, str(run or ""))
-        if not run or stored is None:
+        stored = await _stored(ls, document, str(run)) if run else None
+        if stored is None:
             return None
         # Imported lazily here and below, because drawing modules import slowly.
         from mtmc_lsp.report.run_page import stored_page
 
         return _as_json(stored_page(stored))
-    return _as_json(await asyncio.to_thread(_newest, ls, document, review_state))
+    stored = await _stored(ls, document, review_state.review.run)
+    return _as_json(await asyncio.to_thread(_newest, review_state, stored))
 
 
-def _newest(ls: Server, document: Document, review_state: ReviewState) -> Page:
+def _newest(review_state: ReviewState, stored: StoredRun | None) -> Page:
     from mtmc_lsp.report.run_page import RunPage
 
     review = review_state.review
-    stored = _stored(ls, document, review.run)
     kept_steps = frozenset(step.index for step in review_state.kept_steps)
     identity = (review.run, review.path, review.qualname, review.started)
     exchanges = stored.exchanges if stored is not None else ()
     return RunPage(*identity, review.steps, review.environment, review.result, exchanges, kept_steps).page()
 
 
-def _stored(ls: Server, document: Document, run: str) -> StoredRun | None:
-    folder = ls.store_folder(document.path)
-    if folder is None:
-        return None
-    try:
-        with Store(folder) as store:
-            return stored_run(store, run)
-    except (MtmcError, TypeError, ValueError):
-        # An active run is not stored under its name yet, or the store has another version.
-        return None
+async def _stored(ls: Server, document: Document, run: str) -> StoredRun | None:
+    return await ls.read_store(document.path, lambda store: stored_run(store, run))
 
 
 def _as_json(page: Page) -> dict[str, Any]:
@@ -84,26 +76,22 @@ async def history(ls: Server, params: Any) -> list[dict[str, Any]]:
     runs: list[dict[str, Any]] = []
     for document in documents:
         if document is not None and document.path:
-            runs += await asyncio.to_thread(_older_runs, ls, document)
+            runs += await _older_runs(ls, document)
     return runs
 
 
-def _older_runs(ls: Server, document: Document) -> list[dict[str, Any]]:
-    folder = ls.store_folder(document.path)
-    if folder is None:
-        return []
-    try:
-        with Store(folder) as store:
-            newest_targets: set[str] = set()
-            older_records = []
-            for record in store.runs():
-                if record.path == document.path and record.qualname in newest_targets:
-                    older_records.append(record)
-                elif record.path == document.path:
-                    newest_targets.add(record.qualname)
-            return [_run_json(document, stored_run(store, record.id)) for record in older_records[:MAX_RUNS]]
-    except (MtmcError, TypeError, ValueError):
-        return []
+async def _older_runs(ls: Server, document: Document) -> list[dict[str, Any]]:
+    def read(store: Store) -> list[dict[str, Any]]:
+        newest_targets: set[str] = set()
+        older_records = []
+        for record in store.runs():
+            if record.path == document.path and record.qualname in newest_targets:
+                older_records.append(record)
+            elif record.path == document.path:
+                newest_targets.add(record.qualname)
+        return [_run_json(document, stored_run(store, record.id)) for record in older_records[:MAX_RUNS]]
+
+    return await ls.read_store(document.path, read) or []
 
 
 def _run_json(document: Document, stored: StoredRun) -> dict[str, Any]:

@@ -26,7 +26,9 @@ from mtmc_lsp.server.kernels_file.edits import apply_pair
 from mtmc_lsp.server.kernels_file.texts import imported_kernels, present_kernels
 from mtmc_lsp.server.protocol import shows_content
 from mtmc_lsp.server.reviews import ReviewState
-from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document
+from mtmc_lsp.source.blocks import BEGIN, END
 from mtmc_lsp.source.compose import compose, strip_generated
 from mtmc_lsp.source.sibling.pair import FilePair, separated, without_block
 from mtmc_lsp.source.targets import find_target
@@ -118,6 +120,8 @@ async def undo_all(ls: Server, *arguments: Any) -> bool:
         return False
     kernels, qualname = imported_kernels(ls, document), outlined.target.qualname
     new = _without_code(document, qualname, kernels)
+    if new == FilePair(document.text.data, kernels):
+        return _report_not_removable(ls, document, qualname)
     return await apply_pair(ls, document, kernels, new, f"Undo all steps of {qualname}")
 
 
@@ -148,6 +152,24 @@ def _chosen_step(review_state: ReviewState | None, argument: dict[str, Any], def
 def _report_nothing(ls: Server, what: str) -> bool:
     text = f"There is nothing {what}: this function has no matching step."
     ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Info, text))
+    return False
+
+
+def _report_not_removable(ls: Server, document: Document, qualname: str) -> bool:
+    """Say why no generated code can be removed: there is none, or one of its marks is missing."""
+    lines = [
+        document.text.line(number).decode("utf-8", "replace").strip() for number in range(document.text.line_count)
+    ]
+    numbers = {mark: lines.index(mark) + 1 for mark in (f"{BEGIN} {qualname}", f"{END} {qualname}") if mark in lines}
+    if not numbers:
+        return _report_nothing(ls, "to undo")
+    (mark, number), *_ = numbers.items()
+    other = f"{END} {qualname}" if mark.startswith(BEGIN) else f"{BEGIN} {qualname}"
+    text = (
+        f"The generated code of {qualname} cannot be removed: `{mark}` in line {number} has no matching line `{other}`."
+    )
+    text += " Put that line back, or delete the code by hand."
+    ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Error, text))
     return False
 
 
@@ -242,7 +264,11 @@ async def _undo_last(ls: Server, document: Document, review_state: ReviewState, 
         with open_store(Path(review.path)) as store:
             undo_last(store, review.run, step.index)
 
-    await asyncio.to_thread(note)
+    try:
+        await asyncio.to_thread(note)
+    except MtmcError as error:
+        ls.show_error(error)
+        return False
     await ls.load_reviews(document)
     return True
 

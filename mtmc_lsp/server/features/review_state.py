@@ -15,7 +15,8 @@ from mtmc_lsp.server.edits import minimal_edits
 from mtmc_lsp.server.features.lenses import outcome
 from mtmc_lsp.server.features.review import composed
 from mtmc_lsp.server.reviews import ReviewState
-from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document
 
 REVIEWS = "mtmc/reviews"
 CHANGED = "mtmc/reviewsChanged"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 
 from lsprotocol import types as lsp
 
 from mtmc_lsp.core.workload import TargetKind
-from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document
 from mtmc_lsp.source.blocks import BEGIN, END
 from mtmc_lsp.source.outline import OutlineEntry
 
@@ -17,7 +19,9 @@ KINDS = {
     TargetKind.MODULE: lsp.SymbolKind.Class,
     TargetKind.KERNEL: lsp.SymbolKind.Event,
 }
-BLOCK_START = re.compile(rb"^" + BEGIN.encode() + rb" (\S+)[ \t]*\r?$", re.MULTILINE)
+BLOCK_START, BLOCK_END = (
+    re.compile(rb"^" + mark.encode() + rb" (\S+)[ \t]*\r?$", re.MULTILINE) for mark in (BEGIN, END)
+)
 
 
 def register(server: Server) -> None:
@@ -38,7 +42,8 @@ def symbols(ls: Server, params: lsp.DocumentSymbolParams) -> list[lsp.DocumentSy
         parent = symbols_by_name.get(item.target.qualname.rpartition(".")[0])
         symbols_by_name[item.target.qualname] = symbol
         if parent is not None:
-            parent.children = [*(parent.children or []), symbol]
+            parent.children = children = parent.children if isinstance(parent.children, list) else []
+            children.append(symbol)
         else:
             top_level.append(symbol)
     return top_level
@@ -60,10 +65,14 @@ def folding(ls: Server, params: lsp.FoldingRangeParams) -> list[lsp.FoldingRange
     if document is None:
         return []
     text = document.text
+    ends: dict[bytes, list[int]] = {}
+    for mark in BLOCK_END.finditer(text.data):
+        ends.setdefault(mark[1], []).append(mark.start())
     ranges = []
-    for begin in BLOCK_START.finditer(text.data):
-        end = text.data.find(END.encode() + b" " + begin[1], begin.end())
-        if end >= 0:
-            first, last = text.position(begin.start()).line, text.position(end).line
+    for mark in BLOCK_START.finditer(text.data):
+        candidates = ends.get(mark[1], [])
+        index = bisect_left(candidates, mark.end())
+        if index < len(candidates):
+            first, last = text.position(mark.start()).line, text.position(candidates[index]).line
             ranges.append(lsp.FoldingRange(first, last, kind=lsp.FoldingRangeKind.Region))
     return ranges

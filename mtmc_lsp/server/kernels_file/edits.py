@@ -17,7 +17,8 @@ from mtmc_lsp.source.sibling.disk import write_kernels
 from mtmc_lsp.source.sibling.pair import FilePair, kernels_path
 
 if TYPE_CHECKING:
-    from mtmc_lsp.server.server import Document, Server
+    from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document
 
 Change = lsp.TextDocumentEdit | lsp.CreateFile | lsp.RenameFile | lsp.DeleteFile
 

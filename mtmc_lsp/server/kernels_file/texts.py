@@ -11,7 +11,8 @@ from mtmc_lsp.source.sibling.pair import FilePair, block_of, joined, kernels_pat
 from mtmc_lsp.source.sibling.statement import find_kernel_import
 
 if TYPE_CHECKING:
-    from mtmc_lsp.server.server import Document, Server
+    from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document
 
 
 def kernels_document(ls: Server, document: Document) -> Document | None:

@@ -47,10 +47,14 @@ def context_of(outline: Outline) -> Context:
     return Context(names, outline.kernels, outline.launched, outline.called, outline.mentions_layout)
 
 
+def is_checked(text: bytes, context: Context) -> bool:
+    """Whether the checks apply to a top-level statement: most neither define nor call a kernel, and need no parsing."""
+    return b"jit" in text or b"forward" in text or bool(context.kernels and LAUNCH.search(text))
+
+
 def check(text: bytes, context: Context) -> tuple[Finding, ...]:
     """Run the checks on one top-level statement. Findings are in source order, with offsets relative to ``text``."""
-    # Most statements neither define nor call a kernel and need no parsing.
-    if not (b"jit" in text or b"forward" in text or (context.kernels and LAUNCH.search(text))):
+    if not is_checked(text, context):
         return ()
     root = parse(text)
     findings = [

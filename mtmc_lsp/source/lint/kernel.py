@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +11,8 @@ from tree_sitter import Node
 from mtmc_lsp.source.lint.finding import Context
 from mtmc_lsp.source.syntax import field, text_of, walk, with_decorators
 
+ENCLOSING = frozenset("function_definition if_statement conditional_expression for_statement while_statement".split())
+"""Types of nodes that :class:`Enclosing` finds."""
 REDUCTIONS = frozenset("sum max min argmax argmin reduce xor_sum program_id num_programs cdiv static_range".split())
 """Triton functions that may reduce a block to a scalar, or never return a block."""
 MODULES = ("triton.language", "triton.language.core", "triton.language.math")
@@ -98,27 +100,70 @@ class Kernel:
         return {name: tuple(nodes) for name, nodes in values.items()}
 
     @cached_property
+    def enclosing(self) -> Enclosing:
+        """Conditions and loops around the nodes of the body."""
+        return Enclosing(self.body)
+
+    @cached_property
+    def _blocks(self) -> dict[tuple[str, int], bool]:
+        """Cache of ``is_block`` for names: a name can occur as often as it has values."""
+        return {}
+
+    @cached_property
     def loop_names(self) -> frozenset[str]:
         """Names bound by loops."""
         loops = (field(node, "left") for node in walk(self.body) if node.type == "for_statement")
         return frozenset(text_of(i) for left in loops if left is not None for i in walk(left) if i.type == "identifier")
 
-    def sources(self, node: Node) -> list[Node]:
-        """The expression and all expressions assigned to the names it depends on, directly or indirectly."""
+    def sources(self, *nodes: Node) -> list[Node]:
+        """The expressions and all expressions assigned to the names they depend on, directly or indirectly."""
         visited: set[str] = set()
-        pending, sources = [node], []
+        # One assignment can give values to many names: `a, b = f(...)`.
+        expressions = {node.id: node for node in nodes}
+        pending = [*nodes]
         while pending:
-            item = pending.pop()
-            sources.append(item)
-            for name in names_in(item):
-                if name not in visited:
-                    visited.add(name)
-                    pending.extend(self.values.get(name, ()))
-        return sources
+            for name in names_in(pending.pop()):
+                if name in visited:
+                    continue
+                visited.add(name)
+                for value in self.values.get(name, ()):
+                    if value.id not in expressions:
+                        expressions[value.id] = value
+                        pending.append(value)
+        return [*expressions.values()]
 
-    def dependencies(self, node: Node) -> set[str]:
-        """Every name that an expression depends on, directly or indirectly."""
-        return {name for source in self.sources(node) for name in names_in(source)}
+    @cached_property
+    def names_from_parameters(self) -> frozenset[str]:
+        """Names that depend on parameters, and the parameters."""
+        return self._dependents(self.parameters.keys())
+
+    @cached_property
+    def names_from_loops(self) -> frozenset[str]:
+        """Names that depend on loop variables, and these variables."""
+        return self._dependents(self.loop_names)
+
+    @cached_property
+    def _users(self) -> dict[str, set[str]]:
+        """Name to the names that are assigned expressions with it."""
+        users: dict[str, set[str]] = {}
+        names_of: dict[int, frozenset[str]] = {}
+        for name, values in self.values.items():
+            for value in values:
+                if value.id not in names_of:
+                    names_of[value.id] = frozenset(names_in(value))
+                for used in names_of[value.id]:
+                    users.setdefault(used, set()).add(name)
+        return users
+
+    def _dependents(self, names: Iterable[str]) -> frozenset[str]:
+        """The names, and all names that depend on them directly or indirectly."""
+        dependents = set(names)
+        pending = [*dependents]
+        while pending:
+            new = self._users.get(pending.pop(), set()) - dependents
+            dependents |= new
+            pending.extend(new)
+        return frozenset(dependents)
 
     def is_block(self, node: Node, depth: int = 8) -> bool:
         """Whether an expression is certainly a block and not a scalar."""
@@ -126,9 +171,12 @@ class Kernel:
             return False
         kind = node.type
         if kind == "identifier":
-            values = self.values.get(text_of(node), ())
-            # A name counts as a block only if all its values are blocks.
-            return bool(values) and all(self.is_block(value, depth - 1) for value in values)
+            key = (text_of(node), depth)
+            if key not in self._blocks:
+                values = self.values.get(key[0], ())
+                # A name counts as a block only if all its values are blocks.
+                self._blocks[key] = bool(values) and all(self.is_block(value, depth - 1) for value in values)
+            return self._blocks[key]
         if kind == "parenthesized_expression":
             return any(self.is_block(child, depth) for child in node.named_children)
         if kind in ("binary_operator", "comparison_operator", "unary_operator"):
@@ -155,15 +203,17 @@ def kernels_in(root: Node, context: Context) -> Iterator[Kernel]:
 
 def names_in(node: Node) -> Iterator[str]:
     """Identifiers in an expression, without attribute names and keyword names."""
-    for item in walk(node):
-        if item.type != "identifier":
-            continue
-        parent = item.parent
-        if parent is not None and parent.type == "attribute" and field(parent, "attribute") == item:
-            continue
-        if parent is not None and parent.type == "keyword_argument" and field(parent, "name") == item:
-            continue
-        yield text_of(item)
+    pending = [node]
+    while pending:
+        item = pending.pop()
+        kind = item.type
+        if kind == "identifier":
+            yield text_of(item)
+        elif kind in ("attribute", "keyword_argument"):
+            part = field(item, "object" if kind == "attribute" else "value")
+            pending += [part] if part is not None else []
+        else:
+            pending.extend(reversed(item.children))
 
 
 def argument(call: Node, position: int, keyword: str) -> Node | None:
@@ -181,13 +231,29 @@ def argument(call: Node, position: int, keyword: str) -> Node | None:
     return positional[position] if position < len(positional) else None
 
 
-def ancestors(node: Node, kind: str, within: Node) -> Iterator[Node]:
-    """Ancestors of a node with the given type, innermost first, up to ``within``."""
-    item = node.parent
-    while item is not None and item != within:
-        if item.type == kind:
-            yield item
-        item = item.parent
+class Enclosing:
+    """The functions, conditions and loops around each node inside ``within``.
+
+    ``Node.parent`` searches from the root of the tree, so following it upwards takes quadratic time in long expressions.
+    """
+
+    def __init__(self, within: Node) -> None:
+        self._innermost: dict[int, Node] = {}
+        pending: list[tuple[Node, Node | None]] = [(child, None) for child in within.children]
+        while pending:
+            node, outer = pending.pop()
+            if outer is not None:
+                self._innermost[node.id] = outer
+            inner = node if node.type in ENCLOSING else outer
+            pending.extend((child, inner) for child in node.children)
+
+    def ancestors(self, node: Node, *kinds: str) -> Iterator[Node]:
+        """Ancestors of a node with one of these types out of ``ENCLOSING``, innermost first."""
+        outer = self._innermost.get(node.id)
+        while outer is not None:
+            if outer.type in kinds:
+                yield outer
+            outer = self._innermost.get(outer.id)
 
 
 def _parameter(node: Node) -> KernelParameter | None:

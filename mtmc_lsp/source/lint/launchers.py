@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from mtmc_lsp.source.lint.finding import Context
-from mtmc_lsp.source.lint.kernel import ancestors
 from mtmc_lsp.source.syntax import field, text_of, walk
 
 TENSOR_USES = frozenset("shape numel size stride dtype device is_cuda ndim element_size data_ptr".split())
@@ -21,9 +20,12 @@ def functions(root: Node) -> Iterator[Node]:
 
 def direct_nodes(function: Node) -> Iterator[Node]:
     """The nodes of a function, without those of nested functions."""
-    for node in walk(function):
-        if next(ancestors(node, "function_definition", function), None) is None:
-            yield node
+    pending = [function]
+    while pending:
+        node = pending.pop()
+        yield node
+        if node.type != "function_definition" or node == function:
+            pending.extend(reversed(node.children))
 
 
 def is_forward(function: Node) -> bool:

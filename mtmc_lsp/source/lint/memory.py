@@ -7,22 +7,26 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from mtmc_lsp.source.lint.finding import Finding, Fix, Severity, finding_at
-from mtmc_lsp.source.lint.kernel import Kernel, ancestors, argument, names_in
+from mtmc_lsp.source.lint.kernel import Kernel, argument, names_in
 from mtmc_lsp.source.syntax import field, text_of, walk
 
 
 def unmasked_access(kernel: Kernel) -> Iterator[Finding]:
     """A load or store without a mask, at offsets that the kernel compares with a bound elsewhere."""
     bounded = _bounded_names(kernel)
+    checked_by_pointer: dict[str, list[str]] = {}
     for name, call in kernel.calls:
         if name not in ("load", "store") or _has_mask(name, call):
             continue
         pointer = argument(call, 0, "pointer")
         if pointer is None or _is_conditional(kernel, call) or not kernel.is_block(pointer):
             continue
-        # Consider only names in the pointer expression itself, or in the value of the pointer variable.
-        pointer_names = {n for item in (pointer, *_values(kernel, pointer)) for n in names_in(item)}
-        checked = sorted(pointer_names & bounded.keys())
+        key = text_of(pointer)
+        if key not in checked_by_pointer:
+            # Consider only names in the pointer expression itself, or in the value of the pointer variable.
+            pointer_names = {n for item in (pointer, *_values(kernel, pointer)) for n in names_in(item)}
+            checked_by_pointer[key] = sorted(pointer_names & bounded.keys())
+        checked = checked_by_pointer[key]
         if checked and not _in_other_loop(kernel, call, bounded[checked[0]]):
             action = "read" if name == "load" else "written"
             message = (
@@ -48,6 +52,7 @@ def _values(kernel: Kernel, pointer: Node) -> tuple[Node, ...]:
 def _bounded_names(kernel: Kernel) -> dict[str, Node]:
     """Offset blocks that are compared with a bound, and the comparison. Wrapped or clamped offsets are excluded."""
     result: dict[str, Node] = {}
+    seen: set[str] = set()
     for node in walk(kernel.body):
         if node.type != "comparison_operator" or len(node.named_children) != 2:
             continue
@@ -58,15 +63,17 @@ def _bounded_names(kernel: Kernel) -> dict[str, Node]:
         operand = left
         while operand.type in ("subscript", "parenthesized_expression"):
             operand = operand.named_children[0]
-        if operand.type == "identifier" and kernel.is_block(operand) and not _is_wrapped(kernel, operand):
-            result.setdefault(text_of(operand), node)
+        if operand.type == "identifier" and text_of(operand) not in seen:
+            seen.add(text_of(operand))
+            if kernel.is_block(operand) and not _is_wrapped(kernel, operand):
+                result[text_of(operand)] = node
     return result
 
 
 def _is_bound(kernel: Kernel, node: Node) -> bool:
     """Whether a value depends on kernel parameters and not on a loop variable."""
-    names = kernel.dependencies(node)
-    return bool(names & kernel.parameters.keys()) and not names & kernel.loop_names
+    names = frozenset(names_in(node))
+    return bool(names & kernel.names_from_parameters) and not names & kernel.names_from_loops
 
 
 def _is_wrapped(kernel: Kernel, name: Node) -> bool:
@@ -75,14 +82,14 @@ def _is_wrapped(kernel: Kernel, name: Node) -> bool:
 
 def _is_conditional(kernel: Kernel, call: Node) -> bool:
     """Whether the call is inside a condition, such as ``if EVEN_N``, that may check the bound."""
-    return any(True for kind in ("if_statement", "conditional_expression") for _ in ancestors(call, kind, kernel.body))
+    return any(True for _ in kernel.enclosing.ancestors(call, "if_statement", "conditional_expression"))
 
 
 def _in_other_loop(kernel: Kernel, call: Node, compared: Node) -> bool:
     """Whether the call is in a loop without the comparison. Full blocks may be processed separately from the last one."""
     kinds = ("for_statement", "while_statement")
-    compared_loops = {loop.id for kind in kinds for loop in ancestors(compared, kind, kernel.body)}
-    return any(loop.id not in compared_loops for kind in kinds for loop in ancestors(call, kind, kernel.body))
+    compared_loops = {loop.id for loop in kernel.enclosing.ancestors(compared, *kinds)}
+    return any(loop.id not in compared_loops for loop in kernel.enclosing.ancestors(call, *kinds))
 
 
 def int32_offset(kernel: Kernel) -> Iterator[Finding]:
@@ -92,13 +99,12 @@ def int32_offset(kernel: Kernel) -> Iterator[Finding]:
         return
     products: dict[int, dict[str, tuple[Node, Node]]] = {}
     """Start of each ``program_id`` call, to its products: their text, the program id call and the product."""
-    for name, call in kernel.calls:
-        pointer = argument(call, 0, "pointer") if name in ("load", "store") else None
-        for source in kernel.sources(pointer) if pointer is not None else ():
-            for node in walk(source):
-                program_id = _narrow_program_id(kernel, node)
-                if program_id is not None:
-                    products.setdefault(program_id.start_byte, {}).setdefault(text_of(node), (program_id, node))
+    accesses = (argument(call, 0, "pointer") for name, call in kernel.calls if name in ("load", "store"))
+    for source in kernel.sources(*(pointer for pointer in accesses if pointer is not None)):
+        for node in walk(source):
+            program_id = _narrow_program_id(kernel, node)
+            if program_id is not None:
+                products.setdefault(program_id.start_byte, {}).setdefault(text_of(node), (program_id, node))
     widened = _widened(kernel)
     for start, products_of_id in products.items():
         if start not in widened:
@@ -120,12 +126,12 @@ def _overflow(kernel: Kernel, products: list[tuple[Node, Node]]) -> Finding:
 def _narrow_program_id(kernel: Kernel, node: Node) -> Node | None:
     """The ``program_id`` call in a 32-bit product of a program id and a runtime parameter."""
     for factor, other_factor in _factors(node):
-        is_wide = "int64" in text_of(node) or any("int64" in text_of(s) for s in kernel.sources(factor))
         program_id = _program_id(kernel, factor)
         parameter = kernel.parameters.get(text_of(other_factor)) if other_factor.type == "identifier" else None
-        if program_id is None or parameter is None or is_wide or parameter.is_constexpr or "64" in parameter.annotation:
+        if program_id is None or parameter is None or parameter.is_constexpr or "64" in parameter.annotation:
             continue
-        return program_id
+        if "int64" not in text_of(node) and not any("int64" in text_of(s) for s in kernel.sources(factor)):
+            return program_id
     return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from mtmc_lsp.source.lint.finding import Finding, Severity, finding_at
-from mtmc_lsp.source.lint.kernel import Kernel, ancestors, argument
+from mtmc_lsp.source.lint.kernel import Kernel, argument
 from mtmc_lsp.source.syntax import field, text_of, walk
 
 MIN_DOT_SIZE = 16
@@ -19,13 +19,14 @@ SHAPED_CONSTRUCTORS = {"zeros": (1, "dtype"), "full": (2, "dtype")}
 
 def dot_operands(kernel: Kernel) -> Iterator[Finding]:
     """``tl.dot`` with operands of different dtypes or with a size below 16."""
+    known: dict[tuple[str, int], str] = {}
     for name, call in kernel.calls:
         if name != "dot":
             continue
         left, right = argument(call, 0, "input"), argument(call, 1, "other")
         if left is None or right is None:
             continue
-        types = (_dtype(kernel, left), _dtype(kernel, right))
+        types = (_dtype(kernel, left, known), _dtype(kernel, right, known))
         # Different float8 dtypes may be multiplied with each other.
         if all(types) and types[0] != types[1] and not all("float8" in kind for kind in types):
             message = f"the operands are {types[0]} and {types[1]}; convert one so that both have the same type"
@@ -37,14 +38,16 @@ def dot_operands(kernel: Kernel) -> Iterator[Finding]:
                 yield finding_at("dot-operands", Severity.ERROR, call, message)
 
 
-def _dtype(kernel: Kernel, node: Node, depth: int = 6) -> str:
-    """The explicit dtype of a block; empty if unknown."""
+def _dtype(kernel: Kernel, node: Node, known: dict[tuple[str, int], str], depth: int = 6) -> str:
+    """The explicit dtype of a block; empty if unknown. ``known`` caches the dtypes of names."""
     if depth == 0:
         return ""
     if node.type == "identifier":
-        values = kernel.values.get(text_of(node), ())
-        types = {_dtype(kernel, value, depth - 1) for value in values}
-        return types.pop() if len(types) == 1 else ""
+        key = (text_of(node), depth)
+        if key not in known:
+            types = {_dtype(kernel, value, known, depth - 1) for value in kernel.values.get(key[0], ())}
+            known[key] = types.pop() if len(types) == 1 else ""
+        return known[key]
     if node.type != "call":
         return ""
     function = field(node, "function")
@@ -53,7 +56,7 @@ def _dtype(kernel: Kernel, node: Node, depth: int = 6) -> str:
         return _dtype_name(kernel, argument(node, *SHAPED_CONSTRUCTORS[name]))
     if name == "trans":
         inner = argument(node, 0, "input")
-        return _dtype(kernel, inner, depth - 1) if inner is not None else ""
+        return _dtype(kernel, inner, known, depth - 1) if inner is not None else ""
     if function is not None and function.type == "attribute" and text_of(field(function, "attribute")) == "to":
         return _dtype_name(kernel, argument(node, 0, "dtype"))
     return ""
@@ -79,21 +82,21 @@ def _small_size(kernel: Kernel, node: Node) -> int | None:
 
 def low_precision_accumulator(kernel: Kernel) -> Iterator[Finding]:
     """A sum over a loop that is accumulated in 16 bits or fewer."""
-    reported: set[str] = set()
+    accumulated: set[str] = set()
     for node in walk(kernel.body):
         left = field(node, "left") if node.type in ("augmented_assignment", "assignment") else None
         name = text_of(left)
-        if left is None or left.type != "identifier" or name in reported or not _accumulates(kernel, node, name):
+        if left is None or left.type != "identifier" or name in accumulated or not _accumulates(kernel, node, name):
             continue
-        if not any(True for kind in ("for_statement", "while_statement") for _ in ancestors(node, kind, kernel.body)):
+        if not any(True for _ in kernel.enclosing.ancestors(node, "for_statement", "while_statement")):
             continue
+        accumulated.add(name)
         for value in kernel.values.get(name, ()):
             call = kernel.triton_name(field(value, "function")) if value.type == "call" else ""
             kind = (
                 _dtype_name(kernel, argument(value, *SHAPED_CONSTRUCTORS[call])) if call in SHAPED_CONSTRUCTORS else ""
             )
             if kind in SMALL_FLOATS:
-                reported.add(name)
                 message = f"`{name}` accumulates in {kind} over a loop and loses precision; use tl.float32 and convert the result"
                 yield finding_at("low-precision-accumulator", Severity.WARNING, value, message)
 

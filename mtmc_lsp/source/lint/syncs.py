@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from tree_sitter import Node
 
 from mtmc_lsp.source.lint.finding import Context, Finding, Severity, finding_at
-from mtmc_lsp.source.lint.kernel import ancestors
+from mtmc_lsp.source.lint.kernel import Enclosing
 from mtmc_lsp.source.lint.launchers import direct_nodes, functions, is_forward, launches, tensor_parameters
 from mtmc_lsp.source.syntax import field, text_of, walk
 
@@ -36,15 +37,15 @@ def host_sync(root: Node, context: Context) -> Iterator[Finding]:
         where = "a launcher" if launches(function, context) else "forward" if is_forward(function) else ""
         if not where:
             continue
-        tensors = _tensors(function)
+        tensors, enclosing = _tensors(function), Enclosing(function)
         for node in direct_nodes(function):
             sync = _sync(node, tensors) if node.type == "call" else ""
-            if sync and not _is_deliberate(node, function):
+            if sync and not _is_deliberate(node, enclosing):
                 message = f"{sync} inside {where} waits for the GPU and leaves it idle afterwards"
                 yield finding_at("host-sync", Severity.HINT, node, message)
 
 
-def _sync(call: Node, tensors: frozenset[str]) -> str:
+def _sync(call: Node, tensors: AbstractSet[str]) -> str:
     """Description of the synchronising call; empty if the call does not synchronise."""
     function, arguments = field(call, "function"), field(call, "arguments")
     argument_nodes = arguments.named_children if arguments is not None else []
@@ -67,12 +68,12 @@ def _sync(call: Node, tensors: frozenset[str]) -> str:
     return SYNC_METHODS.get(name, "") if not argument_nodes and not is_shape else ""
 
 
-def _is_deliberate(node: Node, function: Node) -> bool:
-    conditions = (text_of(field(item, "condition")) for item in ancestors(node, "if_statement", function))
+def _is_deliberate(node: Node, enclosing: Enclosing) -> bool:
+    conditions = (text_of(field(item, "condition")) for item in enclosing.ancestors(node, "if_statement"))
     return any(word in condition for condition in conditions for word in DEBUG_NAMES)
 
 
-def _prints_tensor(node: Node, tensors: frozenset[str]) -> bool:
+def _prints_tensor(node: Node, tensors: AbstractSet[str]) -> bool:
     """Whether an argument of ``print`` is a tensor or an f-string that contains one."""
     if node.type != "string":
         return _is_tensor(node, tensors)
@@ -82,7 +83,7 @@ def _prints_tensor(node: Node, tensors: frozenset[str]) -> bool:
 
 def _tensors(function: Node) -> frozenset[str]:
     """Names that certainly hold tensors: parameters used as tensors, and names to which only tensors are assigned."""
-    known = frozenset(tensor_parameters(function))
+    known = tensor_parameters(function)
     values: dict[str, list[Node]] = {}
     for node in direct_nodes(function):
         left, right = field(node, "left"), field(node, "right")
@@ -92,11 +93,11 @@ def _tensors(function: Node) -> frozenset[str]:
                 values.setdefault(text_of(target), []).append(right if target == left else left)
     for name, assigned in values.items():
         if all(_is_tensor(value, known) for value in assigned):
-            known |= {name}
-    return known
+            known.add(name)
+    return frozenset(known)
 
 
-def _is_tensor(node: Node, tensors: frozenset[str], depth: int = MAX_DEPTH) -> bool:
+def _is_tensor(node: Node, tensors: AbstractSet[str], depth: int = MAX_DEPTH) -> bool:
     """Whether an expression is certainly a tensor."""
     if depth == 0:
         return False
@@ -113,7 +114,7 @@ def _is_tensor(node: Node, tensors: frozenset[str], depth: int = MAX_DEPTH) -> b
     return kind == "call" and _returns_tensor(node, tensors, depth)
 
 
-def _returns_tensor(call: Node, tensors: frozenset[str], depth: int) -> bool:
+def _returns_tensor(call: Node, tensors: AbstractSet[str], depth: int) -> bool:
     function, arguments = field(call, "function"), field(call, "arguments")
     if function is None or function.type != "attribute":
         return False

@@ -8,8 +8,9 @@ file mentions it): kernels that exceed a resource limit with this dtype also exc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tree_sitter import Node
 
@@ -18,7 +19,8 @@ from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.source.chunks import Chunk
 from mtmc_lsp.source.lint import context_of
-from mtmc_lsp.source.lint.kernel import Kernel, ancestors, argument, kernels_in
+from mtmc_lsp.source.lint.finding import Context
+from mtmc_lsp.source.lint.kernel import Enclosing, Kernel, argument, kernels_in
 from mtmc_lsp.source.outline import LAUNCH, Outline
 from mtmc_lsp.source.syntax import field, parse, text_of, walk, with_decorators
 from mtmc_lsp.source.triton.launch_values import (
@@ -63,6 +65,7 @@ def launch_forms(outline: Outline, path: str) -> list[LaunchForm]:
     constants = module_constants(outline)
     narrow = "float8_e5m2" if re.search(rb"fp8|float8", outline.text) else "float16"
     forms: list[LaunchForm] = []
+    calls = _launch_calls(outline, context)
     for chunk in outline.chunks:
         if b"jit" not in chunk.text:
             continue
@@ -70,7 +73,7 @@ def launch_forms(outline: Outline, path: str) -> list[LaunchForm]:
             parent = with_decorators(kernel.node).parent
             # A kernel inside a function is not a module attribute, so it could not be imported.
             if parent is not None and parent.type == "module":
-                launches = _launches(kernel, outline, path, constants)
+                launches = [_launch_values(kernel, call, outline, path, constants) for call in calls[kernel.name]]
                 tuned = list(configurations(kernel, outline, chunk, constants))
                 forms += _forms(kernel, chunk, launches, tuned, narrow)
     return sorted(forms, key=lambda form: form.volume, reverse=True)[:MAX_FORMS]
@@ -183,23 +186,37 @@ def _leftmost(kernel: Kernel, node: Node | None) -> Node | None:
 # Launches ------------------------------------------------------------------------------------------------------------
 
 
-def _launches(kernel: Kernel, outline: Outline, path: str, constants: Mapping[str, object]) -> list[LaunchValues]:
-    """Launches of a kernel and their values."""
-    launches = []
+class _LaunchCall(NamedTuple):
+    """A launch ``kernel[grid](...)`` in the source."""
+
+    call: Node
+    callee: Node
+    chunk: Chunk
+    functions: tuple[Node, ...]
+    """The functions around the launch, innermost first."""
+
+
+def _launch_calls(outline: Outline, context: Context) -> Mapping[str, Sequence[_LaunchCall]]:
+    """The launches of each kernel."""
+    calls: dict[str, list[_LaunchCall]] = {name: [] for name in context.kernels}
     for chunk in outline.chunks:
-        if kernel.name.encode() not in chunk.text or not LAUNCH.search(chunk.text):
+        if not LAUNCH.search(chunk.text):
             continue
-        for call in walk(parse(chunk.text)):
+        root = parse(chunk.text)
+        enclosing = Enclosing(root)
+        for call in walk(root):
             callee = field(call, "function") if call.type == "call" else None
-            if callee is not None and callee.type == "subscript" and text_of(field(callee, "value")) == kernel.name:
-                launches.append(_launch_values(kernel, call, callee, outline, chunk, path, constants))
-    return launches
+            name = text_of(field(callee, "value")) if callee is not None and callee.type == "subscript" else ""
+            if callee is not None and name in calls:
+                functions = tuple(enclosing.ancestors(call, "function_definition"))
+                calls[name].append(_LaunchCall(call, callee, chunk, functions))
+    return calls
 
 
 def _launch_values(
-    kernel: Kernel, call: Node, callee: Node, outline: Outline, chunk: Chunk, path: str, constants: Mapping[str, object]
+    kernel: Kernel, launch: _LaunchCall, outline: Outline, path: str, constants: Mapping[str, object]
 ) -> LaunchValues:
-    enclosing_functions = list(ancestors(call, "function_definition", call))
+    call, callee, chunk, enclosing_functions = launch
     local: dict[str, list[object]] = {}
     for function in enclosing_functions[:1]:
         for name, default in _defaults(function):
@@ -254,7 +271,7 @@ def _innermost_strides(passed: Mapping[str, Node]) -> list[str]:
 
 
 def _types(
-    passed: Mapping[str, Node], enclosing_functions: list[Node], outline: Outline, chunk: Chunk, path: str
+    passed: Mapping[str, Node], enclosing_functions: Sequence[Node], outline: Outline, chunk: Chunk, path: str
 ) -> dict[str, str]:
     """Triton types of arguments, from the workload directive of the launching function."""
     for function in enclosing_functions:
