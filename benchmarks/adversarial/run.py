@@ -1,4 +1,4 @@
-"""Run `mtmc verify` on the candidates: `python -m benchmarks.adversarial.run [--check] [--half] [--only TEXT] [--out FILE]`."""
+"""Run `mtmc verify` on the candidates: `python -m benchmarks.adversarial.run [--check] [--every N] [--only TEXT] [--out FILE]`."""
 
 import argparse
 import collections
@@ -58,7 +58,7 @@ def right(line: dict[str, Any]) -> bool:
     if line["status"] in ("no answer", "no verdict"):
         return False
     certified = line["status"].startswith("correct") and line["label"] != "library"
-    return bool(certified) == (line["class"] == "honest")
+    return bool(certified == (line["class"] == "honest"))
 
 
 def summary(lines: list[dict[str, Any]]) -> str:
@@ -85,12 +85,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="append one JSON line for each; start again to resume")
     options = parser.parse_args()
     seen: collections.Counter[str] = collections.Counter()
-    chosen = []
+    turns = []  # one of each class after the other: an interrupted run says something of each
     for candidate in suite():
         if options.only in candidate.name:
             seen[candidate.kind] += 1
             if seen[candidate.kind] % options.every == 0:
-                chosen.append(candidate)
+                turns.append((seen[candidate.kind], candidate))
+    chosen = [candidate for _, candidate in sorted(turns, key=lambda turn: turn[0])]
     if options.check:
         return _check(chosen)
     commit = subprocess.run(
