@@ -94,9 +94,7 @@ def main() -> int:
     chosen = [candidate for _, candidate in sorted(turns, key=lambda turn: turn[0])]
     if options.check:
         return _check(chosen)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
+    commit = os.environ.get("MTMC_COMMIT") or _commit()
     lines = []
     if options.out and options.out.exists():
         lines = [json.loads(text) for text in options.out.read_text(encoding="utf-8").splitlines()]
@@ -113,6 +111,11 @@ def main() -> int:
                     file.write(json.dumps(line) + "\n")
     print(summary(lines))
     return 0
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _check(chosen: list[Candidate]) -> int:

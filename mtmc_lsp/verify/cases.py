@@ -48,6 +48,9 @@ ON_CPU = "cpu"
 """The same call on CPU tensors on a machine with a GPU."""
 SPECIAL_DISTRIBUTIONS = ("denormal", "infinite", "nan")
 """Distributions on which the output may differ from a constant only by NaN and infinity, so they reveal no trivial answers."""
+PITCHED_LAYOUTS = ("packed", "transposed")
+"""Layouts of a foreign candidate's cases: a part of the columns of a wider tensor, and another dimension than the last
+innermost, as in transposed matrices and channels-last images."""
 EXACT_OPERATIONS = frozenset(MATRIX_PRODUCTS) | frozenset(
     "convolution conv1d conv2d conv3d add sub rsub mul neg abs relu clamp maximum minimum where eq ne lt le gt ge sum amax "
     "amin max min cumsum view reshape _unsafe_view permute transpose t unsqueeze squeeze expand clone contiguous cat slice "
@@ -72,7 +75,7 @@ class Case:
     """One of :data:`VALUES`, :data:`FLOAT64`, :data:`AUTOGRAD`, :data:`ON_CPU`."""
     layout: str = ""
     """Empty for the workload's layout, ``strided`` for arguments that are not contiguous, ``aliased`` for arguments that are the
-    same tensor."""
+    same tensor, or one of :data:`PITCHED_LAYOUTS` or ``expanded`` for arguments whose rows are one in memory."""
 
     numbers: Mapping[str, int | float] = field(default_factory=dict)
     """Values of run-time numbers other than the workload's, by path."""
@@ -171,7 +174,8 @@ def foreign_cases(
     has_gradients = any(tensor.requires_grad for tensor in capture.workload.tensors.values())
     kinds = (VALUES, AUTOGRAD) if has_gradients else (VALUES,)
     cases = tuple(case for case in usual if case.kind in kinds and (takes_empty or all(case.sizes.values())))
-    return (*cases, *_unusual_cases(capture, cases, interpreted, seed + len(usual)))
+    unusual = _unusual_cases(capture, cases, interpreted, seed + len(usual))
+    return (*cases, *unusual, *_layout_cases(capture, unusual))
 
 
 def smallest_case(cases: Sequence[Case], capture: Capture) -> Case:
@@ -197,12 +201,27 @@ def _unusual_cases(capture: Capture, cases: Sequence[Case], interpreted: bool, s
         names = [*SPECIAL_DISTRIBUTIONS, *(("integers", "bits") if is_exact(capture) else ())]
         unusual += [replace(model, distribution=name) for name in names]
     unusual.append(replace(model, distribution="normal", layout="strided"))
-    changed = {mutation.input for mutation in capture.graph.mutations}
     # The float64 oracle converts each argument by itself, so it cannot follow writes to a shared tensor.
-    is_read_only = not changed & {item.name for item in arguments}
-    if is_read_only and len({(item.type.shape, item.type.dtype) for item in arguments}) < len(arguments):
+    if not _writes_arguments(capture) and len({(item.type.shape, item.type.dtype) for item in arguments}) < len(
+        arguments
+    ):
         unusual.append(replace(model, distribution="normal", layout="aliased"))
     return [replace(case, seed=seed + 1 + i) for i, case in enumerate(unusual)]
+
+
+def _layout_cases(capture: Capture, unusual: Sequence[Case]) -> list[Case]:
+    """Further layouts for arguments of several dimensions, at the sizes of the strided case."""
+    if all(len(item.type.shape) < 2 for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT):
+        return []
+    model = next(case for case in unusual if case.layout == "strided")
+    # Nobody can write to rows that are one in memory.
+    layouts = PITCHED_LAYOUTS if _writes_arguments(capture) else (*PITCHED_LAYOUTS, "expanded")
+    return [replace(model, layout=layout, seed=unusual[-1].seed + 1 + i) for i, layout in enumerate(layouts)]
+
+
+def _writes_arguments(capture: Capture) -> bool:
+    arguments = {item.name for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT}
+    return any(mutation.input in arguments for mutation in capture.graph.mutations)
 
 
 def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: float = 1.0) -> tuple[Case, ...]:

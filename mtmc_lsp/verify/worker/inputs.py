@@ -29,7 +29,7 @@ SPECIAL_PART = 0.02
 """The part of the elements that are infinite or NaN; at least one of each tensor."""
 FEWEST_WITH_OTHERS, OTHER_PART = 8, 0.1
 """The fewest labels of which some are ignored, and the part of them."""
-STRIDED, ALIASED = "strided", "aliased"
+STRIDED, ALIASED, PACKED, TRANSPOSED, EXPANDED = "strided", "aliased", "packed", "transposed", "expanded"
 """Layouts of a case."""
 MAGNITUDES = 3.0
 """``mixed`` values range over ten to the power of minus and plus this."""
@@ -173,7 +173,10 @@ def _with_special(value: torch.Tensor, kinds: tuple[float, ...], generator: torc
 
 
 def other_layout(inputs: dict[str, torch.Tensor], names: Sequence[str], layout: str) -> dict[str, torch.Tensor]:
-    """The same inputs with non-contiguous arguments, or with one tensor for all arguments of the same type."""
+    """The same inputs with arguments in another layout, or with one tensor for all arguments of the same type.
+
+    Equal rows are new values, where arguments are expanded.
+    """
     result = dict(inputs)
     for i, name in enumerate(names):
         value = inputs[name]
@@ -184,6 +187,14 @@ def other_layout(inputs: dict[str, torch.Tensor], names: Sequence[str], layout: 
             )
             order = [*reversed(range(value.dim() - 1)), value.dim() - 1]
             result[name] = memory[..., ::2].permute(order).copy_(value)
+        if layout == PACKED and value.dim() > 1:
+            result[name] = torch.cat([value] * 3, dim=-1).narrow(-1, value.shape[-1], value.shape[-1])
+        if layout == TRANSPOSED and value.dim() > 1:
+            # Images are channels-last then.
+            inner = min(value.dim() - 2, 1)
+            result[name] = value.movedim(inner, -1).contiguous().movedim(-1, inner)
+        if layout == EXPANDED and value.dim() > 1:
+            result[name] = value[:1].clone().expand_as(value)
         if layout == ALIASED:
             same_type = (o for o in names[:i] if inputs[o].shape == value.shape and inputs[o].dtype == value.dtype)
             result[name] = result[next(same_type, name)]
