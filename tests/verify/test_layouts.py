@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -33,11 +34,13 @@ def test_a_candidate_that_follows_the_strides_of_its_argument_is_correct(
 
 
 def test_arguments_that_the_reference_writes_are_never_expanded(capture_of) -> None:
+    own = ADD_IN_PLACE.own.replace("accumulate", "accumulate_rows").replace("f32[N]", "f32[N,4]")
+    writing = replace(ADD_IN_PLACE, name="accumulate_rows", own=own)
     layouts = [
-        {case.layout for case in foreign_cases(capture_of(text), interpreted=True, seed=1)}
-        for text in (RMS, ADD_IN_PLACE)
+        {case.layout for case in foreign_cases(capture_of(text), interpreted=True, seed=1)} for text in (RMS, writing)
     ]
     assert "expanded" in layouts[0] and "expanded" not in layouts[1]
+    assert "packed" in layouts[1]
 
 
 def test_no_two_cases_of_a_candidate_have_the_same_seed(capture_of) -> None:
