@@ -201,9 +201,9 @@ class ForeignCandidate:
         )
         if trial.few:
             return usual
-        model, seed = usual[-1], seed + len(usual)
-        model = replace(model, layout="", kind=VALUES)
-        return (*usual, *edge_cases(trial.capture, self.text, model, interpreted=interpreted, seed=seed))
+        model = replace(usual[-1], layout="", kind=VALUES)
+        first = max(case.seed for case in usual) + 1
+        return (*usual, *edge_cases(trial.capture, self.text, model, interpreted=interpreted, seed=first))
 
     def source(self, trial: Trial) -> CandidateSource:
         """The candidate's file, with the reference's constructor arguments."""

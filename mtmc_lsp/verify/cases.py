@@ -48,8 +48,11 @@ ON_CPU = "cpu"
 """The same call on CPU tensors on a machine with a GPU."""
 STRIDED, ALIASED = "strided", "aliased"
 """Layouts: arguments that are not contiguous in any dimension; arguments of one type are the same tensor."""
-SLICED, EXPANDED = "sliced", "expanded"
-"""Further ones for foreign candidates: arguments are columns of a wider tensor; the first dimension repeats the same memory."""
+SLICED, PACKED, TRANSPOSED = "sliced", "packed", "transposed"
+"""Further ones for foreign candidates: arguments are columns of a wider tensor with unaligned rows; one of three tensors side by
+side, as queries, keys and values are; another dimension than the last is innermost, as in channels-last images."""
+EXPANDED, EXPANDED_COLUMNS = "expanded", "expanded columns"
+"""The first, or the last, dimension repeats the same memory."""
 SPECIAL_DISTRIBUTIONS = ("denormal", "infinite", "nan")
 """Distributions on which the output may differ from a constant only by NaN and infinity, so they reveal no trivial answers."""
 EXACT_OPERATIONS = frozenset(MATRIX_PRODUCTS) | frozenset(
@@ -75,7 +78,8 @@ class Case:
     kind: str = VALUES
     """One of :data:`VALUES`, :data:`FLOAT64`, :data:`AUTOGRAD`, :data:`ON_CPU`."""
     layout: str = ""
-    """Empty for the workload's layout, or one of :data:`STRIDED`, :data:`ALIASED`, :data:`SLICED` and :data:`EXPANDED`."""
+    """Empty for the workload's layout, or one of :data:`STRIDED`, :data:`ALIASED`, :data:`SLICED`, :data:`PACKED`,
+    :data:`TRANSPOSED`, :data:`EXPANDED` and :data:`EXPANDED_COLUMNS`."""
 
     numbers: Mapping[str, int | float] = field(default_factory=dict)
     """Values of run-time numbers other than the workload's, by path."""

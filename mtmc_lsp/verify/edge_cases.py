@@ -13,7 +13,17 @@ from dataclasses import replace
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.verify.cases import EXPANDED, SLICED, VALUES, Case, is_small_enough, raised_sizes
+from mtmc_lsp.verify.cases import (
+    EXPANDED,
+    EXPANDED_COLUMNS,
+    PACKED,
+    SLICED,
+    TRANSPOSED,
+    VALUES,
+    Case,
+    is_small_enough,
+    raised_sizes,
+)
 
 MOST_SIZES = 16
 """Limit for the cases with sizes from the text."""
@@ -52,7 +62,8 @@ def edge_cases(capture: Capture, text: str, model: Case, *, interpreted: bool, s
     # Elements that share memory cannot be written.
     written = {mutation.input for mutation in capture.graph.mutations} & {item.name for item in arguments}
     cases += [
-        replace(model, distribution="normal", layout=name) for name in (SLICED, *(() if written else (EXPANDED,)))
+        replace(model, distribution="normal", layout=name)
+        for name in (SLICED, PACKED, TRANSPOSED, *(() if written else (EXPANDED, EXPANDED_COLUMNS)))
     ]
     return tuple(replace(case, kind=VALUES, seed=seed + i) for i, case in enumerate(cases))
 

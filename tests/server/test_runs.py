@@ -298,7 +298,10 @@ async def test_undoing_one_real_step_regenerates_and_verifies_the_others(tmp_pat
         assert "@triton.jit" in ide.texts[uri]
         assert ide.texts[uri].count("@triton.jit") < whole.count("@triton.jit")
         job = (await ide.command("verify", uri, "TwoStage"))["job"]
-        assert "correct at reduced sizes by Triton's interpreter" in (await ide.until(lambda: ide._end_of(job), 200)).message
+        assert (
+            "correct at reduced sizes by Triton's interpreter"
+            in (await ide.until(lambda: ide._end_of(job), 200)).message
+        )
         await ide.command("undoAll", uri, "TwoStage")
         assert ide.texts[uri] == example.read_text()
 

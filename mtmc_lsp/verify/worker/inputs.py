@@ -18,7 +18,7 @@ from mtmc_lsp.capture.worker.modules.attribute_tensors import attribute_tensors,
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
-from mtmc_lsp.verify.cases import ALIASED, EXPANDED, SLICED, STRIDED
+from mtmc_lsp.verify.cases import ALIASED, EXPANDED, EXPANDED_COLUMNS, PACKED, SLICED, STRIDED, TRANSPOSED
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 
@@ -201,8 +201,16 @@ def other_layout(inputs: dict[str, torch.Tensor], names: Sequence[str], layout: 
         if layout == SLICED and value.dim():
             wider = torch.empty([*value.shape[:-1], value.shape[-1] + GAP], dtype=value.dtype, device=value.device)
             result[name] = wider[..., 1 : value.shape[-1] + 1].copy_(value)
+        if layout == PACKED and value.dim():
+            result[name] = torch.cat([value] * 3, dim=-1).chunk(3, -1)[1]
+        if layout == TRANSPOSED and value.dim() > 1:
+            # Images are channels-last then.
+            inner = min(value.dim() - 2, 1)
+            result[name] = value.movedim(inner, -1).contiguous().movedim(-1, inner)
         if layout == EXPANDED and value.dim() and value.numel():
             result[name] = value[:1].expand(value.shape)
+        if layout == EXPANDED_COLUMNS and value.dim() > 1 and value.numel():
+            result[name] = value[..., :1].expand(value.shape)
         if layout == ALIASED:
             same_type = (o for o in names[:i] if inputs[o].shape == value.shape and inputs[o].dtype == value.dtype)
             result[name] = result[next(same_type, name)]
