@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
+from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out, shares_elements
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture
@@ -346,7 +346,7 @@ def _perturbed(inputs: dict[str, torch.Tensor], seed: int, epsilon: float) -> di
         perturbed.sub_(0.5).mul_(epsilon).add_(1.0).mul_(computable(tensor))
         if tensor.is_cuda:
             perturbed.masked_fill_(computable(tensor).abs() < torch.finfo(tensor.dtype).tiny, 0.0)
-        # `empty_like` drops gaps between elements and shared elements.
-        same_strides = perturbed.stride() == tensor.stride()
-        perturbed_inputs[name] = perturbed if same_strides else laid_out(perturbed, tensor.stride())
+        # `empty_like` drops gaps between elements, and shared elements: these are perturbed one by one, as rounding treats them.
+        has_same_layout = perturbed.stride() == tensor.stride() or shares_elements(tensor.shape, tensor.stride())
+        perturbed_inputs[name] = perturbed if has_same_layout else laid_out(perturbed, tensor.stride())
     return perturbed_inputs
