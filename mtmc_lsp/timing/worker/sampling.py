@@ -22,8 +22,9 @@ because of memory placement and clock rates."""
 SAME_WITHIN = 0.03
 MAX_RELATIVE_ERROR, CONVERGENCE_STEP = 0.001, 5
 """Sampling ends when the relative standard error of every median is below the first; checked every few rounds (second)."""
-CLEAR_DIFFERENCE, CLEAR_ERRORS = 0.1, 4.0
-"""It is clear which of two medians is smaller if they differ by the first, and by this many standard errors more."""
+CLEAR_DIFFERENCE, CLEAR_HOST_DIFFERENCE, CLEAR_ERRORS = 0.1, 0.5, 4.0
+"""It is clear which of two medians is smaller if they differ by the first, or the second where the host bounds one of them, and
+by this many standard errors more. With ten runs on a host, 25 samples of launches differed by a third from later ones."""
 WARM_CALLS, MIN_WARM_CALLS, WARM_BATCHES = 20, 3, 5
 WARM_US = 20_000.0
 """Approximate limit in microseconds for a batch of calls."""
@@ -59,13 +60,17 @@ def interleaved(
     # A separate generator, so that user code cannot predict the order by seeding the global one.
     shuffle = random.Random()
     deadline = time.perf_counter() + seconds
+    is_host_bound = bool(rival) and not (ahead["candidate"] and ahead[rival])
+    difference = CLEAR_HOST_DIFFERENCE if is_host_bound else CLEAR_DIFFERENCE
     while True:
         shuffle.shuffle(order)
         for name in order:
             samples[name].append(clock.cold(runs[name], ahead[name]))
         count = len(samples[order[0]])
         late = time.perf_counter() > deadline
-        is_enough = late or _has_converged(samples) or (rival and _is_clear(samples["candidate"], samples[rival]))
+        is_enough = (
+            late or _has_converged(samples) or (rival and _is_clear(samples["candidate"], samples[rival], difference))
+        )
         if count >= MAX_SAMPLES or (count >= MIN_SAMPLES and is_enough):
             return samples
 
@@ -90,14 +95,14 @@ def _has_converged(samples: Mapping[str, Sequence[tuple[float, float]]]) -> bool
     return all(_median_error([device for device, _ in values]) < MAX_RELATIVE_ERROR for values in samples.values())
 
 
-def _is_clear(samples: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> bool:
+def _is_clear(samples: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]], difference: float) -> bool:
     """Whether two medians differ by far more than their errors."""
     if len(samples) % CONVERGENCE_STEP:
         return False
     a, b = ([device for device, _ in values] for values in (samples, others))
     medians = statistics.median(a), statistics.median(b)
     errors = math.hypot(_median_error(a), _median_error(b))
-    return max(medians) > min(medians) * (1.0 + CLEAR_DIFFERENCE + CLEAR_ERRORS * errors)
+    return max(medians) > min(medians) * (1.0 + difference + CLEAR_ERRORS * errors)
 
 
 def _median_error(values: Sequence[float]) -> float:
