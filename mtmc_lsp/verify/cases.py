@@ -22,6 +22,8 @@ FIXED_PRODUCT_SLACK = 100.0
 SMALL_PART = 0.2
 """Share of the interpreter's limits for the cases with unusual values and layouts, and for all cases of a foreign candidate
 but the first: these cases are many."""
+EDGE_SLACK = 4.0
+"""Factor on the element limit for one long dimension: the interpreter computes a row at once."""
 FULL_PRODUCT = 20 * INTERPRETER_PRODUCT
 """Limit for the multiply-adds of an interpreted call at the parameters' full sizes."""
 LEAST_ROWS = 32
@@ -320,7 +322,7 @@ def is_small_enough(graph: Graph, sizes: Mapping[str, int], *, interpreted: bool
     """Whether a case of these sizes is allowed, and is quick enough that there may be many."""
     if not _allowed(graph, sizes):
         return False
-    return not _too_large(graph, sizes) if interpreted else _elements(graph, sizes) <= VALUES_ELEMENTS
+    return not _too_large(graph, sizes, EDGE_SLACK) if interpreted else _elements(graph, sizes) <= VALUES_ELEMENTS
 
 
 def _smaller(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:

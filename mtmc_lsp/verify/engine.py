@@ -282,7 +282,7 @@ class VerificationEngine:
     def _plan(self, candidate: Adapter, case: Case, *, is_many: bool = False) -> CallPlan:
         """The calls on a case. Under the interpreter, only small cases are repeated, because large ones are slow."""
         if is_many:
-            return CallPlan(True, MANY_CALLS, candidate.repeat_seconds)
+            return CallPlan(True, MANY_CALLS, candidate.repeat_seconds, moves_counts=candidate.moves_counts)
         is_first = case == self._first
         repeats = self.has_gpu or self._elements(case) <= SMALL_CASE_ELEMENTS
         counts_library = is_first and candidate.counts_library

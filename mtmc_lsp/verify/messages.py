@@ -130,6 +130,8 @@ class CallPlan:
     """Whether a last call runs with kernel launches that do nothing: its results must differ."""
     counts_library: bool = False
     """Whether a further call counts the arithmetic of torch's own operations."""
+    moves_counts: bool = False
+    """Whether a further call finds the counts that the candidate keeps as after many calls: its results must be the same."""
     is_sanitized: bool = False
     """Whether the process runs under ``compute-sanitizer``."""
 
@@ -154,6 +156,8 @@ class CandidateAnswer:
     """Threads that the candidate started and that still run."""
     refusal: str = ""
     """Why the guard refuses the judged call, as a clause; empty if a kernel ran or there is no guard."""
+    counts: tuple[str, ...] = ()
+    """Names of counts that change the results when they are as after many calls."""
     library_operations: float | None = None
     """The arithmetic operations of torch in a call; ``None`` if they were not counted."""
 

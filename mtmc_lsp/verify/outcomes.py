@@ -20,6 +20,10 @@ LAUNCHED_BEFORE = (
 )
 
 
+MOST_NAMES = 3
+"""Names of counts that a message contains."""
+
+
 @dataclass(frozen=True)
 class CaseOutcome:
     """The outcome of one case."""
@@ -163,6 +167,9 @@ def _observed(
     checks = []
     if answer.differing is not None:
         checks.append(_repeated("many calls" if is_many else "determinism", case, answer, judged))
+    if answer.counts:
+        names = ", ".join(answer.counts[:MOST_NAMES])
+        checks.append(check("many calls", f"the results are others when {names} is as after many calls"))
     running = f"{answer.threads} threads of the candidate still run after the call" if answer.threads else ""
     checks.append(check("no threads left", running))
     if disabled_kernels:

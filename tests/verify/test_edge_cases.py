@@ -192,3 +192,32 @@ def test_a_candidate_that_changes_global_state_is_refused(judge, change: str, na
     verdict = judge(REFERENCE, "standard", candidate, "fast")
     assert verdict.status is VerdictStatus.INCORRECT
     assert f"global state: the call changes {name}" in verdict.reason
+
+
+COUNTING = {
+    "a global": ("CALLS = []\n", "    CALLS.append(0)\n", "len(CALLS)", "CALLS"),
+    "a default": ("", "    seen.append(0)\n", "len(seen)", "defaults of fast"),
+    "an attribute": ("", "    fast.calls = getattr(fast, 'calls', 0) + 1\n", "fast.calls", "fast.calls"),
+}
+
+
+@pytest.mark.parametrize("place", COUNTING)
+def test_a_candidate_that_is_wrong_after_thousands_of_calls_is_refused_and_a_harmless_count_is_not(
+    judge, place: str
+) -> None:
+    before, count, number, name = COUNTING[place]
+    candidate = STANDARD.replace("def fast(x):", f"{before}def fast(x, seen=[]):")
+    harmless = candidate.replace("    return out\n", f"{count}    return out\n")
+    assert judge(REFERENCE, "standard", harmless, "fast").status is VerdictStatus.CORRECT
+    wrong = harmless.replace("    return out\n", f"    return out if {number} < 5000 else out * 1.5\n")
+    verdict = judge(REFERENCE, "standard", wrong, "fast")
+    assert verdict.status is VerdictStatus.INCORRECT
+    assert f"the results are others when {name} is as after many calls" in verdict.reason
+
+
+def test_a_candidate_with_a_cache_is_certified(judge) -> None:
+    candidate = STANDARD.replace("def fast(x):", "import functools\n\nBLOCKS = {}\n\n\ndef fast(x):")
+    block = "BLOCKS.setdefault(x.shape[1], triton.next_power_of_2(x.shape[1]))"
+    candidate = candidate.replace("triton.next_power_of_2(x.shape[1])", block)
+    verdict = judge(REFERENCE, "standard", candidate, "fast")
+    assert verdict.status is VerdictStatus.CORRECT, verdict.reason

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out, shares_elements
+from mtmc_lsp.capture.worker.calls import Call
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
@@ -22,13 +23,14 @@ from mtmc_lsp.process.worker.failures import classify
 from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared
 from mtmc_lsp.process.worker.tensor_ipc import export_, import_, release
 from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
-from mtmc_lsp.verify.cases import ALIASED, Case
+from mtmc_lsp.verify.cases import ALIASED, SLICED, Case
 from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest, CandidateSource
 from mtmc_lsp.verify.worker.callers import Prepare, load_candidate
 from mtmc_lsp.verify.worker.inputs import other_layout
 from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
 from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
 from mtmc_lsp.verify.worker.observation.determinism import differing
+from mtmc_lsp.verify.worker.observation.kept_state import kept_state, move_forward
 from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
 from mtmc_lsp.verify.worker.run_target import (
     LaunchCount,
@@ -104,6 +106,7 @@ class _Calls:
         self._module, self._prepare, self._capture, self._case = module, prepare, capture, case
         self._device, self._inputs, self._candidate = device, inputs, candidate
         self._changed_state: set[str] = set()
+        self._prepared: Call | None = None
         arguments = {item.name for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT}
         self._arguments = [name for name in inputs if name in arguments]
         # Parameters and buffers stay the same tensors; only their contents are restored.
@@ -130,6 +133,7 @@ class _Calls:
                 uses_kernels = not self._gives(judged)
         observed = {
             "library_operations": self._library_operations() if plan.counts_library else None,
+            "counts": tuple(self._deciding_counts(judged) if plan.moves_counts else ()),
             "launches": launches.count,
             "all_launches": all_launches.count,
             "differing": tuple(sorted(differing_results)) if repeats else None,
@@ -153,19 +157,23 @@ class _Calls:
             mode,
             case.seed,
             case.kind,
-            self._prepare,
+            self._prepare_call,
             before=before,
         )
         self._changed_state.update(run["changed_state"])
         return run
 
+    def _prepare_call(self, *arguments: Any) -> tuple[Call, list[Any]]:
+        self._prepared, values = self._prepare(*arguments)
+        return self._prepared, values
+
     def _fresh(self) -> dict[str, torch.Tensor]:
         """The inputs, with the arguments in new tensors."""
         self._restore(self._parameters, self._parameters)
         arguments = copies({name: self._inputs[name] for name in self._arguments})
-        if self._case.layout == ALIASED:
-            # Tensors that are the same in the reference process are separate ones in a file.
-            arguments = other_layout(arguments, self._arguments, ALIASED)
+        if self._case.layout in (ALIASED, SLICED):
+            # In a file, tensors that are the same in the reference process are separate ones, and each begins at an aligned address.
+            arguments = other_layout(arguments, self._arguments, self._case.layout)
         return {**arguments, **self._parameters}
 
     def _restore(self, tensors: dict[str, torch.Tensor], names: Iterable[str]) -> None:
@@ -200,6 +208,18 @@ class _Calls:
             differing_results |= differing(outcome(judged), outcome(self._call(self._fresh())))
             repeats += 1
         return differing_results, repeats
+
+    def _deciding_counts(self, judged: dict[str, Any]) -> list[str]:
+        """The names of counts that change the results when they are as after many calls."""
+        instance = self._prepared.instance if self._prepared is not None else None
+        before = kept_state(self._module, instance)
+        self._call(self._fresh())
+        after = kept_state(self._module, instance)
+        changed = sorted(name for name, value in after.items() if before.get(name, value) != value)
+        if not changed:
+            return []
+        move_forward(self._module, instance, changed)
+        return changed if not self._gives(judged) else []
 
     def _refusal(self) -> str:
         """Why the guard refuses the call; empty if there is no guard."""

@@ -1,0 +1,100 @@
+"""Python state that a candidate keeps between calls: module globals, closures, defaults, attributes. Runs in workers.
+
+A candidate may count its calls and be wrong in a later one than any verification waits for. So the counts that calls change are
+moved forward, as many calls would, and the results must stay the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+MOST_ELEMENTS, MOST_DEPTH = 64, 3
+"""Limits for what is read of a container, and of containers inside containers."""
+SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+MANY_CALLS, MANY_ENTRIES = 1_000_000, 10_000
+"""How far counts, and the lengths of lists, are moved forward."""
+
+
+class _Place(NamedTuple):
+    """Where a candidate can keep a value."""
+
+    name: str
+    value: Any
+    set: Callable[[Any], None]
+
+
+def kept_state(module: ModuleType, instance: torch.nn.Module | None) -> dict[str, Any]:
+    """The values of the names that a candidate can keep, as plain data that can be compared."""
+    return {place.name: _plain(place.value, MOST_DEPTH) for place in _places(module, instance)}
+
+
+def move_forward(module: ModuleType, instance: torch.nn.Module | None, names: Collection[str]) -> None:
+    """Change the counts of these names as many further calls would."""
+    for place in [*_places(module, instance)]:
+        if place.name in names:
+            moved = _moved(place.value)
+            if moved is not place.value:
+                place.set(moved)
+
+
+def _moved(value: Any) -> Any:
+    """A count after many calls; lists and dictionaries are changed in place."""
+    if type(value) in (int, float):
+        return value + MANY_CALLS
+    if isinstance(value, (list, deque)):
+        for i, held in enumerate(value):
+            value[i] = _moved(held)
+        value.extend(list(value)[-1:] * MANY_ENTRIES)
+    elif isinstance(value, dict):
+        value.update({key: _moved(held) for key, held in value.items()})
+    elif isinstance(value, tuple):
+        for held in value:
+            _moved(held)
+    return value
+
+
+def _places(module: ModuleType, instance: torch.nn.Module | None) -> Iterator[_Place]:
+    for name, value in [*vars(module).items()]:
+        if name.startswith("__"):
+            continue
+        yield _Place(name, value, partial(setattr, module, name))
+        if isinstance(value, FunctionType) and value.__module__ == module.__name__:
+            yield from _of_function(name, value)
+        elif isinstance(value, type) and value.__module__ == module.__name__:
+            for key, held in [*vars(value).items()]:
+                yield _Place(f"{name}.{key}", held, partial(setattr, value, key))
+                if isinstance(held, FunctionType):
+                    yield from _of_function(f"{name}.{key}", held)
+    for path, part in instance.named_modules() if instance is not None else ():
+        for key, held in [*vars(part).items()]:
+            yield _Place(f"self.{path}.{key}" if path else f"self.{key}", held, partial(setattr, part, key))
+
+
+def _of_function(name: str, function: FunctionType) -> Iterator[_Place]:
+    for key, held in [*vars(function).items()]:
+        yield _Place(f"{name}.{key}", held, partial(setattr, function, key))
+    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield _Place(f"{variable} in {name}", cell.cell_contents, partial(setattr, cell, "cell_contents"))
+        except ValueError:
+            continue
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    yield _Place(f"defaults of {name}", defaults, lambda _: None)
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if isinstance(value, SIMPLE):
+        # NaN differs from itself.
+        return repr(value)
+    if depth and isinstance(value, Mapping):
+        items = list(value.items())[:MOST_ELEMENTS]
+        return len(value), [(_plain(key, depth - 1), _plain(held, depth - 1)) for key, held in items]
+    if depth and isinstance(value, (list, tuple, deque, set, frozenset)):
+        return len(value), [_plain(held, depth - 1) for held in list(value)[:MOST_ELEMENTS]]
+    return type(value).__name__
