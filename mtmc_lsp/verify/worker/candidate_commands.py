@@ -172,7 +172,7 @@ class _Calls:
         self._restore(self._parameters, self._parameters)
         arguments = copies({name: self._inputs[name] for name in self._arguments})
         if self._case.layout in (ALIASED, SLICED):
-            # In a file, tensors that are the same in the reference process are separate ones, and each begins at an aligned address.
+            # In a file, tensors that are the same in the reference process are separate, and each begins at an aligned address.
             arguments = other_layout(arguments, self._arguments, self._case.layout)
         return {**arguments, **self._parameters}
 
