@@ -9,8 +9,8 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 REFERENCES = FOLDER / "references.py"
-TARGETS = {path.stem: path.stem for path in (FOLDER / "kernels").glob("*.py")} | {"gated_norm": "GatedNorm"}
-"""The name of the function or class in the base kernel's file and in the references."""
+CLASSES = {"gated_norm": "GatedNorm"}
+"""References that are classes; the others are functions with the name of the base kernel."""
 
 Witness = Callable[[Any, Any], tuple[Any, Any]]
 """Calls the reference and the candidate on the same inputs and returns what each computed."""
@@ -29,9 +29,14 @@ class Case:
     expected: str = "refused"
 
     @property
+    def reference(self) -> str:
+        """The reference's name: what the base kernel's file is called before ``__``."""
+        return self.base.partition("__")[0]
+
+    @property
     def target(self) -> str:
         """The function or class that both files define."""
-        return TARGETS[self.base]
+        return CLASSES.get(self.reference, self.reference)
 
     def text(self) -> str:
         """The candidate's source. Each edit must match exactly once; an edit of ``""`` appends."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.adversarial.check`` shows that wrong candidates are wrong, and honest ones right, outside of the verifier."""
+"""``python -m benchmarks.adversarial.check`` shows, outside of the verifier, which candidates are wrong."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def problem(case: Case, folder: Path) -> str:
     """Why this case does not show what it should, or ``""``."""
     path = folder / "candidate.py"
     path.write_text(case.text())
-    default = module(lambda made: made(torch.randn(2, 3, 64))) if case.base == "gated_norm" else at(case.base)
+    default = module(lambda made: made(torch.randn(2, 3, 64))) if case.reference == "gated_norm" else at(case.reference)
     witness = case.witness or default
     try:
         reference = load(REFERENCES, case.target)
@@ -80,7 +80,7 @@ def main() -> int:
     chosen = parser.parse_args().kind
     cases = [case for case in all_cases() if chosen in ("", case.kind)]
     names = [(case.kind, case.name) for case in cases]
-    assert len(set(names)) == len(names) and all(case.base in SIZES for case in cases)
+    assert len(set(names)) == len(names) and all(case.reference in SIZES for case in cases)
     bad = 0
     for case in cases:
         read, write = os.pipe()

@@ -1,4 +1,4 @@
-"""Wrong as users use modules and functions: hooks, modes, copies, changed and replaced parameters, other constructor arguments."""
+"""Wrong as users use modules: hooks, modes, copies, changed and replaced parameters, other constructor arguments."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ def between(change: Callable[[Any], Any], prepare: Callable[[Any], Any] = lambda
 def in_place(made: Any) -> None:
     """Doubles the weight where it is."""
     made.weight.mul_(2)
+
+
+def all_but_first(made: Any) -> None:
+    """Doubles the weight where it is, except its first element."""
+    made.weight[1:].mul_(2)
 
 
 def through_data(made: Any) -> None:
@@ -100,7 +105,10 @@ def named(base: str) -> Witness:
     def witness(reference: Any, candidate: Any) -> tuple[Any, Any]:
         names = reference.__code__.co_varnames[: reference.__code__.co_argcount]
         arguments = dict(zip(names, inputs(base), strict=True))
-        return reference(**arguments), candidate(**arguments)
+        try:
+            return reference(**arguments), candidate(**arguments)
+        except TypeError as error:
+            return None, str(error)
 
     return witness
 
@@ -114,7 +122,11 @@ def cached(key: str) -> list[Edit]:
     """Keeps a copy of the weight as long as ``key`` is the same."""
     return [
         (INIT, INIT + "        self.kept = (None, None)\n"),
-        (FORWARD, FORWARD + f"        if self.kept[0] != {key}:\n            self.kept = ({key}, self.weight.detach().clone())\n"),
+        (
+            FORWARD,
+            FORWARD
+            + f"        if self.kept[0] != {key}:\n            self.kept = ({key}, self.weight.detach().clone())\n",
+        ),
         (PARAMETERS, "x, self.kept[1], self.gate, out"),
     ]
 
@@ -127,64 +139,189 @@ def when(condition: str) -> list[Edit]:
 CASES = table(
     "use",
     [
-        ("hooks after the call are skipped", "gated_norm",
-         [("    def forward(self, x):", "    def __call__(self, x):\n        return self.forward(x)\n\n    def forward(self, x):")], module(hooked)),
-        ("hooks before the call are skipped", "gated_norm",
-         [("    def forward(self, x):", "    def _call_impl(self, x):\n        return self.forward(x)\n\n    def forward(self, x):")], module(prehooked)),
+        (
+            "hooks after the call are skipped",
+            "gated_norm",
+            [
+                (
+                    "    def forward(self, x):",
+                    "    def __call__(self, x):\n        return self.forward(x)\n\n    def forward(self, x):",
+                )
+            ],
+            module(hooked),
+        ),
+        (
+            "hooks before the call are skipped",
+            "gated_norm",
+            [
+                (
+                    "    def forward(self, x):",
+                    "    def _call_impl(self, x):\n        return self.forward(x)\n\n    def forward(self, x):",
+                )
+            ],
+            module(prehooked),
+        ),
         ("weights kept from the first call", "gated_norm", cached("1"), between(in_place)),
         ("weights kept by address", "gated_norm", cached("self.weight.data_ptr()"), between(in_place)),
-        ("weights kept by version", "gated_norm", cached("(id(self.weight), self.weight._version)"), between(through_data)),
+        (
+            "weights kept by version",
+            "gated_norm",
+            cached("(id(self.weight), self.weight._version)"),
+            between(through_data),
+        ),
         ("weights kept by identity", "gated_norm", cached("id(self.weight)"), between(load)),
-        ("weights kept by mode", "gated_norm", cached("(self.training, self.weight.data_ptr())"), between(in_place, lambda made: made.eval())),
-        ("weights kept by their first element", "gated_norm", cached("float(self.weight.detach()[0])"),
-         between(lambda made: made.weight[1:].mul_(2) and None)),
-        ("parameters held in a list", "gated_norm",
-         [(INIT, INIT + "        self.held = [self.weight, self.gate]\n"), (PARAMETERS, "x, *self.held, out")], between(replace)),
-        ("parameters held in a closure", "gated_norm",
-         [(INIT, INIT + "        weight = self.weight\n        self.held = lambda: weight\n"), (PARAMETERS, "x, self.held(), self.gate, out")],
-         module(copied)),
-        ("copies share their parameters", "gated_norm",
-         [("    def forward(self, x):", "    def __deepcopy__(self, memo):\n        return self\n\n    def forward(self, x):")], module(copied)),
+        (
+            "weights kept by mode",
+            "gated_norm",
+            cached("(self.training, self.weight.data_ptr())"),
+            between(in_place, lambda made: made.eval()),
+        ),
+        (
+            "weights kept by their first element",
+            "gated_norm",
+            cached("float(self.weight.detach()[0])"),
+            between(all_but_first),
+        ),
+        (
+            "parameters held in a list",
+            "gated_norm",
+            [(INIT, INIT + "        self.held = [self.weight, self.gate]\n"), (PARAMETERS, "x, *self.held, out")],
+            between(replace),
+        ),
+        (
+            "parameters held in a closure",
+            "gated_norm",
+            [
+                (INIT, INIT + "        weight = self.weight\n        self.held = lambda: weight\n"),
+                (PARAMETERS, "x, self.held(), self.gate, out"),
+            ],
+            module(copied),
+        ),
+        (
+            "copies share their parameters",
+            "gated_norm",
+            [
+                (
+                    "    def forward(self, x):",
+                    "    def __deepcopy__(self, memo):\n        return self\n\n    def forward(self, x):",
+                )
+            ],
+            module(copied),
+        ),
         ("epsilon is the default", "gated_norm", [("cols, self.eps,", "cols, 1e-5,")], wide(64, 0.3)),
-        ("epsilon of construction", "gated_norm", [(INIT, INIT + "        self.fixed = eps\n"), ("cols, self.eps,", "cols, self.fixed,")],
-         between(lambda made: setattr(made, "eps", 0.7))),
-        ("width is at most 64", "gated_norm", [("x, self.weight, self.gate, out, cols, self.eps, BLOCK=triton.next_power_of_2(cols)",
-         "x, self.weight, self.gate, out, cols, self.eps, BLOCK=min(64, triton.next_power_of_2(cols))")], wide(96, 1e-5)),
-        ("other widths are normalised by 64", "gated_norm", [("tl.sum(x * x, axis=0) / n_cols", "tl.sum(x * x, axis=0) / 64")], wide(32, 1e-5)),
+        (
+            "epsilon of construction",
+            "gated_norm",
+            [(INIT, INIT + "        self.fixed = eps\n"), ("cols, self.eps,", "cols, self.fixed,")],
+            between(lambda made: setattr(made, "eps", 0.7)),
+        ),
+        (
+            "width is at most 64",
+            "gated_norm",
+            [
+                (
+                    "x, self.weight, self.gate, out, cols, self.eps, BLOCK=triton.next_power_of_2(cols)",
+                    "x, self.weight, self.gate, out, cols, self.eps, BLOCK=min(64, triton.next_power_of_2(cols))",
+                )
+            ],
+            wide(96, 1e-5),
+        ),
+        (
+            "other widths are normalised by 64",
+            "gated_norm",
+            [("tl.sum(x * x, axis=0) / n_cols", "tl.sum(x * x, axis=0) / 64")],
+            wide(32, 1e-5),
+        ),
         ("wrong in training", "gated_norm", when("self.training"), module(lambda made: made.train()(X))),
-        ("wrong in evaluation after training", "gated_norm",
-         [(INIT, INIT + "        self.was_trained = False\n"), *when("self.was_trained and not self.training"),
-          ("        out = torch.empty_like(x)\n", "        out = torch.empty_like(x)\n        self.was_trained |= self.training\n")],
-         between(lambda made: made.eval(), lambda made: made.train())),
+        (
+            "wrong in evaluation after training",
+            "gated_norm",
+            [
+                (INIT, INIT + "        self.was_trained = False\n"),
+                *when("self.was_trained and not self.training"),
+                (
+                    "        out = torch.empty_like(x)\n",
+                    "        out = torch.empty_like(x)\n        self.was_trained |= self.training\n",
+                ),
+            ],
+            between(lambda made: made.eval(), lambda made: made.train()),
+        ),
         ("wrong with gradients", "gated_norm", when("torch.is_grad_enabled()"), module(lambda made: made(X))),
         ("wrong without gradients", "gated_norm", when("not torch.is_grad_enabled()"), between(in_place)),
-        ("wrong in inference mode", "gated_norm", when("torch.is_inference_mode_enabled()"),
-         module(lambda made: torch.inference_mode()(made)(X).clone())),
-        ("wrong if the input needs gradients", "gated_norm", when("x.requires_grad"), module(lambda made: made(X.clone().requires_grad_()))),
-        ("wrong with frozen parameters", "gated_norm", when("not self.weight.requires_grad"),
-         module(lambda made: made.requires_grad_(False)(X))),
-        ("frozen from the start", "gated_norm", [(INIT, INIT + "        self.requires_grad_(False)\n")],
-         module(lambda made: [p.requires_grad for p in made.parameters()])),
-        ("other initial values", "gated_norm", [("self.weight = nn.Parameter(torch.randn(width))", "self.weight = nn.Parameter(torch.ones(width))")],
-         initial),
-        ("instances share what the first computed", "gated_norm",
-         [("class GatedNorm(nn.Module):\n", "class GatedNorm(nn.Module):\n    shared = {}\n\n"),
-          (PARAMETERS, "x, self.shared.setdefault(cols, self.weight.detach().clone()), self.gate, out")], two),
-        ("an empty state", "gated_norm",
-         [("    def forward(self, x):", "    def state_dict(self, *args, **kwargs):\n        return {}\n\n    def forward(self, x):")],
-         module(lambda made: list(made.state_dict()))),
-        ("loading is ignored after a call", "gated_norm",
-         [(INIT, INIT + "        self.called = False\n"),
-          ("    def forward(self, x):", "    def load_state_dict(self, state, *args, **kwargs):\n        return None if self.called else "
-           "super().load_state_dict(state, *args, **kwargs)\n\n    def forward(self, x):\n        self.called = True")],
-         between(load)),
-        ("the gate is clamped where it is", "gated_norm", [(FORWARD, FORWARD + "        self.gate.data.clamp_(-3.0, 3.0)\n")],
-         between(lambda made: None, lambda made: made.gate.data.fill_(5.0))),
-        ("the argument has another name", "layer_norm",
-         [("def layer_norm(x, weight, bias):\n", "def layer_norm(data, weight, bias):\n    x = data\n")], named("layer_norm")),
-        ("arguments in another order", "rms_norm", [("def rms_norm(x, weight):", "def rms_norm(weight, x):\n    x, weight = (x, weight) if "
-         "x.dim() == 2 else (weight, x)")], named("rms_norm")),
-        ("a class in another place", "gated_norm", [(INIT, INIT + "        self._parameters.pop('gate')\n        self.gate = torch.zeros(width)\n")],
-         module(lambda made: len(list(made.parameters())))),
+        (
+            "wrong in inference mode",
+            "gated_norm",
+            when("torch.is_inference_mode_enabled()"),
+            module(lambda made: torch.inference_mode()(made)(X).clone()),
+        ),
+        (
+            "wrong if the input needs gradients",
+            "gated_norm",
+            when("x.requires_grad"),
+            module(lambda made: made(X.clone().requires_grad_())),
+        ),
+        (
+            "wrong with frozen parameters",
+            "gated_norm",
+            when("not self.weight.requires_grad"),
+            module(lambda made: made.requires_grad_(False)(X)),
+        ),
+        (
+            "frozen from the start",
+            "gated_norm",
+            [(INIT, INIT + "        self.requires_grad_(False)\n")],
+            module(lambda made: [p.requires_grad for p in made.parameters()]),
+        ),
+        (
+            "other initial values",
+            "gated_norm",
+            [("self.weight = nn.Parameter(torch.randn(width))", "self.weight = nn.Parameter(torch.ones(width))")],
+            initial,
+        ),
+        (
+            "instances share what the first computed",
+            "gated_norm",
+            [
+                ("class GatedNorm(nn.Module):\n", "class GatedNorm(nn.Module):\n    shared = {}\n\n"),
+                (PARAMETERS, "x, self.shared.setdefault(cols, self.weight.detach().clone()), self.gate, out"),
+            ],
+            two,
+        ),
+        (
+            "an empty state",
+            "gated_norm",
+            [
+                (
+                    "    def forward(self, x):",
+                    "    def state_dict(self, *args, **kwargs):\n        return {}\n\n    def forward(self, x):",
+                )
+            ],
+            module(lambda made: list(made.state_dict())),
+        ),
+        (
+            "loading is ignored after a call",
+            "gated_norm",
+            [
+                (INIT, INIT + "        self.called = False\n"),
+                (
+                    "    def forward(self, x):",
+                    "    def load_state_dict(self, state, *args, **kwargs):\n        return None if self.called else "
+                    "super().load_state_dict(state, *args, **kwargs)\n\n    def forward(self, x):\n        self.called = True",
+                ),
+            ],
+            between(load),
+        ),
+        (
+            "the gate is clamped where it is",
+            "gated_norm",
+            [(FORWARD, FORWARD + "        self.gate.data.clamp_(-3.0, 3.0)\n")],
+            between(lambda made: None, lambda made: made.gate.data.fill_(5.0)),
+        ),
+        (
+            "the argument has another name",
+            "layer_norm",
+            [("def layer_norm(x, weight, bias):\n", "def layer_norm(data, weight, bias):\n    x = data\n")],
+            named("layer_norm"),
+        ),
     ],
-)  # fmt: skip
+)
