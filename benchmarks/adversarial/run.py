@@ -62,6 +62,7 @@ def verify(case: Case, limit: float) -> dict[str, Any]:
         share = verdict.get("library_share")
         reason = str(verdict.get("reason") or "").replace(str(folder), "FOLDER")
     label = "" if share is None else "library" if share >= LIBRARY else "mixed" if share >= MIXED else "kernel"
+    print(f"{case.kind}/{case.name}: {verdict['status']} {label}", file=sys.stderr)
     return {
         "class": case.kind, "name": case.name, "expected": case.expected, "status": verdict["status"], "exit_code": code,
         "label": label, "seconds": round(time.monotonic() - began, 1), "reason": reason[:400],
