@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.adversarial import honest_more
 from benchmarks.adversarial.cases import FOLDER, Case, Edit
 
 VARIANTS: list[tuple[str, str, list[Edit]]] = [
@@ -128,7 +129,10 @@ CASES = [
         Case("honest", f"{path.stem}, as it is", path.stem, (), None, "certified")
         for path in sorted((FOLDER / "kernels").glob("*.py"))
     ),
-    *(Case("honest", f"{base}, {name}", base, tuple(edits), None, "certified") for name, base, edits in VARIANTS),
+    *(
+        Case("honest", f"{base}, {name}", base, tuple(edits), None, "certified")
+        for name, base, edits in VARIANTS + honest_more.VARIANTS
+    ),
     Case(
         "honest",
         "softmax, autotuned",
