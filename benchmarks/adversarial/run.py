@@ -101,8 +101,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     cases = [case for case in all_cases() if not options.kinds or case.kind in options.kinds]
+    tool = {"commit": commit()}
     with ThreadPoolExecutor(options.jobs) as pool:
-        made = [{**record, "commit": commit()} for record in pool.map(lambda case: verify(case, options.limit), cases)]
+        made = [{**record, **tool} for record in pool.map(lambda case: verify(case, options.limit), cases)]
     kept = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     records = [record for record in kept if record["class"] not in {case.kind for case in cases}] + made
     order = list(dict.fromkeys(case.kind for case in all_cases()))
