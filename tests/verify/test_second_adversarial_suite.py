@@ -1,0 +1,49 @@
+"""The adversarial candidates are what they claim to be, and their outcomes are counted as documented."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.adversarial_second.cases import Case, all_cases
+from benchmarks.adversarial_second.run import as_expected, outcome, summary
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_each_candidate_has_a_name_of_its_own_and_is_python() -> None:
+    cases = all_cases()
+    assert len({(case.kind, case.name) for case in cases}) == len(cases) > 250
+    for case in cases:
+        ast.parse(case.text())
+
+
+def test_an_edit_that_does_not_match_once_names_its_candidate() -> None:
+    case = Case("sizes", "lost edit", "softmax", (("no such text", ""),), None)
+    with pytest.raises(ValueError, match=r"sizes/lost edit: 0 matches of .no such text. in softmax\.py"):
+        case.text()
+
+
+def test_a_fake_that_is_labelled_counts_as_caught_and_a_wrong_one_does_not() -> None:
+    record = {"class": "fakes", "status": "correct", "label": "mixed"}
+    assert outcome(record) == "labelled"
+    assert as_expected({**record, "expected": "caught"})
+    assert not as_expected({**record, "expected": "refused"})
+    assert not as_expected({**record, "expected": "certified"})
+
+
+def test_a_crash_of_the_tool_is_not_a_refusal() -> None:
+    record = {"class": "sizes", "status": "no verdict", "label": "", "expected": "refused"}
+    assert not as_expected(record)
+    assert summary([record]).splitlines()[1].split() == ["sizes", "1", "0", "0", "0", "1"]
+
+
+@pytest.mark.slow
+def test_every_wrong_candidate_is_wrong_outside_of_the_verifier() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.adversarial_second.check"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
