@@ -19,10 +19,12 @@ from mtmc_lsp.verify.cases import (
     PACKED,
     SLICED,
     TRANSPOSED,
+    UNALIGNED,
     VALUES,
     Case,
     is_small_enough,
     raised_sizes,
+    reduced_sizes,
 )
 
 MOST_SIZES = 16
@@ -31,8 +33,8 @@ LEAST, LARGEST = 4, 1 << 17
 """Smaller numbers in the text are sizes that are tried anyway, and larger ones take too long."""
 SMALL_SIZE = 3
 """The other sizes of a case, where all cannot be as large as the number in the text."""
-DISTRIBUTIONS = ("offset", "ties", "zero rows", "extreme")
-"""Values far from 0 beside their spread, equal values, rows of zeros, and logits of which one decides."""
+DISTRIBUTIONS = ("offset", "ties", "zero rows", "extreme", "negative")
+"""Values far from 0 beside their spread, equal values, rows of zeros, logits of which one decides, and values of one sign."""
 OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -63,7 +65,7 @@ def edge_cases(capture: Capture, text: str, model: Case, *, interpreted: bool, s
     written = {mutation.input for mutation in capture.graph.mutations} & {item.name for item in arguments}
     cases += [
         replace(model, distribution="normal", layout=name)
-        for name in (SLICED, PACKED, TRANSPOSED, *(() if written else (EXPANDED, EXPANDED_COLUMNS)))
+        for name in (SLICED, PACKED, TRANSPOSED, UNALIGNED, *(() if written else (EXPANDED, EXPANDED_COLUMNS)))
     ]
     return tuple(replace(case, kind=VALUES, seed=seed + i) for i, case in enumerate(cases))
 
@@ -107,4 +109,8 @@ def _sizes(capture: Capture, text: str, *, interpreted: bool) -> list[dict[str, 
         chosen += [
             sizes for sizes in choices if sizes not in chosen and is_small_enough(graph, sizes, interpreted=interpreted)
         ]
-    return chosen[:MOST_SIZES]
+    # Each size is 1 while the others are not small.
+    reduced = reduced_sizes(capture)
+    flat = [raised_sizes(graph, {**reduced, name: 1}, variable) for name in variable]
+    flat = [sizes for sizes in flat if is_small_enough(graph, sizes, interpreted=interpreted)]
+    return [*(flat if len(variable) > 1 else ()), *chosen][:MOST_SIZES]

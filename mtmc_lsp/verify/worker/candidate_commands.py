@@ -23,7 +23,7 @@ from mtmc_lsp.process.worker.failures import classify
 from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared
 from mtmc_lsp.process.worker.tensor_ipc import export_, import_, release
 from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
-from mtmc_lsp.verify.cases import ALIASED, SLICED, Case
+from mtmc_lsp.verify.cases import ALIASED, SLICED, UNALIGNED, Case
 from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest, CandidateSource
 from mtmc_lsp.verify.worker.callers import Prepare, load_candidate
 from mtmc_lsp.verify.worker.inputs import other_layout
@@ -171,7 +171,7 @@ class _Calls:
         """The inputs, with the arguments in new tensors."""
         self._restore(self._parameters, self._parameters)
         arguments = copies({name: self._inputs[name] for name in self._arguments})
-        if self._case.layout in (ALIASED, SLICED):
+        if self._case.layout in (ALIASED, SLICED, UNALIGNED):
             # In a file, tensors that are the same in the reference process are separate, and each begins at an aligned address.
             arguments = other_layout(arguments, self._arguments, self._case.layout)
         return {**arguments, **self._parameters}

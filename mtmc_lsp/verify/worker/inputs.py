@@ -18,7 +18,7 @@ from mtmc_lsp.capture.worker.modules.attribute_tensors import attribute_tensors,
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
-from mtmc_lsp.verify.cases import ALIASED, EXPANDED, EXPANDED_COLUMNS, PACKED, SLICED, STRIDED, TRANSPOSED
+from mtmc_lsp.verify.cases import ALIASED, EXPANDED, EXPANDED_COLUMNS, PACKED, SLICED, STRIDED, TRANSPOSED, UNALIGNED
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 
@@ -160,6 +160,8 @@ def _distributed(value: torch.Tensor, distribution: str, generator: torch.Genera
         return _with_special(value, SPECIAL[distribution], generator)
     if distribution == "offset":
         return (computable(value) + OFFSET).to(value.dtype)
+    if distribution == "negative":
+        return -computable(value).abs().to(value.dtype)
     if distribution == "ties":
         return ((2.0 * computable(value)).round() / 2.0).to(value.dtype)
     if distribution == "zero rows":
@@ -201,6 +203,9 @@ def other_layout(inputs: dict[str, torch.Tensor], names: Sequence[str], layout: 
         if layout == SLICED and value.dim():
             wider = torch.empty([*value.shape[:-1], value.shape[-1] + GAP], dtype=value.dtype, device=value.device)
             result[name] = wider[..., 1 : value.shape[-1] + 1].copy_(value)
+        if layout == UNALIGNED:
+            memory = torch.empty(value.numel() + 1, dtype=value.dtype, device=value.device)
+            result[name] = memory[1:].view(value.shape).copy_(value)
         if layout == PACKED and value.dim():
             result[name] = torch.cat([value] * 3, dim=-1).chunk(3, -1)[1]
         if layout == TRANSPOSED and value.dim() > 1:
