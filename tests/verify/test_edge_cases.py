@@ -191,7 +191,7 @@ def test_a_candidate_that_changes_global_state_is_refused(judge, change: str, na
     candidate = STANDARD.replace("    return out\n", f"    {change}\n    return out\n")
     verdict = judge(REFERENCE, "standard", candidate, "fast")
     assert verdict.status is VerdictStatus.INCORRECT
-    assert f"global state: the call changes {name}" in verdict.reason
+    assert f"global state: it changes {name}" in verdict.reason
 
 
 COUNTING = {
@@ -221,3 +221,11 @@ def test_a_candidate_with_a_cache_is_certified(judge) -> None:
     candidate = candidate.replace("triton.next_power_of_2(x.shape[1])", block)
     verdict = judge(REFERENCE, "standard", candidate, "fast")
     assert verdict.status is VerdictStatus.CORRECT, verdict.reason
+
+
+def test_a_candidate_that_changes_global_state_on_import_is_refused(judge) -> None:
+    candidate = STANDARD.replace("@triton.jit", "torch.set_default_dtype(torch.float64)\n\n\n@triton.jit", 1)
+    candidate = candidate.replace("torch.empty_like(x)", "torch.empty_like(x, dtype=torch.float32)")
+    verdict = judge(REFERENCE, "standard", candidate, "fast")
+    assert verdict.status is VerdictStatus.INCORRECT
+    assert "global state: it changes the default dtype" in verdict.reason

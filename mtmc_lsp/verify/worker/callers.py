@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from mtmc_lsp.verify.messages import CandidateSource, CaseRequest
 from mtmc_lsp.verify.worker.inputs import dotted, prepared_call, replace_tensor, reusing, slots_of
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
+from mtmc_lsp.verify.worker.observation.global_state import OF_IMPORTS, changed_state, global_state
 from mtmc_lsp.verify.worker.run_target import is_interpreted, module_of, target_source
 
 FURTHER = "further argument "
@@ -28,6 +31,8 @@ FURTHER = "further argument "
 Prepare = Callable[..., tuple[Call, list[Any]]]
 
 _loaded: dict[str, Any] = {}
+changed_by_loading: set[str] = set()
+"""The global state that loading a separate candidate changed."""
 """Modules of separate candidates, by their text."""
 
 
@@ -49,7 +54,11 @@ def module_of_candidate(target: Target, source: str, widened: bool) -> Any:
     text = on_cpu(source, "") if is_interpreted() else source
     text = without_bfloat16(text) if widened else text
     if text not in _loaded:
-        _loaded[text] = load_user_module(target.path, text, f"candidate{len(_loaded)}")
+        before = global_state()
+        # The name that an import of the file would give.
+        name = Path(target.path).stem
+        _loaded[text] = load_user_module(target.path, text, f"{name}_{len(_loaded)}" if name in sys.modules else name)
+        changed_by_loading.update(set(changed_state(before)) - set(OF_IMPORTS))
     return _loaded[text]
 
 

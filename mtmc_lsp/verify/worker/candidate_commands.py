@@ -25,7 +25,7 @@ from mtmc_lsp.process.worker.tensor_ipc import export_, import_, release
 from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
 from mtmc_lsp.verify.cases import ALIASED, SLICED, UNALIGNED, Case
 from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest, CandidateSource
-from mtmc_lsp.verify.worker.callers import Prepare, load_candidate
+from mtmc_lsp.verify.worker.callers import Prepare, changed_by_loading, load_candidate
 from mtmc_lsp.verify.worker.inputs import other_layout
 from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
 from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
@@ -105,7 +105,7 @@ class _Calls:
     ) -> None:
         self._module, self._prepare, self._capture, self._case = module, prepare, capture, case
         self._device, self._inputs, self._candidate = device, inputs, candidate
-        self._changed_state: set[str] = set()
+        self._changed_state = set(changed_by_loading)
         self._prepared: Call | None = None
         arguments = {item.name for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT}
         self._arguments = [name for name in inputs if name in arguments]

@@ -217,7 +217,7 @@ def compare_case(
             name = f"input {name} afterwards"
             comparison.tensor(name, candidate, reference, oracle, sensitivity, ties, ill_conditioned, conditioning)
     changed = sorted({*observed["changed_state"]} - {*expected["changed_state"]})
-    comparison.check("global state", f"the call changes {' and '.join(changed)}" if changed else "")
+    comparison.check("global state", f"it changes {' and '.join(changed)}" if changed else "")
     checks, (error, reference_error) = comparison.finish()
     return {
         "checks": checks,

@@ -35,6 +35,10 @@ STATE: Mapping[str, Callable[[], Any]] = {
 }
 
 
+OF_IMPORTS = ("environment variables", "the working folder", "Python's random state", RANDOM_STATE)
+"""What the imports of an honest file may change."""
+
+
 def global_state() -> dict[str, Any]:
     """The present state by name."""
     return {name: read() for name, read in STATE.items()}
