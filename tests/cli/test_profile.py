@@ -91,7 +91,7 @@ def on_gpu(captured: Callable[[str, str], Capture], monkeypatch: pytest.MonkeyPa
             return from_json(ProfileAnswer, SEEN)
 
     monkeypatch.setattr(profiling, "Worker", Seeing)
-    target = SimpleNamespace(python="python", project=Path.cwd(), text=MODEL.encode())
+    target = SimpleNamespace(python="python", project=Path.cwd(), text=MODEL.encode(), whole=MODEL.encode())
     return capture, device, profiling.profile_calls(target, capture, device)
 
 
