@@ -43,7 +43,8 @@ def test_a_crash_of_the_tool_is_not_a_refusal() -> None:
 
 
 @pytest.mark.slow
-def test_every_wrong_candidate_is_wrong_outside_of_the_verifier() -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.adversarial_second.check"]
+@pytest.mark.parametrize("kind", dict.fromkeys(case.kind for case in all_cases()))
+def test_every_wrong_candidate_is_wrong_outside_of_the_verifier(kind: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.adversarial_second.check", "--class", kind]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout
