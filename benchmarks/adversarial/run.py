@@ -26,16 +26,6 @@ def suite() -> list[Candidate]:
     return [*wrong(), *harness(), *probing(), *fakes(), *honest()]
 
 
-def label_of(share: float | None) -> str:
-    """Return what does the arithmetic, by the part of it that torch's own operations do."""
-    # Not above: the witnesses run in this process, and some candidates look for our modules.
-    from mtmc_lsp.core.results import LIBRARY_SHARE, MIXED_SHARE
-
-    if share is None or share < MIXED_SHARE:
-        return ""
-    return "library" if share >= LIBRARY_SHARE else "mixed"
-
-
 def verify(candidate: Candidate, limit: int, gpu: bool, commit: str) -> dict[str, Any]:
     """Run `mtmc verify` on one candidate and return its line."""
     started = time.monotonic()
@@ -50,6 +40,9 @@ def verify(candidate: Candidate, limit: int, gpu: bool, commit: str) -> dict[str
             )
             verdict = json.loads(done.stdout)["verdict"]
             status, reason = verdict["status"], verdict.get("reason") or done.stderr.strip()[-300:]
+            # Not above: the witnesses run in this process, and some candidates look for our modules.
+            from mtmc_lsp.core.results import label_of
+
             label = label_of(verdict.get("library_share"))
         except subprocess.TimeoutExpired:
             status, reason, label = "no answer", f"not within {limit} s", ""
@@ -67,7 +60,7 @@ def right(line: dict[str, Any]) -> bool:
     """Tell whether a verdict is what the candidate deserves; no verdict at all never is."""
     if line["status"] in ("no answer", "no verdict"):
         return False
-    certified = line["status"].startswith("correct") and not line["label"]
+    certified = line["status"].startswith("correct") and line["label"] not in ("library", "mixed")
     return bool(certified == (line["class"] == "honest"))
 
 

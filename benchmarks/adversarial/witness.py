@@ -65,7 +65,7 @@ _SIDE_EFFECTS = (
 
 
 def check(candidate: Candidate) -> str:
-    """Return "", or how the candidate is not what its class says; runs in a process of its own."""
+    """Return why the candidate does not fit its class, or an empty string. Runs in a separate process."""
     read, send = os.pipe()
     child = os.fork()
     if not child:

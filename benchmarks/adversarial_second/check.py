@@ -74,7 +74,7 @@ def problem(case: Case, folder: Path) -> str:
 
 
 def main() -> int:
-    """Checks every case, each in a process of its own, and lists the ones that do not hold."""
+    """Check every case in a separate process, and list those that fail."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--class", dest="kind", default="")
     chosen = parser.parse_args().kind

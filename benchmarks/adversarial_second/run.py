@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.adversarial_second.cases import REFERENCES, Case, all_cases
+from mtmc_lsp.core.results import label_of
 
 LIMIT = 60.0
-LIBRARY, MIXED = 0.9, 0.1
 CERTIFIED = ("correct", "correct_at_reduced_sizes")
 
 
@@ -61,7 +61,7 @@ def verify(case: Case, limit: float) -> dict[str, Any]:
             verdict = {"status": "no verdict", "reason": errors.strip()[-300:]}
         share = verdict.get("library_share")
         reason = str(verdict.get("reason") or "").replace(str(folder), "FOLDER")
-    label = "" if share is None else "library" if share >= LIBRARY else "mixed" if share >= MIXED else "kernel"
+    label = label_of(share)
     print(f"{case.kind}/{case.name}: {verdict['status']} {label}", file=sys.stderr)
     return {
         "class": case.kind, "name": case.name, "expected": case.expected, "status": verdict["status"], "exit_code": code,

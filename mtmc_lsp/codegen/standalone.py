@@ -1,4 +1,4 @@
-"""Generated code that names nothing of the user's file, so that it can stand in another file.
+"""Rewrites generated code so that it uses no names of the user's file and works in a separate file.
 
 The guard compares functions, classes and values of the user's file. An import of that file by the kernels' file would be
 circular, and would run a script a second time. Instead the dispatch statement passes ``__name__``, and the guard looks the module

@@ -33,6 +33,15 @@ MIXED_SHARE, LIBRARY_SHARE = 0.1, 0.9
 """The parts of the arithmetic in the library from which a candidate is called ``mixed`` and ``library``."""
 
 
+def label_of(library_share: float | None) -> str:
+    """``kernel``, ``library`` or ``mixed``, by the part of the arithmetic in the library; empty if that is unknown."""
+    if library_share is None:
+        return ""
+    if library_share < MIXED_SHARE:
+        return "kernel"
+    return "library" if library_share >= LIBRARY_SHARE else "mixed"
+
+
 class VerdictStatus(Enum):
     """Outcome of a verification."""
 
@@ -75,11 +84,7 @@ class Verdict:
     @property
     def computed_by(self) -> str:
         """What does the arithmetic: ``kernel``, ``library`` (torch's own operations) or ``mixed``; empty if that is unknown."""
-        if self.library_share is None:
-            return ""
-        if self.library_share < MIXED_SHARE:
-            return "kernel"
-        return "library" if self.library_share >= LIBRARY_SHARE else "mixed"
+        return label_of(self.library_share)
 
     @property
     def is_out_of_memory(self) -> bool:

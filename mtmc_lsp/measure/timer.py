@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, TimeoutError
 from dataclasses import replace
 
@@ -93,7 +93,10 @@ class Timer:
 
     def _calibrate(self) -> DeviceModel:
         environment = self._capture.environment
-        with self._exclusive_gpu():
+        if self._trials is self._process:
+            # The process holds the shared GPU lock while it compiles the baselines.
+            self.wait_for_baselines()
+        with self._pool.exclusive_gpu():
             # Another run may have calibrated while this one waited for the GPU.
             device = cached_device(environment)
             if device is None:
@@ -256,14 +259,6 @@ class Timer:
         self._call(LoadRequest(self._capture, self._user_source, (None, *sources)), process)
         request = PrepareRequest(self._capture, self._user_source, tuple(sources))
         self._call(request, process, shares_gpu=True)
-
-    @contextlib.contextmanager
-    def _exclusive_gpu(self) -> Iterator[None]:
-        if self._trials is self._process:
-            # The process holds the shared GPU lock while it compiles the baselines.
-            self.wait_for_baselines()
-        with self._pool.exclusive_gpu():
-            yield
 
     def _call(self, request: Request[Answer], process: CandidateProcess, *, shares_gpu: bool = False) -> Answer:
         call = self._pool.call if shares_gpu else self._pool.call_unlocked

@@ -91,7 +91,7 @@ def _supervise(child: int, parent: int, grace_seconds: float) -> int:
             _kill_group(child, signal.SIGKILL)
     end = time.monotonic() + END_SECONDS
     while (left := children()) and time.monotonic() < end:
-        # The children of each one that ends become ours.
+        # When a process ends, this process becomes the parent of its children.
         for process in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)

@@ -34,7 +34,7 @@ LEAST, LARGEST = 4, 1 << 17
 SMALL_SIZE = 3
 """The other sizes of a case, where all cannot be as large as the number in the text."""
 DISTRIBUTIONS = ("offset", "ties", "zero rows", "extreme", "negative")
-"""Values far from 0 beside their spread, equal values, rows of zeros, logits of which one decides, and values of one sign."""
+"""A mean far above the spread, many equal values, rows of zeros, large values, and negative values only."""
 OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

@@ -64,7 +64,7 @@ def _attempts_only_arithmetic(tree: ast.Module) -> bool:
 
 
 def _looks_up_only_itself(tree: ast.Module) -> bool:
-    """Whether guards alone look a module up, and every call of such a guard passes the name of its own module."""
+    """Whether only guards look up the user's module, and each call of such a guard passes ``__name__``."""
     names = sum(isinstance(node, ast.Name) and node.id == LOOK_UP for node in ast.walk(tree))
     guards = [
         node.name

@@ -169,7 +169,7 @@ def _observed(
         checks.append(_repeated("many calls" if is_many else "determinism", case, answer, judged))
     if answer.counts:
         names = ", ".join(answer.counts[:MOST_NAMES])
-        checks.append(check("many calls", f"the results are others when {names} is as after many calls"))
+        checks.append(check("many calls", f"the results change when {names} is as after many calls"))
     running = f"{answer.threads} threads of the candidate still run after the call" if answer.threads else ""
     checks.append(check("no threads left", running))
     if disabled_kernels:

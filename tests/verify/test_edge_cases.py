@@ -212,7 +212,7 @@ def test_a_candidate_that_is_wrong_after_thousands_of_calls_is_refused_and_a_har
     wrong = harmless.replace("    return out\n", f"    return out if {number} < 5000 else out * 1.5\n")
     verdict = judge(REFERENCE, "standard", wrong, "fast")
     assert verdict.status is VerdictStatus.INCORRECT
-    assert f"the results are others when {name} is as after many calls" in verdict.reason
+    assert f"the results change when {name} is as after many calls" in verdict.reason
 
 
 def test_a_candidate_with_a_cache_is_certified(judge) -> None:

@@ -1,1 +1,1 @@
-"""Generated code in a file of its own, ``NAME_kernels.py`` beside the user's ``NAME.py``."""
+"""Generated code in a separate file, ``NAME_kernels.py`` beside the user's ``NAME.py``."""

@@ -104,7 +104,7 @@ def write_kernels(path: Path, before: bytes | None, after: bytes | None, backups
         RequestError: it is a link, or cannot be written.
     """
     kernels = kernels_path(path)
-    # Refuses a link, also one that was made since the file was read.
+    # Refuses links. The file may have become one since it was read.
     read_kernels(path)
     if before is not None:
         _write(kernels, before, after, backups)
