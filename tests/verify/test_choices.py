@@ -201,7 +201,7 @@ def test_operations_that_choose_are_recognised_by_their_results() -> None:
         x.argsort(-1)
         x.cummax(1)
         F.max_pool2d(image, 2, return_indices=True)
-    assert [(choice.dim, choice.is_order) for choice in recorder.choices] == [
+    assert [(choice.dim, choice.is_order) for choice in recorder.choices.values()] == [
         (-1, False), (0, False), (1, False), (0, True), (-1, True), (1, False), (-1, True),
     ]  # fmt: skip
     with ChoiceRecorder() as recorder:
@@ -210,7 +210,19 @@ def test_operations_that_choose_are_recognised_by_their_results() -> None:
         torch.searchsorted(torch.tensor([0.0, 1.0]), x)
         torch.arange(3)
         (x > 1).sum(1)
-    assert recorder.choices == []
+    assert recorder.choices == {}
+
+
+def test_indices_that_the_code_neither_uses_nor_returns_cost_no_further_runs() -> None:
+    x = torch.tensor([[1.0, 3.0, 3.0], [2.0, 0.0, 1.0]])
+    image = torch.randn(1, 2, 4, 6, generator=torch.Generator().manual_seed(0))
+    with ChoiceRecorder() as recorder:
+        largest, pooled = x.max(1).values, F.max_pool2d(image, 2)
+        gathered = x.gather(1, x.min(1, keepdim=True).indices)
+        first = x.argsort(1).tolist()
+        returned = x.topk(2).indices
+    recorder.drop_unused([largest, pooled, gathered, first, returned])
+    assert sorted(recorder.choices) == [2, 3, 4]
 
 
 def test_integers_booleans_and_pooled_images_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,12 @@ that error, which shows what else depends on such an index: ``codes[index]``, ``
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtmc_lsp.verify.error_limits import FACTORS
@@ -58,22 +59,79 @@ class Choice:
 
 
 class ChoiceRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
-    """Records all choices of a run."""
+    """Records the choices of a run."""
 
-    def __init__(self) -> None:
+    def __init__(self, only: Container[int] | None = None) -> None:
+        """Create the mode for one run.
+
+        Args:
+            only: the numbers of the choices to record; by default all.
+        """
         super().__init__()
-        self.choices: list[Choice] = []
+        self.choices: dict[int, Choice] = {}
+        """The choices by number: the run makes choice 0 first."""
+        self.count = 0
+        """The number of choices that the run has made."""
+        self._only = only
+        self._indices: dict[int, tuple[int, torch.Tensor]] = {}
+        """The number and the index of each choice, by ``id`` of the index. The reference prevents that another tensor gets it."""
+        self._used: set[int] = set()
+        self._reads = _ListReads(self._use)
+
+    def __enter__(self) -> ChoiceRecorder:
+        self._reads.__enter__()
+        entered: ChoiceRecorder = super().__enter__()
+        return entered
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        self._reads.__exit__(*exception)
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if self._indices:
+            self._use([*args, *(kwargs or {}).values()])
         result = function(*args, **(kwargs or {}))
         choice = choice_of(function, args, kwargs or {}, result)
-        if choice is not None:
+        if choice is None:
+            return result
+        number, self.count = self.count, self.count + 1
+        if self._only is None or number in self._only:
             # The code may change the scores afterwards, as non-maximum suppression does.
             scores = choice.scores.clone() if choice.scores.numel() <= PIECE else choice.scores
-            self.choices.append(Choice(scores, choice.dim, choice.index.clone()))
+            self.choices[number] = Choice(scores, choice.dim, choice.index.clone())
+            index = result[-1] if isinstance(result, (list, tuple)) else result
+            self._indices[id(index)] = number, index
         return result
+
+    def drop_unused(self, results: Iterable[Any]) -> None:
+        """Forget the choices whose indices the run neither used nor returned: ``x.max(1).values`` is the same for tied scores."""
+        self._use(results)
+        self.choices = {number: choice for number, choice in self.choices.items() if number in self._used}
+        self._indices = {}
+
+    def _use(self, operands: Iterable[Any]) -> None:
+        for operand in operands:
+            if isinstance(operand, (list, tuple)):
+                self._use(operand)
+            elif id(operand) in self._indices:
+                self._used.add(self._indices[id(operand)][0])
+
+
+class _ListReads(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
+    """Reports tensors whose elements are read as a list, which is no operation that a dispatch mode sees."""
+
+    def __init__(self, on_read: Callable[[Iterable[Any]], None]) -> None:
+        super().__init__()
+        self._on_read = on_read
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function is torch.Tensor.tolist:
+            self._on_read(args)
+        return function(*args, **(kwargs or {}))
 
 
 class ScoreNoise(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
@@ -83,8 +141,8 @@ class ScoreNoise(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed
     changes of draws 0 and 1 are opposite, as are those of 2 and 3: equal scores swap in one of the two.
     """
 
-    def __init__(self, limits: Sequence[torch.Tensor], seed: int, draw: int) -> None:
-        """Create the mode for one run; ``limits`` has the limit of each score, for each choice of a run."""
+    def __init__(self, limits: Mapping[int, torch.Tensor], seed: int, draw: int) -> None:
+        """Create the mode for one run; ``limits`` has the limit of each score, by the number of a choice."""
         super().__init__()
         self._limits, self._seed, self._draw, self._next = limits, seed, draw, 0
 
@@ -97,9 +155,9 @@ class ScoreNoise(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed
         if choice is None:
             return result
         number, self._next = self._next, self._next + 1
-        if number >= len(self._limits) or not choice.scores.is_floating_point():
+        limit, scores = self._limits.get(number), args[0]
+        if limit is None or not choice.scores.is_floating_point():
             return result
-        limit, scores = self._limits[number], args[0]
         if limit.shape != choice.scores.shape:
             # An earlier choice led to other sizes.
             return result
@@ -183,26 +241,27 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
 class TiedChoices:
     """The choices of the oracle, and how far rounding moves their scores."""
 
-    def __init__(self, choices: Sequence[Choice], rounded: Sequence[Sequence[Choice]], epsilon: float) -> None:
+    def __init__(self, choices: Mapping[int, Choice], rounded: Sequence[Mapping[int, Choice]], epsilon: float) -> None:
         """Measure the errors of the scores: the largest difference of all runs.
 
         Args:
-            choices: the choices of the oracle.
-            rounded: the choices of runs with rounding. Those of another number or of other sizes are ignored.
+            choices: the choices of the oracle, by number.
+            rounded: the same choices of runs with rounding. Those of other sizes are ignored.
             epsilon: the machine epsilon of the computation.
         """
         self._choices, self._epsilon = choices, epsilon
-        alike = [run for run in rounded if len(run) == len(choices)]
-        self._errors = [_score_error(choice, number, alike) for number, choice in enumerate(choices)]
-        self._limits = [
-            tie_limits(choice.scores, error, epsilon, FACTORS["budget"]) if choice.scores.is_floating_point() else error
-            for choice, error in zip(choices, self._errors, strict=True)
-        ]
+        self._errors = {number: _score_error(choice, number, rounded) for number, choice in choices.items()}
+        self._limits = {
+            number: tie_limits(choice.scores, self._errors[number], epsilon, FACTORS["budget"])
+            if choice.scores.is_floating_point()
+            else self._errors[number]
+            for number, choice in choices.items()
+        }
 
     @property
     def is_ambiguous(self) -> bool:
         """Whether rounding decides some choice."""
-        return any(choice.is_ambiguous(limits) for choice, limits in zip(self._choices, self._limits, strict=True))
+        return any(choice.is_ambiguous(self._limits[number]) for number, choice in self._choices.items())
 
     def noise(self, seed: int, draw: int) -> ScoreNoise:
         """A mode for one run with other choices among ties."""
@@ -215,7 +274,7 @@ class TiedChoices:
         only if it is the index of a tied score.
         """
         ties = Ties(epsilon=self._epsilon)
-        for choice, error in zip(self._choices, self._errors, strict=True):
+        for number, choice in self._choices.items():
             index = choice.index
             if index.numel() == result.numel() and bool((index.flatten() == result.flatten()).all()):
                 ties.choices.append(
@@ -223,14 +282,14 @@ class TiedChoices:
                         "values": choice.scores,
                         "dim": choice.dim,
                         "shape": tuple(index.shape),
-                        "error": error,
+                        "error": self._errors[number],
                         "is_order": choice.is_order,
                     }
                 )
         return ties
 
 
-def _score_error(choice: Choice, number: int, rounded: Sequence[Sequence[Choice]]) -> torch.Tensor:
+def _score_error(choice: Choice, number: int, rounded: Sequence[Mapping[int, Choice]]) -> torch.Tensor:
     error = torch.zeros_like(choice.scores, dtype=torch.float64)
     for run in rounded if choice.scores.is_floating_point() else ():
         other = run[number].scores

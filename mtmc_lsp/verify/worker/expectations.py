@@ -119,11 +119,14 @@ def _oracle(
             return run_case(module, capture, wide_inputs, device, random_mode(), seed, kind, before=unchanged)
 
     oracle = exact_run(recorder, before)
+    if kind == VALUES:
+        # Autograd saves indices for the backward pass without an operation.
+        recorder.drop_unused(outcome(oracle))
     if len(oracle["results"]) != len(results):
         # Some torch modules have fast paths that they skip under a function mode, with another number of results.
         return {}
     expected, exact = _tensors_by_key(reference), _tensors_by_key(oracle)
-    rounded_choices = list[list[Choice]]()
+    rounded_choices = list[dict[int, Choice]]()
 
     def perturbed_run(
         perturbation_seed: int,
@@ -136,10 +139,10 @@ def _oracle(
         perturbed = _perturbed(inputs, perturbation_seed, _finest_epsilon(outcome(reference)))
         rounding_seed = perturbation_seed if rounds_results else None
         bound = float64_mode.with_inputs(perturbed, inputs, rounding_seed=rounding_seed, shares_draw=shares_draw)
-        choosing = ChoiceRecorder() if recorder.choices else None
+        choosing = ChoiceRecorder(recorder.choices) if recorder.choices else None
         with _float64_default(), choosing or contextlib.nullcontext(), float64_mode, bound, mode:
             run = run_case(module, capture, perturbed, device, random_mode(), seed, kind, before=changed)
-        if choosing is not None:
+        if choosing is not None and choosing.count == recorder.count:
             rounded_choices.append(choosing.choices)
         return comparable_results(run)
 
@@ -175,9 +178,10 @@ def _oracle(
     ties = dict[ResultKey, Ties]()
     following = dict[ResultKey, IllConditioned]()
     if recorder.choices:
-        with ChoiceRecorder() as choosing:
+        with ChoiceRecorder(recorder.choices) as choosing:
             run_case(module, capture, copies(inputs), device, random_mode(), seed, kind, before=changed)
-        rounded_choices.append(choosing.choices)
+        if choosing.count == recorder.count:
+            rounded_choices.append(choosing.choices)
         # The error of 16-bit scores is measured.
         epsilon = min(_finest_epsilon(list(inputs.values())), EPSILON["float32"])
         choices = TiedChoices(recorder.choices, rounded_choices, epsilon)
