@@ -53,6 +53,8 @@ COLUMNS = {
     "setups": ["run", "document"],
 }
 """The tables with the names of their columns. A store contains nothing else."""
+RETRY_SECONDS = 0.02
+"""The pause before a lock that SQLite does not wait for is tried again."""
 PROGRESS_STEPS = 100_000
 """Number of instructions of SQLite, some milliseconds, between two checks of the time."""
 
@@ -122,7 +124,7 @@ class Store:
         for kind, name in self._db.execute(schema).fetchall():
             if kind != "table" or name not in COLUMNS:
                 raise sqlite3.DatabaseError(f"it contains the {kind} {name}, which mtmc did not create")
-        self._db.execute("pragma journal_mode=wal")
+        self._use_write_ahead_log()
         self._db.execute("pragma synchronous=normal")
         self._db.executescript(TABLES)
         for name, columns in COLUMNS.items():
@@ -130,6 +132,18 @@ class Store:
                 raise sqlite3.DatabaseError(f"its table {name} has other columns")
         if not version:
             self._db.execute(f"pragma user_version={VERSION}")
+
+    def _use_write_ahead_log(self) -> None:
+        """Switch the journal's mode. SQLite does not wait for the lock of another process that creates the file just now."""
+        end = time.monotonic() + self._seconds
+        while True:
+            try:
+                self._db.execute("pragma journal_mode=wal")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > end:
+                    raise
+            time.sleep(RETRY_SECONDS)
 
     def _is_late(self) -> bool:
         """Whether the current query takes too long; SQLite then ends it."""

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,17 @@ def test_a_file_in_the_place_of_the_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / ".mtmc").write_text("")
     with pytest.raises(EnvironmentNotAble, match="cannot be created"):
         Store(tmp_path / ".mtmc")
+
+
+def test_several_runs_may_create_the_store_at_once(tmp_path: Path) -> None:
+    runs = 8
+    for attempt in range(10):
+        gate = threading.Barrier(runs)
+
+        def create(_: int, gate: threading.Barrier = gate, folder: Path = tmp_path / str(attempt)) -> bool:
+            gate.wait()
+            with Store(folder):
+                return True
+
+        with ThreadPoolExecutor(runs) as threads:
+            assert all(threads.map(create, range(runs)))

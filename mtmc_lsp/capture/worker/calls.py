@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from mtmc_lsp.capture.worker.arguments.containers import (
     FurtherArguments,
@@ -21,8 +21,7 @@ from mtmc_lsp.capture.worker.arguments.containers import (
     rebuilt,
     with_leaves,
 )
-from mtmc_lsp.capture.worker.arguments.strided_tensors import filled, on_device
-from mtmc_lsp.capture.worker.arguments.value_signs import run_without_values
+from mtmc_lsp.capture.worker.arguments.strided_tensors import on_device
 from mtmc_lsp.capture.worker.arguments.values import (
     Blank,
     argument_values,
@@ -140,7 +139,6 @@ def build_call(
     values: bool = True,
     read: Container[str] = (),
     blank: Blank = without_memory,
-    stand_in: bool = False,
     construct: Callable[..., torch.nn.Module] = constructed,
 ) -> Call:
     """Build the call of the workload's target with arguments of the given sizes.
@@ -150,7 +148,6 @@ def build_call(
         values: without it, tensor arguments have shapes but no values, which saves the time to generate gigabytes.
         read: names of arguments that get values even without ``values``.
         blank: creates the tensors without values.
-        stand_in: whether large float inputs of ``get_inputs`` may be replaced by random values generated on the device.
     """
     target = workload.target
     torch.manual_seed(seed)
@@ -165,7 +162,7 @@ def build_call(
         elif not values:
             positional = _shaped_like(module.get_inputs, device, blank)
         else:
-            positional = (stand_in and _stand_ins(module.get_inputs, device)) or list(module.get_inputs())
+            positional = _generated(module.get_inputs, device)
         # The module's random values must not depend on those of its arguments.
         torch.manual_seed(seed)
     else:
@@ -235,41 +232,39 @@ def _with_state(
 
 def _shaped_like(make: Callable[[], Any], device: str, blank: Blank) -> list[Any]:
     """The result of ``make`` with tensors without values. If the shapes cannot be determined, the actual result."""
-    traced = run_without_values(make)
+    traced = _run_without_values(make)
     if traced is None:
         return list(make())
 
     def bare(leaf: Any) -> Any:
         return blank(leaf.shape, leaf.stride(), leaf.dtype, device) if isinstance(leaf, FakeTensor) else leaf
 
-    return [with_leaves(item, bare) for item in traced.results]
+    return [with_leaves(item, bare) for item in traced]
 
 
-def _stand_ins(make: Callable[[], Any], device: str) -> list[Any]:
-    """The result of ``make`` with random floats generated on the device; empty if that would not be faster.
+def _generated(make: Callable[[], Any], device: str) -> list[Any]:
+    """The result of ``make``; large tensors are created on the device, unless ``make`` cannot run there.
 
-    The values are in [-1, 1), or in [0, 1) if no element of the user's tensor is negative. Integers may be indices, so results
-    with integer tensors are not replaced.
+    A GPU draws the random numbers that take a CPU ten seconds in a hundredth of one.
     """
-    traced = run_without_values(make) if device != "cpu" else None
-    if traced is None:
-        return []
-    leaves = [leaf for item in traced.results for _, leaf in leaves_with_paths("", item)]
-    tensors = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
-    if sum(t.numel() for t in tensors) < MANY_ELEMENTS or not all(t.is_floating_point() for t in tensors):
-        return []
+    traced = _run_without_values(make) if device != "cpu" else None
+    leaves = [leaf for item in traced or () for _, leaf in leaves_with_paths("", item)]
+    if sum(leaf.numel() for leaf in leaves if isinstance(leaf, FakeTensor)) < MANY_ELEMENTS:
+        return list(make())
+    try:
+        with torch.device(device):
+            return list(make())
+    except Exception:  # user code may require the CPU, for example for NumPy
+        return list(make())
 
-    def stand_in(leaf: Any) -> Any:
-        if not isinstance(leaf, FakeTensor):
-            return leaf
-        low = 0.0 if traced.is_nonnegative(leaf) else -1.0
 
-        def values(shape: Sequence[int]) -> torch.Tensor:
-            return torch.empty(shape, dtype=torch.float32, device=device).uniform_(low, 1.0).to(leaf.dtype)
-
-        return filled(leaf.shape, leaf.stride(), values)
-
-    return [with_leaves(item, stand_in) for item in traced.results]
+def _run_without_values(make: Callable[[], Any]) -> list[Any] | None:
+    """The result of ``make`` with fake tensors; ``None`` if ``make`` reads values of tensors."""
+    try:
+        with FakeTensorMode():
+            return list(make())
+    except Exception:  # user code raises anything where there are no values
+        return None
 
 
 def init_arguments(module: Any) -> tuple[list[Any], dict[str, Any]] | None:

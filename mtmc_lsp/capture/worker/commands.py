@@ -238,7 +238,7 @@ def _build_target(module: Any, workload: Workload, device: str, constructing: De
             return constructed(*arguments)
 
     try:
-        return build_call(module, workload, device, workload.sizes, stand_in=True, construct=construct)
+        return build_call(module, workload, device, workload.sizes, construct=construct)
     except TypeError as error:
         raise RequestError(
             f"the workload does not match {workload.target.qualname}: {error}",

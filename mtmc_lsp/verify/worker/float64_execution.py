@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,12 @@ AUTOCAST = frozenset(
 """Functions whose results have 16 bits under autocast."""
 SUMS = frozenset({"sum", "nansum", "mean", "nanmean", "var", "std", "norm", "vector_norm", "dot", "mv", "cumsum"})
 """Functions that add many elements, so even a sum that the dtype can hold is rounded on the way."""
+
+
+TRANSPOSED_CONVOLUTIONS = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
+GROUPS_POSITION = 6
+COLUMN_BYTES = 2e9
+"""Most memory for one image's columns, which torch's convolutions without cuDNN multiply."""
 
 
 class _Input(NamedTuple):
@@ -138,7 +145,8 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         if kwargs.get("dtype") in NARROW:
             kwargs["dtype"] = torch.float64
         wide_args = tuple(_wide(a) for a in args)
-        result = function(*wide_args, **kwargs)
+        with _fastest_convolution(name, args, kwargs):
+            result = function(*wide_args, **kwargs)
         operands = (*args, *kwargs.values())
         if not any(tensor.dtype == torch.float64 for tensor in _tensors([result])):
             return result
@@ -271,6 +279,25 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             return value + torch.where(torch.isfinite(plain), rounded - plain, 0.0)
         # Code that follows may depend on the strides, as in `torch.empty_strided(...).as_strided(...)`.
         return rounded if rounded.stride() == value.stride() else laid_out(rounded, value.stride())
+
+
+def _fastest_convolution(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> contextlib.AbstractContextManager[Any]:
+    """A context in which a transposed convolution runs without cuDNN, which is slow in float64.
+
+    On an H100, 32 images of 64 x 128 x 128 take 9 ms instead of 50 ms, eight volumes of 32 x 16 x 64 x 64 take 11 ms instead
+    of 92 ms. Torch computes groups one after the other, so these are left to cuDNN.
+    """
+    if name not in TRANSPOSED_CONVOLUTIONS or len(args) < 2 or not args[0].is_cuda:
+        return contextlib.nullcontext()
+    x, weight = args[:2]
+    groups = args[GROUPS_POSITION] if len(args) > GROUPS_POSITION else kwargs.get("groups", 1)
+    positions = math.prod(x.shape[2 - (x.dim() < weight.dim()) :])
+    if groups != 1 or 8.0 * positions * math.prod(weight.shape[1:]) > COLUMN_BYTES:
+        return contextlib.nullcontext()
+    off: contextlib.AbstractContextManager[Any] = torch.backends.cudnn.flags(enabled=False)
+    return off
 
 
 def _storage(tensor: torch.Tensor) -> int:
