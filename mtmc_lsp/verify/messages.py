@@ -177,9 +177,6 @@ class UseScript:
     """The steps that work for the reference. Its results stay in its process."""
 
     uses: tuple[Use, ...]
-    parameters: tuple[str, ...] = ()
-    """Names of the reference's parameters that the steps change."""
-    buffers: tuple[str, ...] = ()
     skipped: str = ""
     """Why there are no steps."""
 
@@ -213,7 +210,7 @@ class UseChecks:
 class JudgeUseRequest(Request[UseChecks], command="verify.judge_use"):
     """Compare a candidate's results of all steps with the reference's, in the reference process."""
 
-    script: UseScript
+    uses: tuple[Use, ...]
     expected: str
     results: str
     """The file with the candidate's results."""

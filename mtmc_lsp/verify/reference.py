@@ -308,7 +308,7 @@ class Reference:
         Raises:
             MtmcError: the results cannot be read.
         """
-        request = JudgeUseRequest(prepared.script, prepared.expected, str(results), self.precision)
+        request = JudgeUseRequest(prepared.script.uses, prepared.expected, str(results), self.precision)
         try:
             return self._call_first(request).checks
         finally:

@@ -84,7 +84,7 @@ def use_reference(request: UseReferenceRequest) -> UseScript:
     ]
     export_(plain, request.expected, in_memory=False)
     release_gpu_memory()
-    return UseScript(tuple(each.use for each in expected), tensors.parameters, tensors.buffers)
+    return UseScript(tuple(each.use for each in expected))
 
 
 def use_candidate(request: UseRequest) -> CandidateAnswer:
@@ -120,7 +120,7 @@ def _outcome(subject: Subject, use: Use) -> dict[str, Any]:
     """What a candidate gives in one step, as a mapping that goes through a file."""
     let_timings_pass()
     try:
-        return {"entries": [[entry.name, entry.value, entry.is_earlier] for entry in STEPS[use.kind](subject, use)]}
+        return {"entries": [[entry.name, entry.value] for entry in STEPS[use.kind](subject, use)]}
     except NotApplicable as reason:
         return {"skipped": str(reason)}
     except Exception as error:  # whatever the candidate raises
@@ -133,16 +133,13 @@ def judge_use(request: JudgeUseRequest) -> UseChecks:
     plain = import_(request.expected, device)
     expected = [
         Expectation(use, [Entry(*fields) for fields in each["entries"]], list(each["sensitivity"]))
-        for use, each in zip(request.script.uses, plain, strict=True)
+        for use, each in zip(request.uses, plain, strict=True)
     ]
     observed = import_(request.results, device)
-    script = request.script
-    changed = dict.fromkeys(("load_state_dict", "replaced", "in_place", "toggled", "deepcopy"), script.parameters)
-    changed |= {"pickle": script.parameters, "dtype": script.parameters, "buffers": script.buffers}
     let_timings_pass()
-    return UseChecks(tuple(checks_of(expected, observed, request.precision, changed=changed)))
+    return UseChecks(tuple(checks_of(expected, observed, request.precision)))
 
 
 def _plain(entry: Entry) -> list[Any]:
     value = entry.value.detach() if isinstance(entry.value, torch.Tensor) else entry.value
-    return [entry.name, value, entry.is_earlier, entry.is_optional]
+    return [entry.name, value, entry.changed, entry.is_optional]

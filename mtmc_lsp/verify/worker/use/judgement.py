@@ -17,30 +17,22 @@ from mtmc_lsp.verify.worker.observation.determinism import differing
 from mtmc_lsp.verify.worker.use.script import Expectation
 from mtmc_lsp.verify.worker.use.steps import Entry
 
-MOST_NAMES = 3
-"""Names of tensors that a message contains."""
-OF_CHANGES = ("load_state_dict", "replaced", "in_place", "toggled", "deepcopy", "pickle", "dtype", "buffers")
-"""Steps that change tensors of the module."""
-
 
 def checks_of(
     expected: Sequence[Expectation],
     observed: Mapping[str, Mapping[str, Any]],
     precision: str,
-    *,
-    changed: Mapping[str, Sequence[str]],
 ) -> list[Check]:
     """One check for each step.
 
     Args:
         observed: by key of a step ``entries``, ``raised`` or ``skipped``, as the candidate's process reports it.
         precision: ``budget`` or ``strict``, as in the settings.
-        changed: the names of the tensors that a step changes, by its kind.
     """
     checks = []
     for expectation in expected:
         use = expectation.use
-        name, outcome = f"use: {use.words}", observed.get(use.key, {"skipped": "it was not reached in time"})
+        name, outcome = f"use: {use.key}", observed.get(use.key, {"skipped": "it was not reached in time"})
         if "skipped" in outcome:
             checks.append(Check(name, CheckStatus.SKIPPED, "", str(outcome["skipped"])))
         elif "raised" in outcome:
@@ -50,17 +42,17 @@ def checks_of(
             else:
                 checks.append(Check(name, CheckStatus.FAILED, "", f"{use.words} {problem}"))
         else:
-            problem = _problem(expectation, _entries(outcome), precision, changed.get(use.kind, ()))
+            problem = _problem(expectation, _entries(outcome), precision)
             status = CheckStatus.FAILED if problem else CheckStatus.PASSED
             checks.append(Check(name, status, "", f"{use.words} {problem}" if problem else ""))
     return checks
 
 
 def _entries(outcome: Mapping[str, Any]) -> list[Entry]:
-    return [Entry(str(name), value, bool(is_earlier)) for name, value, is_earlier in outcome["entries"]]
+    return [Entry(str(name), value) for name, value in outcome["entries"]]
 
 
-def _problem(expectation: Expectation, observed: list[Entry], precision: str, changed: Sequence[str]) -> str:
+def _problem(expectation: Expectation, observed: list[Entry], precision: str) -> str:
     """What differs, as the rest of a sentence; empty if nothing does."""
     expected = expectation.entries
     if [entry.name for entry in observed] != [entry.name for entry in expected]:
@@ -71,19 +63,18 @@ def _problem(expectation: Expectation, observed: list[Entry], precision: str, ch
         if entry.value is None or (entry.is_optional and candidate.value is None):
             continue
         problem = difference(entry, candidate.value, expectation.sensitivity[i], precision)
-        if problem and not entry.is_earlier and expectation.use.kind in OF_CHANGES and _is_stale(i, observed):
-            names = ", ".join(changed[:MOST_NAMES])
-            return f"the result is still that of the earlier values ({names})"
+        if problem and entry.changed and _is_stale(i, observed):
+            return f"the result is still that of the earlier values ({entry.changed})"
         if problem:
             return f"{entry.name} is wrong: {problem}"
     return ""
 
 
 def _is_stale(i: int, observed: list[Entry]) -> bool:
-    """Whether a result after the change equals the one before it."""
+    """Whether a result after a change equals the one before it."""
     number = observed[i].name.rpartition("result ")[2]
-    earlier = [entry.value for entry in observed if entry.is_earlier and entry.name == f"result {number}"]
-    return bool(earlier) and not differing([earlier[0]], [observed[i].value])
+    earlier = [entry.value for entry in observed[:i] if entry.name == f"result {number}"]
+    return bool(earlier) and not differing([earlier[-1]], [observed[i].value])
 
 
 def difference(entry: Entry, candidate: Any, sensitivity: float, precision: str) -> str:

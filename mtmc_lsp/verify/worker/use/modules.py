@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +15,8 @@ from mtmc_lsp.verify.worker.use.steps import Entry, Steps, halved, removed, resu
 from mtmc_lsp.verify.worker.use.subject import NotApplicable, Subject, other_values, owner_of
 
 OF_MODULES = Steps()
+MOST_NAMES = 3
+"""Names of tensors that a message contains."""
 
 
 @OF_MODULES.step("call")
@@ -90,91 +94,102 @@ def toggled(subject: Subject, use: Use) -> list[Entry]:
     """Change parameters between two calls in evaluation mode, as training does."""
     instance = subject.new(needs_all=True)
     instance.eval()
-    before = results(subject.call(instance), is_earlier=True)
+    before = results(subject.call(instance))
     instance.train()
-    _change(subject.parameters(instance))
+    changed = _change(subject.parameters(instance))
     instance.eval()
-    return [*before, *results(subject.call(instance))]
+    return [*before, *results(subject.call(instance), changed=changed)]
 
 
 @OF_MODULES.step("load_state_dict")
 def load_state_dict(subject: Subject, use: Use) -> list[Entry]:
-    """Load other values between two calls."""
+    """Load other values of one tensor after the other, and of all others at once."""
     instance = subject.new()
-    before = results(subject.call(instance), is_earlier=True)
+    entries = results(subject.call(instance))
+    persistent = subject.tensors.persistent
     state = {name: value.clone() for name, value in instance.state_dict().items()}
     loaded: dict[str, str] = {}
-    for name in subject.tensors.persistent:
-        here = subject.name_here(name)
-        # A buffer under another name may be one that is not part of the state dict.
-        if name in subject.held(instance) and (here == name or here in state):
-            loaded[name] = here
-            state[here] = other_values(subject.tensors.state[name])
-    instance.load_state_dict(state)
-    afterwards = results(subject.call(instance))
+    for part in [*([name] for name in persistent[:MOST_NAMES]), persistent[MOST_NAMES:]]:
+        for name in part:
+            here = subject.name_here(name)
+            # A buffer under another name may be one that is not part of the state dict.
+            if name in subject.held(instance) and (here == name or here in state):
+                loaded[name] = here
+                state[here] = other_values(subject.tensors.state[name])
+        if part:
+            instance.load_state_dict(state)
+            entries += results(subject.call(instance), changed=", ".join(part[:MOST_NAMES]))
     held = instance.state_dict()
     kept = [
         Entry(f"state_dict()[{name!r}]", held[loaded[name]].clone() if name in loaded else None, is_optional=True)
-        for name in subject.tensors.persistent
+        for name in persistent
     ]
-    return [*before, *afterwards, *kept]
+    return [*entries, *kept]
 
 
 @OF_MODULES.step("replaced")
 def replaced(subject: Subject, use: Use) -> list[Entry]:
     """Assign new parameters between two calls."""
     instance = subject.new()
-    before = results(subject.call(instance), is_earlier=True)
-    for name, value in subject.parameters(instance).items():
+    before = results(subject.call(instance))
+    parameters = subject.parameters(instance)
+    for name, value in parameters.items():
         owner, attribute = owner_of(instance, subject.name_here(name))
         changed = other_values(value.detach())
         is_parameter = isinstance(value, torch.nn.Parameter)
         setattr(owner, attribute, torch.nn.Parameter(changed, value.requires_grad) if is_parameter else changed)
-    return [*before, *results(subject.call(instance))]
+    return [*before, *results(subject.call(instance), changed=_words(parameters))]
 
 
 @OF_MODULES.step("in_place")
 def in_place(subject: Subject, use: Use) -> list[Entry]:
     """Change the parameters in place between two calls."""
     instance = subject.new()
-    before = results(subject.call(instance), is_earlier=True)
-    _change(subject.parameters(instance))
-    return [*before, *results(subject.call(instance))]
+    before = results(subject.call(instance))
+    changed = _change(subject.parameters(instance))
+    return [*before, *results(subject.call(instance), changed=changed)]
 
 
 @OF_MODULES.step("buffers")
 def buffers(subject: Subject, use: Use) -> list[Entry]:
     """Change the buffers in place between two calls."""
     instance = subject.new()
-    before = results(subject.call(instance), is_earlier=True)
-    _change(subject.buffers(instance))
-    return [*before, *results(subject.call(instance))]
+    before = results(subject.call(instance))
+    changed = _change(subject.buffers(instance))
+    return [*before, *results(subject.call(instance), changed=changed)]
 
 
-def _change(tensors: dict[str, torch.Tensor]) -> None:
+def _change(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Give tensors other values in place; returns their names for messages."""
     with torch.no_grad():
         for tensor in tensors.values():
             tensor.copy_(other_values(tensor.detach()))
+    return _words(tensors)
+
+
+def _words(names: Iterable[str]) -> str:
+    return ", ".join(itertools.islice(names, MOST_NAMES))
 
 
 @OF_MODULES.step("deepcopy")
 def deepcopy(subject: Subject, use: Use) -> list[Entry]:
     """Copy a module that was called, and change the copy."""
-    instance = subject.new()
-    before = results(subject.call(instance), is_earlier=True)
-    copied = copy.deepcopy(instance)
-    _change(subject.parameters(copied))
-    return [*before, *results(subject.call(copied), "the copy's "), *results(subject.call(instance), "the original's ")]
+    return _with_copy(subject, copy.deepcopy)
 
 
 @OF_MODULES.step("pickle")
 def pickled(subject: Subject, use: Use) -> list[Entry]:
     """The same by pickle."""
+    return _with_copy(subject, lambda instance: pickle.loads(pickle.dumps(instance)))
+
+
+def _with_copy(subject: Subject, copied: Callable[[Any], Any]) -> list[Entry]:
     instance = subject.new()
-    before = results(subject.call(instance), is_earlier=True)
-    copied = pickle.loads(pickle.dumps(instance))
-    _change(subject.parameters(copied))
-    return [*before, *results(subject.call(copied), "the copy's "), *results(subject.call(instance), "the original's ")]
+    before = results(subject.call(instance))
+    other = copied(instance)
+    changed = _change(subject.parameters(other))
+    afterwards = results(subject.call(other), "the copy's ", changed)
+    return [*before, *afterwards, *results(subject.call(instance), "the original's ")]
 
 
 @OF_MODULES.step("instances")
@@ -194,13 +209,13 @@ def instances(subject: Subject, use: Use) -> list[Entry]:
 def dtype(subject: Subject, use: Use) -> list[Entry]:
     """Convert the module to float64 and back, which gives it new memory."""
     instance = subject.new()
-    before = results(subject.call(instance), is_earlier=True)
+    before = results(subject.call(instance))
     kinds = {tensor.dtype for tensor in subject.held(instance).values() if tensor.is_floating_point()}
     if len(kinds) != 1 or torch.float64 in kinds:
         raise NotApplicable("its tensors have several dtypes")
     instance.double().to(kinds.pop())
-    _change(subject.parameters(instance))
-    return [*before, *results(subject.call(instance))]
+    changed = _change(subject.parameters(instance))
+    return [*before, *results(subject.call(instance), changed=changed)]
 
 
 @OF_MODULES.step("frozen", records_gradients=True)

@@ -22,8 +22,8 @@ class Entry:
     """In messages: ``result 0``, ``gradient of weight``."""
     value: Any
     """A tensor or a plain value; ``None`` where there is nothing to compare: in the reference, or for an optional entry."""
-    is_earlier: bool = False
-    """Whether it was computed before the change that the step is about."""
+    changed: str = ""
+    """The tensors of the module that the step changed before it, in words; empty if it changed none."""
     is_optional: bool = False
     """Whether a candidate may have ``None``."""
 
@@ -49,9 +49,9 @@ class Steps(dict[str, Step]):
         return add
 
 
-def results(returned: Any, prefix: str = "", *, is_earlier: bool = False) -> list[Entry]:
+def results(returned: Any, prefix: str = "", changed: str = "") -> list[Entry]:
     """The results of a call, in tensors of their own."""
-    return [Entry(f"{prefix}result {i}", snapshot(value), is_earlier) for i, value in enumerate(flatten(returned))]
+    return [Entry(f"{prefix}result {i}", snapshot(value), changed) for i, value in enumerate(flatten(returned))]
 
 
 def values(tensors: Mapping[str, torch.Tensor], words: str) -> list[Entry]:
