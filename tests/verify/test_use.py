@@ -98,6 +98,6 @@ def test_an_honest_function_passes_all_steps_and_skips_none(use: Use) -> None:
 
 
 def test_the_message_names_the_parameters_whose_earlier_values_decide(use: Use) -> None:
-    changes, _ = OF_MODULES["a packed parameter is kept until it moves"]
+    changes, _ = OF_MODULES["a packed parameter is kept until it is another object"]
     outcome = use(MODEL, "Model", changed(MODEL_NEW, *changes), "ModelNew")
     assert outcome.reason == "use: after load_state_dict the result is still that of the earlier values (gain)"

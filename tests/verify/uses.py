@@ -101,10 +101,10 @@ OF_MODULES: dict[str, tuple[Changes, set[str]]] = {
         ((LAST, f"{LAST}        self.kept = []\n"), (TENSORS, "        self.kept = self.kept or [self.gain]\n" + TENSORS.replace("self.gain,", "self.kept[0],"))),
         {"replaced"},
     ),
-    "a packed parameter is kept until it moves": (
+    "a packed parameter is kept until it is another object": (
         ((LAST, f"{LAST}        self.key = self.kept = None\n"),
-         (TENSORS, "        key = self.gain.data_ptr()\n        if key != self.key:\n            self.key, self.kept = key, self.gain.detach().clone()\n" + TENSORS.replace("self.gain,", "self.kept,"))),
-        {"load_state_dict", "in_place", "toggled"},
+         (TENSORS, "        key = id(self.gain)\n        if key != self.key:\n            self.key, self.kept = key, self.gain.detach().clone()\n" + TENSORS.replace("self.gain,", "self.kept,"))),
+        {"load_state_dict", "in_place", "toggled", "dtype"},
     ),
     "a packed buffer is kept from the first call": (
         ((LAST, f"{LAST}        self.kept = None\n"), (TENSORS, "        self.kept = self.shift.clone() if self.kept is None else self.kept\n" + TENSORS.replace("self.shift\n", "self.kept\n"))),

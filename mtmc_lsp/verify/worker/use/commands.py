@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.worker.calls import user_error
-from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.core.errors import MtmcError, TensorSharingFailed
 from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared
 from mtmc_lsp.process.worker.tensor_ipc import export_, import_, release
@@ -99,8 +99,8 @@ def use_candidate(request: UseRequest) -> CandidateAnswer:
         speed_up_interpreter()
     release(results)
     shared = import_(data.inputs, device)
-    state, names = shared["state"], ("parameters", "buffers", "persistent")
-    tensors = ModuleTensors(state, *(tuple(shared[name]) for name in names))
+    parameters, buffers, persistent = (tuple(shared[name]) for name in ("parameters", "buffers", "persistent"))
+    tensors = ModuleTensors(shared["state"], parameters, buffers, persistent)
     let_timings_pass()
     end = time.monotonic() + SECONDS
     try:
@@ -137,7 +137,10 @@ def judge_use(request: JudgeUseRequest) -> UseChecks:
     ]
     observed = import_(request.results, device)
     let_timings_pass()
-    return UseChecks(tuple(checks_of(expected, observed, request.precision)))
+    try:
+        return UseChecks(tuple(checks_of(expected, observed, request.precision)))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TensorSharingFailed(f"the candidate's results are malformed: {type(error).__name__}: {error}") from None
 
 
 def _plain(entry: Entry) -> list[Any]:

@@ -11,6 +11,7 @@ from mtmc_lsp.core.dtypes import TOLERANCE
 from mtmc_lsp.core.results import Check, CheckStatus
 from mtmc_lsp.verify.error_limits import FACTORS
 from mtmc_lsp.verify.use.uses import MAY_RAISE
+from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.comparison.compare import Comparison
 from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
 from mtmc_lsp.verify.worker.observation.determinism import differing
@@ -79,11 +80,21 @@ def _is_stale(i: int, observed: list[Entry]) -> bool:
 
 def difference(entry: Entry, candidate: Any, sensitivity: float, precision: str) -> str:
     """How a candidate's value differs from the reference's; empty if it does not."""
+    if isinstance(candidate, torch.Tensor) and _is_zero(entry.value) and candidate.shape == entry.value.shape:
+        largest = float(candidate.double().abs().max()) if candidate.numel() else 0.0
+        # A relative error would be infinite for any rounding.
+        is_small = largest <= TOLERANCE[str(entry.value.dtype).removeprefix("torch.")]
+        return "" if is_small else f"its values are up to {largest:.2e} instead of 0"
     comparison = Comparison(precision)
     # Strides of results are part of the contract for the ordinary cases alone.
     comparison.tensor(entry.name, candidate, entry.value, entry.value, sensitivity, None)
     failed = (c for c in comparison.finish()[0] if c["status"] == "failed" and not c["name"].endswith(" stride"))
     return next((check["detail"] for check in failed), "")
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether a floating-point result is zero everywhere."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and not bool((computable(value) != 0).any())
 
 
 def _autocast_problem(expectation: Expectation, observed: list[Entry]) -> str:

@@ -15,7 +15,7 @@ from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.verify.error_limits import FACTORS, NOISE
 from mtmc_lsp.verify.use.uses import WORDS, Use
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
-from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
+from mtmc_lsp.verify.worker.comparison.distances import finite, oracle_distance
 from mtmc_lsp.verify.worker.use.calls import OF_CALLS
 from mtmc_lsp.verify.worker.use.modules import OF_MODULES
 from mtmc_lsp.verify.worker.use.steps import Entry
@@ -28,18 +28,10 @@ ROUNDINGS = 1.0
 """The largest relative change of these inputs, in units of their precision."""
 MOST_SUBMODULES = 4
 """Submodules that get a hook: the first ones that are called."""
-OF_PARAMETERS = (
-    "load_state_dict",
-    "replaced",
-    "in_place",
-    "toggled",
-    "instances",
-    "deepcopy",
-    "pickle",
-    "dtype",
-    "frozen",
-)
+OF_PARAMETERS = frozenset("load_state_dict replaced in_place toggled instances deepcopy pickle dtype frozen".split())
 """Steps about modules that have parameters."""
+OF_SEPARATE_PARAMETERS = ("load_state_dict", "replaced")
+"""Steps that would separate parameters which are one under two names."""
 OF_ALL_MODULES = ("call", "pre_hook", "hook", "train", "eval", "names", "initial")
 OF_EACH_NUMBER = ("constructor", "constructor_default", "default", "number", "submodule_hook", "buffers")
 """Steps that are listed by what the reference has."""
@@ -92,7 +84,7 @@ def possible_uses(subject: Subject) -> Iterator[Use]:
         if kind in listed:
             yield from listed[kind]
         elif kind in OF_PARAMETERS:
-            if subject.tensors.parameters:
+            if subject.tensors.parameters and not (subject.tensors.is_tied and kind in OF_SEPARATE_PARAMETERS):
                 yield Use(kind)
         elif kind in OF_ALL_MODULES:
             if subject.constructor is not None and (subject.is_forward or kind not in CALLED):
@@ -206,7 +198,9 @@ def _sensitivity(entry: Entry, draws: list[Entry], least: float) -> float:
         return float("inf")
     if not value.is_floating_point():
         return 0.0 if all(torch.equal(draw.value, value) for draw in draws) else float("inf")
-    if value.numel() and not bool((computable(value) != 0).any()):
+    if not bool(finite(value).all()):
+        return float("inf")
+    if not bool((computable(value) != 0).any()) and any(bool((computable(draw.value) != 0).any()) for draw in draws):
         return float("inf")
     measured = max((float(oracle_distance(draw.value, value, value)) for draw in draws), default=0.0)
     return max(measured, _least(value, least))

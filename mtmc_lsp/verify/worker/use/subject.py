@@ -89,6 +89,8 @@ class ModuleTensors:
     """Floating-point buffers."""
     persistent: tuple[str, ...] = ()
     """Keys of the state dict."""
+    is_tied: bool = False
+    """Whether one parameter has two names."""
 
 
 @dataclass(frozen=True)
@@ -270,6 +272,7 @@ def reference_subject(module: Any, data: CaseRequest, inputs: Mapping[str, torch
         tuple(name for name, tensor in parameters.items() if tensor.is_floating_point()),
         tuple(name for name, tensor in buffers.items() if tensor.is_floating_point()),
         tuple(call.instance.state_dict()),
+        len(parameters) < len([*call.instance.named_parameters(remove_duplicate=False)]),
     )
     return replace(subject, constructor=constructors[0], tensors=tensors)
 
