@@ -24,7 +24,7 @@ from mtmc_lsp.verify.messages import (
     UseScript,
 )
 from mtmc_lsp.verify.use.uses import Use
-from mtmc_lsp.verify.worker.candidate_commands import MAX_ERROR_CHARACTERS, failure
+from mtmc_lsp.verify.worker.candidate_commands import MAX_ERROR_CHARACTERS
 from mtmc_lsp.verify.worker.expectations import TF32_ERROR
 from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
 from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
@@ -109,8 +109,9 @@ def use_candidate(request: UseRequest) -> CandidateAnswer:
             outcomes = {use.key: _outcome(subject, use) for use in request.uses if time.monotonic() < end}
     except MtmcError:
         raise
-    except Exception as error:
-        return failure("runtime_error", error)
+    except Exception as error:  # a class that can be constructed only once in a process
+        reason = f"a further module cannot be constructed: {type(error).__name__}: {str(error)[:MAX_ERROR_CHARACTERS]}"
+        outcomes = {use.key: {"skipped": reason} for use in request.uses}
     export_(outcomes, results, in_memory=False)
     release_gpu_memory()
     return CandidateAnswer("ran")
