@@ -64,6 +64,10 @@ class Adapter(Protocol):
         """Whether to count the arithmetic that torch's own operations do."""
 
     @property
+    def is_used(self) -> bool:
+        """Whether to use it in further ways, as a user's program does: hooks, modes, state dicts, copies."""
+
+    @property
     def repeat_seconds(self) -> float:
         """Time for the many calls of the smallest case."""
 
@@ -112,6 +116,7 @@ class VersionInFile:
     draws_same_numbers = True
     moves_counts = False
     counts_library = False
+    is_used = False
     takes_constructor_arguments = False
     repeat_seconds = VERSION_REPEAT_SECONDS
 
@@ -191,6 +196,12 @@ class ForeignCandidate:
     counts_library = True
     takes_constructor_arguments = True
     repeat_seconds = FOREIGN_REPEAT_SECONDS
+
+    @property
+    def is_used(self) -> bool:
+        """Yes, unless a part of a body or explicit state makes it no function or module that a user could call."""
+        workload = self.capture.workload
+        return workload.target.region is None and not workload.state
 
     def text_checks(self) -> tuple[Check, ...]:
         """The checks on the whole file."""

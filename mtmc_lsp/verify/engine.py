@@ -29,6 +29,7 @@ from mtmc_lsp.verify.outcomes import (
 from mtmc_lsp.verify.reference import PreparedCase, Reference
 from mtmc_lsp.verify.sanitizer import Sanitizer
 from mtmc_lsp.verify.trials import Trial
+from mtmc_lsp.verify.use.check import use_case, used_outcome
 
 TIGHT_SHARE = 0.05
 """Share of the GPU's free memory from which the inputs leave no room to compute references ahead: the reference process holds
@@ -38,6 +39,7 @@ SHRINK_TRIES = 8
 SMALL_CASE_ELEMENTS = 512
 """Cases with at most this many elements of arguments are called several times under the interpreter, too."""
 MANY_CALLS_SEED = 100
+USE_SEED = 200
 TOO_LARGE = "the workload is too large for Triton's interpreter; verify on a GPU, or name sizes that can vary"
 OTHER_RANDOM = "the reference draws random numbers, and a candidate may draw others in another order"
 
@@ -153,7 +155,7 @@ class VerificationEngine:
                 uncertain = uncertain_because(outcomes)
                 if uncertain:
                     return Verification(verdict(VerdictStatus.UNCERTIFIABLE, uncertain))
-                outcomes += self._on_request(candidate, outcomes, on_case, far, sanitizer)
+                outcomes += self._further(candidate, outcomes, on_case, far, sanitizer)
                 last = outcomes[-1]
                 status = last.status
                 if status is VerdictStatus.CORRECT and not self._ran_whole_workload(outcomes):
@@ -291,7 +293,7 @@ class VerificationEngine:
     def _elements(self, case: Case) -> int:
         return argument_elements(self._trial.capture, case.sizes)
 
-    def _on_request(
+    def _further(
         self,
         candidate: Adapter,
         outcomes: Sequence[CaseOutcome],
@@ -299,9 +301,14 @@ class VerificationEngine:
         far: bool,
         sanitizer: Sanitizer | None,
     ) -> list[CaseOutcome]:
-        """The outcomes of the checks that run only on request, up to the first failure."""
+        """The outcomes of the use script, and of the checks that run only on request, up to the first failure."""
         more: list[CaseOutcome] = []
-        if far:
+        if candidate.is_used:
+            cases = [outcome.case for outcome in outcomes if outcome.ran]
+            case = use_case(cases, self._trial.capture, self._reference.seed + USE_SEED)
+            on_case(case)
+            more.append(used_outcome(candidate, self._reference, self._process, self._trial, case))
+        if far and all(outcome.is_correct for outcome in more):
             case = Case(self._trial.capture.graph.sizes, "normal", self._reference.seed + FAR_SEED)
             on_case(case)
             more.append(_checked(case, [self.verify_int32_offsets(candidate)]))

@@ -11,6 +11,7 @@ from mtmc_lsp.core.workload import Capture, Target, Workload
 from mtmc_lsp.process.protocol import NoAnswer, Request
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.error_limits import Measurement
+from mtmc_lsp.verify.use.uses import Use
 
 NO_ARGUMENTS = "[[], {}]"
 """Constructor arguments: none."""
@@ -169,6 +170,52 @@ class CandidateRequest(Request[CandidateAnswer], command="verify.candidate"):
     data: CaseRequest
     candidate: CandidateSource
     calls: CallPlan = CallPlan()
+
+
+@dataclass(frozen=True)
+class UseScript:
+    """The steps that work for the reference. Its results stay in its process."""
+
+    uses: tuple[Use, ...]
+    skipped: str = ""
+    """Why there are no steps."""
+
+
+@dataclass(frozen=True)
+class UseReferenceRequest(Request[UseScript], command="verify.use_reference"):
+    """Use the reference as a user's program does, and write the tensors that a candidate needs for the same steps."""
+
+    data: CaseRequest
+    expected: str
+    """The file for the results, which the candidate process cannot read."""
+
+
+@dataclass(frozen=True)
+class UseRequest(Request[CandidateAnswer], command="verify.use_candidate"):
+    """Use a candidate in the same steps."""
+
+    data: CaseRequest
+    candidate: CandidateSource
+    uses: tuple[Use, ...]
+
+
+@dataclass(frozen=True)
+class UseChecks:
+    """One check for each step."""
+
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True)
+class JudgeUseRequest(Request[UseChecks], command="verify.judge_use"):
+    """Compare a candidate's results of all steps with the reference's, in the reference process."""
+
+    uses: tuple[Use, ...]
+    expected: str
+    results: str
+    """The file with the candidate's results."""
+    precision: str
+    """``budget`` or ``strict``, as in the settings."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from types import TracebackType
 
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.errors import MtmcError, WorkerFailed
+from mtmc_lsp.core.results import Check
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.process.messages import StartRequest
@@ -30,17 +31,30 @@ from mtmc_lsp.verify.messages import (
     ConstructorRequest,
     JudgeAnswer,
     JudgeRequest,
+    JudgeUseRequest,
     LoadRequest,
     ReferenceAnswer,
     ReferenceRequest,
     ReproduceRequest,
     ShareInputsRequest,
     UnshareInputsRequest,
+    UseReferenceRequest,
+    UseScript,
 )
 from mtmc_lsp.verify.trials import Trial
 
 SHARED_BYTES = 1e9
 """Workloads that move more bytes take long to create once more, so their inputs are shared with the timer."""
+
+
+@dataclass(frozen=True)
+class PreparedUse:
+    """The use script of a case, with the reference's results."""
+
+    data: CaseRequest
+    expected: str
+    """The file with the reference's results."""
+    script: UseScript
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,7 @@ class Reference:
         self._ahead = ThreadPoolExecutor(1)
         self._lock = threading.Lock()
         self._prepared: dict[tuple[str, str], PreparedCase] = {}
+        self._uses: dict[tuple[str, str], PreparedUse] = {}
         self._judging = 0
         self._idle = threading.Condition()
         self._results = 0
@@ -154,20 +169,23 @@ class Reference:
         with self._lock:
             if key not in self._prepared or (is_first and _process_failed(self._prepared[key].done)):
                 number = len(self._prepared)
-                data = CaseRequest(
-                    trial.capture,
-                    user_source=self.user_source,
-                    case=case,
-                    inputs=str(self._inputs / f"inputs-{number}.pt"),
-                    is_first=is_first,
-                    widened=not self.has_gpu,
-                    init=trial.init,
-                    shares_memory=self._shares_memory,
-                )
+                data = self._request(trial, case, f"inputs-{number}.pt", is_first=is_first)
                 expected = str(self._secret / f"expected-{number}.pt")
                 done = self._ahead.submit(self._compute, data, expected)
                 self._prepared[key] = PreparedCase(data, expected, done)
             return self._prepared[key]
+
+    def _request(self, trial: Trial, case: Case, file: str, *, is_first: bool) -> CaseRequest:
+        return CaseRequest(
+            trial.capture,
+            user_source=self.user_source,
+            case=case,
+            inputs=str(self._inputs / file),
+            is_first=is_first,
+            widened=not self.has_gpu,
+            init=trial.init,
+            shares_memory=self._shares_memory,
+        )
 
     def _compute(self, data: CaseRequest, expected: str) -> ReferenceAnswer:
         with self._idle:
@@ -265,6 +283,34 @@ class Reference:
         )
         try:
             return self._call_first(request)
+        finally:
+            results.unlink(missing_ok=True)
+
+    def use_script(self, trial: Trial, case: Case) -> PreparedUse:
+        """The steps of the use script on a case; computed once for all candidates.
+
+        Raises:
+            MtmcError: the reference cannot be used on this case.
+        """
+        key = (trial.init, repr(case))
+        with self._lock:
+            if key not in self._uses:
+                number = len(self._uses)
+                data = replace(self._request(trial, case, f"uses-{number}.pt", is_first=False), shares_memory=False)
+                expected = str(self._secret / f"expected-uses-{number}.pt")
+                script = self._call_first(UseReferenceRequest(data, expected))
+                self._uses[key] = PreparedUse(data, expected, script)
+            return self._uses[key]
+
+    def judge_use(self, prepared: PreparedUse, results: Path) -> tuple[Check, ...]:
+        """Compare a candidate's results of all steps with the reference's; the file is removed afterwards.
+
+        Raises:
+            MtmcError: the results cannot be read.
+        """
+        request = JudgeUseRequest(prepared.script.uses, prepared.expected, str(results), self.precision)
+        try:
+            return self._call_first(request).checks
         finally:
             results.unlink(missing_ok=True)
 

@@ -42,6 +42,9 @@ COMMANDS = {
     "verify.load": ("LoadRequest", "load_command:load"),
     "verify.guard": ("GuardRequest", "guard_command:check_guard"),
     "verify.judge": ("JudgeRequest", "judge_command:judge"),
+    "verify.use_reference": ("UseReferenceRequest", "use.commands:use_reference"),
+    "verify.use_candidate": ("UseRequest", "use.commands:use_candidate"),
+    "verify.judge_use": ("JudgeUseRequest", "use.commands:judge_use"),
     "verify.reproduce": ("ReproduceRequest", "reproduction:reproduce"),
     "verify.whole_target": ("WholeTargetRequest", "whole_target:compare_whole_target"),
     "process.start": ("StartRequest", "start:start"),
@@ -52,6 +55,7 @@ PRELOADED_MODULES = (
     "mtmc_lsp.capture.worker.commands",
     "mtmc_lsp.verify.worker.candidate_commands",
     "mtmc_lsp.verify.worker.judge_command",
+    "mtmc_lsp.verify.worker.use.commands",
 )
 """Modules of the commands that every run needs; a fork server imports them before it forks."""
 MAX_FILE_BYTES = 64 << 30

@@ -6,7 +6,7 @@ import ast
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ FURTHER = "further argument "
 Prepare = Callable[..., tuple[Call, list[Any]]]
 
 _loaded: dict[str, Any] = {}
+"""Modules of separate candidates, by their text."""
 changed_by_loading: set[str] = set()
 """The global state that loading a separate candidate changed."""
-"""Modules of separate candidates, by their text."""
 
 
 def load_candidate(source: CandidateSource, data: CaseRequest) -> tuple[Any, Prepare]:
@@ -76,7 +76,7 @@ def prepared_candidate(
     function = resolve(module, target.qualname)
     instance = None
     if target.kind in (TargetKind.MODULE, TargetKind.METHOD):
-        instance = _instance(module, target, capture, device, init, shared)
+        instance = candidate_instance(module, target, capture, device, init, shared)
         method = "forward" if target.kind is TargetKind.MODULE else target.qualname.rpartition(".")[2]
         function = getattr(instance, method)
         if shared.needs_parameters():
@@ -85,8 +85,8 @@ def prepared_candidate(
     return call, list(call.values)
 
 
-def _instance(
-    module: Any, target: Target, capture: Capture, device: str, init: str, shared: SharedInstance
+def candidate_instance(
+    module: Any, target: Target, capture: Capture, device: str, init: str, shared: Callable[..., torch.nn.Module]
 ) -> torch.nn.Module:
     """The candidate, constructed as the reference, or by its ``get_init_inputs`` if it has other parameters."""
     kind = resolve(module, target.class_name)
@@ -109,24 +109,40 @@ def _instance(
 def _place_parameters(
     instance: torch.nn.Module, capture: Capture, inputs: Mapping[str, torch.Tensor], target: Target
 ) -> None:
-    """Put the case's parameters and buffers into the candidate: by name, or else into the next ones of the same shape."""
-    held = {**dict(instance.named_parameters()), **dict(instance.named_buffers())}
-    free, slots = list(held), slots_of(instance)
+    """Put the case's parameters and buffers into the candidate."""
+    held, slots = held_tensors(instance), slots_of(instance)
+    shapes = {name: value.shape for name, value in inputs.items()}
+    for item, name in corresponding_names(instance, capture, shapes, target).items():
+        replace_tensor(slots[id(held[name])], inputs[item])
+
+
+def held_tensors(instance: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters and buffers by name."""
+    return {**dict(instance.named_parameters()), **dict(instance.named_buffers())}
+
+
+def corresponding_names(
+    instance: torch.nn.Module, capture: Capture, shapes: Mapping[str, torch.Size], target: Target
+) -> dict[str, str]:
+    """For each graph input that is a parameter or buffer, the candidate's: of the same name, or else the next of its shape."""
+    held = held_tensors(instance)
+    free, names = list(held), dict[str, str]()
     for item in capture.graph.inputs:
         if item.kind is InputKind.ARGUMENT:
             continue
-        value = inputs[item.name]
+        shape = shapes[item.name]
         preferred = dotted(item.access)
-        fitting = [name for name in free if held[name].shape == value.shape]
+        fitting = [name for name in free if held[name].shape == shape]
         name = preferred if preferred in fitting else next(iter(fitting), "")
         if not name:
             raise RequestError(
-                f"{target.qualname} has no parameter that corresponds to {item.access}, shape {tuple(value.shape)}",
+                f"{target.qualname} has no parameter that corresponds to {item.access}, shape {tuple(shape)}",
                 where=Location(target.path, target.start_line),
                 remedy="Give the candidate the reference's parameters, best under the same names.",
             )
         free.remove(name)
-        replace_tensor(slots[id(held[name])], value)
+        names[item.name] = name
+    return names
 
 
 def _bound(
@@ -135,6 +151,32 @@ def _bound(
     """The call, with arguments by name if the candidate has the reference's names, else in the reference's order."""
     where = Location(target.path, target.start_line)
     parameters = inspect.signature(function).parameters
+    values, further = passed_arguments(module, parameters, capture, inputs, where)
+    by_name = not further and all(name in parameters for name in values)
+    try:
+        bound = inspect.signature(function).bind(**values) if by_name else None
+        bound = bound or inspect.signature(function).bind(*values.values(), *further)
+    except TypeError as error:
+        raise RequestError(
+            f"{target.qualname} cannot be called with the reference's arguments: {error}",
+            where=where,
+            remedy="Give it the reference's parameters.",
+        ) from None
+    names = (*values, *(f"{FURTHER}{i}" for i in range(len(further))))
+    passed = (*values.values(), *further)
+    return Call(function, instance, names, passed, frozenset(names) if by_name else frozenset())
+
+
+def passed_arguments(
+    module: Any, parameters: Container[str], capture: Capture, inputs: Mapping[str, torch.Tensor], where: Location
+) -> tuple[dict[str, Any], list[Any]]:
+    """The arguments of a call by the reference's names, and further ones without a name.
+
+    Args:
+        module: the candidate's, which must name the classes of the arguments.
+        parameters: names of the candidate's parameters.
+        where: the candidate.
+    """
     specified = {spec.name for spec in capture.workload.arguments}
     values: dict[str, Any] = {}
     further: list[Any] = []
@@ -157,19 +199,7 @@ def _bound(
         # Defaults of the reference are passed only to a candidate that has a parameter of that name.
         elif any(leaf.input for leaf in argument.leaves) or argument.name in specified or argument.name in parameters:
             values[argument.name] = value
-    by_name = not further and all(name in parameters for name in values)
-    try:
-        bound = inspect.signature(function).bind(**values) if by_name else None
-        bound = bound or inspect.signature(function).bind(*values.values(), *further)
-    except TypeError as error:
-        raise RequestError(
-            f"{target.qualname} cannot be called with the reference's arguments: {error}",
-            where=where,
-            remedy="Give it the reference's parameters.",
-        ) from None
-    names = (*values, *(f"{FURTHER}{i}" for i in range(len(further))))
-    passed = (*values.values(), *further)
-    return Call(function, instance, names, passed, frozenset(names) if by_name else frozenset())
+    return values, further
 
 
 def _classes_of(module: Any, where: Location) -> Callable[[str], Any]:

@@ -61,7 +61,7 @@ def make_inputs(
     for item in capture.graph.inputs:
         if item.kind is not InputKind.ARGUMENT:
             shape = [size.value(sizes) for size in item.type.shape]
-            held = _read(call.instance, item.access)
+            held = read_tensor(call.instance, item.access)
             if distribution in EXACT and held.is_floating_point():
                 result[item.name] = _whole(shape, distribution, generator).to(held.dtype)
             else:
@@ -244,7 +244,8 @@ def _varied(value: torch.Tensor, shape: list[int], generator: torch.Generator) -
     return torch.where(positive, above, around).to(value.dtype)
 
 
-def _read(instance: Any, access: str) -> torch.Tensor:
+def read_tensor(instance: Any, access: str) -> torch.Tensor:
+    """The tensor of a module that an expression such as ``self.norm.weight`` names."""
     value = slot_at(instance, access).value
     assert isinstance(value, torch.Tensor)
     return value
@@ -276,7 +277,7 @@ def prepared_call(
         slots = slots_of(call.instance)
         for item in capture.graph.inputs:
             if item.kind is not InputKind.ARGUMENT:
-                replace_tensor(slots[id(_read(call.instance, item.access))], inputs[item.name])
+                replace_tensor(slots[id(read_tensor(call.instance, item.access))], inputs[item.name])
     numbers = {item.access: item.value for item in capture.graph.numbers}
     pairs = zip(call.names, call.values, strict=True)
     values = [inputs[input_of[path]] if path in input_of else numbers.get(path, value) for path, value in pairs]
@@ -333,7 +334,7 @@ def relocated(instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor
     for item in capture.graph.inputs if instance is not None else ():
         if item.kind is not InputKind.ARGUMENT:
             with contextlib.suppress(AttributeError, LookupError):
-                tensor, assigned = _read(instance, item.access).detach(), inputs[item.name]
+                tensor, assigned = read_tensor(instance, item.access).detach(), inputs[item.name]
                 if tensor.shape == assigned.shape and tensor.data_ptr() != assigned.data_ptr():
                     moved.append((item.name, tensor))
     return moved

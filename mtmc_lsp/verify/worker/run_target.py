@@ -143,7 +143,7 @@ def run_case(
         for i, result in enumerate(results):
             facts[i]["shares memory with results"] = _sharing(result, results)
     if leaves:
-        results = [r.detach() if isinstance(r, torch.Tensor) else r for r in results] + _gradients(results, leaves)
+        results = [r.detach() if isinstance(r, torch.Tensor) else r for r in results] + gradients(results, leaves)
     written = unequal({name: (inputs[name].detach(), held) for name, held in before.items()})
     after = {name: inputs[name].detach() for name in before if name in written}
     return {"results": results, "after": after, "facts": facts, "changed_state": changed}
@@ -207,7 +207,7 @@ def _leaves(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> list[torch.
     return [inputs[name].requires_grad_() for name in names if inputs[name].is_floating_point()]
 
 
-def _gradients(results: list[Any], leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:
+def gradients(results: list[Any], leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:
     """Gradients of a weighted sum of the results, with weights that are exact in every dtype."""
     outputs = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
     if not outputs:

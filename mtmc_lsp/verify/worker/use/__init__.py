@@ -1,0 +1,1 @@
+"""Uses the reference and the candidate as a user's program does, step by step. Runs in workers."""

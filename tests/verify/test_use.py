@@ -1,0 +1,103 @@
+"""Candidates that are right in one call and wrong in use are refused, each by the step that it is about."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pairs import changed
+from uses import (
+    EVALUATED,
+    EVALUATED_NEW,
+    FAST,
+    MODEL,
+    MODEL_NEW,
+    OF_FUNCTIONS,
+    OF_MODULES,
+    RMS,
+    when,
+)
+
+from mtmc_lsp.core.results import CheckStatus, VerdictStatus
+from mtmc_lsp.source.targets import find_target
+from mtmc_lsp.verify.adapters import ForeignCandidate
+from mtmc_lsp.verify.candidate_process import CandidateProcess
+from mtmc_lsp.verify.outcomes import CaseOutcome
+from mtmc_lsp.verify.use.check import use_case, used_outcome
+from tests.verify.conftest import PairJudge
+
+Use = Callable[[str, str, str, str], CaseOutcome]
+
+
+@pytest.fixture
+def use(judge: PairJudge, fork_server, tmp_path: Path) -> Iterator[Use]:
+    """Runs the use script alone, on a candidate's text."""
+    processes: list[CandidateProcess] = []
+
+    def run(text: str, name: str, candidate: str, its_name: str) -> CaseOutcome:
+        reference = judge.reference(text, name, 60.0)
+        file = tmp_path / "fast_module.py"
+        file.write_text(candidate)
+        target = find_target(candidate.encode(), str(file), its_name)
+        foreign = ForeignCandidate(reference.capture, target, candidate)
+        trial = foreign.trials(reference.constructor(), interpreted=True)[0]
+        cases = foreign.cases(trial, interpreted=True, seed=5)
+        process = CandidateProcess(
+            sys.executable, str(tmp_path), reference.capture.environment, has_gpu=False, fork_server=fork_server
+        )
+        processes.append(process)
+        return used_outcome(foreign, reference, process, trial, use_case(cases, trial.capture, 7))
+
+    yield run
+    for process in processes:
+        process.close()
+
+
+def steps(outcome: CaseOutcome, status: CheckStatus) -> set[str]:
+    """The steps with this status."""
+    return {check.name.removeprefix("use: ") for check in outcome.checks if check.status is status}
+
+
+@pytest.mark.parametrize("what", OF_MODULES)
+def test_a_module_that_is_wrong_in_one_use_fails_this_use_and_no_other(what: str, use: Use) -> None:
+    changes, failing = OF_MODULES[what]
+    outcome = use(MODEL, "Model", changed(MODEL_NEW, *changes), "ModelNew")
+    failed = steps(outcome, CheckStatus.FAILED)
+    # Nearly all steps call the instance.
+    assert failed >= failing if failing == {"call"} else failed == failing, outcome
+
+
+@pytest.mark.parametrize("what", OF_FUNCTIONS)
+def test_a_function_that_is_wrong_in_one_use_fails_this_use_and_no_other(what: str, use: Use) -> None:
+    changes, failing = OF_FUNCTIONS[what]
+    outcome = use(RMS, "rms", changed(FAST, *changes), "fast")
+    assert steps(outcome, CheckStatus.FAILED) == failing, outcome
+
+
+def test_a_module_that_ignores_training_mode_is_refused(use: Use) -> None:
+    outcome = use(EVALUATED, "Model", changed(EVALUATED_NEW, when("self.training")), "ModelNew")
+    assert steps(outcome, CheckStatus.FAILED) == {"train"}, outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "candidate"), [(MODEL, MODEL_NEW), (EVALUATED, EVALUATED_NEW)], ids=["get_inputs", "directive"]
+)
+def test_an_honest_module_passes_all_steps_and_skips_none(text: str, candidate: str, use: Use) -> None:
+    outcome = use(text, "Model", candidate, "ModelNew")
+    assert outcome.status is VerdictStatus.CORRECT, outcome
+    all_steps = {step for _, failing in OF_MODULES.values() for step in failing}
+    assert all_steps | {"train"} <= steps(outcome, CheckStatus.PASSED)
+
+
+def test_an_honest_function_passes_all_steps_and_skips_none(use: Use) -> None:
+    outcome = use(RMS, "rms", FAST, "fast")
+    assert outcome.status is VerdictStatus.CORRECT, outcome
+    assert {step for _, failing in OF_FUNCTIONS.values() for step in failing} <= steps(outcome, CheckStatus.PASSED)
+
+
+def test_the_message_names_the_parameters_whose_earlier_values_decide(use: Use) -> None:
+    changes, _ = OF_MODULES["a packed parameter is kept until it is another object"]
+    outcome = use(MODEL, "Model", changed(MODEL_NEW, *changes), "ModelNew")
+    assert outcome.reason == "use: after load_state_dict the result is still that of the earlier values (gain)"
