@@ -49,6 +49,8 @@ MIN_HEADROOM = 0.05
 and on an H200 tuned kernels reach 95 to 97 % of the bound."""
 MIN_GAIN_LAUNCHES = 1 / 40
 """Predicted gain, in launches, below which measuring is not worth its seconds (H200: 0.1 us)."""
+MIN_GAIN_SHARE = 1 / 200
+"""The same as a share of the call's time: the times of equal versions differ by about as much."""
 
 
 class Autotune:
@@ -179,7 +181,8 @@ def measured_choice(
     cost = kernel_cost(ir, region, plan.config, situation.device)
     saved = share * (cost.us - situation.device.launch_us) * (1 + len(others))
     nodes = tuple(name for each in (region, *others) for name in each.nodes)
-    if not choices or saved < MIN_GAIN_LAUNCHES * situation.device.launch_us:
+    call_us = situation.timing.median_us if situation.timing is not None else 0.0
+    if not choices or saved < max(MIN_GAIN_LAUNCHES * situation.device.launch_us, MIN_GAIN_SHARE * call_us):
         return
     lines, _ = where(ir, nodes)
     yield MacroAction(

@@ -29,6 +29,7 @@ from tests.planning.situations import (
     schedule_of,
     situation,
     start,
+    timing,
 )
 
 K = ActionKind
@@ -272,6 +273,20 @@ def test_a_kernel_is_tuned_and_if_that_pays_fine_tuned_once(status: StepStatus, 
     assert len(rounds) == count
     assert {"rows", "block"} <= rounds[0]
     assert rounds[1:] == [{"warps", "persist"}][: count - 1]
+
+
+def test_a_kernel_that_takes_a_small_part_of_the_call_is_not_tuned(captured) -> None:
+    capture = captured(NORM.replace("B=6 D=50", "B=4096 D=4096"), "f")
+    candidate = fused(capture, NORM, {"rows": 1, "block": 4096, "loop": False, "warps": 8, "stages": 2})
+    (action,) = proposed(capture, candidate, K.AUTOTUNE, has_gpu=True)
+
+    def tuned(call_us: float) -> list[MacroAction]:
+        first = MacroAction(K.FUSE, action.region, (0, 0))
+        step = Step(1, first, StepStatus.ACCEPTED, "", candidate=candidate, timing=timing(call_us, 2.0, None))
+        return proposed(capture, candidate, K.AUTOTUNE, has_gpu=True, history=(step,))
+
+    assert tuned(100 * action.expected.saved_us) == [action]
+    assert tuned(300 * action.expected.saved_us) == []
 
 
 FINE_TUNED = {
