@@ -219,7 +219,7 @@ class Worker:
         self._oom_kills = _oom_kills()
         options = ["--memory", str(self._memory_bytes)] if self._memory_bytes else []
         options += ["--low-priority"] * self._low_priority
-        self._scratch = tempfile.mkdtemp(prefix="mtmc-")
+        self._scratch = tempfile.mkdtemp()
         caches: dict[str, str] = {}
         if self._sandbox is not None:
             folders = (*self._sandbox.writable, self._scratch)

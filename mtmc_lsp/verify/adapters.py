@@ -56,8 +56,8 @@ class Adapter(Protocol):
         """Whether it is constructed with the reference's arguments, which :meth:`trials` then needs."""
 
     @property
-    def moves_counts(self) -> bool:
-        """Whether to call it with the counts that it keeps as after many calls."""
+    def is_foreign(self) -> bool:
+        """Whether somebody else wrote it. Then state that it keeps, and other surroundings, are tried as well."""
 
     @property
     def counts_library(self) -> bool:
@@ -114,7 +114,7 @@ class VersionInFile:
     """Where the version's code goes when it is delivered."""
 
     draws_same_numbers = True
-    moves_counts = False
+    is_foreign = False
     counts_library = False
     is_used = False
     takes_constructor_arguments = False
@@ -192,7 +192,7 @@ class ForeignCandidate:
     replays_launches = False
     guarded_call = None
     draws_same_numbers = False
-    moves_counts = True
+    is_foreign = True
     counts_library = True
     takes_constructor_arguments = True
     repeat_seconds = FOREIGN_REPEAT_SECONDS

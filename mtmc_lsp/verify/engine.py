@@ -16,6 +16,7 @@ from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.case_runner import MANY_CALLS, CaseRunner
 from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case
 from mtmc_lsp.verify.delivery import REFUSED, delivery_check
+from mtmc_lsp.verify.foreign.further_calls import FurtherCalls
 from mtmc_lsp.verify.int32_overflow import FAR_CHECK, FAR_SEED, far_sizes
 from mtmc_lsp.verify.messages import CallPlan, CandidateRequest
 from mtmc_lsp.verify.near_misses import is_near_miss, settle
@@ -270,6 +271,15 @@ class VerificationEngine:
                 break
             limit = self._elements(failed.case)
             pending = [case for case in pending if self._elements(case) < limit]
+        if failed is None and candidate.is_foreign:
+            further = FurtherCalls(
+                runner, self._prepared, self._process.next, not self.has_gpu, candidate.repeat_seconds
+            )
+            for outcome in further.outcomes(outcomes, self._first, many):
+                outcomes.append(outcome)
+                if not outcome.is_correct:
+                    self._process.next()
+                    return outcomes, outcome
         return outcomes, failed
 
     def _outcome(
@@ -284,7 +294,15 @@ class VerificationEngine:
     def _plan(self, candidate: Adapter, case: Case, *, is_many: bool = False) -> CallPlan:
         """The calls on a case. Under the interpreter, only small cases are repeated, because large ones are slow."""
         if is_many:
-            return CallPlan(True, MANY_CALLS, candidate.repeat_seconds, moves_counts=candidate.moves_counts)
+            foreign = candidate.is_foreign
+            return CallPlan(
+                changes_contents=True,
+                repeats=MANY_CALLS,
+                repeat_seconds=candidate.repeat_seconds,
+                moves_counts=foreign,
+                keeps_results=foreign,
+                adds_instance=foreign,
+            )
         is_first = case == self._first
         repeats = self.has_gpu or self._elements(case) <= SMALL_CASE_ELEMENTS
         counts_library = is_first and candidate.counts_library

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.json_codec import Repeated
@@ -117,6 +118,21 @@ class UnshareInputsRequest(Request[NoAnswer], command="verify.unshare_inputs"):
     path: str
 
 
+class Surroundings(Enum):
+    """Where a candidate runs. Its results must be the same everywhere."""
+
+    VERIFICATION = "verification"
+    """A worker process whose new memory holds NaN."""
+    EARLY = "early"
+    """With clocks that jump between calls, and random numbers that are often extreme; the first one is small."""
+    LATE = "late"
+    """The same, but the first random number is large."""
+    PROGRAM = "program"
+    """As in a user's program: its stack, modules, arguments, environment, memory and threads."""
+    PROGRAM_ON_GPU = "program on a GPU"
+    """The same, and the interpreter runs the candidate's text unchanged, with names of a GPU."""
+
+
 @dataclass(frozen=True)
 class CallPlan:
     """The calls of a candidate on one case. All of them use the same module instance, as a user's program does."""
@@ -133,6 +149,12 @@ class CallPlan:
     """Whether a further call counts the arithmetic of torch's own operations."""
     moves_counts: bool = False
     """Whether a further call finds the counts that the candidate keeps as after many calls: its results must be the same."""
+    keeps_results: bool = False
+    """Whether the results of all calls stay in memory, are compared again at the end, and are then written to."""
+    adds_instance: bool = False
+    """Whether a second instance with other parameters is called in between, and must then give the same results."""
+    surroundings: Surroundings = Surroundings.VERIFICATION
+    """Where the process runs the calls; it must be a new one unless this is the default."""
     is_sanitized: bool = False
     """Whether the process runs under ``compute-sanitizer``."""
 
@@ -161,6 +183,10 @@ class CandidateAnswer:
     """Names of counts that change the results when they are as after many calls."""
     library_operations: float | None = None
     """The arithmetic operations of torch in a call; ``None`` if they were not counted."""
+    host_reads: int = 0
+    """How often a call read contents of tensors in Python, if operations were counted."""
+    interference: str | None = None
+    """How calls disturb each other's results, as a clause; empty if they do not, ``None`` if no results were kept."""
 
 
 @dataclass(frozen=True)

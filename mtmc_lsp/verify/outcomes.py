@@ -49,6 +49,10 @@ class CaseOutcome:
     """Of its floating-point results."""
     library_share: float | None = None
     """The part of the reference's arithmetic that torch's own operations do in the candidate; ``None`` if it was not counted."""
+    host_reads: int = 0
+    """How often a call read contents of tensors in Python, if that was counted."""
+    is_elsewhere: bool = False
+    """Whether the candidate ran in other surroundings than those of the verification."""
     trivial: frozenset[str] | None = None
     """Answers without any computation that pass as well; ``None`` if the case cannot tell or earlier ones refuted all."""
 
@@ -65,7 +69,8 @@ class CaseOutcome:
     @property
     def may_be_smaller(self) -> bool:
         """Whether other sizes may show the same failure. This excludes failures that end the process."""
-        return self.status in (VerdictStatus.INCORRECT, VerdictStatus.RUNTIME_ERROR) and not self.lacks_kernel
+        has_results = self.status in (VerdictStatus.INCORRECT, VerdictStatus.RUNTIME_ERROR)
+        return has_results and not self.lacks_kernel and not self.is_elsewhere
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,7 @@ def judged_outcome(
         measurements=judged.measurements,
         library_share=_share(answer.library_operations, operations),
         trivial=trivial,
+        host_reads=answer.host_reads,
     )
 
 
@@ -170,6 +176,8 @@ def _observed(
     if answer.counts:
         names = ", ".join(answer.counts[:MOST_NAMES])
         checks.append(check("many calls", f"the results change when {names} is as after many calls"))
+    if answer.interference is not None:
+        checks.append(check("separate results", answer.interference))
     running = f"{answer.threads} threads of the candidate still run after the call" if answer.threads else ""
     checks.append(check("no threads left", running))
     if disabled_kernels:

@@ -36,7 +36,7 @@ FAULTS = {
     "starts a program": ("    import subprocess\n    subprocess.run(['sleep', '60'])\n", "start processes"),
     "takes all memory": ("    held = [bytearray(1 << 28) for _ in range(1000)]\n", "out of memory"),
     "takes all memory in tensors": ("    held = [torch.ones(1 << 26) for _ in range(1000)]\n", "memory"),
-    "fills the disk": ("    import os\n    open(os.environ['MTMC_SCRATCH'] + '/x', 'wb').truncate(1 << 40)\n", "File too large"),
+    "fills the disk": ("    import os\n    open(os.environ['TMPDIR'] + '/x', 'wb').truncate(1 << 40)\n", "File too large"),
 }  # fmt: skip
 FAILED = (VerdictStatus.RUNTIME_ERROR, VerdictStatus.CRASHED, VerdictStatus.TIMEOUT)
 

@@ -6,20 +6,25 @@ import ast
 import importlib
 import importlib.util
 import linecache
-import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from mtmc_lsp.capture.module_paths import module_name, package_of, project_root
-from mtmc_lsp.process.worker_process import SCRATCH
+from mtmc_lsp.process.worker.scratch import scratch_folder
 
 
 def load_user_module(
-    path: str, source: str | None = None, as_name: str | None = None, *, in_place: bool = False
+    path: str,
+    source: str | None = None,
+    as_name: str | None = None,
+    *,
+    in_place: bool = False,
+    execute: Callable[..., Any] = lambda function, *arguments: function(*arguments),
 ) -> ModuleType:
     """Run the file, or another text instead of it, as a module. Its name is never ``__main__``.
 
@@ -29,6 +34,7 @@ def load_user_module(
         as_name: name in ``sys.modules``; by default the usual module name of the file.
         in_place: whether the text runs under the file's own path, so that exceptions name the user's file. A process can run at
             most one text of a file this way.
+        execute: calls the function that runs the module, with its arguments.
     """
     file = Path(path).resolve()
     package = _enter_project(file)
@@ -39,7 +45,7 @@ def load_user_module(
     if source is not None and file.is_file() and source.encode() == file.read_bytes():
         source = None
     if source is not None and not in_place:
-        location = Path(tempfile.mkdtemp(prefix="mtmc-", dir=os.environ.get(SCRATCH))) / file.name
+        location = Path(tempfile.mkdtemp(prefix="mtmc-", dir=scratch_folder())) / file.name
         location.write_bytes(source.encode("utf-8"))
     spec = importlib.util.spec_from_file_location(name, location)
     assert spec is not None and spec.loader is not None
@@ -50,9 +56,9 @@ def load_user_module(
     if source is not None and in_place:
         # Without a modification time, linecache does not reload the entry, and Triton finds the source of kernels in it.
         linecache.cache[str(file)] = (len(source), None, source.splitlines(keepends=True), str(file))
-        exec(compile(source.encode(), str(file), "exec", dont_inherit=True), module.__dict__)
+        execute(exec, compile(source.encode(), str(file), "exec", dont_inherit=True), module.__dict__)
     else:
-        spec.loader.exec_module(module)
+        execute(spec.loader.exec_module, module)
     return module
 
 

@@ -23,8 +23,9 @@ from mtmc_lsp.verify.messages import CandidateSource, CaseRequest
 from mtmc_lsp.verify.worker.inputs import dotted, prepared_call, replace_tensor, reusing, slots_of
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
-from mtmc_lsp.verify.worker.observation.global_state import OF_IMPORTS, changed_state, global_state
+from mtmc_lsp.verify.worker.observation.process_changes import ProcessChanges
 from mtmc_lsp.verify.worker.run_target import is_interpreted, module_of, target_source
+from mtmc_lsp.verify.worker.surroundings import current
 
 FURTHER = "further argument "
 """Start of the names of positional arguments that have no parameter."""
@@ -33,7 +34,7 @@ Prepare = Callable[..., tuple[Call, list[Any]]]
 _loaded: dict[str, Any] = {}
 """Modules of separate candidates, by their text."""
 changed_by_loading: set[str] = set()
-"""The global state that loading a separate candidate changed."""
+"""What loading or constructing a separate candidate changed in the process."""
 
 
 def load_candidate(source: CandidateSource, data: CaseRequest) -> tuple[Any, Prepare]:
@@ -51,14 +52,15 @@ def load_candidate(source: CandidateSource, data: CaseRequest) -> tuple[Any, Pre
 
 def module_of_candidate(target: Target, source: str, widened: bool) -> Any:
     """The module of a separate candidate, loaded once."""
-    text = on_cpu(source, "") if is_interpreted() else source
+    text = on_cpu(source, "") if is_interpreted() and not current.has_gpu_names() else source
     text = without_bfloat16(text) if widened else text
     if text not in _loaded:
-        before = global_state()
         # The name that an import of the file would give.
         name = Path(target.path).stem
-        _loaded[text] = load_user_module(target.path, text, f"{name}_{len(_loaded)}" if name in sys.modules else name)
-        changed_by_loading.update(set(changed_state(before)) - set(OF_IMPORTS))
+        name = f"{name}_{len(_loaded)}" if name in sys.modules else name
+        changes = ProcessChanges()
+        _loaded[text] = load_user_module(target.path, text, name, in_place=not _loaded, execute=current.run)
+        changed_by_loading.update(changes.by_import(_loaded[text]))
     return _loaded[text]
 
 
@@ -101,7 +103,10 @@ def candidate_instance(
             raise
         positional, named = arguments
     torch.manual_seed(0)
-    instance = shared(kind, positional, named, device, workload.module.dtype)
+    changes = ProcessChanges()
+    constructor = functools.partial(current.run, kind) if current.is_program() else kind
+    instance = shared(constructor, positional, named, device, workload.module.dtype)
+    changed_by_loading.update(changes.by_import(module))
     set_mode(instance, workload)
     return instance
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
 import os
-import time
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 import torch
@@ -21,8 +24,9 @@ from mtmc_lsp.process import sandbox
 from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.process.worker.failures import classify
 from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared
+from mtmc_lsp.process.worker.scratch import hide_variables, scratch_folder
 from mtmc_lsp.process.worker.tensor_ipc import export_, import_, release
-from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
+from mtmc_lsp.process.worker_process import RESULTS
 from mtmc_lsp.verify.cases import ALIASED, SLICED, UNALIGNED, Case
 from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest, CandidateSource
 from mtmc_lsp.verify.worker.callers import Prepare, changed_by_loading, load_candidate
@@ -30,8 +34,11 @@ from mtmc_lsp.verify.worker.inputs import other_layout
 from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
 from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
 from mtmc_lsp.verify.worker.observation.determinism import differing
+from mtmc_lsp.verify.worker.observation.host_reads import HostReads
+from mtmc_lsp.verify.worker.observation.kept_results import KeptResults
 from mtmc_lsp.verify.worker.observation.kept_state import kept_state, move_forward
 from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
+from mtmc_lsp.verify.worker.observation.process_changes import ProcessChanges
 from mtmc_lsp.verify.worker.run_target import (
     LaunchCount,
     copies,
@@ -45,6 +52,7 @@ from mtmc_lsp.verify.worker.run_target import (
     snapshots,
     use_one_thread,
 )
+from mtmc_lsp.verify.worker.surroundings import current
 
 LEAST_REPEATS = 4
 """Repeats that are made even after their time is over, if as many are requested."""
@@ -55,13 +63,17 @@ MAX_ERROR_CHARACTERS = 600
 def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     """Run the planned calls; the results of the judged call go to a file in the scratch folder."""
     data = request.data
+    hide_variables()
+    if request.candidate.separate is not None:
+        current.enter(request.calls.surroundings, request.candidate.separate.target.path, data.case.seed)
     device = device_for(data.call, data.case.kind)
-    results = os.path.join(os.environ[SCRATCH], RESULTS)
-    if not request.calls.is_sanitized:
+    results = os.path.join(scratch_folder() or tempfile.gettempdir(), RESULTS)
+    if not request.calls.is_sanitized and not current.is_program():
         # Filled memory counts as initialised, and would hide errors from initcheck.
         poison_new_memory()
     if is_interpreted():
-        use_one_thread()
+        if not current.is_program():
+            use_one_thread()
         patch_interpreter()
         speed_up_interpreter()
     try:
@@ -73,7 +85,11 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     inputs = import_(data.inputs, device)
     if not data.case.layout:
         inputs = {name: _with_graph_layout(data.call, name, t, data.case) for name, t in inputs.items()}
-    calls = _Calls(module, prepare, data.call, data.case, device, inputs, request.candidate)
+
+    def prepare_another() -> Prepare:
+        return load_candidate(request.candidate, data)[1]
+
+    calls = _Calls(module, prepare, prepare_another, data.call, data.case, device, inputs, request.candidate)
     # This counts threads that the threading module does not know.
     threads = _thread._count()
     try:
@@ -97,6 +113,7 @@ class _Calls:
         self,
         module: Any,
         prepare: Prepare,
+        prepare_another: Callable[[], Prepare],
         capture: Capture,
         case: Case,
         device: str,
@@ -104,8 +121,11 @@ class _Calls:
         candidate: CandidateSource,
     ) -> None:
         self._module, self._prepare, self._capture, self._case = module, prepare, capture, case
+        self._prepare_another = prepare_another
         self._device, self._inputs, self._candidate = device, inputs, candidate
-        self._changed_state = set(changed_by_loading)
+        self._changes = ProcessChanges() if candidate.separate is not None else None
+        self._kept: KeptResults | None = None
+        self._changed_state: set[str] = set()
         self._prepared: Call | None = None
         arguments = {item.name for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT}
         self._arguments = [name for name in inputs if name in arguments]
@@ -118,6 +138,7 @@ class _Calls:
         """The judged call, and what was observed of all calls."""
         all_launches, launches = LaunchCount(), LaunchCount()
         tensors = self._fresh()
+        self._kept = KeptResults() if plan.keeps_results else None
         with all_launches.counting():
             if plan.changes_contents:
                 self._call_on_other_contents(tensors)
@@ -127,12 +148,14 @@ class _Calls:
             judged = run if self._device == "cuda" else snapshots(run)
             del run
             differing_results, repeats = self._repeat(judged, plan)
+            interference = self._interference(judged, plan) if not differing_results else ""
         uses_kernels = True
         if plan.disables_kernels and launches.count:
             with LaunchCount().counting(executes=False):
                 uses_kernels = not self._gives(judged)
         observed = {
-            "library_operations": self._library_operations() if plan.counts_library else None,
+            **(self._library_operations() if plan.counts_library else {}),
+            "interference": interference if plan.keeps_results else None,
             "counts": tuple(self._deciding_counts(judged) if plan.moves_counts else ()),
             "launches": launches.count,
             "all_launches": all_launches.count,
@@ -141,10 +164,17 @@ class _Calls:
             "refusal": "" if launches.count else self._refusal(),
         }
         # A later call sees the state that the first one changed.
-        return {**judged, "changed_state": sorted(self._changed_state)}, observed
+        changed = self._changed_state.union(
+            changed_by_loading, self._changes.replaced(self._module) if self._changes else ()
+        )
+        return {**judged, "changed_state": sorted(changed)}, observed
 
     def _call(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-        return settled(self._launch(tensors, before=self._inputs), self._device)
+        padding = current.advance()
+        run = self._launch(tensors, before=self._inputs)
+        if self._kept is not None:
+            self._kept.keep(run["results"], tensors, padding)
+        return settled(run, self._device)
 
     def _launch(self, tensors: dict[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Call the candidate, without waiting for the GPU; ``before`` are the values of the inputs that may change."""
@@ -165,7 +195,34 @@ class _Calls:
 
     def _prepare_call(self, *arguments: Any) -> tuple[Call, list[Any]]:
         self._prepared, values = self._prepare(*arguments)
-        return self._prepared, values
+        if not current.is_program():
+            return self._prepared, values
+        function = functools.partial(current.run, self._prepared.function)
+        return replace(self._prepared, function=function), values
+
+    def _interference(self, judged: dict[str, Any], plan: CallPlan) -> str:
+        """How a call on other contents, or of another instance, and earlier results disturb each other; empty if they do not."""
+        if self._kept is None:
+            return ""
+        self._call_on_other_contents(self._fresh())
+        if self._kept.is_overwritten():
+            return "a later call changes the results of an earlier one"
+        self._kept.overwrite()
+        if not self._gives(judged):
+            return "writing into an earlier result changes later results"
+        if not plan.adds_instance or self._prepared is None or self._prepared.instance is None:
+            return ""
+        first = self._prepare
+        try:
+            self._prepare = self._prepare_another()
+            self._call_on_other_contents(self._fresh(), parameters=True)
+            self._prepare = first
+            if not self._gives(judged):
+                return "the results change when another instance with other parameters was called"
+            self._prepare = self._prepare_another()
+            return "" if self._gives(judged) else "a second instance with the same parameters gives other results"
+        finally:
+            self._prepare = first
 
     def _fresh(self) -> dict[str, torch.Tensor]:
         """The inputs, with the arguments in new tensors."""
@@ -185,12 +242,17 @@ class _Calls:
                 if not _shares_elements(tensors[name]):
                     tensors[name].copy_(self._inputs[name])
 
-    def _call_on_other_contents(self, tensors: dict[str, torch.Tensor]) -> None:
+    def _call_on_other_contents(self, tensors: dict[str, torch.Tensor], *, parameters: bool = False) -> None:
         """Call the candidate on the same tensors with other floating-point values, then restore the contents.
 
         Halving and reversing the values keeps them in their range, so the code should accept them.
+
+        Args:
+            parameters: whether parameters are other tensors with other values, too.
         """
-        for name in self._arguments:
+        if parameters:
+            tensors = {**tensors, **copies({name: self._inputs[name] for name in self._parameters})}
+        for name in (*self._arguments, *(self._parameters if parameters else ())):
             value = tensors[name]
             if value.is_floating_point() and value.numel() and not _shares_elements(value):
                 value.copy_(value.flip(tuple(range(value.dim()))) * OTHER_SCALE)
@@ -202,9 +264,9 @@ class _Calls:
     def _repeat(self, judged: dict[str, Any], plan: CallPlan) -> tuple[set[int], int]:
         """Which results differ between calls on equal inputs, and the number of these calls."""
         differing_results = set[int]()
-        end = time.monotonic() + plan.repeat_seconds
+        end = monotonic() + plan.repeat_seconds
         repeats = 0
-        while repeats < plan.repeats and (repeats < LEAST_REPEATS or time.monotonic() < end):
+        while repeats < plan.repeats and (repeats < LEAST_REPEATS or monotonic() < end):
             differing_results |= differing(outcome(judged), outcome(self._call(self._fresh())))
             repeats += 1
         return differing_results, repeats
@@ -229,15 +291,15 @@ class _Calls:
         decisions = observe(self._module, guards, lambda: self._call(self._fresh())) if guards else []
         return next((item.reason for item in decisions if item.reason), "")
 
-    def _library_operations(self) -> float | None:
-        """The arithmetic operations of torch in one more call; ``None`` if it fails."""
-        work = LibraryWork()
+    def _library_operations(self) -> dict[str, Any]:
+        """What torch does in one more call: arithmetic operations, and reads of contents in Python."""
+        work, reads = LibraryWork(), HostReads()
         try:
-            with LaunchCount().counting(), work:
+            with LaunchCount().counting(), work, reads:
                 self._launch(self._fresh(), before={})
         except Exception:  # the judged call reports errors
-            return None
-        return work.operations
+            return {}
+        return {"library_operations": work.operations, "host_reads": reads.count}
 
     def _gives(self, judged: dict[str, Any]) -> bool:
         """Whether one more call gives the same results."""

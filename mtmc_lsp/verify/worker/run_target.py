@@ -28,13 +28,20 @@ from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
 from mtmc_lsp.verify.worker.observation.global_state import RANDOM_STATE, changed_state, global_state
 
 _modules: dict[tuple[str, str, str], Any] = {}
+_is_interpreted: bool | None = None
 MUCH_RESERVED = 1 << 30
 """Bytes of unused GPU memory that a process may keep for its next case."""
 
 
 def is_interpreted() -> bool:
     """Whether this worker runs kernels by Triton's interpreter."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+    return os.environ.get("TRITON_INTERPRET") == "1" if _is_interpreted is None else _is_interpreted
+
+
+def keep_mode() -> None:
+    """Remember whether this worker interprets, since its environment will change."""
+    global _is_interpreted
+    _is_interpreted = is_interpreted()
 
 
 def device_for(capture: Capture, kind: str) -> str:
@@ -300,7 +307,7 @@ class LaunchCount:
                 if not self._executes:
                     return None
             # The interpreter computes with torch, too: that is the kernel's arithmetic.
-            with _disable_current_modes():
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
                 return original(*args, **kwargs)
 
         return run

@@ -1,0 +1,1 @@
+"""What only foreign candidates are checked for."""
