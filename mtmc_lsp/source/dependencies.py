@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,23 +21,39 @@ MAX_FILE_BYTES = 4 << 20
 """Maximum size of a file whose definitions are read."""
 MAX_DEFINITIONS = 2000
 """Maximum number of definitions that are followed from one target."""
+NEWLINE = re.compile("\r\n|\r|\n")
+"""What ends a line of Python source."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """One statement that binds a name."""
+    """One statement that binds a name. Its content is computed when it is needed: few of a file's definitions are read."""
 
-    digest: str
     line: int
     """1-based."""
-    value: str = ""
-    """The right-hand side of an assignment."""
-    reads: frozenset[str] = frozenset()
-    """Module-level names that the statement reads."""
+    source: str = ""
+    """The lines of the statement, as indented in the file; empty for an import."""
+    is_plain: bool = False
+    """Whether the statement assigns its right-hand side to this name alone."""
     module: str = ""
     """Module of an import: ``cfg``, ``.cfg``."""
     imported: str = ""
     """Imported name; empty if the statement imports the module itself."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of the statement."""
+        return _content(self.source).digest if self.source else f"{self.module}:{self.imported}"
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Module-level names that the statement reads."""
+        return _content(self.source).reads if self.source else frozenset()
+
+    @property
+    def value(self) -> str:
+        """The right-hand side of a plain assignment."""
+        return _content(self.source).value if self.is_plain else ""
 
 
 @dataclass(frozen=True)
@@ -82,8 +99,9 @@ def read_definitions(path: str) -> Definitions | None:
 @lru_cache(maxsize=8192)
 def _defined(text: bytes) -> tuple[tuple[str, Definition], ...]:
     try:
-        tree = ast.parse(text.decode("utf-8-sig"))
-        return tuple(item for statement in tree.body for item in _of_statement(statement, "", None))
+        source = text.decode("utf-8-sig")
+        tree, lines = ast.parse(source), NEWLINE.split(source)
+        return tuple(item for statement in tree.body for item in _of_statement(statement, "", "", lines))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         # The last two: nested too deeply for Python.
         return ()
@@ -94,42 +112,74 @@ class _Content(NamedTuple):
 
     digest: str
     reads: frozenset[str]
+    value: str
 
 
-def _content(node: ast.stmt) -> _Content:
-    return _Content(source_digest(ast.unparse(node)), _reads(node))
+@lru_cache(maxsize=8192)
+def _content(source: str) -> _Content:
+    is_indented = source[0].isspace()
+    try:
+        node = ast.parse(f"if True:\n{source}" if is_indented else source).body[0]
+        if is_indented and isinstance(node, ast.If):
+            node = node.body[0]
+        value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+        return _Content(source_digest(ast.unparse(node)), _reads(node), ast.unparse(value) if value is not None else "")
+    except (RecursionError, MemoryError):
+        # Nested too deeply for Python.
+        return _Content("", frozenset(), "")
 
 
-def _of_statement(node: ast.stmt, prefix: str, enclosing: _Content | None) -> Iterator[tuple[str, Definition]]:
-    """The names that a statement binds. ``enclosing`` is the enclosing ``if`` or ``try`` that decides whether it runs."""
+def _source_of(node: ast.stmt, lines: Sequence[str]) -> str:
+    """The text of a statement, with its indentation."""
+    first = _first_line(node)
+    text = [*lines[first - 1 : node.end_lineno]]
+    text[-1] = text[-1].encode()[: node.end_col_offset].decode()
+    before = text[0].encode()[: node.col_offset].decode()
+    if before.strip() and first == node.lineno:
+        # Another statement is on the same line.
+        text[0] = " " * len(before) + text[0][len(before) :]
+    return "\n".join(text)
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(item.lineno for item in decorators)])
+
+
+def _of_statement(
+    node: ast.stmt, prefix: str, enclosing: str, lines: Sequence[str]
+) -> Iterator[tuple[str, Definition]]:
+    """The names that a statement binds.
+
+    Args:
+        enclosing: the text of the enclosing ``if`` or ``try`` that decides whether the statement runs; empty if none does.
+        lines: the lines of the file, or of the part of it that was parsed.
+    """
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         yield from _of_import(node, prefix)
         return
-    content = enclosing or _content(node)
-    digest, reads = content
-    line = min([node.lineno, *(item.lineno for item in getattr(node, "decorator_list", []))])
+    source, line = enclosing or _source_of(node, lines), _first_line(node)
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        yield prefix + node.name, Definition(digest, line, reads=reads)
+        yield prefix + node.name, Definition(line, source)
         for inner in node.body if isinstance(node, ast.ClassDef) else ():
-            yield from _of_statement(inner, f"{prefix}{node.name}.", enclosing)
+            yield from _of_statement(inner, f"{prefix}{node.name}.", enclosing, lines)
     elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        is_plain = isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None and enclosing is None
-        value = ast.unparse(node.value) if is_plain and node.value is not None else ""
+        has_value = isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None and not enclosing
         names = [item for target in targets for item in ast.walk(target) if isinstance(item, ast.Name)]
         for name in names:
             is_alone = any(name is target for target in targets)
-            yield prefix + name.id, Definition(digest, line, value if is_alone else "", reads)
+            yield prefix + name.id, Definition(line, source, has_value and is_alone)
     else:
         for item in ast.iter_child_nodes(node):
             if isinstance(item, ast.stmt):
-                yield from _of_statement(item, prefix, content)
+                yield from _of_statement(item, prefix, source, lines)
             elif isinstance(item, ast.ExceptHandler):
                 for inner in item.body:
-                    yield from _of_statement(inner, prefix, content)
+                    yield from _of_statement(inner, prefix, source, lines)
             elif isinstance(node, (ast.For, ast.With)):
                 for name in (n for n in ast.walk(item) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)):
-                    yield prefix + name.id, Definition(digest, line, reads=reads)
+                    yield prefix + name.id, Definition(line, source)
 
 
 def _of_import(node: ast.Import | ast.ImportFrom, prefix: str) -> Iterator[tuple[str, Definition]]:
@@ -140,7 +190,7 @@ def _of_import(node: ast.Import | ast.ImportFrom, prefix: str) -> Iterator[tuple
         else:
             module = alias.name if alias.asname else alias.name.split(".")[0]
             bound, imported = alias.asname or module, ""
-        yield prefix + bound, Definition(f"{module}:{imported}", node.lineno, module=module, imported=imported)
+        yield prefix + bound, Definition(node.lineno, module=module, imported=imported)
 
 
 def _reads(node: ast.AST) -> frozenset[str]:
