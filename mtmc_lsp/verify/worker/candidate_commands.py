@@ -238,7 +238,7 @@ class _Calls:
         if self._case.layout in (ALIASED, SLICED, UNALIGNED):
             # In a file, tensors that are the same in the reference process are separate, and each begins at an aligned address.
             arguments = other_layout(arguments, self._arguments, self._case.layout)
-        return {**arguments, **self._parameters}
+        return {**current.placed(arguments), **self._parameters}
 
     def _restore(self, tensors: dict[str, torch.Tensor], names: Iterable[str]) -> None:
         with torch.no_grad():
