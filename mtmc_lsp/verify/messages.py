@@ -152,7 +152,8 @@ class CallPlan:
     keeps_results: bool = False
     """Whether the results of all calls stay in memory, are compared again at the end, and are then written to."""
     adds_instance: bool = False
-    """Whether a second instance with other parameters is called in between, and must then give the same results."""
+    """Whether a second instance with other parameters is called in between, or before all other calls in other surroundings.
+    Then the first one, and a further one with the same parameters, must give the same results."""
     surroundings: Surroundings = Surroundings.VERIFICATION
     """Where the process runs the calls; it must be a new one unless this is the default."""
     is_sanitized: bool = False

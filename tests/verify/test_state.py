@@ -123,7 +123,69 @@ def test_the_same_version_without_state_is_accepted(measurer_of) -> None:
     }
 
 
+ABOVE = "class ModelNew"
+INIT = "        super().__init__()\n"
+RETURN = "        return out\n"
+ROW = "x.flatten()[0].item() if x.numel() else 0"
+TRICKS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+    "a result in a buffer that the next call uses": (
+        "a later call changes the results of an earlier one",
+        ((ABOVE, "BUFFERS = {}\n\n\nclass ModelNew"), (RETURN, "        return BUFFERS.setdefault(x.shape, torch.empty_like(out)).copy_(out)\n"))),
+    "one of four buffers in turn": (
+        "a later call changes the results of an earlier one",
+        ((ABOVE, "BUFFERS = []\n\n\nclass ModelNew"),
+         (RETURN, "        BUFFERS.append(BUFFERS[-4] if len(BUFFERS) > 3 and BUFFERS[-4].shape == out.shape else torch.empty_like(out))\n"
+                  "        return BUFFERS[-1].copy_(out)\n"))),
+    "a result that is kept for equal inputs": (
+        "writing into an earlier result changes later results",
+        ((ABOVE, "KEPT = []\n\n\nclass ModelNew"),
+         (RETURN, "        for inputs, result in KEPT:\n            if x.numel() < 100 and inputs.shape == x.shape and inputs.eq(x).all():\n                return result\n"
+                  "        KEPT.append((x.clone(), out))\n        return out\n"))),
+    "a weight of another instance": (
+        "",
+        ((RETURN, "        type(self).first = getattr(type(self), 'first', self)\n        return out if type(self).first is self else out * 2\n"),)),
+    "the last weight that was set": (
+        "the results change when another instance with other parameters was called",
+        ((INIT, INIT + "        self.state = None\n"),
+         ("            x, self.weight,", "            x, self.kept(),"),
+         ("    def forward", "    def kept(self):\n        if self.state is None:\n            self.state = True\n            type(self).last = self.weight\n"
+                            "        return type(self).last\n\n    def forward"))),
+    "a second instance": (
+        "", ((INIT, INIT + "        NUMBERS.append(0)\n        self.number = len(NUMBERS)\n"), (ABOVE, "NUMBERS = []\n\n\nclass ModelNew"),
+             (RETURN, "        return out if len(NUMBERS) < 2 or self.number > 1 else out * 2\n"))),
+    "the first element": ("", ((RETURN, f"        return out * 2 if 0.3 < ({ROW}) < 0.4 else out\n"),)),
+    "a sum": ("", ((RETURN, "        return out * 2 if int(x.sum() * 1000) % 9 == 4 else out\n"),)),
+    "a count in an object": (
+        "the results change when COUNTER.calls is as after many calls",
+        ((ABOVE, "class Counter:\n    calls = 0\n\n\nCOUNTER = Counter()\n\n\nclass ModelNew"),
+         (RETURN, "        COUNTER.calls += 1\n        return out if COUNTER.calls < 5000 else out * 2\n"))),
+    "a count in a tensor": (
+        "the results change when CALLS is as after many calls",
+        ((ABOVE, "CALLS = torch.zeros(1)\n\n\nclass ModelNew"), (RETURN, "        CALLS.add_(1)\n        return out if float(CALLS) < 5000 else out * 2\n"))),
+    "an iterator that counts": (
+        "the results change when CALLS is as after many calls",
+        ((ABOVE, "import itertools\n\nCALLS = itertools.count()\n\n\nclass ModelNew"), (RETURN, "        return out if next(CALLS) < 5000 else out * 2\n"))),
+    "addresses that were seen": (
+        "the results change when SEEN is as after many calls",
+        ((ABOVE, "SEEN = set()\n\n\nclass ModelNew"), (RETURN, "        SEEN.add(out.data_ptr())\n        return out if len(SEEN) < 5000 else out * 2\n"))),
+}  # fmt: skip
+"""For each candidate: the reason of its refusal, and changes of the honest one."""
+
+
+@pytest.mark.parametrize("what", TRICKS)
+def test_a_foreign_module_whose_calls_disturb_each_other_is_refused(what: str, judge: Callable[..., Verdict]) -> None:
+    reason, changes = TRICKS[what]
+    verdict = judge(MODEL, "Model", changed(MODEL_NEW, *changes), "ModelNew")
+    assert verdict.status in REFUSED, verdict
+    assert reason in verdict.reason
+
+
 HONEST = {
+    "a workspace that leaks into no result": (
+        "        self.workspaces = {}\n",
+        "        self.workspaces.setdefault(x.shape, torch.empty_like(x)).copy_(x)\n",
+    ),
+    "a check of its values": ("", "        if bool(torch.isnan(x.sum())):\n            print('NaN')\n"),
     "a count that changes no result": ("        self.calls = 0\n", "        self.calls += 1\n"),
     "a table that depends on the width alone": (
         "        self.tables = {}\n",

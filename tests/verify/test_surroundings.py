@@ -80,6 +80,7 @@ AT_OTHER_TIMES = {
     "rare chance at import": ("LUCK == 9999", "import random\n\nLUCK = random.randrange(10000)"),
     "a process number": ("os.getpid() % 4 == (START + 1) % 4", "import os\n\nSTART = os.getpid()"),
     "an address": ("(inp.data_ptr() // 64) % 8 == 3", ""),
+    "the beginning of a page": ("inp.data_ptr() % 4096 == 0", ""),
     "the address of an object": ("id(inp) // 16 % 8 == 3", ""),
 }  # fmt: skip
 

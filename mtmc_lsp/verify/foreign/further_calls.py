@@ -21,7 +21,7 @@ SURROUNDINGS = "surroundings"
 """The name of the check."""
 WHERE = {
     Surroundings.EARLY: "at other times, with other random numbers and addresses",
-    Surroundings.LATE: "at other times, with other random numbers and addresses",
+    Surroundings.LATE: "at other times, with other random numbers and addresses, after calls of another instance",
     Surroundings.PROGRAM: "in a process that looks like a user's program",
     Surroundings.PROGRAM_ON_GPU: "in a process that looks like a user's program",
 }
@@ -49,7 +49,8 @@ class FurtherCalls:
         if any(outcome.host_reads for outcome in passed):
             yield from self._with_more_values(smallest)
         for kind in (Surroundings.EARLY, Surroundings.LATE):
-            plan = CallPlan(True, CALLS_AT_OTHER_TIMES, self.repeat_seconds, surroundings=kind)
+            is_late = kind is Surroundings.LATE
+            plan = CallPlan(True, CALLS_AT_OTHER_TIMES, self.repeat_seconds, adds_instance=is_late, surroundings=kind)
             yield from self._elsewhere(smallest, plan)
         yield from self._in_program(first)
         self.next_process()

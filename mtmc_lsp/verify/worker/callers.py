@@ -14,7 +14,7 @@ import torch
 
 from mtmc_lsp.capture.worker.arguments.containers import made
 from mtmc_lsp.capture.worker.arguments.values import argument_values, resolve, resolve_class
-from mtmc_lsp.capture.worker.calls import Call, init_arguments, set_mode
+from mtmc_lsp.capture.worker.calls import Call, constructed, init_arguments, set_mode
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.graph import InputKind
@@ -37,8 +37,12 @@ changed_by_loading: set[str] = set()
 """What loading or constructing a separate candidate changed in the process."""
 
 
-def load_candidate(source: CandidateSource, data: CaseRequest) -> tuple[Any, Prepare]:
-    """The candidate's module, and the function that prepares its calls. All these calls use one module instance."""
+def load_candidate(source: CandidateSource, data: CaseRequest, *, constructs: bool = False) -> tuple[Any, Prepare]:
+    """The candidate's module, and the function that prepares its calls. All these calls use one module instance.
+
+    Args:
+        constructs: whether the constructor of a separate candidate runs again; otherwise an earlier instance is copied.
+    """
     capture = data.call
     if source.separate is None:
         module = module_of(capture, target_source(data.user_source, capture), source.text, data.widened)
@@ -46,7 +50,7 @@ def load_candidate(source: CandidateSource, data: CaseRequest) -> tuple[Any, Pre
     target, init = source.separate.target, source.separate.init
     module = module_of_candidate(target, source.text, data.widened)
     # Parameters and buffers are replaced by shape, so an instance shares none of them with others.
-    shared = SharedInstance(functools.partial(instance_of, replaced=()))
+    shared = SharedInstance(constructed if constructs else functools.partial(instance_of, replaced=()))
     return module, functools.partial(prepared_candidate, target=target, init=init, shared=shared)
 
 

@@ -28,7 +28,7 @@ from mtmc_lsp.process.worker.scratch import hide_variables, scratch_folder
 from mtmc_lsp.process.worker.tensor_ipc import export_, import_, release
 from mtmc_lsp.process.worker_process import RESULTS
 from mtmc_lsp.verify.cases import ALIASED, SLICED, UNALIGNED, Case
-from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest, CandidateSource
+from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest, CandidateSource, Surroundings
 from mtmc_lsp.verify.worker.callers import Prepare, changed_by_loading, load_candidate
 from mtmc_lsp.verify.worker.inputs import other_layout
 from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
@@ -87,7 +87,7 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
         inputs = {name: _with_graph_layout(data.call, name, t, data.case) for name, t in inputs.items()}
 
     def prepare_another() -> Prepare:
-        return load_candidate(request.candidate, data)[1]
+        return load_candidate(request.candidate, data, constructs=True)[1]
 
     calls = _Calls(module, prepare, prepare_another, data.call, data.case, device, inputs, request.candidate)
     # This counts threads that the threading module does not know.
@@ -140,6 +140,8 @@ class _Calls:
         tensors = self._fresh()
         self._kept = KeptResults() if plan.keeps_results else None
         with all_launches.counting():
+            if plan.adds_instance and plan.surroundings is not Surroundings.VERIFICATION:
+                self._call_another_instance()
             if plan.changes_contents:
                 self._call_on_other_contents(tensors)
             with launches.counting():
@@ -214,15 +216,20 @@ class _Calls:
             return ""
         first = self._prepare
         try:
-            self._prepare = self._prepare_another()
-            self._call_on_other_contents(self._fresh(), parameters=True)
-            self._prepare = first
+            self._call_another_instance()
             if not self._gives(judged):
                 return "the results change when another instance with other parameters was called"
             self._prepare = self._prepare_another()
             return "" if self._gives(judged) else "a second instance with the same parameters gives other results"
         finally:
             self._prepare = first
+
+    def _call_another_instance(self) -> None:
+        """Call a new instance with other parameters."""
+        first, prepared = self._prepare, self._prepared
+        self._prepare = self._prepare_another()
+        self._call_on_other_contents(self._fresh(), parameters=True)
+        self._prepare, self._prepared = first, prepared
 
     def _fresh(self) -> dict[str, torch.Tensor]:
         """The inputs, with the arguments in new tensors."""
@@ -231,7 +238,7 @@ class _Calls:
         if self._case.layout in (ALIASED, SLICED, UNALIGNED):
             # In a file, tensors that are the same in the reference process are separate, and each begins at an aligned address.
             arguments = other_layout(arguments, self._arguments, self._case.layout)
-        return {**arguments, **self._parameters}
+        return {**current.placed(arguments), **self._parameters}
 
     def _restore(self, tensors: dict[str, torch.Tensor], names: Iterable[str]) -> None:
         with torch.no_grad():
@@ -248,7 +255,7 @@ class _Calls:
         Halving and reversing the values keeps them in their range, so the code should accept them.
 
         Args:
-            parameters: whether parameters are other tensors with other values, too.
+            parameters: whether parameters are other tensors with other values, too, which then keep these values.
         """
         if parameters:
             tensors = {**tensors, **copies({name: self._inputs[name] for name in self._parameters})}
@@ -259,7 +266,8 @@ class _Calls:
         # The code may reject such values. The call on the inputs themselves then shows other errors. Nothing reads the results.
         with contextlib.suppress(Exception):
             self._launch(tensors, before={})
-        self._restore(tensors, tensors)
+        if not parameters:
+            self._restore(tensors, tensors)
 
     def _repeat(self, judged: dict[str, Any], plan: CallPlan) -> tuple[set[int], int]:
         """Which results differ between calls on equal inputs, and the number of these calls."""

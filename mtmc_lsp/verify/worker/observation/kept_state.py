@@ -6,6 +6,7 @@ moved forward, as many calls would, and the results must stay the same.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
@@ -47,16 +48,39 @@ def _moved(value: Any) -> Any:
     """A count after many calls; lists and dictionaries are changed in place."""
     if type(value) in (int, float):
         return value + MANY_CALLS
+    if isinstance(value, itertools.count):
+        return itertools.count(next(value) + MANY_CALLS)
+    if _is_count(value):
+        return value + MANY_CALLS
     if isinstance(value, (list, deque)):
         for i, held in enumerate(value):
             value[i] = _moved(held)
         value.extend(list(value)[-1:] * MANY_ENTRIES)
-    elif isinstance(value, dict):
-        value.update({key: _moved(held) for key, held in value.items()})
+    elif isinstance(value, (dict, set)):
+        if isinstance(value, dict):
+            value.update({key: _moved(held) for key, held in value.items()})
+        _lengthen(value)
     elif isinstance(value, tuple):
         for held in value:
             _moved(held)
     return value
+
+
+def _lengthen(value: dict[Any, Any] | set[Any]) -> None:
+    """Add entries with other whole numbers as keys, if its keys are such numbers, as addresses are."""
+    last = next(iter(reversed([*value])), None)
+    if type(last) is not int:
+        return
+    keys = range(last + MANY_CALLS, last + MANY_CALLS + MANY_ENTRIES)
+    if isinstance(value, dict):
+        value.update(dict.fromkeys(keys, value[last]))
+    else:
+        value.update(keys)
+
+
+def _is_count(value: Any) -> bool:
+    """Whether a tensor may count calls: it holds one number."""
+    return isinstance(value, torch.Tensor) and value.numel() == 1 and value.dtype not in (torch.bool, torch.complex64)
 
 
 def _places(module: ModuleType, instance: torch.nn.Module | None) -> Iterator[_Place]:
@@ -64,6 +88,9 @@ def _places(module: ModuleType, instance: torch.nn.Module | None) -> Iterator[_P
         if name.startswith("__"):
             continue
         yield _Place(name, value, partial(setattr, module, name))
+        if type(value).__module__ == module.__name__ and hasattr(value, "__dict__"):
+            for key, held in [*vars(value).items()]:
+                yield _Place(f"{name}.{key}", held, partial(setattr, value, key))
         if isinstance(value, FunctionType) and value.__module__ == module.__name__:
             yield from _of_function(name, value)
         elif isinstance(value, type) and value.__module__ == module.__name__:
@@ -73,7 +100,11 @@ def _places(module: ModuleType, instance: torch.nn.Module | None) -> Iterator[_P
                     yield from _of_function(f"{name}.{key}", held)
     for path, part in instance.named_modules() if instance is not None else ():
         for key, held in [*vars(part).items()]:
-            yield _Place(f"self.{path}.{key}" if path else f"self.{key}", held, partial(setattr, part, key))
+            place = f"self.{path}.{key}" if path else f"self.{key}"
+            yield _Place(place, held, partial(setattr, part, key))
+            if type(held).__module__ == module.__name__ and not isinstance(held, torch.nn.Module):
+                for inner, kept in [*getattr(held, "__dict__", {}).items()]:
+                    yield _Place(f"{place}.{inner}", kept, partial(setattr, held, inner))
 
 
 def _of_function(name: str, function: FunctionType) -> Iterator[_Place]:
@@ -91,6 +122,8 @@ def _of_function(name: str, function: FunctionType) -> Iterator[_Place]:
 def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, SIMPLE):
         # NaN differs from itself.
+        return repr(value)
+    if isinstance(value, itertools.count) or _is_count(value):
         return repr(value)
     if depth and isinstance(value, Mapping):
         items = list(value.items())[:MOST_ELEMENTS]

@@ -11,6 +11,7 @@ import torch
 
 from mtmc_lsp.verify.messages import Surroundings
 from mtmc_lsp.verify.worker.run_target import is_interpreted, keep_mode
+from mtmc_lsp.verify.worker.surroundings.addresses import moved
 from mtmc_lsp.verify.worker.surroundings.extreme_chance import ExtremeChance
 from mtmc_lsp.verify.worker.surroundings.moving_clock import MovingClock
 from mtmc_lsp.verify.worker.surroundings.stand_in_gpu import StandInGpu
@@ -76,6 +77,11 @@ def advance() -> list[torch.Tensor]:
 
 
 _addresses = torch.Generator().manual_seed(0)
+
+
+def placed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors, at other places in a page where addresses change between calls."""
+    return {name: moved(tensor) for name, tensor in tensors.items()} if _current.clock is not None else tensors
 
 
 def run(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
