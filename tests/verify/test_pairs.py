@@ -36,21 +36,23 @@ def test_an_honest_pair_in_two_files_passes_check_by_check(tmp_path: Path) -> No
     assert not list(tmp_path.rglob("failures"))
 
 
-def test_a_candidates_module_is_constructed_once_and_other_cases_do_not_see_what_one_did_to_it(
-    judge: Callable[..., Verdict],
-) -> None:
+def test_other_cases_do_not_see_what_one_did_to_the_candidates_module(judge: Callable[..., Verdict]) -> None:
     used = "        self.shapes = {*getattr(self, 'shapes', ()), x.shape}\n        assert len(self.shapes) == 1\n"
+    text = changed(MODEL_NEW, ("    def forward(self, x):\n", f"    def forward(self, x):\n{used}"))
+    verdict = judge(MODEL, "Model", text, "ModelNew")
+    assert verdict.is_correct, verdict.reason
+
+
+def test_a_module_that_can_be_constructed_only_once_is_refused(judge: Callable[..., Verdict]) -> None:
+    once = "        super().__init__()\n        MADE.append(self)\n        assert len(MADE) == 1\n"
     text = changed(
         MODEL_NEW,
         ("class ModelNew", "MADE = []\n\n\nclass ModelNew"),
-        (
-            "        super().__init__()\n",
-            "        super().__init__()\n        MADE.append(self)\n        assert len(MADE) == 1\n",
-        ),
-        ("    def forward(self, x):\n", f"    def forward(self, x):\n{used}"),
+        ("        super().__init__()\n", once),
     )
     verdict = judge(MODEL, "Model", text, "ModelNew")
-    assert verdict.is_correct, verdict.reason
+    assert verdict.status is VerdictStatus.INCORRECT
+    assert "a second instance" in verdict.reason
 
 
 def test_a_kernelbench_pair_gets_the_references_inputs_and_parameters(tmp_path: Path) -> None:
