@@ -57,11 +57,7 @@ class Adapter(Protocol):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether somebody else wrote it. Then state that it keeps, and other surroundings, are tried as well."""
-
-    @property
-    def counts_library(self) -> bool:
-        """Whether to count the arithmetic that torch's own operations do."""
+        """Whether somebody else wrote it. Then its kept state and other surroundings are tried, and torch's work is counted."""
 
     @property
     def is_used(self) -> bool:
@@ -115,7 +111,6 @@ class VersionInFile:
 
     draws_same_numbers = True
     is_foreign = False
-    counts_library = False
     is_used = False
     takes_constructor_arguments = False
     repeat_seconds = VERSION_REPEAT_SECONDS
@@ -193,7 +188,6 @@ class ForeignCandidate:
     guarded_call = None
     draws_same_numbers = False
     is_foreign = True
-    counts_library = True
     takes_constructor_arguments = True
     repeat_seconds = FOREIGN_REPEAT_SECONDS
 

@@ -46,7 +46,7 @@ OTHER_RANDOM = "the reference draws random numbers, and a candidate may draw oth
 
 
 class VerificationEngine:
-    """Verifies candidates against one reference; which kind of candidate it is, only the adapters know."""
+    """Verifies candidates against one reference. The adapters say in what the kinds of candidates differ."""
 
     def __init__(self, reference: Reference, process: CandidateProcess) -> None:
         """Prepare without starting a process.
@@ -127,7 +127,7 @@ class VerificationEngine:
         if wrong is not None:
             reason = f"{wrong.name}: {wrong.detail}"
             return Verification(Verdict(VerdictStatus.INCORRECT, text_checks, self._mode, reason=reason))
-        self._reference.counts_operations = candidate.counts_library
+        self._reference.counts_operations = candidate.is_foreign
         trials = candidate.trials(self._start(candidate), interpreted=not self.has_gpu)
         if not trials:
             return Verification(Verdict(VerdictStatus.UNCERTIFIABLE, text_checks, self._mode, reason=TOO_LARGE))
@@ -305,7 +305,7 @@ class VerificationEngine:
             )
         is_first = case == self._first
         repeats = self.has_gpu or self._elements(case) <= SMALL_CASE_ELEMENTS
-        counts_library = is_first and candidate.counts_library
+        counts_library = is_first and candidate.is_foreign
         return CallPlan(is_first or repeats, int(repeats), disables_kernels=is_first, counts_library=counts_library)
 
     def _elements(self, case: Case) -> int:

@@ -146,7 +146,7 @@ class CallPlan:
     disables_kernels: bool = False
     """Whether a last call runs with kernel launches that do nothing: its results must differ."""
     counts_library: bool = False
-    """Whether a further call counts the arithmetic of torch's own operations."""
+    """Whether a further call counts the arithmetic of torch's own operations, and reads of tensors' contents in Python."""
     moves_counts: bool = False
     """Whether a further call finds the counts that the candidate keeps as after many calls: its results must be the same."""
     keeps_results: bool = False

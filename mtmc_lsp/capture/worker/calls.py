@@ -245,7 +245,7 @@ def _shaped_like(make: Callable[[], Any], device: str, blank: Blank) -> list[Any
 def _generated(make: Callable[[], Any], device: str) -> list[Any]:
     """The result of ``make``; large tensors are created on the device, unless ``make`` cannot run there.
 
-    A GPU draws the random numbers that take a CPU ten seconds in a hundredth of one.
+    For 2^28 random numbers, a CPU takes about 4 s, and an H100 takes 0.5 ms.
     """
     traced = _run_without_values(make) if device != "cpu" else None
     leaves = [leaf for item in traced or () for _, leaf in leaves_with_paths("", item)]

@@ -432,9 +432,21 @@ def environment() -> Environment:
 
 
 def _driver() -> str:
-    """The version of NVIDIA's driver on Linux; empty elsewhere."""
+    """The version of NVIDIA's driver; empty if it is unknown."""
     try:
         words = DRIVER_FILE.read_text().splitlines()[0].split()
     except (OSError, IndexError):
-        return ""
+        # Windows' subsystem for Linux has no such file.
+        return _driver_by_command()
     return next((word for word in words if word[0].isdigit() and "." in word), "")
+
+
+def _driver_by_command() -> str:
+    import subprocess
+
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return process.stdout.strip().splitlines()[0] if process.stdout.strip() else ""

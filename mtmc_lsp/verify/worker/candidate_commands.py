@@ -6,7 +6,6 @@ import _thread
 import contextlib
 import functools
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from time import monotonic
@@ -60,22 +59,33 @@ OTHER_SCALE = 0.5
 MAX_ERROR_CHARACTERS = 600
 
 
-def run_candidate(request: CandidateRequest) -> CandidateAnswer:
-    """Run the planned calls; the results of the judged call go to a file in the scratch folder."""
-    data = request.data
+def set_up_process(*, fills_memory: bool = True) -> str:
+    """Prepare this process for calls of a candidate; returns the path for its results.
+
+    Args:
+        fills_memory: whether new memory is filled with NaN.
+    """
     hide_variables()
-    if request.candidate.separate is not None:
-        current.enter(request.calls.surroundings, request.candidate.separate.target.path, data.case.seed)
-    device = device_for(data.call, data.case.kind)
-    results = os.path.join(scratch_folder() or tempfile.gettempdir(), RESULTS)
-    if not request.calls.is_sanitized and not current.is_program():
-        # Filled memory counts as initialised, and would hide errors from initcheck.
+    if fills_memory and not current.is_program():
         poison_new_memory()
     if is_interpreted():
         if not current.is_program():
             use_one_thread()
         patch_interpreter()
         speed_up_interpreter()
+    folder = scratch_folder()
+    assert folder is not None
+    return os.path.join(folder, RESULTS)
+
+
+def run_candidate(request: CandidateRequest) -> CandidateAnswer:
+    """Run the planned calls; the results of the judged call go to a file in the scratch folder."""
+    data = request.data
+    if request.candidate.separate is not None:
+        current.enter(request.calls.surroundings, request.candidate.separate.target.path, data.case.seed)
+    device = device_for(data.call, data.case.kind)
+    # Filled memory counts as initialised, and would hide errors from initcheck.
+    results = set_up_process(fills_memory=not request.calls.is_sanitized)
     try:
         module, prepare = load_candidate(request.candidate, data)
     except Exception as error:

@@ -46,12 +46,10 @@ def move_forward(module: ModuleType, instance: torch.nn.Module | None, names: Co
 
 def _moved(value: Any) -> Any:
     """A count after many calls; lists and dictionaries are changed in place."""
-    if type(value) in (int, float):
+    if type(value) in (int, float) or _is_count(value):
         return value + MANY_CALLS
     if isinstance(value, itertools.count):
         return itertools.count(next(value) + MANY_CALLS)
-    if _is_count(value):
-        return value + MANY_CALLS
     if isinstance(value, (list, deque)):
         for i, held in enumerate(value):
             value[i] = _moved(held)
@@ -120,10 +118,8 @@ def _of_function(name: str, function: FunctionType) -> Iterator[_Place]:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    if isinstance(value, SIMPLE):
+    if isinstance(value, (*SIMPLE, itertools.count)) or _is_count(value):
         # NaN differs from itself.
-        return repr(value)
-    if isinstance(value, itertools.count) or _is_count(value):
         return repr(value)
     if depth and isinstance(value, Mapping):
         items = list(value.items())[:MOST_ELEMENTS]

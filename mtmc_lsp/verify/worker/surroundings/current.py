@@ -19,6 +19,7 @@ from mtmc_lsp.verify.worker.surroundings.user_program import UserProgram
 
 MOST_PADDING = 64
 """Limit for the small tensors that move the addresses of later ones."""
+_addresses = torch.Generator().manual_seed(0)
 
 
 class _Current:
@@ -74,9 +75,6 @@ def advance() -> list[torch.Tensor]:
     _current.chance.relax()
     count = 1 + int(torch.randint(MOST_PADDING, (), generator=_addresses))
     return [torch.empty(16 * (1 + i % 7)) for i in range(count)]
-
-
-_addresses = torch.Generator().manual_seed(0)
 
 
 def placed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,6 +1,6 @@
 """Random numbers that are often extreme, so that what happens rarely by chance happens soon. Runs in workers.
 
-Generators that code seeds with a number of its own give their usual numbers: they are constants.
+A generator that was seeded gives its usual numbers, because these are the same in each run.
 """
 
 from __future__ import annotations

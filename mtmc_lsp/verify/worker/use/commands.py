@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from typing import Any
 
@@ -14,7 +13,6 @@ from mtmc_lsp.core.errors import MtmcError, TensorSharingFailed
 from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared
 from mtmc_lsp.process.worker.tensor_ipc import export_, import_, release
-from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
 from mtmc_lsp.verify.messages import (
     CandidateAnswer,
     JudgeUseRequest,
@@ -24,16 +22,13 @@ from mtmc_lsp.verify.messages import (
     UseScript,
 )
 from mtmc_lsp.verify.use.uses import Use
-from mtmc_lsp.verify.worker.candidate_commands import MAX_ERROR_CHARACTERS
+from mtmc_lsp.verify.worker.candidate_commands import MAX_ERROR_CHARACTERS, set_up_process
 from mtmc_lsp.verify.worker.expectations import TF32_ERROR
-from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
-from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
 from mtmc_lsp.verify.worker.reference_cache import comparison_device
 from mtmc_lsp.verify.worker.reference_commands import inputs_of
 from mtmc_lsp.verify.worker.run_target import (
     device_for,
     is_interpreted,
-    poison_new_memory,
     release_gpu_memory,
     use_one_thread,
 )
@@ -91,12 +86,7 @@ def use_candidate(request: UseRequest) -> CandidateAnswer:
     """Run the steps on a candidate; the results go to a file in the scratch folder."""
     data = request.data
     device = device_for(data.call, data.case.kind)
-    results = os.path.join(os.environ[SCRATCH], RESULTS)
-    poison_new_memory()
-    if is_interpreted():
-        use_one_thread()
-        patch_interpreter()
-        speed_up_interpreter()
+    results = set_up_process()
     release(results)
     shared = import_(data.inputs, device)
     parameters, buffers, persistent = (tuple(shared[name]) for name in ("parameters", "buffers", "persistent"))

@@ -112,7 +112,7 @@ def load_state_dict(subject: Subject, use: Use) -> list[Entry]:
     for part in [*([name] for name in persistent[:MOST_NAMES]), persistent[MOST_NAMES:]]:
         for name in part:
             here = subject.name_here(name)
-            # A buffer under another name may be one that is not part of the state dict.
+            # The candidate's tensor may have another name, and may be a buffer that its state dict leaves out.
             if name in subject.held(instance) and (here == name or here in state):
                 loaded[name] = here
                 state[here] = other_values(subject.tensors.state[name])

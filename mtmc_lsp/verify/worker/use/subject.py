@@ -252,15 +252,25 @@ class Subject:
         return self.function_of(instance)(*positional, **named)
 
 
+class _Recording:
+    """Constructs modules, and remembers how the first one was constructed."""
+
+    def __init__(self) -> None:
+        self._constructors: list[Constructor] = []
+
+    @property
+    def first(self) -> Constructor:
+        return self._constructors[0]
+
+    def __call__(self, kind: Any, positional: Any, named: Any, device: str, dtype: str = "") -> torch.nn.Module:
+        self._constructors.append(Constructor(kind, positional, named, device, dtype))
+        return self._constructors[-1]()
+
+
 def reference_subject(module: Any, data: CaseRequest, inputs: Mapping[str, torch.Tensor], device: str) -> Subject:
     """The user's code."""
     capture, target = data.call, data.call.workload.target
-    constructors: list[Constructor] = []
-
-    def construct(kind: Any, positional: Any, named: Any, device: str, dtype: str = "") -> torch.nn.Module:
-        constructors.append(Constructor(kind, positional, named, device, dtype))
-        return constructors[-1]()
-
+    construct = _Recording()
     call, _ = prepared_call(module, capture, copies(inputs), device, shared=SharedInstance(construct))
     subject = Subject(module, target, capture, device, data.case.seed, _arguments_of(capture, inputs))
     if call.instance is None:
@@ -274,7 +284,7 @@ def reference_subject(module: Any, data: CaseRequest, inputs: Mapping[str, torch
         tuple(call.instance.state_dict()),
         len(parameters) < len([*call.instance.named_parameters(remove_duplicate=False)]),
     )
-    return replace(subject, constructor=constructors[0], tensors=tensors)
+    return replace(subject, constructor=construct.first, tensors=tensors)
 
 
 def candidate_subject(
@@ -297,12 +307,7 @@ def candidate_subject(
     subject = Subject(module, target, capture, device, data.case.seed, _arguments_of(capture, inputs))
     if target.kind not in (TargetKind.MODULE, TargetKind.METHOD):
         return subject
-    constructors: list[Constructor] = []
-
-    def construct(kind: Any, positional: Any, named: Any, device: str, dtype: str = "") -> torch.nn.Module:
-        constructors.append(Constructor(kind, positional, named, device, dtype))
-        return constructors[-1]()
-
+    construct = _Recording()
     instance = candidate_instance(module, target, capture, device, init, construct)
     shapes = {name: value.shape for name, value in inputs.items()}
     by_input = corresponding_names(instance, capture, shapes, target)
@@ -317,7 +322,7 @@ def candidate_subject(
     }
     positional, named = ast.literal_eval(init)
     expected = (len(positional), {*named, *(spec.name for spec in capture.workload.init_arguments)})
-    constructor = constructors[0]
+    constructor = construct.first
     takes_same = expected == (len(constructor.positional), {*constructor.named})
     constructor = replace(constructor, takes_reference_arguments=takes_same)
     return replace(subject, constructor=constructor, tensors=tensors, names=names, states=states)
