@@ -55,6 +55,8 @@ from mtmc_lsp.verify.worker.surroundings import current
 
 LEAST_REPEATS = 4
 """Repeats that are made even after their time is over, if as many are requested."""
+OBSERVED_CALLS = 4
+"""Calls during which kept state is observed: one may leave it as it was, as a set of addresses where memory is used again."""
 OTHER_SCALE = 0.5
 MAX_ERROR_CHARACTERS = 600
 
@@ -293,13 +295,16 @@ class _Calls:
         """The names of counts that change the results when they are as after many calls."""
         instance = self._prepared.instance if self._prepared is not None else None
         before = kept_state(self._module, instance)
-        self._call(self._fresh())
-        after = kept_state(self._module, instance)
-        changed = sorted(name for name, value in after.items() if before.get(name, value) != value)
+        changed = set[str]()
+        for _ in range(OBSERVED_CALLS):
+            self._call(self._fresh())
+            after = kept_state(self._module, instance)
+            changed |= {name for name, value in after.items() if before.get(name, value) != value}
+            before = after
         if not changed:
             return []
         move_forward(self._module, instance, changed)
-        return changed if not self._gives(judged) else []
+        return sorted(changed) if not self._gives(judged) else []
 
     def _refusal(self) -> str:
         """Why the guard refuses the call; empty if there is no guard."""
