@@ -11,7 +11,8 @@ from mtmc_lsp.core import source_digest as digests
 from mtmc_lsp.core.dependencies import Dependency, DependencyKind
 
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-ERRORS = "(AttributeError, IndexError, KeyError, NameError, TypeError, ValueError)"
+IMPORTED = re.compile(r"sys\.modules\['([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)'\]")
+ERRORS = "(AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError)"
 """Exceptions of a lookup that no longer exists."""
 IS_UNCHANGED_CODE = "_has_source"
 CODE_HELPERS = (
@@ -81,8 +82,11 @@ def _function(name: str, summary: str, conditions: Sequence[str]) -> str:
     body = "\n            and ".join(dict.fromkeys(conditions))
     imports = [module for module in ("os", "sys") if re.search(rf"(?<![\w.]){module}\.(environ|modules)\b", body)]
     import_lines = "".join(f"    import {module}\n" for module in imports) + ("\n" if imports else "")
+    # The kernels may run before the code that imports these modules when it is first called.
+    modules = sorted(set(IMPORTED.findall(body)) - {"__main__"})
+    module_lines = "".join(f"        import {module}\n" for module in modules) + ("\n" if modules else "")
     return (
-        f'def {name}() -> bool:\n    """{summary}."""\n{import_lines}    try:\n'
+        f'def {name}() -> bool:\n    """{summary}."""\n{import_lines}    try:\n{module_lines}'
         f"        return (\n            {body}\n        )\n    except {ERRORS}:\n        return False\n"
     )
 
