@@ -24,8 +24,9 @@ from mtmc_lsp.core.results import (
 )
 from mtmc_lsp.core.run import Candidate, RunStatus, StepStatus
 from mtmc_lsp.report.phrases import headline
+from mtmc_lsp.search.certification import FIRST_SECONDS
 from mtmc_lsp.search.components import Limits
-from mtmc_lsp.search.greedy import MAX_FAILURES, MAX_REFUSALS
+from mtmc_lsp.search.greedy import FINAL_SECONDS, MAX_FAILURES, MAX_REFUSALS, NOTHING_TO_LOSE
 
 plans = st.lists(st.sampled_from(OUTCOMES), max_size=9)
 
@@ -242,6 +243,13 @@ def test_a_run_keeps_to_its_limits() -> None:
     actions = [action(i, "better") for i in range(20)]
     assert len(search(actions, limits=Limits(seconds=60.0, steps=3)).steps) == 3
     assert not search(actions, limits=Limits(seconds=0.0, steps=3)).steps
+
+
+def test_a_first_step_is_tried_in_half_of_the_expected_time() -> None:
+    """The run has nothing to lose while nothing is faster."""
+    seconds = NOTHING_TO_LOSE * FIRST_SECONDS + FINAL_SECONDS + 1.0
+    assert seconds < FIRST_SECONDS + FINAL_SECONDS
+    assert search([action(0, "better")], limits=Limits(seconds=seconds, steps=50)).steps
 
 
 def test_a_planner_is_given_a_part_of_the_time_that_is_left() -> None:
