@@ -218,6 +218,8 @@ class KernelReport:
     """Resident warps divided by the maximum per SM, 0 to 1."""
     error: str = ""
     """The compiler's message on failure; empty if the kernel compiled."""
+    exceeds_shared: bool = False
+    """Whether the kernel failed because it needs more shared memory than a block may have."""
 
     @property
     def summary(self) -> str:
@@ -242,6 +244,12 @@ class CompileReport:
     def ok(self) -> bool:
         """Whether every kernel compiled for every architecture."""
         return all(not kernel.error for kernel in self.kernels)
+
+    @property
+    def exceeds_shared(self) -> bool:
+        """Whether kernels failed, and only because they need too much shared memory."""
+        failed = [kernel for kernel in self.kernels if kernel.error]
+        return bool(failed) and all(kernel.exceeds_shared for kernel in failed)
 
 
 @dataclass(frozen=True)

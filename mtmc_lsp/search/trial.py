@@ -137,6 +137,17 @@ class Trial:
         return best
 
     def _tried(self, index: int, action: MacroAction, candidate: Candidate) -> Step:
+        step, smaller = self._tried_as_written(index, action, candidate), with_fewer_stages(action)
+        while smaller is not None and step.report is not None and step.report.exceeds_shared:
+            try:
+                (candidate,) = self._write(smaller)
+            except CannotCode:
+                break
+            # The step has the proposed action, so the planner does not propose it again.
+            step, smaller = self._tried_as_written(index, action, candidate), with_fewer_stages(smaller)
+        return step
+
+    def _tried_as_written(self, index: int, action: MacroAction, candidate: Candidate) -> Step:
         path = self.capture.workload.target.path.rpartition("/")[2]
         diff = unified_diff(self.base.source, candidate.source, path)
         work = estimated_work(self.capture.graph, candidate.schedule, self.components.measurer.device())
@@ -177,6 +188,18 @@ class Trial:
             return replace(step, reason="no time was measured on the GPU; `mtmc doctor` checks that it is usable")
         whole = {node.name for node in self.capture.graph.nodes} <= set(step.action.region)
         return self.judge.timed(replace(step, timing=timing), timing, whole=whole)
+
+
+def with_fewer_stages(action: MacroAction) -> MacroAction | None:
+    """The action with one pipeline stage less, which needs less shared memory; None if it has no stage to spare.
+
+    Planners estimate shared memory from the two operands of a product. Fused operations load further blocks in each stage.
+    """
+    config = action.params.get("config")
+    stages = config.get("stages") if isinstance(config, Mapping) else None
+    if not isinstance(config, Mapping) or not isinstance(stages, int) or stages < 2:
+        return None
+    return replace(action, params={**action.params, "config": {**config, "stages": stages - 1}})
 
 
 def _merit(step: Step) -> tuple[float, ...]:

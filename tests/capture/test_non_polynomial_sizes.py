@@ -49,6 +49,23 @@ def test_sizes_in_divisions_become_constant_with_a_single_complete_export(
     assert not batch.is_constant and batch.value(graph.sizes) == 5
 
 
+def test_sizes_that_torch_derives_from_others_have_their_values() -> None:
+    """The workload names s + 1, the number of keys, and not s. ``p`` has 2 s + 1 rows."""
+    inputs = [
+        InputTensor(name, name, InputKind.ARGUMENT, torch.rand(2, rows, 4), size_names=("B", size, "D"))
+        for name, rows, size in (("q", 7, "T"), ("k", 7, "T"), ("p", 13, "2*T-1"))
+    ]
+
+    def scores(q: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        relative = q @ p.transpose(1, 2)
+        return (q @ k.transpose(1, 2) + relative[..., : p.shape[1] // 2 + 1]).softmax(-1)
+
+    graph, _ = export_graph(scores, inputs, TARGET, {}, repr, [])
+    lengths = [[size.value(graph.sizes) for size in item.type.shape] for item in graph.inputs]
+    assert lengths == [[2, 7, 4], [2, 7, 4], [2, 13, 4]]
+    assert not graph.inputs[1].type.shape[1].is_constant
+
+
 def test_a_data_dependent_branch_is_refused() -> None:
     inputs = [InputTensor("x", "x", InputKind.ARGUMENT, torch.rand(4, 6))]
     with pytest.raises(exporting.TargetUnsupported):

@@ -16,6 +16,8 @@ from mtmc_lsp.core.results import (
     BaselineTime,
     Check,
     CheckStatus,
+    CompileReport,
+    KernelReport,
     Ratio,
     Speed,
     Timing,
@@ -250,6 +252,25 @@ def test_a_first_step_is_tried_in_half_of_the_expected_time() -> None:
     seconds = NOTHING_TO_LOSE * FIRST_SECONDS + FINAL_SECONDS + 1.0
     assert seconds < FIRST_SECONDS + FINAL_SECONDS
     assert search([action(0, "better")], limits=Limits(seconds=seconds, steps=50)).steps
+
+
+def test_a_kernel_that_needs_too_much_shared_memory_is_tried_with_fewer_stages() -> None:
+    class SmallMemory(FakeMeasurer):
+        most = 2
+
+        def compile(self, candidate: Candidate) -> CompileReport:
+            assert candidate.action is not None
+            stages = candidate.action.params["config"]["stages"]  # type: ignore[index]
+            is_large = stages > self.most
+            return CompileReport((KernelReport("k", "sm_90", error="too large" * is_large, exceeds_shared=is_large),))
+
+    wanted = action(0, "better", config={"stages": 4})
+    (step,) = search([wanted], measurer=SmallMemory()).steps
+    assert step.status is StepStatus.ACCEPTED and step.candidate is not None and step.candidate.action is not None
+    assert step.candidate.action.params["config"] == {"stages": 2}
+    SmallMemory.most = 0
+    (step,) = search([wanted], measurer=SmallMemory()).steps
+    assert step.status is StepStatus.FAILED and step.reason.endswith("too large")
 
 
 def test_a_planner_is_given_a_part_of_the_time_that_is_left() -> None:

@@ -128,10 +128,13 @@ class Reader:
             for d, size in enumerate(value.shape):
                 symbols = symbols_of(size)
                 self.symbols_at[i, d] = symbols
+                # In a size such as s + 1, which torch derives from others, s is not the size that the workload names.
+                is_size = is_symbol(size) or (i, d) in self.free.units
                 for symbol in sorted(symbols):
                     if symbol in self.names:
                         continue
-                    name = item.size_names[d] if d < len(item.size_names) else ""
+                    name = item.size_names[d] if is_size and d < len(item.size_names) else ""
+                    name = name if name.isidentifier() else ""
                     if name and (i, d) in self.free.units:
                         name = f"{name}_div_{self.free.units[i, d]}"
                     if equal_symbols.get(symbol) in self.names:
@@ -148,6 +151,10 @@ class Reader:
                 if is_symbol(size) or (symbols and (i, d) in self.free.units):
                     count = int(item.value.shape[d]) // self.free.units.get((i, d), 1)
                     self.sizes.setdefault(self.names[next(iter(symbols))], count)
+        for node, item in zip(self.placeholders, self.inputs, strict=True):
+            for d, size in enumerate(node.meta["val"].shape):
+                if len(symbols_of(size)) == 1 and self.names[next(iter(symbols_of(size)))] not in self.sizes:
+                    self._add_derived_size(size, int(item.value.shape[d]))
         # Strides that no size explains, such as those of a slice, become sizes themselves.
         for node, item in zip(self.placeholders, self.inputs, strict=True):
             for d, stride in enumerate(node.meta["val"].stride()):
@@ -159,6 +166,13 @@ class Reader:
                         used_names.add(name)
                         self.names[symbol] = name
                         self.sizes[name] = int(item.value.stride(d))
+
+    def _add_derived_size(self, size: Any, length: int) -> None:
+        """The value of the only symbol of a size, if the size is linear in it."""
+        (name,), (symbol,) = symbols_of(size), size.node.expr.free_symbols
+        factor, rest = size.node.expr.coeff(symbol, 1), size.node.expr.subs(symbol, 0)
+        if factor and size.node.expr == factor * symbol + rest:
+            self.sizes[self.names[name]] = int((length - rest) // factor)
 
     def non_polynomial_symbols(self) -> dict[str, Cause]:
         """Symbols in sizes or guards that are not polynomials, and those of attention's head sizes, with the first cause.

@@ -71,7 +71,8 @@ class FreeSizes:
         unit = self.units.get(dimension)
         if dimension in self.fixed or unit is None:
             return Dim.STATIC if dimension in self.fixed else Dim.AUTO
-        count = Dim(f"units_{self.name(dimension) or '_'.join(map(str, dimension))}")
+        name = self.name(dimension)
+        count = Dim(f"units_{name if name.isidentifier() else '_'.join(map(str, dimension))}")
         rest = self.length(dimension) % unit
         return unit * count + rest if rest else unit * count
 
