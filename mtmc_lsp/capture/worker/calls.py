@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
@@ -27,6 +27,7 @@ from mtmc_lsp.capture.worker.arguments.values import (
     argument_values,
     random_values,
     resolve,
+    uninitialised,
     without_memory,
 )
 from mtmc_lsp.capture.worker.module_state import AttributeSlot, attribute_slot, with_explicit_state
@@ -137,7 +138,7 @@ def build_call(
     seed: int = 0,
     *,
     values: bool = True,
-    read: Container[str] = (),
+    read: Collection[str] = (),
     blank: Blank = without_memory,
     construct: Callable[..., torch.nn.Module] = constructed,
 ) -> Call:
@@ -146,7 +147,7 @@ def build_call(
     Args:
         seed: of the random values.
         values: without it, tensor arguments have shapes but no values, which saves the time to generate gigabytes.
-        read: names of arguments that get values even without ``values``.
+        read: names of arguments that get values even without ``values``; those of ``get_inputs`` get memory.
         blank: creates the tensors without values.
     """
     target = workload.target
@@ -160,7 +161,8 @@ def build_call(
         if target.region is not None:
             named = argument_values(module, workload.arguments, sizes, device, seed, None if values else read, blank)
         elif not values:
-            positional = _shaped_like(module.get_inputs, device, blank)
+            # The code may ask for the memory layout of tensors that the caller does not replace.
+            positional = _shaped_like(module.get_inputs, device, uninitialised if read else blank)
         else:
             positional = _generated(module.get_inputs, device)
         # The module's random values must not depend on those of its arguments.

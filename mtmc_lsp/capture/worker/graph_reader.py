@@ -364,12 +364,30 @@ class Reader:
             for key, item in node.kwargs.items()
             if key not in ("pin_memory", "layout") and item is not None
         }
+        if not node.all_input_nodes and self._moves_constants and _is_on_cpu(node):
+            kwargs["device"] = INPUT_DEVICE
         # The kernels run on the device of the inputs, which can differ from the device of the capture.
         if str(node.kwargs.get("device") or "") in (self.device, self.device.partition(":")[0]):
             kwargs["device"] = INPUT_DEVICE
             if "_to_copy" in str(node.target):
                 del kwargs["device"]
         return kwargs
+
+    @cached_property
+    def _moves_constants(self) -> bool:
+        """Whether tensors that the target creates on the CPU, such as a mask, can be created on the device of the inputs.
+
+        Kernels cannot read CPU memory. Random numbers would differ, and a result must stay on the CPU.
+        """
+        on_cpu = [node for node in self.program.graph.nodes if _is_on_cpu(node)]
+        results = self.program.graph.output_node().all_input_nodes
+        return self.device.startswith("cuda") and not any(
+            (node.op == "placeholder"
+            and node.name not in self.literals)
+            or node in results
+            or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            for node in on_cpu
+        )
 
     def _argument(self, value: Any, references: Mapping[str, Argument]) -> Argument:
         if isinstance(value, torch.fx.Node):
@@ -405,6 +423,11 @@ class Reader:
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor) and any(word in str(node.target) for word in WINDOWS):
                 yield from map(self.size, value.shape)
+
+
+def _is_on_cpu(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
 
 
 def line_of(node: torch.fx.Node) -> int:

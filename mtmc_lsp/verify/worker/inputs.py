@@ -266,7 +266,8 @@ def prepared_call(
     sizes = _call_sizes(capture, inputs)
     input_of = {leaf.name: leaf.input for leaf in capture.leaves if leaf.input and leaf.input in inputs}
     # Arguments that the graph does not use are passed as in the workload: the code may depend on their memory layout.
-    read = capture.workload.tensors.keys() - input_of.keys()
+    unread = {item.access for item in capture.graph.unread_inputs if item.kind is InputKind.ARGUMENT}
+    read = (capture.workload.tensors.keys() | unread) - input_of.keys()
     construct = shared or reusing(capture)
     call = build_call(module, capture.workload, device, sizes, values=False, read=read, construct=construct)
     if call.instance is not None and (shared is None or shared.needs_parameters()):
