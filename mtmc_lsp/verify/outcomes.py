@@ -178,6 +178,9 @@ def _observed(
         checks.append(check("many calls", f"the results change when {names} is as after many calls"))
     if answer.interference is not None:
         checks.append(check("separate results", answer.interference))
+    if answer.reads:
+        what = f"it reads {', '.join(answer.reads[:MOST_NAMES])}, which shows how it is verified and decides no result"
+        checks.append(check("process information", what))
     running = f"{answer.threads} threads of the candidate still run after the call" if answer.threads else ""
     checks.append(check("no threads left", running))
     if disabled_kernels:

@@ -38,6 +38,7 @@ from mtmc_lsp.verify.worker.observation.kept_results import KeptResults
 from mtmc_lsp.verify.worker.observation.kept_state import kept_state, move_forward
 from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
 from mtmc_lsp.verify.worker.observation.process_changes import ProcessChanges
+from mtmc_lsp.verify.worker.observation.process_reads import reads_of_process, watch_reads
 from mtmc_lsp.verify.worker.run_target import (
     LaunchCount,
     copies,
@@ -84,6 +85,7 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     """Run the planned calls; the results of the judged call go to a file in the scratch folder."""
     data = request.data
     if request.candidate.separate is not None:
+        watch_reads()
         current.enter(request.calls.surroundings, request.candidate.separate.target.path, data.case.seed)
     device = device_for(data.call, data.case.kind)
     # Filled memory counts as initialised, and would hide errors from initcheck.
@@ -115,7 +117,7 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     export_(run, results, in_memory=data.shares_memory)
     del run
     release_gpu_memory()
-    return CandidateAnswer("ran", threads=_thread._count() - threads, **answer)
+    return CandidateAnswer("ran", threads=_thread._count() - threads, reads=reads_of_process(), **answer)
 
 
 class _Calls:
@@ -226,7 +228,7 @@ class _Calls:
             return "writing into an earlier result changes later results"
         if not plan.adds_instance or self._prepared is None or self._prepared.instance is None:
             return ""
-        first = self._prepare
+        first, prepared = self._prepare, self._prepared
         try:
             self._call_another_instance()
             if not self._gives(judged):
@@ -234,7 +236,7 @@ class _Calls:
             self._prepare = self._prepare_another()
             return "" if self._gives(judged) else "a second instance with the same parameters gives other results"
         finally:
-            self._prepare = first
+            self._prepare, self._prepared = first, prepared
 
     def _call_another_instance(self) -> None:
         """Call a new instance with other parameters."""
@@ -294,6 +296,8 @@ class _Calls:
     def _deciding_counts(self, judged: dict[str, Any]) -> list[str]:
         """The names of counts that change the results when they are as after many calls."""
         instance = self._prepared.instance if self._prepared is not None else None
+        if self._kept is not None:
+            self._kept.accept()
         before = kept_state(self._module, instance)
         changed = set[str]()
         for _ in range(OBSERVED_CALLS):
@@ -304,7 +308,10 @@ class _Calls:
         if not changed:
             return []
         move_forward(self._module, instance, changed)
-        return sorted(changed) if not self._gives(judged) else []
+        is_same = self._gives(judged)
+        # Memory for results in turn is used again after many calls.
+        is_separate = self._kept is None or not self._kept.is_overwritten()
+        return sorted(changed) if not (is_same and is_separate) else []
 
     def _refusal(self) -> str:
         """Why the guard refuses the call; empty if there is no guard."""

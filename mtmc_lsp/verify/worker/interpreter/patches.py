@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from types import FunctionType
 from typing import Any
 
 SAME_NAME = (
@@ -20,12 +21,35 @@ OTHER_NAME = {
 """libdevice functions, with the torch functions that compute the same."""
 
 
+_patched: list[Any] = []
+
+
+def stand_in(function: Any, original: Any) -> Any:
+    """A function that code which looks at it takes for the original one: its module, name and file are the original's."""
+    if isinstance(function, FunctionType) and isinstance(original, FunctionType):
+        old = original.__code__
+        function.__code__ = function.__code__.replace(
+            co_filename=old.co_filename, co_firstlineno=old.co_firstlineno, co_name=old.co_name
+        )
+        function.__doc__ = original.__doc__
+    for name in ("__module__", "__name__", "__qualname__"):
+        if hasattr(original, name):
+            setattr(function, name, getattr(original, name))
+    return function
+
+
+def _replace(holder: Any, name: str, function: Any) -> None:
+    """Put a function in the place of another one."""
+    setattr(holder, name, stand_in(function, getattr(holder, name)))
+
+
 def patch_interpreter() -> None:
     """Fix differences that correct kernels run into; call it before their modules are imported."""
     from triton.runtime import interpreter
 
-    if interpreter.InterpreterBuilder.create_splat.__module__ == __name__:
+    if interpreter in _patched:
         return
+    _patched.append(interpreter)
     _splat_booleans(interpreter)
     # Other versions of Triton lack some of these internals. A kernel that needs such a patch then fails with an error.
     for patch in (_pass_float_arguments, _round_to_float8, _define_libdevice, _choose_first_config):
@@ -48,7 +72,7 @@ def _splat_booleans(interpreter: Any) -> None:
             return interpreter.TensorHandle(truth, interpreter.tl.int1)
         return original(self, kind, value)
 
-    interpreter.InterpreterBuilder.create_splat = create_splat
+    _replace(interpreter.InterpreterBuilder, "create_splat", create_splat)
 
 
 def _pass_float_arguments(interpreter: Any) -> None:
@@ -76,8 +100,8 @@ def _pass_float_arguments(interpreter: Any) -> None:
         ]
         return call(self, *passed, *args[len(passed) :], **kwargs)
 
-    interpreter._implicit_cvt = _implicit_cvt
-    interpreter.GridExecutor.__call__ = __call__
+    _replace(interpreter, "_implicit_cvt", _implicit_cvt)
+    _replace(interpreter.GridExecutor, "__call__", __call__)
 
 
 def _round_to_float8(interpreter: Any) -> None:
@@ -96,7 +120,7 @@ def _round_to_float8(interpreter: Any) -> None:
         largest = torch.finfo(float8[target]).max
         return wide.clamp(-largest, largest).to(float8[target]).view(torch.uint8).numpy()
 
-    interpreter._convert_float = _convert_float
+    _replace(interpreter, "_convert_float", _convert_float)
 
 
 def _define_libdevice(interpreter: Any) -> None:
@@ -112,7 +136,7 @@ def _define_libdevice(interpreter: Any) -> None:
                 for part in path.split("."):
                     function = getattr(function, part)
                 if hasattr(module, name):
-                    setattr(module, name, _by_torch(interpreter, function))
+                    _replace(module, name, _by_torch(interpreter, function))
 
 
 def _by_torch(interpreter: Any, function: Any) -> Any:
@@ -138,5 +162,5 @@ def _choose_first_config(interpreter: Any) -> None:
     """Make the autotuner choose its first configuration: times in the interpreter are meaningless."""
     from triton.runtime.autotuner import Autotuner
 
-    Autotuner._bench = lambda self, *args, config, **meta: [1.0, 1.0, 1.0]
-    Autotuner.check_disk_cache = lambda self, key, configs, bench: bench() or False
+    _replace(Autotuner, "_bench", lambda self, *args, config, **meta: [1.0, 1.0, 1.0])
+    _replace(Autotuner, "check_disk_cache", lambda self, key, configs, bench: bench() or False)
