@@ -93,7 +93,7 @@ OF_MODULES: dict[str, tuple[Changes, set[str]]] = {
         {"hook"},
     ),
     "a submodule's forward is called": ((("self.act(launch", "self.act.forward(launch"),), {"submodule_hook act"}),
-    "the mode is ignored": (((" if self.training else 2.0 * y", ""),), {"eval", "toggled"}),
+    "the mode is ignored": (((" if self.training else 2.0 * y", ""),), {"eval", "toggled", "trained"}),
     "load_state_dict does nothing": ((method("def load_state_dict(self, state, strict=True):\n        pass"),), {"load_state_dict"}),
     "a buffer is missing in the state dict": (
         (('"shift", torch.zeros(width))', '"shift", torch.zeros(width), persistent=False)'),), {"load_state_dict"}),
@@ -104,7 +104,7 @@ OF_MODULES: dict[str, tuple[Changes, set[str]]] = {
     "a packed parameter is kept until it is another object": (
         ((LAST, f"{LAST}        self.key = self.kept = None\n"),
          (TENSORS, "        key = id(self.gain)\n        if key != self.key:\n            self.key, self.kept = key, self.gain.detach().clone()\n" + TENSORS.replace("self.gain,", "self.kept,"))),
-        {"load_state_dict", "in_place", "toggled", "dtype"},
+        {"load_state_dict", "in_place", "interior", "special_values", "toggled", "trained", "dtype"},
     ),
     "a packed buffer is kept from the first call": (
         ((LAST, f"{LAST}        self.kept = None\n"), (TENSORS, "        self.kept = self.shift.clone() if self.kept is None else self.kept\n" + TENSORS.replace("self.shift\n", "self.kept\n"))),
@@ -113,7 +113,7 @@ OF_MODULES: dict[str, tuple[Changes, set[str]]] = {
     "a packed parameter is kept in evaluation mode": (
         ((LAST, f"{LAST}        self.kept = None\n"),
          (TENSORS, TENSORS + "        if not self.training:\n            self.kept = gain.detach().clone() if self.kept is None else self.kept\n            gain = self.kept\n")),
-        {"toggled"},
+        {"toggled", "trained"},
     ),
     "the last instance computes for all": (
         ((LAST, f"{LAST}        ModelNew.last = self\n"), (TENSORS, TENSORS.replace("self.gain", "ModelNew.last.gain"))),
@@ -168,10 +168,10 @@ OF_FUNCTIONS: dict[str, tuple[Changes, set[str]]] = {
         {"parameter_arguments"}),
     "results share a buffer": (
         (("def fast", "KEPT = {}\n\n\ndef fast"), ("out = torch.empty_like(x)", "out = KEPT.setdefault(x.shape, torch.empty_like(x))")),
-        {"kept_results"}),
+        {"kept_results", "many_calls"}),
     "a result is kept and returned again": (
         (("def fast", "KEPT = {}\n\n\ndef fast"), ("    return out", "    return KEPT.setdefault((x.sum().item(), w.sum().item(), eps), out)")),
-        {"changed_results", "thread", "autocast"}),
+        {"changed_results", "thread", "autocast", "many_calls"}),
     "another thread sees another setting": (
         (("def fast", "import contextvars\n\nSHIFT = contextvars.ContextVar('shift', default=1.0)\nSHIFT.set(0.0)\n\n\ndef fast"),
          ("    out = torch", "    w = w + SHIFT.get()\n    out = torch")),

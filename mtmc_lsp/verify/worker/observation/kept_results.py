@@ -53,6 +53,16 @@ class KeptResults:
                 result.fill_(FILLING)
 
 
+def calls_until_reuse(first: Iterable[Any], later: Iterable[Any]) -> int:
+    """After how many calls memory that holds the results of two calls is used up; 0 if they share none."""
+    memories = {t.untyped_storage().data_ptr(): t for t in first if isinstance(t, torch.Tensor) and t.numel()}
+    for result in later:
+        shared = memories.get(result.untyped_storage().data_ptr()) if isinstance(result, torch.Tensor) else None
+        if shared is not None:
+            return 1 + int(shared.untyped_storage().nbytes()) // (shared.numel() * shared.element_size())
+    return 0
+
+
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
