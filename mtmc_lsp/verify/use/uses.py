@@ -46,8 +46,8 @@ WORDS = {
     "thread": "called from two threads in turn",
     "autocast": "under torch.autocast",
     "settings": "called with other settings of torch and Python",
-    "many_instances": "after many other instances were constructed",
     "many_calls": "called many times on other values",
+    "many_instances": "after many other instances were constructed",
 }
 """Kinds of steps, in the order in which they run, with a phrase for messages."""
 MAY_RAISE = frozenset(

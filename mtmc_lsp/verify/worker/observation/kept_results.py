@@ -59,7 +59,7 @@ def calls_until_reuse(first: Iterable[Any], later: Iterable[Any]) -> int:
     for result in later:
         shared = memories.get(result.untyped_storage().data_ptr()) if isinstance(result, torch.Tensor) else None
         if shared is not None:
-            return 1 + int(shared.untyped_storage().nbytes()) // (shared.numel() * shared.element_size())
+            return 1 + int(shared.untyped_storage().nbytes() // (shared.numel() * shared.element_size()))
     return 0
 
 

@@ -140,18 +140,18 @@ def _of_constructor(subject: Subject, constructor: Constructor, kind: str) -> It
             yield Use(kind, name, changed_number(value), before=value)
         return
     parameters = constructor.signature().parameters
-    passed = [*zip(parameters, constructor.positional, strict=False), *constructor.named.items()]
-    for position, (name, value) in enumerate(passed):
+    passed = dict([*zip(parameters, constructor.positional, strict=False), *constructor.named.items()])
+    defaults = {name: p.default for name, p in parameters.items() if name not in passed}
+    for position, (name, value) in enumerate({**passed, **defaults}.items()):
         at = position if position < len(constructor.positional) else -1
         # Other whole numbers are often options for which a kernel may be written.
-        if kind == "constructor" and isinstance(value, (bool, float)):
-            yield Use(kind, name, changed_number(value), at, value)
         if kind == "size" and _is_size(subject, value):
             for other in (value + value // 2, value // 2):
                 yield Use(kind, name, other, at, value)
-    for name, parameter in parameters.items():
-        if name not in dict(passed) and kind != "size" and isinstance(parameter.default, (bool, float)):
-            yield Use(kind, name, changed_number(parameter.default) if kind == "constructor" else 0)
+        if isinstance(value, (bool, float)) and kind == "constructor":
+            yield Use(kind, name, changed_number(value), at, value)
+        if isinstance(value, (bool, float)) and kind == "constructor_default" and name in defaults:
+            yield Use(kind, name)
 
 
 def _is_size(subject: Subject, value: Any) -> bool:
