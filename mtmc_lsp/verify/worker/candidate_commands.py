@@ -177,7 +177,7 @@ class _Calls:
         observed = {
             "interference": interference if plan.keeps_results else None,
             **counted,
-            "counts": tuple(self._deciding_counts(judged) if plan.moves_counts else ()),
+            "counts": tuple(self._deciding_counts(judged) if plan.moves_counts and not interference else ()),
             "launches": launches.count,
             "all_launches": all_launches.count,
             "differing": tuple(sorted(differing_results)) if repeats else None,
