@@ -38,7 +38,10 @@ def reads_of_process() -> tuple[str, ...]:
 def _note(event: str, arguments: tuple[Any, ...]) -> None:
     if event not in EVENTS or not isinstance(arguments[0], (str, bytes, os.PathLike)):
         return
-    path = os.path.abspath(os.fsdecode(arguments[0]))
+    try:
+        path = os.path.abspath(os.fsdecode(arguments[0]))
+    except (OSError, ValueError):  # no working folder, or no valid path
+        return
     if not path.startswith(PROC):
         return
     first = path.removeprefix(PROC).partition("/")[0]

@@ -112,8 +112,12 @@ def trained(subject: Subject, use: Use) -> list[Entry]:
         instance.train(is_training)
         words = "training" if is_training else "evaluation"
         entries += results(subject.call(instance), f"{words} ", changed=_words(subject.parameters(instance)))
-        for _ in range(OPTIMISER_STEPS if is_training else 0):
+        if is_training:
             _change(subject.parameters(instance))
+            # Further changes in place keep the values, which would soon overflow.
+            with torch.no_grad():
+                for tensor in [*subject.parameters(instance).values()] * OPTIMISER_STEPS:
+                    tensor.mul_(1.0)
     return entries
 
 
