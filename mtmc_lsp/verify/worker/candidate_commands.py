@@ -32,6 +32,7 @@ from mtmc_lsp.verify.worker.callers import Prepare, changed_by_loading, load_can
 from mtmc_lsp.verify.worker.inputs import other_layout
 from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
 from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
+from mtmc_lsp.verify.worker.interpreter.stand_in import replace as replace_unseen
 from mtmc_lsp.verify.worker.observation.determinism import differing
 from mtmc_lsp.verify.worker.observation.host_reads import HostReads
 from mtmc_lsp.verify.worker.observation.kept_results import KeptResults, calls_until_reuse
@@ -77,7 +78,7 @@ def set_up_process(*, fills_memory: bool = True) -> str:
     if is_interpreted():
         if not current.is_program():
             use_one_thread()
-        patch_interpreter()
+        patch_interpreter(replace_unseen)
         speed_up_interpreter()
     folder = scratch_folder()
     assert folder is not None

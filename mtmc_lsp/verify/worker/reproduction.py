@@ -124,8 +124,7 @@ def _parameters(capture: Capture) -> str:
 def _patches() -> str:
     """The code of our interpreter patches without the module's head."""
     text = inspect.getsource(patches)
-    imports = "import contextlib\nimport importlib\nfrom types import FunctionType"
-    return f"\n{imports}\n\n{text[text.index('SAME_NAME') :]}\n\npatch_interpreter()\n"
+    return f"\nimport contextlib\nimport importlib\n\n{text[text.index('SAME_NAME') :]}\n\npatch_interpreter()\n"
 
 
 def _tensor(value: torch.Tensor) -> str:

@@ -24,8 +24,8 @@ from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, Case
 from mtmc_lsp.verify.messages import KernelsFile
 from mtmc_lsp.verify.worker.comparison.batched_reads import unequal
 from mtmc_lsp.verify.worker.inputs import prepared_call
-from mtmc_lsp.verify.worker.interpreter.patches import stand_in
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
+from mtmc_lsp.verify.worker.interpreter.stand_in import stand_in
 from mtmc_lsp.verify.worker.observation.global_state import RANDOM_STATE, changed_state, global_state
 
 _modules: dict[tuple[str, str, str], Any] = {}

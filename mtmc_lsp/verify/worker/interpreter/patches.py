@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from types import FunctionType
 from typing import Any
 
 SAME_NAME = (
@@ -24,40 +23,25 @@ OTHER_NAME = {
 _patched: list[Any] = []
 
 
-def stand_in(function: Any, original: Any) -> Any:
-    """A function that code which looks at it takes for the original one: its module, name and file are the original's."""
-    if isinstance(function, FunctionType) and isinstance(original, FunctionType):
-        old = original.__code__
-        function.__code__ = function.__code__.replace(
-            co_filename=old.co_filename, co_firstlineno=old.co_firstlineno, co_name=old.co_name
-        )
-        function.__doc__ = original.__doc__
-    for name in ("__module__", "__name__", "__qualname__"):
-        if hasattr(original, name):
-            setattr(function, name, getattr(original, name))
-    return function
+def patch_interpreter(replace: Any = setattr) -> None:
+    """Fix differences that correct kernels run into; call it before their modules are imported.
 
-
-def _replace(holder: Any, name: str, function: Any) -> None:
-    """Put a function in the place of another one."""
-    setattr(holder, name, stand_in(function, getattr(holder, name)))
-
-
-def patch_interpreter() -> None:
-    """Fix differences that correct kernels run into; call it before their modules are imported."""
+    Args:
+        replace: sets an attribute of a module or class to another function.
+    """
     from triton.runtime import interpreter
 
     if interpreter in _patched:
         return
     _patched.append(interpreter)
-    _splat_booleans(interpreter)
+    _splat_booleans(interpreter, replace)
     # Other versions of Triton lack some of these internals. A kernel that needs such a patch then fails with an error.
     for patch in (_pass_float_arguments, _round_to_float8, _define_libdevice, _choose_first_config):
         with contextlib.suppress(AttributeError, ImportError):
-            patch(interpreter)
+            patch(interpreter, replace)
 
 
-def _splat_booleans(interpreter: Any) -> None:
+def _splat_booleans(interpreter: Any, replace: Any) -> None:
     """Broadcast the result of a scalar comparison to a tile of booleans.
 
     The interpreter gives it the operands' type, so that ``(loaded_float != 0) & mask`` would be an operation on floats.
@@ -72,10 +56,10 @@ def _splat_booleans(interpreter: Any) -> None:
             return interpreter.TensorHandle(truth, interpreter.tl.int1)
         return original(self, kind, value)
 
-    _replace(interpreter.InterpreterBuilder, "create_splat", create_splat)
+    replace(interpreter.InterpreterBuilder, "create_splat", create_splat)
 
 
-def _pass_float_arguments(interpreter: Any) -> None:
+def _pass_float_arguments(interpreter: Any, replace: Any) -> None:
     """Pass float arguments of kernels as scalars of Triton, not as Python numbers: float64 where annotated, else float32."""
     import numpy
 
@@ -100,11 +84,11 @@ def _pass_float_arguments(interpreter: Any) -> None:
         ]
         return call(self, *passed, *args[len(passed) :], **kwargs)
 
-    _replace(interpreter, "_implicit_cvt", _implicit_cvt)
-    _replace(interpreter.GridExecutor, "__call__", __call__)
+    replace(interpreter, "_implicit_cvt", _implicit_cvt)
+    replace(interpreter.GridExecutor, "__call__", __call__)
 
 
-def _round_to_float8(interpreter: Any) -> None:
+def _round_to_float8(interpreter: Any, replace: Any) -> None:
     """Make casts to float8 round to nearest and saturate: the interpreter converts 1.97 to 1."""
     import numpy
     import torch
@@ -120,10 +104,10 @@ def _round_to_float8(interpreter: Any) -> None:
         largest = torch.finfo(float8[target]).max
         return wide.clamp(-largest, largest).to(float8[target]).view(torch.uint8).numpy()
 
-    _replace(interpreter, "_convert_float", _convert_float)
+    replace(interpreter, "_convert_float", _convert_float)
 
 
-def _define_libdevice(interpreter: Any) -> None:
+def _define_libdevice(interpreter: Any, replace: Any) -> None:
     """Implement libdevice functions, which the interpreter lacks, by torch."""
     import torch
 
@@ -136,7 +120,7 @@ def _define_libdevice(interpreter: Any) -> None:
                 for part in path.split("."):
                     function = getattr(function, part)
                 if hasattr(module, name):
-                    _replace(module, name, _by_torch(interpreter, function))
+                    replace(module, name, _by_torch(interpreter, function))
 
 
 def _by_torch(interpreter: Any, function: Any) -> Any:
@@ -158,9 +142,9 @@ def _by_torch(interpreter: Any, function: Any) -> Any:
     return call
 
 
-def _choose_first_config(interpreter: Any) -> None:
+def _choose_first_config(interpreter: Any, replace: Any) -> None:
     """Make the autotuner choose its first configuration: times in the interpreter are meaningless."""
     from triton.runtime.autotuner import Autotuner
 
-    _replace(Autotuner, "_bench", lambda self, *args, config, **meta: [1.0, 1.0, 1.0])
-    _replace(Autotuner, "check_disk_cache", lambda self, key, configs, bench: bench() or False)
+    replace(Autotuner, "_bench", lambda self, *args, config, **meta: [1.0, 1.0, 1.0])
+    replace(Autotuner, "check_disk_cache", lambda self, key, configs, bench: bench() or False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from mtmc_lsp.verify.worker.interpreter.patches import stand_in
+from mtmc_lsp.verify.worker.interpreter.stand_in import stand_in
 
 _sped_up: list[Any] = []
 
