@@ -82,6 +82,29 @@ def test_a_candidate_that_reads_about_its_process_is_refused(what: str, judge: C
     assert "process information: it reads /proc/" in verdict.reason
 
 
+OF_OURS = """
+import triton.runtime.interpreter as machine
+
+
+def is_theirs(holder):
+    places = [(f.__module__, f.__qualname__, f.__code__.co_filename) for f in vars(holder).values() if hasattr(f, '__code__')]
+    return not any('mtmc' + '_lsp' in str(place) for place in places)
+"""
+PATCHED = {
+    "operations of the interpreter": "is_theirs(machine.InterpreterBuilder) and is_theirs(machine.ReduceOps)",
+    "launches": "is_theirs(machine.GridExecutor)",
+    "functions of the interpreter": "is_theirs(machine)",
+    "tensors of the language": "is_theirs(tl.tensor) and is_theirs(tl.block_type)",
+}
+
+
+@pytest.mark.parametrize("what", PATCHED)
+def test_a_candidate_that_is_right_only_where_it_sees_our_patches_is_refused(what: str, judge) -> None:
+    verdict = judge(REFERENCE, "rms", candidate(PATCHED[what], OF_OURS), "fast")
+    assert verdict.status in REFUSED, verdict
+    assert "relative L2 error" in verdict.reason
+
+
 CLOCK = "import importlib\n\nclock = importlib.import_module('ti' + 'me')"
 AT_OTHER_TIMES = {
     "an hour of the day": ("clock.localtime().tm_hour % 3 == (START + 1) % 3", f"{CLOCK}\nSTART = clock.localtime().tm_hour"),
