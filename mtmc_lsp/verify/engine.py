@@ -23,7 +23,10 @@ from mtmc_lsp.verify.near_misses import is_near_miss, settle
 from mtmc_lsp.verify.outcomes import (
     CaseOutcome,
     Verification,
+    checked,
     first_failed,
+    library_share,
+    run_notes,
     skipped,
     uncertain_because,
 )
@@ -329,7 +332,7 @@ class VerificationEngine:
         if far and all(outcome.is_correct for outcome in more):
             case = Case(self._trial.capture.graph.sizes, "normal", self._reference.seed + FAR_SEED)
             on_case(case)
-            more.append(_checked(case, [self.verify_int32_offsets(candidate)]))
+            more.append(checked(case, [self.verify_int32_offsets(candidate)]))
         if sanitizer is not None and all(outcome.is_correct for outcome in more):
             more.append(self._sanitized(candidate, sanitizer, outcomes))
         return more
@@ -347,7 +350,7 @@ class VerificationEngine:
             requests.append(CandidateRequest(prepared.data, source, CallPlan(is_sanitized=True)))
         with self._pool.sharing_gpu():
             checks = list(sanitizer.checks(requests, uniform.label, self._reference.hidden))
-        return _checked(uniform, checks)
+        return checked(uniform, checks)
 
     def _shrunk(self, candidate: Adapter, runner: CaseRunner, failed: CaseOutcome) -> CaseOutcome:
         """The same failure at smaller sizes: the largest size is halved while the candidate still fails."""
@@ -394,9 +397,10 @@ class VerificationEngine:
     ) -> Verdict:
         checks = (*text_checks, *(check for outcome in outcomes for check in outcome.checks))
         worst = max(outcomes, key=lambda outcome: outcome.error)
-        notes = self._notes(outcomes) + candidate.notes(
-            self._trial, outcomes, self._process.isolation, interpreted=not self.has_gpu
+        reduced = run_notes(
+            outcomes, self._trial.capture.graph, has_gpu=self.has_gpu, without_oracle=self._reference.without_oracle
         )
+        notes = reduced + candidate.notes(self._trial, outcomes, self._process.isolation, interpreted=not self.has_gpu)
         return Verdict(
             status,
             checks,
@@ -406,40 +410,10 @@ class VerificationEngine:
             reason,
             tuple(notes),
             failure=failure,
-            library_share=self._library_share(outcomes),
+            library_share=library_share(outcomes),
         )
-
-    def _library_share(self, outcomes: Sequence[CaseOutcome]) -> float | None:
-        """The part of the reference's arithmetic that torch's own operations do in the candidate."""
-        shares = (outcome.library_share for outcome in outcomes)
-        return next((share for share in shares if share is not None), None)
 
     def _ran_whole_workload(self, outcomes: Sequence[CaseOutcome]) -> bool:
         """Whether a case had the workload's sizes."""
         sizes = dict(self._reference.capture.graph.sizes)
         return self._trial.is_full and any(outcome.ran and dict(outcome.case.sizes) == sizes for outcome in outcomes)
-
-    def _notes(self, outcomes: Sequence[CaseOutcome]) -> list[str]:
-        """What the run reduced or replaced."""
-        graph, notes = self._trial.capture.graph, []
-        if dict(outcomes[0].case.sizes) != dict(graph.sizes):
-            sizes = ", ".join(f"{name}={value}" for name, value in outcomes[0].case.sizes.items())
-            notes.append(f"sizes reduced to {sizes} for Triton's interpreter")
-        if not self.has_gpu:
-            types = [kind for node in graph.nodes for kind in node.outputs] + [item.type for item in graph.inputs]
-            if any(kind.dtype == "bfloat16" for kind in types):
-                notes.append("bfloat16 replaced by float32: the interpreter computes bfloat16 wrongly")
-        if self._reference.without_oracle:
-            count = self._reference.without_oracle
-            notes.append(
-                f"float64 did not fit into memory in {count} of the cases: compared with the reference's results"
-            )
-        return notes
-
-
-def _checked(case: Case, checks: Sequence[Check]) -> CaseOutcome:
-    """The outcome of checks that need no comparison."""
-    wrong = first_failed(checks)
-    if wrong is None:
-        return CaseOutcome(case, VerdictStatus.CORRECT, tuple(checks), ran=False)
-    return CaseOutcome(case, VerdictStatus.INCORRECT, tuple(checks), f"{wrong.name}: {wrong.detail}", ran=False)

@@ -186,6 +186,8 @@ class CandidateAnswer:
     """The arithmetic operations of torch in a call; ``None`` if they were not counted."""
     host_reads: int = 0
     """How often a call read contents of tensors in Python, if operations were counted."""
+    reads: tuple[str, ...] = ()
+    """Files about its process that the candidate opened."""
     interference: str | None = None
     """How calls disturb each other's results, as a clause; empty if they do not, ``None`` if no results were kept."""
 

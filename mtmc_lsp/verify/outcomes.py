@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.errors import FailureKind
+from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.verify.cases import SPECIAL_DISTRIBUTIONS, Case
 from mtmc_lsp.verify.error_limits import Measurement
@@ -87,6 +88,14 @@ def skipped(case: Case, name: str, why: str, *, ran: bool) -> CaseOutcome:
     return CaseOutcome(case, VerdictStatus.CORRECT, (Check(name, CheckStatus.SKIPPED, case.label, why),), ran=ran)
 
 
+def checked(case: Case, checks: Sequence[Check]) -> CaseOutcome:
+    """The outcome of checks that need no comparison."""
+    wrong = first_failed(checks)
+    if wrong is None:
+        return CaseOutcome(case, VerdictStatus.CORRECT, tuple(checks), ran=False)
+    return CaseOutcome(case, VerdictStatus.INCORRECT, tuple(checks), f"{wrong.name}: {wrong.detail}", ran=False)
+
+
 def failed_run(case: Case, status: VerdictStatus, reason: str, kind: FailureKind) -> CaseOutcome:
     """The outcome of a candidate that did not run to its end."""
     return CaseOutcome(case, status, reason=reason, ran=False, failure=kind)
@@ -162,6 +171,33 @@ def uncertain_because(outcomes: Sequence[CaseOutcome]) -> str:
     return ""
 
 
+def library_share(outcomes: Sequence[CaseOutcome]) -> float | None:
+    """The part of the reference's arithmetic that torch's own operations do in the candidate."""
+    shares = (outcome.library_share for outcome in outcomes)
+    return next((share for share in shares if share is not None), None)
+
+
+def run_notes(outcomes: Sequence[CaseOutcome], graph: Graph, *, has_gpu: bool, without_oracle: int) -> list[str]:
+    """What a run reduced or replaced.
+
+    Args:
+        without_oracle: the number of cases whose float64 oracle did not fit into memory.
+    """
+    notes = []
+    if dict(outcomes[0].case.sizes) != dict(graph.sizes):
+        sizes = ", ".join(f"{name}={value}" for name, value in outcomes[0].case.sizes.items())
+        notes.append(f"sizes reduced to {sizes} for Triton's interpreter")
+    if not has_gpu:
+        types = [kind for node in graph.nodes for kind in node.outputs] + [item.type for item in graph.inputs]
+        if any(kind.dtype == "bfloat16" for kind in types):
+            notes.append("bfloat16 replaced by float32: the interpreter computes bfloat16 wrongly")
+    if without_oracle:
+        notes.append(
+            f"float64 did not fit into memory in {without_oracle} of the cases: compared with the reference's results"
+        )
+    return notes
+
+
 def _observed(
     case: Case, answer: CandidateAnswer, judged: JudgeAnswer, *, is_many: bool, disabled_kernels: bool
 ) -> list[Check]:
@@ -178,6 +214,9 @@ def _observed(
         checks.append(check("many calls", f"the results change when {names} is as after many calls"))
     if answer.interference is not None:
         checks.append(check("separate results", answer.interference))
+    if answer.reads:
+        what = f"it reads {', '.join(answer.reads[:MOST_NAMES])}, which shows how it is verified and decides no result"
+        checks.append(check("process information", what))
     running = f"{answer.threads} threads of the candidate still run after the call" if answer.threads else ""
     checks.append(check("no threads left", running))
     if disabled_kernels:

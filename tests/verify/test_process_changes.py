@@ -16,7 +16,7 @@ IN_A_CALL = {
     "anomaly detection": ("torch.autograd.set_detect_anomaly(True)", ""),
     "deterministic algorithms": ("torch._C._set_deterministic_algorithms(False)", ""),
     "how tensors are printed": ("torch.set_printoptions(precision=2)", ""),
-    "Python's recursion limit": ("system.setrecursionlimit(200 + 700)", LOAD),
+    "Python's recursion limit": ("system.setrecursionlimit(5000)", LOAD),
     "how often Python changes threads": ("system.setswitchinterval(0.1)", LOAD),
     "where modules are imported from": ("system.path.append('/nowhere')", LOAD),
     "how modules are imported": ("system.meta_path.append(None)", LOAD),
@@ -48,7 +48,7 @@ def test_a_candidate_that_changes_its_process_in_a_call_is_refused(name: str, ju
 
 AT_IMPORT = {
     "the working folder": "import os\n\nos.chdir('/')",
-    "environment variables": "import os\n\nos.environ['PATH'] = '/nowhere'",
+    "environment variables": "import os\n\nos.environ['PYTORCH_NO_CUDA_MEMORY_CACHING'] = '1'",
     "the treatment of denormal numbers": "torch.set_flush_denormal(True)",
     "torch.relu": "vars(torch).update(relu=torch.sigmoid)",
     "torch's own operations": (
@@ -76,7 +76,7 @@ def test_a_module_that_changes_its_process_in_its_constructor_is_refused(judge: 
 HONEST_ONES = {
     "settings within a block": (
         "    with warnings.catch_warnings():\n        warnings.simplefilter('error')\n        pass\n", "import warnings"),
-    "a higher recursion limit": ("    system.setrecursionlimit(5000)\n", LOAD),
+    "a higher recursion limit": ("", f"{LOAD}\nsystem.setrecursionlimit(5000)"),
     "variables of its own": ("", "import os\n\nos.environ['MY_KERNEL'] = '1'"),
     "a seed at import": ("", "import random\n\nrandom.seed(0)\ntorch.manual_seed(0)"),
     "new modules": ("    import colorsys, zipfile\n", "import sqlite3"),

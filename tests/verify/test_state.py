@@ -165,6 +165,18 @@ TRICKS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "an iterator that counts": (
         "the results change when CALLS is as after many calls",
         ((ABOVE, "import itertools\n\nCALLS = itertools.count()\n\n\nclass ModelNew"), (RETURN, "        return out if next(CALLS) < 5000 else out * 2\n"))),
+    "a count in the module": (
+        "the results change when self.calls is as after many calls",
+        ((INIT, INIT + "        self.calls = 0\n"), (RETURN, "        self.calls += 1\n        return out if self.calls < 5000 else out * 2\n"))),
+    "shapes that were seen": (
+        "the results change when SEEN is as after many calls",
+        ((ABOVE, "SEEN = set()\n\n\nclass ModelNew"),
+         (RETURN, "        SEEN.add((*x.shape, out.data_ptr()))\n        return out if len(SEEN) < 5000 else out * 2\n"))),
+    "a memory for many results": (
+        "a later call changes the results of an earlier one",
+        ((ABOVE, "ARENA = torch.empty(1 << 13)\nUSED = [0]\n\n\nclass ModelNew"),
+         (RETURN, "        USED[0] = 0 if USED[0] + out.numel() > len(ARENA) else USED[0]\n        USED[0] += out.numel()\n"
+                  "        return ARENA[USED[0] - out.numel() : USED[0]].view(out.shape).copy_(out)\n"))),
     "addresses that were seen": (
         "the results change when SEEN is as after many calls",
         ((ABOVE, "SEEN = set()\n\n\nclass ModelNew"), (RETURN, "        SEEN.add(out.data_ptr())\n        return out if len(SEEN) < 5000 else out * 2\n"))),
@@ -203,6 +215,18 @@ def test_a_foreign_module_with_harmless_state_is_accepted(what: str, judge: Call
         ("        x = x.contiguous()\n", f"{forward}        x = x.contiguous()\n"),
     )
     verdict = judge(MODEL, "Model", text, "ModelNew")
+    assert verdict.is_correct, verdict.reason
+
+
+def test_results_in_a_memory_that_is_replaced_when_it_is_used_up_are_accepted(judge: Callable[..., Verdict]) -> None:
+    placed = (
+        "        if USED[0] + out.numel() > len(MEMORY[0]):\n"
+        "            USED[0], MEMORY[0] = 0, torch.empty(out.numel() + 2000)\n"
+        "        USED[0] += out.numel()\n"
+        "        return MEMORY[0][USED[0] - out.numel() : USED[0]].view(out.shape).copy_(out)\n"
+    )
+    above = "MEMORY = [torch.empty(2000)]\nUSED = [0]\n\n\nclass ModelNew"
+    verdict = judge(MODEL, "Model", changed(MODEL_NEW, (ABOVE, above), (RETURN, placed)), "ModelNew")
     assert verdict.is_correct, verdict.reason
 
 

@@ -32,7 +32,6 @@ IN_USE = {
         "'worker' not in str(getattr(importlib.import_module('__main__'), '__file__', ''))", "import importlib"),
     "the arguments of a script": ("len(sys.argv) == 1", "import sys"),
     "the original arguments of a script": ("not any('fork-server' in word for word in sys.orig_argv)", "import sys"),
-    "the command line of a script": ("'fork-server' not in open('/proc/self/cmdline').read()", ""),
     "no frame of the verifier": (
         "not any('mtmc' + '_lsp' in line for line in format_stack())",
         "import importlib\n\nformat_stack = importlib.import_module('trace' + 'back').format_stack"),
@@ -65,6 +64,45 @@ def test_a_candidate_that_is_wrong_only_in_use_is_refused(what: str, judge: Call
     verdict = judge(REFERENCE, "rms", candidate(*IN_USE[what]), "fast")
     assert verdict.status in REFUSED, verdict
     assert PROGRAM in verdict.reason
+
+
+OF_PROCESS = {
+    "the command line": "'fork-server' not in open('/proc/self/cmdline').read()",
+    "the filter of system calls": "'Seccomp:\\t0' in pathlib.Path(b'/proc/self/status'.decode()).read_text()",
+    "a path with dots": "'NoNewPrivs:\\t0' in open('/dev/../proc/thread-self/status').read()",
+    "a process by its number": "'pipe:' not in str(os.listdir(f'/proc/{os.getpid()}/fd'))",
+    "a descriptor": "'Seccomp:\\t0' in str(os.read(os.open('/proc/self/status', os.O_RDONLY), 4000))",
+}
+
+
+@pytest.mark.parametrize("what", OF_PROCESS)
+def test_a_candidate_that_reads_about_its_process_is_refused(what: str, judge: Callable[..., Verdict]) -> None:
+    verdict = judge(REFERENCE, "rms", candidate(f"({OF_PROCESS[what]}) == 7", "import os\nimport pathlib"), "fast")
+    assert verdict.status is VerdictStatus.INCORRECT, verdict
+    assert "process information: it reads /proc/" in verdict.reason
+
+
+OF_OURS = """
+import triton.runtime.interpreter as machine
+
+
+def is_theirs(holder):
+    places = [(f.__module__, f.__qualname__, f.__code__.co_filename) for f in vars(holder).values() if hasattr(f, '__code__')]
+    return not any('mtmc' + '_lsp' in str(place) for place in places)
+"""
+PATCHED = {
+    "operations of the interpreter": "is_theirs(machine.InterpreterBuilder) and is_theirs(machine.ReduceOps)",
+    "launches": "is_theirs(machine.GridExecutor)",
+    "functions of the interpreter": "is_theirs(machine)",
+    "tensors of the language": "is_theirs(tl.tensor) and is_theirs(tl.block_type)",
+}
+
+
+@pytest.mark.parametrize("what", PATCHED)
+def test_a_candidate_that_is_right_only_where_it_sees_our_patches_is_refused(what: str, judge) -> None:
+    verdict = judge(REFERENCE, "rms", candidate(PATCHED[what], OF_OURS), "fast")
+    assert verdict.status in REFUSED, verdict
+    assert "relative L2 error" in verdict.reason
 
 
 CLOCK = "import importlib\n\nclock = importlib.import_module('ti' + 'me')"
@@ -102,6 +140,7 @@ HONEST_ONES = {
     "printing": ("print('shape', inp.shape)", ""),
     "properties of the GPU": (
         "", "COUNT = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 1"),
+    "the processors of the machine": ("", "PROCESSORS = open('/proc/cpuinfo').read().count('processor')"),
     "a check of its inputs": ("not bool(torch.isfinite(inp.sum())) and not inp.numel()", ""),
     "a path of its folder": ("", "import os\nimport sys\n\nsys.path.insert(0, os.path.dirname(__file__))\nos.environ.setdefault('OMP_WAIT_POLICY', 'passive')"),
     "an operator": (

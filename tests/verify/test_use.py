@@ -16,6 +16,8 @@ from uses import (
     MODEL_NEW,
     OF_FUNCTIONS,
     OF_MODULES,
+    RANDOM,
+    RANDOM_NEW,
     RMS,
     when,
 )
@@ -78,7 +80,31 @@ def test_a_function_that_is_wrong_in_one_use_fails_this_use_and_no_other(what: s
 
 def test_a_module_that_ignores_training_mode_is_refused(use: Use) -> None:
     outcome = use(EVALUATED, "Model", changed(EVALUATED_NEW, when("self.training")), "ModelNew")
-    assert steps(outcome, CheckStatus.FAILED) == {"train"}, outcome
+    assert steps(outcome, CheckStatus.FAILED) == {"train", "trained"}, outcome
+
+
+@pytest.mark.parametrize(
+    "other", ["torch.ones(width)", "torch.randn(width)", "torch.randn(width) * 0.2 + 0.5", "torch.zeros(width)"]
+)
+def test_a_module_with_other_random_initial_values_is_refused(other: str, use: Use) -> None:
+    outcome = use(RANDOM, "Model", changed(RANDOM_NEW, ("torch.randn(width) * 0.2", other)), "ModelNew")
+    assert steps(outcome, CheckStatus.FAILED) == {"initial"}, outcome
+
+
+def test_a_module_that_draws_its_initial_values_in_another_order_is_accepted(use: Use) -> None:
+    drawn = "        super().__init__()\n        torch.rand(3)\n"
+    outcome = use(RANDOM, "Model", changed(RANDOM_NEW, ("        super().__init__()\n", drawn)), "ModelNew")
+    assert outcome.status is VerdictStatus.CORRECT, outcome
+    assert "initial" in steps(outcome, CheckStatus.PASSED)
+
+
+def test_a_candidate_with_the_reference_s_name_must_take_its_arguments_by_name(use: Use) -> None:
+    same_name = FAST.replace("def fast(", "def rms(")
+    other = changed(same_name, ("def rms(x, w, eps=1e-5):\n", "def rms(data, w, eps=1e-5):\n    x = data\n"))
+    assert steps(use(RMS, "rms", same_name, "rms"), CheckStatus.PASSED) >= {"keywords"}
+    assert steps(use(RMS, "rms", other, "rms"), CheckStatus.FAILED) == {"keywords"}
+    renamed = other.replace("def rms(", "def fast(")
+    assert use(RMS, "rms", renamed, "fast").status is VerdictStatus.CORRECT
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ OF_MODULES: dict[str, tuple[Changes, set[str]]] = {
         {"hook"},
     ),
     "a submodule's forward is called": ((("self.act(launch", "self.act.forward(launch"),), {"submodule_hook act"}),
-    "the mode is ignored": (((" if self.training else 2.0 * y", ""),), {"eval", "toggled"}),
+    "the mode is ignored": (((" if self.training else 2.0 * y", ""),), {"eval", "toggled", "trained"}),
     "load_state_dict does nothing": ((method("def load_state_dict(self, state, strict=True):\n        pass"),), {"load_state_dict"}),
     "a buffer is missing in the state dict": (
         (('"shift", torch.zeros(width))', '"shift", torch.zeros(width), persistent=False)'),), {"load_state_dict"}),
@@ -104,7 +104,7 @@ OF_MODULES: dict[str, tuple[Changes, set[str]]] = {
     "a packed parameter is kept until it is another object": (
         ((LAST, f"{LAST}        self.key = self.kept = None\n"),
          (TENSORS, "        key = id(self.gain)\n        if key != self.key:\n            self.key, self.kept = key, self.gain.detach().clone()\n" + TENSORS.replace("self.gain,", "self.kept,"))),
-        {"load_state_dict", "in_place", "toggled", "dtype"},
+        {"load_state_dict", "in_place", "interior", "special_values", "toggled", "trained", "dtype"},
     ),
     "a packed buffer is kept from the first call": (
         ((LAST, f"{LAST}        self.kept = None\n"), (TENSORS, "        self.kept = self.shift.clone() if self.kept is None else self.kept\n" + TENSORS.replace("self.shift\n", "self.kept\n"))),
@@ -113,8 +113,32 @@ OF_MODULES: dict[str, tuple[Changes, set[str]]] = {
     "a packed parameter is kept in evaluation mode": (
         ((LAST, f"{LAST}        self.kept = None\n"),
          (TENSORS, TENSORS + "        if not self.training:\n            self.kept = gain.detach().clone() if self.kept is None else self.kept\n            gain = self.kept\n")),
-        {"toggled"},
+        {"toggled", "trained"},
     ),
+    "a packed parameter is kept until its ends change": (
+        ((LAST, f"{LAST}        self.key = self.kept = None\n"),
+         (TENSORS, "        key = float(self.gain[0]), float(self.gain[-1]), round(float(self.gain.sum()), 3)\n"
+                   "        if key != self.key:\n            self.key, self.kept = key, self.gain.detach().clone()\n"
+                   + TENSORS.replace("self.gain,", "self.kept,"))),
+        {"interior"},
+    ),
+    "a parameter with zeros": ((when("bool((self.gain == 0).any()) and not bool((self.gain == 0).all())"),), {"special_values"}),
+    "a parameter that is constant": ((when("bool((self.gain == self.gain[0]).all())"),), {"special_values"}),
+    "evaluation after training": (
+        ((LAST, f"{LAST}        self.was_trained = False\n"),
+         (FORWARD, f"{FORWARD}        self.was_trained |= self.training\n        if self.was_trained and not self.training:\n            return x + 3.0\n")),
+        {"trained"},
+    ),
+    "a parameter that changed often": ((when("not self.gain.is_inference() and self.gain._version > 20"),), {"trained"}),
+    "a number is read by the constructor alone": (
+        ((LAST, f"{LAST}        self.first = floor\n"), ("min=self.floor", "min=self.first")), {"attribute floor"}),
+    "another size is wrong": ((("BLOCK: tl.constexpr):\n", "BLOCK: tl.constexpr):\n    width = tl.minimum(width, 32)\n"),), {"size width=48"}),
+    "a smaller size is wrong": ((("BLOCK: tl.constexpr):\n", "BLOCK: tl.constexpr):\n    width = tl.maximum(width, 32)\n"),), {"size width=16"}),
+    "a parameter is not trained": (
+        (("self.gain = nn.Parameter(torch.ones(width))", "self.gain = nn.Parameter(torch.ones(width), requires_grad=False)"),), {"names"}),
+    "the hundredth instance is wrong": (
+        ((LAST, f"{LAST}        ModelNew.made = getattr(ModelNew, 'made', 0) + 1\n        self.number = ModelNew.made\n"), when("self.number > 5000")),
+        {"many_instances"}),
     "the last instance computes for all": (
         ((LAST, f"{LAST}        ModelNew.last = self\n"), (TENSORS, TENSORS.replace("self.gain", "ModelNew.last.gain"))),
         {"instances", "deepcopy", "pickle"},
@@ -155,8 +179,23 @@ EVALUATED = (
 """The same module with a directive, which is called in evaluation mode."""
 EVALUATED_NEW = MODEL_NEW.replace("self, width, scale,", "self, width=32, scale=2.0,")
 
+RANDOM = MODEL.replace("nn.Parameter(torch.ones(width))", "nn.Parameter(torch.randn(width) * 0.2)")
+"""The same module with a parameter that begins with random values."""
+RANDOM_NEW = MODEL_NEW.replace("nn.Parameter(torch.ones(width))", "nn.Parameter(torch.randn(width) * 0.2)")
+
 OF_FUNCTIONS: dict[str, tuple[Changes, set[str]]] = {
     "arguments come in another order": ((("def fast(x, w,", "def fast(w, x,"),), {"positional"}),
+    "a call sets gradient mode": ((("    out = torch", "    torch.set_grad_enabled(False)\n    out = torch"),), {"settings"}),
+    "a call sets the default dtype": ((("    out = torch", "    torch.set_default_dtype(torch.float32)\n    out = torch"),), {"settings"}),
+    "each 90th call is wrong": (
+        (("def fast", "CALLS = [0]\n\n\ndef fast"), ("    out = torch", "    CALLS[0] += 1\n    w = w + (CALLS[0] % 90 == 0)\n    out = torch")),
+        {"many_calls"}),
+    "a range of the first element is wrong": (
+        (("    out = torch", "    w = w + (1.9 < float(x.flatten()[0]) < 2.1)\n    out = torch"),), {"many_calls"}),
+    "one of fifty buffers in turn": (
+        (("def fast", "KEPT = {}\nTURN = [0]\n\n\ndef fast"),
+         ("    out = torch.empty_like(x)", "    TURN[0] = (TURN[0] + 1) % 50\n    out = KEPT.setdefault((x.shape, TURN[0]), torch.empty_like(x))")),
+        {"many_calls"}),
     "a default is another": ((("eps=1e-5", "eps=1e-6"),), {"default eps"}),
     "a number is ignored": ((("    out = torch", "    eps = 1e-5\n    out = torch"),), {"number eps"}),
     "inference mode changes the result": (
@@ -168,10 +207,10 @@ OF_FUNCTIONS: dict[str, tuple[Changes, set[str]]] = {
         {"parameter_arguments"}),
     "results share a buffer": (
         (("def fast", "KEPT = {}\n\n\ndef fast"), ("out = torch.empty_like(x)", "out = KEPT.setdefault(x.shape, torch.empty_like(x))")),
-        {"kept_results"}),
+        {"kept_results", "many_calls"}),
     "a result is kept and returned again": (
         (("def fast", "KEPT = {}\n\n\ndef fast"), ("    return out", "    return KEPT.setdefault((x.sum().item(), w.sum().item(), eps), out)")),
-        {"changed_results", "thread", "autocast"}),
+        {"changed_results", "thread", "autocast", "many_calls"}),
     "another thread sees another setting": (
         (("def fast", "import contextvars\n\nSHIFT = contextvars.ContextVar('shift', default=1.0)\nSHIFT.set(0.0)\n\n\ndef fast"),
          ("    out = torch", "    w = w + SHIFT.get()\n    out = torch")),

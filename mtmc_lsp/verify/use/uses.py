@@ -11,7 +11,10 @@ WORDS = {
     "replaced": "after its parameters were replaced by new ones",
     "in_place": "after its parameters were changed in place",
     "buffers": "after its buffers were changed in place",
+    "interior": "after its parameters were changed in place except at their ends",
+    "special_values": "with parameters that are partly zero, or equal",
     "toggled": "after train(), a change of its parameters in place, and eval()",
+    "trained": "after calls in training mode and many changes of its parameters",
     "instances": "with a second instance that has other parameters",
     "deepcopy": "after copy.deepcopy and a change of the copy's parameters",
     "pickle": "after a pickle round trip and a change of the copy's parameters",
@@ -26,9 +29,12 @@ WORDS = {
     "names": "its parameters and buffers",
     "initial": "its initial parameters",
     "constructor": "constructed with {name}={value}",
+    "size": "constructed with {name}={value}, and with arguments of this size",
+    "attribute": "after {name} was set to {value}",
     "constructor_default": "the default of {name} in its constructor",
     "default": "the default of {name}",
     "number": "called with {name}={value}",
+    "keywords": "called with keyword arguments",
     "positional": "called with positional arguments, without those that have a default",
     "inference_mode": "in torch.inference_mode",
     "gradients": "with gradients enabled",
@@ -39,11 +45,14 @@ WORDS = {
     "changed_results": "after its results were changed in place",
     "thread": "called from two threads in turn",
     "autocast": "under torch.autocast",
+    "settings": "called with other settings of torch and Python",
+    "many_calls": "called many times on other values",
+    "many_instances": "after many other instances were constructed",
 }
 """Kinds of steps, in the order in which they run, with a phrase for messages."""
 MAY_RAISE = frozenset(
-    "toggled deepcopy pickle train eval constructor number gradients argument_gradients no_grad "
-    "parameter_arguments autocast".split()
+    "toggled trained deepcopy pickle train eval constructor size attribute number gradients argument_gradients no_grad "
+    "parameter_arguments autocast settings".split()
 )
 """Kinds in which a candidate may raise an exception: users notice errors, but not other values."""
 
@@ -60,6 +69,8 @@ class Use:
     """The value that the parameter gets."""
     position: int = -1
     """The position of a constructor argument that is passed by position."""
+    before: PlainNumber | bool = 0
+    """The value that the parameter or attribute has otherwise."""
 
     @property
     def words(self) -> str:
@@ -69,4 +80,5 @@ class Use:
     @property
     def key(self) -> str:
         """A text that no other step of a script has."""
-        return f"{self.kind} {self.name}".strip()
+        key = f"{self.kind} {self.name}".strip()
+        return f"{key}={self.value}" if self.kind == "size" else key

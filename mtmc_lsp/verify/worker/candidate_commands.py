@@ -8,7 +8,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any
 
 import torch
@@ -32,12 +32,14 @@ from mtmc_lsp.verify.worker.callers import Prepare, changed_by_loading, load_can
 from mtmc_lsp.verify.worker.inputs import other_layout
 from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
 from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
+from mtmc_lsp.verify.worker.interpreter.stand_in import replace as replace_unseen
 from mtmc_lsp.verify.worker.observation.determinism import differing
 from mtmc_lsp.verify.worker.observation.host_reads import HostReads
-from mtmc_lsp.verify.worker.observation.kept_results import KeptResults
+from mtmc_lsp.verify.worker.observation.kept_results import KeptResults, calls_until_reuse
 from mtmc_lsp.verify.worker.observation.kept_state import kept_state, move_forward
 from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
 from mtmc_lsp.verify.worker.observation.process_changes import ProcessChanges
+from mtmc_lsp.verify.worker.observation.process_reads import reads_of_process, watch_reads
 from mtmc_lsp.verify.worker.run_target import (
     LaunchCount,
     copies,
@@ -58,6 +60,9 @@ LEAST_REPEATS = 4
 OBSERVED_CALLS = 4
 """Calls during which kept state is observed: one may leave it as it was, as a set of addresses where memory is used again."""
 OTHER_SCALE = 0.5
+REUSE_SECONDS = 8.0
+"""Processor time for the calls that use up a memory for results."""
+OVERWRITTEN = "a later call changes the results of an earlier one"
 MAX_ERROR_CHARACTERS = 600
 
 
@@ -73,7 +78,7 @@ def set_up_process(*, fills_memory: bool = True) -> str:
     if is_interpreted():
         if not current.is_program():
             use_one_thread()
-        patch_interpreter()
+        patch_interpreter(replace_unseen)
         speed_up_interpreter()
     folder = scratch_folder()
     assert folder is not None
@@ -84,6 +89,7 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     """Run the planned calls; the results of the judged call go to a file in the scratch folder."""
     data = request.data
     if request.candidate.separate is not None:
+        watch_reads()
         current.enter(request.calls.surroundings, request.candidate.separate.target.path, data.case.seed)
     device = device_for(data.call, data.case.kind)
     # Filled memory counts as initialised, and would hide errors from initcheck.
@@ -115,7 +121,7 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     export_(run, results, in_memory=data.shares_memory)
     del run
     release_gpu_memory()
-    return CandidateAnswer("ran", threads=_thread._count() - threads, **answer)
+    return CandidateAnswer("ran", threads=_thread._count() - threads, reads=reads_of_process(), **answer)
 
 
 class _Calls:
@@ -158,6 +164,7 @@ class _Calls:
                 self._call_on_other_contents(tensors)
             with launches.counting():
                 run = self._call(tensors)
+            first_results = run["results"] if plan.counts_library and self._device == "cpu" else []
             # Later calls must not change these results, nor the module's tensors that all calls share.
             judged = run if self._device == "cuda" else snapshots(run)
             del run
@@ -167,10 +174,11 @@ class _Calls:
         if plan.disables_kernels and launches.count:
             with LaunchCount().counting(executes=False):
                 uses_kernels = not self._gives(judged)
+        counted = self._library_operations(first_results) if plan.counts_library else {}
         observed = {
-            **(self._library_operations() if plan.counts_library else {}),
             "interference": interference if plan.keeps_results else None,
-            "counts": tuple(self._deciding_counts(judged) if plan.moves_counts else ()),
+            **counted,
+            "counts": tuple(self._deciding_counts(judged) if plan.moves_counts and not interference else ()),
             "launches": launches.count,
             "all_launches": all_launches.count,
             "differing": tuple(sorted(differing_results)) if repeats else None,
@@ -220,13 +228,13 @@ class _Calls:
             return ""
         self._call_on_other_contents(self._fresh())
         if self._kept.is_overwritten():
-            return "a later call changes the results of an earlier one"
+            return OVERWRITTEN
         self._kept.overwrite()
         if not self._gives(judged):
             return "writing into an earlier result changes later results"
         if not plan.adds_instance or self._prepared is None or self._prepared.instance is None:
             return ""
-        first = self._prepare
+        first, prepared = self._prepare, self._prepared
         try:
             self._call_another_instance()
             if not self._gives(judged):
@@ -234,7 +242,7 @@ class _Calls:
             self._prepare = self._prepare_another()
             return "" if self._gives(judged) else "a second instance with the same parameters gives other results"
         finally:
-            self._prepare = first
+            self._prepare, self._prepared = first, prepared
 
     def _call_another_instance(self) -> None:
         """Call a new instance with other parameters."""
@@ -271,15 +279,18 @@ class _Calls:
         """
         if parameters:
             tensors = {**tensors, **copies({name: self._inputs[name] for name in self._parameters})}
-        for name in (*self._arguments, *(self._parameters if parameters else ())):
-            value = tensors[name]
-            if value.is_floating_point() and value.numel() and not _shares_elements(value):
-                value.copy_(value.flip(tuple(range(value.dim()))) * OTHER_SCALE)
+        self._change_contents(tensors, (*self._arguments, *(self._parameters if parameters else ())))
         # The code may reject such values. The call on the inputs themselves then shows other errors. Nothing reads the results.
         with contextlib.suppress(Exception):
             self._launch(tensors, before={})
         if not parameters:
             self._restore(tensors, tensors)
+
+    def _change_contents(self, tensors: dict[str, torch.Tensor], names: Iterable[str]) -> None:
+        for name in names:
+            value = tensors[name]
+            if value.is_floating_point() and value.numel() and not _shares_elements(value):
+                value.copy_(value.flip(tuple(range(value.dim()))) * OTHER_SCALE)
 
     def _repeat(self, judged: dict[str, Any], plan: CallPlan) -> tuple[set[int], int]:
         """Which results differ between calls on equal inputs, and the number of these calls."""
@@ -294,6 +305,8 @@ class _Calls:
     def _deciding_counts(self, judged: dict[str, Any]) -> list[str]:
         """The names of counts that change the results when they are as after many calls."""
         instance = self._prepared.instance if self._prepared is not None else None
+        if self._kept is not None:
+            self._kept.accept()
         before = kept_state(self._module, instance)
         changed = set[str]()
         for _ in range(OBSERVED_CALLS):
@@ -304,7 +317,10 @@ class _Calls:
         if not changed:
             return []
         move_forward(self._module, instance, changed)
-        return sorted(changed) if not self._gives(judged) else []
+        is_same = self._gives(judged)
+        # Memory for results in turn is used again after many calls.
+        is_separate = self._kept is None or not self._kept.is_overwritten()
+        return sorted(changed) if not (is_same and is_separate) else []
 
     def _refusal(self) -> str:
         """Why the guard refuses the call; empty if there is no guard."""
@@ -314,15 +330,33 @@ class _Calls:
         decisions = observe(self._module, guards, lambda: self._call(self._fresh())) if guards else []
         return next((item.reason for item in decisions if item.reason), "")
 
-    def _library_operations(self) -> dict[str, Any]:
-        """What torch does in one more call: arithmetic operations, and reads of contents in Python."""
+    def _library_operations(self, first: list[Any]) -> dict[str, Any]:
+        """What torch does in one more call: arithmetic operations, and reads of contents in Python.
+
+        Args:
+            first: the results of the judged call. If later ones are in the same memory, calls go on until it is used up.
+        """
         work, reads = LibraryWork(), HostReads()
         try:
             with LaunchCount().counting(), work, reads:
-                self._launch(self._fresh(), before={})
+                run = self._launch(self._fresh(), before={})
         except Exception:  # the judged call reports errors
             return {}
-        return {"library_operations": work.operations, "host_reads": reads.count}
+        observed = {"library_operations": work.operations, "host_reads": reads.count}
+        calls = calls_until_reuse(first, run["results"])
+        return {**observed, "interference": self._reuse(first, calls)} if calls else observed
+
+    def _reuse(self, first: list[Any], calls: int) -> str:
+        """How calls that put their results into one memory in turn disturb an earlier result; empty if they do not."""
+        kept, end = KeptResults(), process_time() + REUSE_SECONDS
+        kept.keep(first, {})
+        for _ in range(calls):
+            if process_time() > end:
+                break
+            tensors = self._fresh()
+            self._change_contents(tensors, self._arguments)
+            kept.keep(self._launch(tensors, before={})["results"], {})
+        return OVERWRITTEN if kept.is_overwritten() else ""
 
     def _gives(self, judged: dict[str, Any]) -> bool:
         """Whether one more call gives the same results."""

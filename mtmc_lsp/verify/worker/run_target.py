@@ -25,6 +25,7 @@ from mtmc_lsp.verify.messages import KernelsFile
 from mtmc_lsp.verify.worker.comparison.batched_reads import unequal
 from mtmc_lsp.verify.worker.inputs import prepared_call
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
+from mtmc_lsp.verify.worker.interpreter.stand_in import stand_in
 from mtmc_lsp.verify.worker.observation.global_state import RANDOM_STATE, changed_state, global_state
 
 _modules: dict[tuple[str, str, str], Any] = {}
@@ -290,7 +291,7 @@ class LaunchCount:
         ]
         originals = [getattr(kind, name) for kind, name, _ in patched]
         for (kind, name, replace), original in zip(patched, originals, strict=True):
-            setattr(kind, name, replace(original))
+            setattr(kind, name, stand_in(replace(original), original))
         try:
             yield
         finally:

@@ -20,20 +20,28 @@ OTHER_NAME = {
 """libdevice functions, with the torch functions that compute the same."""
 
 
-def patch_interpreter() -> None:
-    """Fix differences that correct kernels run into; call it before their modules are imported."""
+_patched: list[Any] = []
+
+
+def patch_interpreter(replace: Any = setattr) -> None:
+    """Fix differences that correct kernels run into; call it before their modules are imported.
+
+    Args:
+        replace: sets an attribute of a module or class to another function.
+    """
     from triton.runtime import interpreter
 
-    if interpreter.InterpreterBuilder.create_splat.__module__ == __name__:
+    if interpreter in _patched:
         return
-    _splat_booleans(interpreter)
+    _patched.append(interpreter)
+    _splat_booleans(interpreter, replace)
     # Other versions of Triton lack some of these internals. A kernel that needs such a patch then fails with an error.
     for patch in (_pass_float_arguments, _round_to_float8, _define_libdevice, _choose_first_config):
         with contextlib.suppress(AttributeError, ImportError):
-            patch(interpreter)
+            patch(interpreter, replace)
 
 
-def _splat_booleans(interpreter: Any) -> None:
+def _splat_booleans(interpreter: Any, replace: Any) -> None:
     """Broadcast the result of a scalar comparison to a tile of booleans.
 
     The interpreter gives it the operands' type, so that ``(loaded_float != 0) & mask`` would be an operation on floats.
@@ -48,10 +56,10 @@ def _splat_booleans(interpreter: Any) -> None:
             return interpreter.TensorHandle(truth, interpreter.tl.int1)
         return original(self, kind, value)
 
-    interpreter.InterpreterBuilder.create_splat = create_splat
+    replace(interpreter.InterpreterBuilder, "create_splat", create_splat)
 
 
-def _pass_float_arguments(interpreter: Any) -> None:
+def _pass_float_arguments(interpreter: Any, replace: Any) -> None:
     """Pass float arguments of kernels as scalars of Triton, not as Python numbers: float64 where annotated, else float32."""
     import numpy
 
@@ -76,11 +84,11 @@ def _pass_float_arguments(interpreter: Any) -> None:
         ]
         return call(self, *passed, *args[len(passed) :], **kwargs)
 
-    interpreter._implicit_cvt = _implicit_cvt
-    interpreter.GridExecutor.__call__ = __call__
+    replace(interpreter, "_implicit_cvt", _implicit_cvt)
+    replace(interpreter.GridExecutor, "__call__", __call__)
 
 
-def _round_to_float8(interpreter: Any) -> None:
+def _round_to_float8(interpreter: Any, replace: Any) -> None:
     """Make casts to float8 round to nearest and saturate: the interpreter converts 1.97 to 1."""
     import numpy
     import torch
@@ -96,10 +104,10 @@ def _round_to_float8(interpreter: Any) -> None:
         largest = torch.finfo(float8[target]).max
         return wide.clamp(-largest, largest).to(float8[target]).view(torch.uint8).numpy()
 
-    interpreter._convert_float = _convert_float
+    replace(interpreter, "_convert_float", _convert_float)
 
 
-def _define_libdevice(interpreter: Any) -> None:
+def _define_libdevice(interpreter: Any, replace: Any) -> None:
     """Implement libdevice functions, which the interpreter lacks, by torch."""
     import torch
 
@@ -112,7 +120,7 @@ def _define_libdevice(interpreter: Any) -> None:
                 for part in path.split("."):
                     function = getattr(function, part)
                 if hasattr(module, name):
-                    setattr(module, name, _by_torch(interpreter, function))
+                    replace(module, name, _by_torch(interpreter, function))
 
 
 def _by_torch(interpreter: Any, function: Any) -> Any:
@@ -134,9 +142,9 @@ def _by_torch(interpreter: Any, function: Any) -> Any:
     return call
 
 
-def _choose_first_config(interpreter: Any) -> None:
+def _choose_first_config(interpreter: Any, replace: Any) -> None:
     """Make the autotuner choose its first configuration: times in the interpreter are meaningless."""
     from triton.runtime.autotuner import Autotuner
 
-    Autotuner._bench = lambda self, *args, config, **meta: [1.0, 1.0, 1.0]
-    Autotuner.check_disk_cache = lambda self, key, configs, bench: bench() or False
+    replace(Autotuner, "_bench", lambda self, *args, config, **meta: [1.0, 1.0, 1.0])
+    replace(Autotuner, "check_disk_cache", lambda self, key, configs, bench: bench() or False)

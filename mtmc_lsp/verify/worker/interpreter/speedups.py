@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from mtmc_lsp.verify.worker.interpreter.stand_in import stand_in
+
+_sped_up: list[Any] = []
+
 
 def speed_up_interpreter() -> None:
     """Cache what the interpreter computes repeatedly, and vectorise what it computes element by element."""
     from triton.runtime import interpreter
 
-    if interpreter.ReduceOps.generic_reduce.__module__ == __name__:
+    if interpreter in _sped_up:
         return
+    _sped_up.append(interpreter)
     for step in (
         _vectorise_reductions,
         _cache_numpy_types,
@@ -35,7 +40,7 @@ def _cache_numpy_types(interpreter: Any) -> None:
             cache[name] = original(kind)
         return cache[name]
 
-    interpreter._get_np_dtype = numpy_type
+    interpreter._get_np_dtype = stand_in(numpy_type, original)
 
 
 def _cache_tile_types(interpreter: Any) -> None:
@@ -52,7 +57,7 @@ def _cache_tile_types(interpreter: Any) -> None:
         original(self, element_ty, shape)
         known[key] = vars(self).copy()
 
-    block.__init__ = __init__
+    block.__init__ = stand_in(__init__, original)
 
     tensor = interpreter.tl.tensor
     make_tensor = tensor.__init__
@@ -67,7 +72,7 @@ def _cache_tile_types(interpreter: Any) -> None:
             name: value for name, value in vars(self).items() if name not in ("handle", "type")
         }
 
-    tensor.__init__ = __init__of_tensor
+    tensor.__init__ = stand_in(__init__of_tensor, make_tensor)
 
 
 def _reuse_language_patch(interpreter: Any) -> None:
@@ -80,7 +85,7 @@ def _reuse_language_patch(interpreter: Any) -> None:
         ready = languages and not any(builtin(one.load) or builtin(one.tensor.__add__) for one in languages)
         return interpreter._LangPatchScope() if ready else original(function)
 
-    interpreter._patch_lang = prepared
+    interpreter._patch_lang = stand_in(prepared, original)
 
 
 def _skip_kernel_search(_: Any) -> None:
@@ -90,8 +95,8 @@ def _skip_kernel_search(_: Any) -> None:
     """
     import torch._library.triton
 
-    torch._library.triton.get_inner_triton_kernels  # noqa: B018  (raises AttributeError in versions without it)
-    torch._library.triton.get_inner_triton_kernels = lambda _: []
+    search = torch._library.triton.get_inner_triton_kernels
+    torch._library.triton.get_inner_triton_kernels = stand_in(lambda _: [], search)
 
 
 def _vectorise_reductions(interpreter: Any) -> None:
@@ -138,7 +143,9 @@ def _vectorise_reductions(interpreter: Any) -> None:
             parts, step = shifted, 2 * step
         return [self.to_tensor(part, tensor.dtype) for part, tensor in zip(parts, inputs, strict=True)]
 
-    interpreter.ReduceOps.generic_reduce, interpreter.ScanOps.generic_scan = generic_reduce, generic_scan
+    reduction, scan = interpreter.ReduceOps, interpreter.ScanOps
+    reduction.generic_reduce = stand_in(generic_reduce, reduction.generic_reduce)
+    scan.generic_scan = stand_in(generic_scan, scan.generic_scan)
 
 
 def _along(part: Any, axis: int, elements: slice) -> Any:

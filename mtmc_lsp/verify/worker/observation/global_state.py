@@ -32,8 +32,9 @@ OF_COMPILERS = ("TRITON_", "TORCHINDUCTOR_", "CUDA_")
 """Prefixes of environment variables that compilers set."""
 RANDOM_STATE = "torch's random state"
 VARIABLES = "environment variables"
-USUAL_RECURSION = 1000
-"""Python's recursion limit. A higher one changes no program that works."""
+RECURSION = "Python's recursion limit"
+OF_TORCH = "PYTORCH_"
+"""Prefix of the environment variables that configure torch for the whole program."""
 FLAG = "_get_"
 """Prefix of the functions of ``torch._C`` that return a setting."""
 NOT_SETTINGS = (
@@ -177,7 +178,7 @@ STATE: Mapping[str, Callable[[], Any]] = {
     "what Python calls for errors": lambda: (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.displayhook),
     "what Python calls for each line": lambda: (sys.gettrace(), sys.getprofile()),
     "standard output and errors": lambda: (id(sys.stdout), id(sys.stderr), id(sys.stdin)),
-    "Python's recursion limit": lambda: min(sys.getrecursionlimit(), USUAL_RECURSION),
+    RECURSION: sys.getrecursionlimit,
     "how often Python changes threads": sys.getswitchinterval,
     "garbage collection": lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug(), list(map(id, gc.callbacks))),
     "the locale": lambda: locale.setlocale(locale.LC_ALL),
@@ -215,8 +216,13 @@ def changed_state(before: Mapping[str, Any]) -> list[str]:
 
 
 def changed_by_import(before: Mapping[str, Any]) -> list[str]:
-    """The names of what differs after the import of a file. It may add environment variables, but not change others."""
+    """The names of what differs after the import of a file. It may add environment variables that torch does not read."""
     after = global_state()
     changed = [name for name, value in after.items() if value != before[name] and name not in OF_IMPORTS]
-    overwritten = any(after[VARIABLES].get(name) != value for name, value in before[VARIABLES].items())
+    if after[RECURSION] > before[RECURSION]:
+        # A higher limit changes no program that works.
+        changed.remove(RECURSION)
+    variables, earlier = after[VARIABLES], before[VARIABLES]
+    overwritten = any(variables.get(name) != value for name, value in earlier.items())
+    overwritten |= any(name.startswith(OF_TORCH) for name in variables.keys() - earlier.keys())
     return [*changed, *([VARIABLES] if overwritten else ())]

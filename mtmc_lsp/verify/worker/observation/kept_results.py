@@ -42,11 +42,25 @@ class KeptResults:
         # Compared as bytes: NaN equals NaN.
         return any(not torch.equal(*map(_as_bytes, pair)) for pair in self._pairs)
 
+    def accept(self) -> None:
+        """Regard the present contents as right."""
+        self._pairs = [(bare, bare.clone()) for bare, _ in self._pairs]
+
     def overwrite(self) -> None:
         """Write into all results, as their user may."""
         for result, _ in self._pairs:
             if not _repeats_memory(result):
                 result.fill_(FILLING)
+
+
+def calls_until_reuse(first: Iterable[Any], later: Iterable[Any]) -> int:
+    """After how many calls memory that holds the results of two calls is used up; 0 if they share none."""
+    memories = {t.untyped_storage().data_ptr(): t for t in first if isinstance(t, torch.Tensor) and t.numel()}
+    for result in later:
+        shared = memories.get(result.untyped_storage().data_ptr()) if isinstance(result, torch.Tensor) else None
+        if shared is not None:
+            return 1 + int(shared.untyped_storage().nbytes() // (shared.numel() * shared.element_size()))
+    return 0
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

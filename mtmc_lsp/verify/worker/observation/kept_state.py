@@ -65,11 +65,16 @@ def _moved(value: Any) -> Any:
 
 
 def _lengthen(value: dict[Any, Any] | set[Any]) -> None:
-    """Add entries with other whole numbers as keys, if its keys are such numbers, as addresses are."""
+    """Add entries with other keys, if its keys are whole numbers or tuples of them, as addresses and shapes are."""
     last = next(iter(reversed([*value])), None)
-    if type(last) is not int:
+    more = range(MANY_CALLS, MANY_CALLS + MANY_ENTRIES)
+    keys: list[Any]
+    if type(last) is int:
+        keys = [last + number for number in more]
+    elif isinstance(last, tuple) and last and type(last[-1]) is int:
+        keys = [(*last[:-1], last[-1] + number) for number in more]
+    else:
         return
-    keys = range(last + MANY_CALLS, last + MANY_CALLS + MANY_ENTRIES)
     if isinstance(value, dict):
         value.update(dict.fromkeys(keys, value[last]))
     else:

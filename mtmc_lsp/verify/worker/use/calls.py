@@ -1,22 +1,28 @@
-"""Steps about calls of a function or a module: how arguments are passed, gradients, threads, what happens to results.
+"""Steps about calls of a function or a module: how arguments are passed, gradients, threads, settings, what happens to results.
 
 Runs in workers.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch._tensor_str import PRINT_OPTS
 
 from mtmc_lsp.verify.use.uses import Use
+from mtmc_lsp.verify.worker.observation.global_state import RANDOM_STATE, changed_state, global_state
 from mtmc_lsp.verify.worker.run_target import flatten, gradients, is_interpreted
 from mtmc_lsp.verify.worker.use.steps import Entry, Steps, results, values
 from mtmc_lsp.verify.worker.use.subject import Subject, is_number
 
 OTHER_SCALE = 0.5
+CHANGES = "global state that it changes"
+"""Name of the entry with the names of what a call changes."""
 
 OF_CALLS = Steps()
 
@@ -25,6 +31,15 @@ OF_CALLS = Steps()
 def positional(subject: Subject, use: Use) -> list[Entry]:
     """Pass arguments in the reference's order, and rely on defaults."""
     return results(subject.call(subject.new(), is_positional=True))
+
+
+@OF_CALLS.step("keywords")
+def keywords(subject: Subject, use: Use) -> list[Entry]:
+    """Pass all arguments by the reference's names: a candidate with the reference's name replaces it in each call."""
+    target = subject.new()
+    arguments = subject.by_keyword(target)
+    torch.manual_seed(subject.seed)
+    return results(subject.function_of(target)(**arguments))
 
 
 @OF_CALLS.step("default")
@@ -172,3 +187,45 @@ def autocast(subject: Subject, use: Use) -> list[Entry]:
     with torch.autocast(subject.device, dtype):
         lower = subject.call(subject.new())
     return [*results(lower), *results(subject.call(subject.new()), "usual ")]
+
+
+@OF_CALLS.step("settings")
+def settings(subject: Subject, use: Use) -> list[Entry]:
+    """Call with other settings than in the other steps: a call may set what is set there already."""
+    target = subject.new()
+    changed = set[str]()
+    for other in (_other_settings(), _other_dtype()):
+        with other:
+            torch.manual_seed(subject.seed)
+            before = global_state()
+            # Only what it changes counts: a call that fails may change as much.
+            with contextlib.suppress(Exception):
+                subject.call(target)
+            changed.update(changed_state(before))
+    return [Entry(CHANGES, ", ".join(sorted(changed - {RANDOM_STATE})))]
+
+
+@contextlib.contextmanager
+def _other_settings() -> Iterator[None]:
+    """Settings on which no result depends."""
+    recursion, interval, precision = sys.getrecursionlimit(), sys.getswitchinterval(), PRINT_OPTS.precision
+    sys.setrecursionlimit(recursion + 500)
+    sys.setswitchinterval(interval * 0.8)
+    PRINT_OPTS.precision = precision + 2
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        sys.setrecursionlimit(recursion)
+        sys.setswitchinterval(interval)
+        PRINT_OPTS.precision = precision
+
+
+@contextlib.contextmanager
+def _other_dtype() -> Iterator[None]:
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if usual is torch.float32 else torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)

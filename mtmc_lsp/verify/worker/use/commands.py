@@ -72,6 +72,7 @@ def use_reference(request: UseReferenceRequest) -> UseScript:
         "buffers": list(tensors.buffers),
         "persistent": list(tensors.persistent),
         "states": {key: dict(state) for key, state in subject.states.items()},
+        "rows": dict(subject.rows),
     }
     export_(shared, data.inputs, in_memory=False)
     plain = [
@@ -95,7 +96,9 @@ def use_candidate(request: UseRequest) -> CandidateAnswer:
     end = time.monotonic() + SECONDS
     try:
         with contextlib.nullcontext() if is_interpreted() else compiling_unshared():
-            subject = candidate_subject(request.candidate, data, shared["inputs"], device, tensors, shared["states"])
+            subject = candidate_subject(
+                request.candidate, data, shared["inputs"], device, tensors, shared["states"], shared["rows"]
+            )
             outcomes = {use.key: _outcome(subject, use) for use in request.uses if time.monotonic() < end}
     except MtmcError:
         raise

@@ -15,6 +15,8 @@ from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.comparison.compare import Comparison
 from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
 from mtmc_lsp.verify.worker.observation.determinism import differing
+from mtmc_lsp.verify.worker.use.calls import CHANGES
+from mtmc_lsp.verify.worker.use.construction import DISTRIBUTION, distribution_problem
 from mtmc_lsp.verify.worker.use.script import Expectation
 from mtmc_lsp.verify.worker.use.steps import Entry
 
@@ -56,12 +58,25 @@ def _entries(outcome: Mapping[str, Any]) -> list[Entry]:
 def _problem(expectation: Expectation, observed: list[Entry], precision: str) -> str:
     """What differs, as the rest of a sentence; empty if nothing does."""
     expected = expectation.entries
+    if expectation.use.kind == "many_calls":
+        # Its time may have been over earlier.
+        expected = expected[: max(len(observed), 1)]
     if [entry.name for entry in observed] != [entry.name for entry in expected]:
         return f"there are {len(observed)} results instead of {len(expected)}"
     if expectation.use.kind == "autocast":
         return _autocast_problem(expectation, observed)
     for i, (entry, candidate) in enumerate(zip(expected, observed, strict=True)):
         if entry.value is None or (entry.is_optional and candidate.value is None):
+            continue
+        if entry.name == CHANGES:
+            more = [name for name in str(candidate.value).split(", ") if name not in str(entry.value).split(", ")]
+            if more:
+                return f"it changes {', '.join(more)}"
+            continue
+        if entry.name.startswith(DISTRIBUTION):
+            problem = distribution_problem(entry.value, candidate.value)
+            if problem:
+                return f"{entry.name} is wrong: {problem}"
             continue
         problem = difference(entry, candidate.value, expectation.sensitivity[i], precision)
         if problem and entry.changed and _is_stale(i, observed):

@@ -1,4 +1,4 @@
-"""Steps about modules: hooks, modes, changed and replaced parameters, copies, constructor arguments. Runs in workers."""
+"""Steps about instances of modules: hooks, modes, changed and replaced parameters, copies. Runs in workers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import torch
 
 from mtmc_lsp.verify.use.uses import Use
 from mtmc_lsp.verify.worker.use.steps import Entry, Steps, halved, removed, results, values
-from mtmc_lsp.verify.worker.use.subject import NotApplicable, Subject, other_values, owner_of
+from mtmc_lsp.verify.worker.use.subject import NotApplicable, Subject, is_number, other_values, owner_of
 
 OF_MODULES = Steps()
+OPTIMISER_STEPS = 25
+"""Changes of the parameters in place, as an optimiser's, between calls."""
 MOST_NAMES = 3
 """Names of tensors that a message contains."""
 
@@ -99,6 +101,71 @@ def toggled(subject: Subject, use: Use) -> list[Entry]:
     changed = _change(subject.parameters(instance))
     instance.eval()
     return [*before, *results(subject.call(instance), changed=changed)]
+
+
+@OF_MODULES.step("trained")
+def trained(subject: Subject, use: Use) -> list[Entry]:
+    """Alternate the modes as training and validation do, with many changes of the parameters in between."""
+    instance = subject.new(needs_all=True)
+    entries = []
+    for is_training in (False, True, False, True, False):
+        instance.train(is_training)
+        words = "training" if is_training else "evaluation"
+        entries += results(subject.call(instance), f"{words} ", changed=_words(subject.parameters(instance)))
+        if is_training:
+            _change(subject.parameters(instance))
+            # Further changes in place keep the values, which would soon overflow.
+            with torch.no_grad():
+                for tensor in [*subject.parameters(instance).values()] * OPTIMISER_STEPS:
+                    tensor.mul_(1.0)
+    return entries
+
+
+@OF_MODULES.step("interior")
+def interior(subject: Subject, use: Use) -> list[Entry]:
+    """Change the order of parameters' elements, but neither their ends nor their sum: copies must not be kept by these."""
+    instance = subject.new()
+    before = results(subject.call(instance))
+    with torch.no_grad():
+        for tensor in subject.parameters(instance).values():
+            flat = tensor.detach().flatten()
+            tensor.copy_(torch.cat([flat[:1], flat[1:-1].roll(1), flat[-1:]])[: flat.numel()].view(tensor.shape))
+    return [*before, *results(subject.call(instance), changed=_words(subject.parameters(instance)))]
+
+
+@OF_MODULES.step("special_values")
+def special_values(subject: Subject, use: Use) -> list[Entry]:
+    """Give parameters the values that pruning and initialisation give them."""
+    instance = subject.new()
+    entries = []
+    for words, of in (("pruned ", _pruned), ("equal ", _equal)):
+        with torch.no_grad():
+            for tensor in subject.parameters(instance).values():
+                tensor.copy_(of(tensor.detach()))
+        entries += results(subject.call(instance), words)
+    return entries
+
+
+def _pruned(value: torch.Tensor) -> torch.Tensor:
+    pruned = value.clone().flatten()
+    pruned[1::3] = 0
+    return pruned.view(value.shape)
+
+
+def _equal(value: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(value, 0.75)
+
+
+@OF_MODULES.step("attribute")
+def attribute(subject: Subject, use: Use) -> list[Entry]:
+    """Set a number of the module between two calls."""
+    instance = subject.new()
+    value = getattr(instance, use.name, None)
+    if not is_number(value) or value != use.before:
+        raise NotApplicable(f"it has no attribute {use.name} with this value")
+    before = results(subject.call(instance))
+    setattr(instance, use.name, use.value)
+    return [*before, *results(subject.call(instance), changed=use.name)]
 
 
 @OF_MODULES.step("load_state_dict")
@@ -223,45 +290,4 @@ def frozen(subject: Subject, use: Use) -> list[Entry]:
     """Freeze the parameters."""
     instance = subject.new()
     instance.requires_grad_(False)
-    return results(subject.call(instance))
-
-
-@OF_MODULES.step("names")
-def names(subject: Subject, use: Use) -> list[Entry]:
-    """Say which tensors are parameters."""
-    instance = subject.new()
-    held = subject.held(instance)
-    return [
-        Entry(name, _kind(held[name]) if name in held and subject.name_here(name) == name else None, is_optional=True)
-        for name in (*subject.tensors.parameters, *subject.tensors.buffers)
-    ]
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return "a parameter" if isinstance(tensor, torch.nn.Parameter) else "a buffer"
-
-
-@OF_MODULES.step("initial")
-def initial(subject: Subject, use: Use) -> list[Entry]:
-    """Read the initial values of tensors that do not depend on chance."""
-    assert subject.constructor is not None
-    drawn = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        drawn.append(subject.held(subject.constructor()))
-    first, second = drawn
-    entries = []
-    for name in (*subject.tensors.parameters, *subject.tensors.buffers):
-        is_fixed = name in first and subject.name_here(name) == name and bool((first[name] == second[name]).all())
-        # The memory of torch.empty holds NaN here; such a module is for parameters that are loaded.
-        is_known = is_fixed and not bool(first[name].isnan().any())
-        entries.append(Entry(name, first[name].detach().clone() if is_known else None, is_optional=True))
-    return entries
-
-
-@OF_MODULES.step("constructor")
-def constructed_otherwise(subject: Subject, use: Use) -> list[Entry]:
-    """Construct the module with another argument."""
-    assert subject.constructor is not None
-    instance = subject.new(subject.states[use.key], subject.constructor.with_argument(use), needs_all=True)
     return results(subject.call(instance))

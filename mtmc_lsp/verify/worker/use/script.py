@@ -5,6 +5,7 @@ Runs in workers.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,24 +18,35 @@ from mtmc_lsp.verify.use.uses import WORDS, Use
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.comparison.distances import finite, oracle_distance
 from mtmc_lsp.verify.worker.use.calls import OF_CALLS
+from mtmc_lsp.verify.worker.use.construction import OF_CONSTRUCTION
+from mtmc_lsp.verify.worker.use.many_calls import OF_MANY_CALLS, number_of_calls, values_of_calls
 from mtmc_lsp.verify.worker.use.modules import OF_MODULES
 from mtmc_lsp.verify.worker.use.steps import Entry
-from mtmc_lsp.verify.worker.use.subject import Subject, changed_number, is_number
+from mtmc_lsp.verify.worker.use.subject import Constructor, Subject, changed_number, is_number, repeated_to
 
-STEPS = {**OF_CALLS, **OF_MODULES}
+STEPS = {**OF_CALLS, **OF_MODULES, **OF_CONSTRUCTION, **OF_MANY_CALLS}
 DRAWS = 2
 """Calls of the reference on slightly changed inputs."""
 ROUNDINGS = 1.0
 """The largest relative change of these inputs, in units of their precision."""
 MOST_SUBMODULES = 4
 """Submodules that get a hook: the first ones that are called."""
-OF_PARAMETERS = frozenset("load_state_dict replaced in_place toggled instances deepcopy pickle dtype frozen".split())
+OF_PARAMETERS = frozenset(
+    "load_state_dict replaced in_place interior special_values toggled trained instances deepcopy pickle dtype frozen".split()
+)
 """Steps about modules that have parameters."""
 OF_SEPARATE_PARAMETERS = ("load_state_dict", "replaced")
 """Steps that would separate parameters which are one under two names."""
-OF_ALL_MODULES = ("call", "pre_hook", "hook", "train", "eval", "names", "initial")
-OF_EACH_NUMBER = ("constructor", "constructor_default", "default", "number", "submodule_hook", "buffers")
+OF_ALL_MODULES = ("call", "pre_hook", "hook", "train", "eval", "names", "initial", "many_instances")
+OF_EACH_NUMBER = tuple(
+    "constructor size attribute constructor_default default number submodule_hook buffers many_calls".split()
+)
 """Steps that are listed by what the reference has."""
+LEAST_SIZE = 8
+"""Smaller whole numbers of constructors are often no sizes, but options for which a kernel is written, as a kernel size is."""
+MOST_SIZED = 1 << 18
+"""Limit for the elements of a module that is constructed for other sizes."""
+MOST_ATTRIBUTES = 4
 CALLED = ("call", "pre_hook", "hook", "submodule_hook")
 """Steps about ``instance(...)``, which calls ``forward`` and no other method."""
 
@@ -56,8 +68,10 @@ def expectations(subject: Subject, *, least: float = 0.0) -> tuple[list[Expectat
         least: the sensitivity of a result if float32 products run in TF32.
     """
     uses = list(possible_uses(subject))
-    states = {use.key: state for use in uses if use.kind == "constructor" and (state := _state(subject, use))}
-    subject = replace(subject, states=states)
+    states = {use.key: state for use in uses if use.kind in ("constructor", "size") and (state := _state(subject, use))}
+    calls = int(next((use.value for use in uses if use.kind == "many_calls"), 0))
+    rows = values_of_calls(subject.inputs, calls, subject.seed) if calls else {}
+    subject = replace(subject, states=states, rows=rows)
     rounded = [_rounded(subject, draw) for draw in range(DRAWS)]
     expected = []
     for use in uses:
@@ -97,6 +111,9 @@ def _listed(subject: Subject, kind: str) -> Iterator[Use]:
     constructor = subject.constructor
     if kind == "buffers" and subject.tensors.buffers:
         yield Use(kind)
+    if kind == "many_calls":
+        with contextlib.suppress(Exception):  # it cannot be called on this case
+            yield Use(kind, value=number_of_calls(subject))
     if kind == "submodule_hook" and subject.is_forward:
         for name in _called_submodules(subject):
             yield Use(kind, name)
@@ -110,16 +127,39 @@ def _listed(subject: Subject, kind: str) -> Iterator[Use]:
                     yield Use(kind, argument.name, changed_number(argument.constant))
                 elif is_default and is_number(parameters[argument.name].default):
                     yield Use(kind, argument.name)
-    if kind in ("constructor", "constructor_default") and constructor is not None:
-        parameters = constructor.signature().parameters
-        passed = [*zip(parameters, constructor.positional, strict=False), *constructor.named.items()]
-        for position, (name, value) in enumerate(passed):
-            # Whole numbers are most often sizes, for which a kernel may be written.
-            if kind == "constructor" and isinstance(value, (bool, float)):
-                yield Use(kind, name, changed_number(value), position if position < len(constructor.positional) else -1)
-        for name, parameter in parameters.items():
-            if name not in dict(passed) and isinstance(parameter.default, (bool, float)):
-                yield Use(kind, name, changed_number(parameter.default) if kind == "constructor" else 0)
+    if constructor is not None and kind in ("constructor", "size", "constructor_default", "attribute"):
+        yield from _of_constructor(subject, constructor, kind)
+
+
+def _of_constructor(subject: Subject, constructor: Constructor, kind: str) -> Iterator[Use]:
+    """The steps about one number of a module's constructor, or about one that the module keeps."""
+    if kind == "attribute":
+        kept = [(name, value) for name, value in vars(subject.new()).items() if isinstance(value, (bool, float))]
+        public = [(name, value) for name, value in kept if not name.startswith("_") and name != "training"]
+        for name, value in public[:MOST_ATTRIBUTES]:
+            yield Use(kind, name, changed_number(value), before=value)
+        return
+    parameters = constructor.signature().parameters
+    passed = dict([*zip(parameters, constructor.positional, strict=False), *constructor.named.items()])
+    defaults = {name: p.default for name, p in parameters.items() if name not in passed}
+    for position, (name, value) in enumerate({**passed, **defaults}.items()):
+        at = position if position < len(constructor.positional) else -1
+        # Other whole numbers are often options for which a kernel may be written.
+        if kind == "size" and _is_size(subject, value):
+            for other in (value + value // 2, value // 2):
+                yield Use(kind, name, other, at, value)
+        if isinstance(value, (bool, float)) and kind == "constructor":
+            yield Use(kind, name, changed_number(value), at, value)
+        if isinstance(value, (bool, float)) and kind == "constructor_default" and name in defaults:
+            yield Use(kind, name)
+
+
+def _is_size(subject: Subject, value: Any) -> bool:
+    """Whether a number of the constructor is the length of a dimension of the module's tensors, and these are small."""
+    tensors = subject.tensors.state.values()
+    if not isinstance(value, int) or isinstance(value, bool) or value < LEAST_SIZE:
+        return False
+    return sum(tensor.numel() for tensor in tensors) <= MOST_SIZED and any(value in tensor.shape for tensor in tensors)
 
 
 def _called_submodules(subject: Subject) -> list[str]:
@@ -142,7 +182,7 @@ def _called_submodules(subject: Subject) -> list[str]:
 
 
 def _state(subject: Subject, use: Use) -> dict[str, torch.Tensor] | None:
-    """The tensors of the module with another constructor argument: those of the case where the shapes are the same."""
+    """The tensors of the module with another constructor argument: those of the case, or their values in the other shapes."""
     assert subject.constructor is not None
     try:
         torch.manual_seed(0)
@@ -151,9 +191,16 @@ def _state(subject: Subject, use: Use) -> dict[str, torch.Tensor] | None:
         return None
     usual = subject.tensors.state
     return {
-        name: usual[name] if name in usual and usual[name].shape == value.shape else value.detach().clone()
+        name: _in_shape(usual[name], value.shape) if name in usual else value.detach().clone()
         for name, value in held.items()
     }
+
+
+def _in_shape(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    for dim, length in enumerate(shape if value.dim() == len(shape) else ()):
+        if value.shape[dim] not in (0, length):
+            value = repeated_to(value, dim, length)
+    return value
 
 
 def _entries(subject: Subject, use: Use) -> list[Entry] | None:
@@ -168,8 +215,8 @@ def _rounded(subject: Subject, draw: int) -> Subject:
     """The same with other random numbers, and with values that differ by a few roundings."""
     tensors = replace(subject.tensors, state=_perturbed(subject.tensors.state, draw))
     states = {key: _perturbed(state, draw) for key, state in subject.states.items()}
-    inputs = _perturbed(subject.inputs, draw)
-    return replace(subject, seed=subject.seed + 1 + draw, inputs=inputs, tensors=tensors, states=states)
+    inputs, rows = _perturbed(subject.inputs, draw), _perturbed(subject.rows, draw)
+    return replace(subject, seed=subject.seed + 1 + draw, inputs=inputs, tensors=tensors, states=states, rows=rows)
 
 
 def _perturbed(tensors: Mapping[str, torch.Tensor], draw: int) -> dict[str, torch.Tensor]:

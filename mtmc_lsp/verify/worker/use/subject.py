@@ -111,6 +111,9 @@ class Subject:
     """The subject's name of each tensor of the reference."""
     states: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
     """The tensors of modules that are constructed with other arguments, by :attr:`Use.key`."""
+    rows: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """The floating-point arguments of many calls, one call in each row."""
+    is_candidate: bool = False
 
     def new(
         self,
@@ -175,6 +178,18 @@ class Subject:
         """The arguments in new tensors."""
         return copies(self.inputs)
 
+    def resized(self, use: Use) -> Tensors:
+        """The arguments, with another length of the dimensions that a constructor argument determines."""
+        variable = set(self.capture.variable_sizes)
+        types = {item.name: item.type for item in self.capture.graph.inputs}
+        tensors = self.fresh()
+        for name, value in tensors.items():
+            for dim, size in enumerate(types[name].shape):
+                if value.shape[dim] == use.before and variable.isdisjoint(size.symbols()):
+                    value = repeated_to(value, dim, int(use.value))
+            tensors[name] = value
+        return tensors
+
     def function_of(self, instance: Any) -> Callable[..., Any]:
         """What a user calls."""
         if self.target.kind is TargetKind.METHOD and not self.is_forward:
@@ -192,6 +207,22 @@ class Subject:
     def signature(self, instance: Any) -> inspect.Signature:
         """The parameters of the call."""
         return inspect.signature(instance.forward if self.is_forward else self.function_of(instance))
+
+    def by_keyword(self, instance: Any) -> dict[str, Any]:
+        """All arguments of a call by the reference's names.
+
+        Raises:
+            NotApplicable: it has another name than the reference, so it need not have the same parameters, or takes ``*args``.
+        """
+        expected = self.capture.workload.target
+        if self.target.qualname != expected.qualname:
+            raise NotApplicable(f"its name is {self.target.qualname}, not {expected.qualname}")
+        where = Location(self.target.path, self.target.start_line)
+        parameters = self.signature(instance).parameters
+        values, further = passed_arguments(self.module, parameters, self.capture, self.fresh(), where)
+        if further:
+            raise NotApplicable("it takes further positional arguments")
+        return values
 
     def arguments(
         self, instance: Any, tensors: Mapping[str, torch.Tensor], *, is_positional: bool, number: Use | None
@@ -294,17 +325,20 @@ def candidate_subject(
     device: str,
     tensors: ModuleTensors,
     states: Mapping[str, Mapping[str, torch.Tensor]],
+    rows: Mapping[str, torch.Tensor],
 ) -> Subject:
     """A separate candidate.
 
     Args:
         tensors: of the reference.
         states: as :attr:`Subject.states`.
+        rows: as :attr:`Subject.rows`.
     """
     assert source.separate is not None
     target, init, capture = source.separate.target, source.separate.init, data.call
     module = module_of_candidate(target, source.text, data.widened)
-    subject = Subject(module, target, capture, device, data.case.seed, _arguments_of(capture, inputs))
+    arguments = _arguments_of(capture, inputs)
+    subject = Subject(module, target, capture, device, data.case.seed, arguments, rows=rows, is_candidate=True)
     if target.kind not in (TargetKind.MODULE, TargetKind.METHOD):
         return subject
     construct = _Recording()
@@ -326,6 +360,11 @@ def candidate_subject(
     takes_same = expected == (len(constructor.positional), {*constructor.named})
     constructor = replace(constructor, takes_reference_arguments=takes_same)
     return replace(subject, constructor=constructor, tensors=tensors, names=names, states=states)
+
+
+def repeated_to(value: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+    """A tensor with another length of one dimension, in which its values repeat."""
+    return value.index_select(dim, torch.arange(length, device=value.device) % value.shape[dim])
 
 
 def other_values(value: torch.Tensor) -> torch.Tensor:
