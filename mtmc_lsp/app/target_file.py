@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,9 +119,11 @@ def parse_request(spec: str, settings: Settings | None = None, python: str = "")
         RequestError: ``spec`` has another form, or the file does not exist.
         EnvironmentNotAble: the interpreter lacks torch or triton.
     """
-    file, separator, name = spec.partition("::")
-    if not separator or not name:
-        raise RequestError(f"cannot read {spec!r}", remedy="Write FILE::NAME, as in model.py::Block.forward.")
+    file, _, name = spec.partition("::")
+    if not file:
+        raise RequestError("no file is named", remedy="Write FILE::NAME, as in model.py::Block.forward.")
+    if not name:
+        raise no_target_named(list_targets(file))
     path = Path(file).resolve()
     if not path.is_file():
         raise RequestError("no such file", where=Location(file), remedy="Check the path.")
@@ -201,6 +203,14 @@ def list_targets(file: str) -> list[ListedTarget]:
             "defines no function, method or module", where=Location(file), remedy="Name a file with PyTorch code."
         )
     return shown
+
+
+def no_target_named(targets: Sequence[ListedTarget]) -> RequestError:
+    """The error for a file that is named without a target."""
+    names = ", ".join(item.name for item in targets)
+    first = next((item for item in targets if item.is_ready), targets[0])
+    count = f"{len(targets)} targets" if len(targets) > 1 else "one target"
+    return RequestError(f"{first.file} has {count}: {names}", remedy=f"Name one, as in {first.spec}.")
 
 
 def _is_part(item: ListedTarget, modules: Collection[str]) -> bool:

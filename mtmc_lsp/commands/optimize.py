@@ -227,7 +227,7 @@ def _choose_names(file: str, *, every: bool, may_ask: bool) -> list[str]:
     Raises:
         RequestError: the user cannot be asked, or there is nothing to choose from.
     """
-    from mtmc_lsp.app.target_file import list_targets
+    from mtmc_lsp.app.target_file import list_targets, no_target_named
     from mtmc_lsp.report.console import console
     from mtmc_lsp.report.text import show_targets
 
@@ -244,11 +244,9 @@ def _choose_names(file: str, *, every: bool, may_ask: bool) -> list[str]:
         return [_ask(targets).spec]
     if may_ask:
         show_targets(console(stderr=True), file, targets)
-    names = ", ".join(item.name for item in targets)
-    raise RequestError(
-        f"{file} has {len(targets)} targets: {names}",
-        remedy=f"Name one: mtmc optimize {(ready or targets)[0].spec}; or add --all.",
-    )
+    error = no_target_named(targets)
+    error.remedy = f"Name one: mtmc optimize {(ready or targets)[0].spec}; or add --all."
+    raise error
 
 
 def _ask(targets: Sequence[ListedTarget]) -> ListedTarget:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.report.encoding import is_unicode
-from mtmc_lsp.report.phrases import stage_with_time
+from mtmc_lsp.report.phrases import joined, stage_with_time
 
 LEAST_WIDTH = 20
 """Least number of columns for a text beside its margin."""
@@ -160,7 +160,7 @@ class LiveLine:
     def text(self) -> str:
         """The line now."""
         stage = stage_with_time(self.stage, time.monotonic() - self.began, self.budget)
-        return " · ".join(part for part in (stage, self.trial, self.best) if part)
+        return joined((stage, self.trial, self.best))
 
     def __rich__(self) -> Text:
         return Text(self.text(), no_wrap=True, overflow="ellipsis")
@@ -170,8 +170,3 @@ def live(out: Console, line: LiveLine) -> Status:
     """Show a line that stays current; nothing where the output is not a terminal."""
     # The default spinner needs Braille characters.
     return out.status(line, spinner="dots" if is_unicode(out.encoding) else "line")
-
-
-def joined(parts: Iterable[str]) -> str:
-    """The parts that are not empty, with dots between them."""
-    return " · ".join(part for part in parts if part)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mtmc_lsp.capture.recorded_calls import RecordedTarget
 from mtmc_lsp.core.chat import ModelUse
 from mtmc_lsp.core.dtypes import short_dtype
+from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.results import (
     Check,
     CheckStatus,
@@ -31,6 +32,11 @@ STATUS_WORDS = {
     VerdictStatus.UNCERTIFIABLE: "could not be verified",
 }
 """Words for the verdicts on versions that were not verified."""
+
+
+def joined(parts: Iterable[str]) -> str:
+    """The parts that are not empty, with dots between them."""
+    return " · ".join(part for part in parts if part)
 
 
 def stage_with_time(stage: str, elapsed: float, budget: float | None) -> str:
@@ -66,6 +72,11 @@ def error_text(verdict: Verdict) -> str:
     return f"relative error {verdict.error:.1e} (your code {verdict.reference_error:.1e})"
 
 
+def microseconds(us: float) -> str:
+    """A time with as many digits as it is worth: ``1160 us``, ``51.2 us``."""
+    return f"{us:.0f} us" if us >= 100 else f"{us:.1f} us"
+
+
 def inputs_text(workload: Workload) -> str:
     """The tensors of a workload with their sizes: ``x f32[4,1024,1024]``; where they come from if the file makes them."""
     sizes = workload.sizes
@@ -87,7 +98,38 @@ def step_numbers(step: Step) -> str:
     name = "the step before" if previous is not None else "your code"
     ratio = before.speedup
     gain = f"{ratio.ratio:.2f}x faster than {name} ({ratio.low:.2f} to {ratio.high:.2f})"
-    return f"{gain} · {before.median_us:.1f} -> {timing.median_us:.1f} us"
+    return f"{gain} · {microseconds(before.median_us)} -> {microseconds(timing.median_us)}"
+
+
+def outcome_text(step: Step) -> str:
+    """What came of a step: what it gained and how exact it is, or why it was not kept."""
+    verdict = step.verdict
+    if step.failure is FailureKind.DEADLINE:
+        return "the budget ended before it was verified"
+    if step.status is not StepStatus.ACCEPTED:
+        is_judged = verdict is not None and not verdict.is_correct and verdict.reason == step.reason
+        return verdict_line(verdict) if is_judged and verdict is not None else step.reason
+    if verdict is None:
+        return step.reason
+    rounding = "rounding differs, within the limit" if step.action.changes_rounding else ""
+    if step.timing is not None:
+        return joined((step_numbers(step), error_text(verdict), rounding))
+    small = " on small inputs" if verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES else ""
+    passed = sum(check.status is CheckStatus.PASSED for check in verdict.checks)
+    correct = f"same results as your code{small} in Triton's interpreter ({passed} checks)"
+    return joined((correct, error_text(verdict), rounding))
+
+
+def times_text(result: RunResult) -> str:
+    """The time of a call before and after a run, and its part of the roofline; empty if nothing got faster."""
+    timings = [step.timing for step in result.steps if step.status is StepStatus.ACCEPTED and step.timing is not None]
+    if not timings or result.status is not RunStatus.IMPROVED:
+        return ""
+    last = timings[-1]
+    eager = last.baseline("eager")
+    before = f"{microseconds(eager.median_us)} -> " if eager is not None and eager.speedup is not None else ""
+    times = f"{before}{microseconds(last.median_us)} per call"
+    return joined((times, f"{last.roofline:.0%} of the roofline"))
 
 
 def best_line(step: Step) -> str:

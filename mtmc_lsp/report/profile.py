@@ -11,9 +11,10 @@ from rich.text import Text
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.profile import Profile
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.report.charts import Point, amount, roofline
+from mtmc_lsp.report.charts import amount
 from mtmc_lsp.report.console import show, show_table
 from mtmc_lsp.report.page import Page, escape, figure, table
+from mtmc_lsp.report.roofline_chart import Point, roofline
 
 MAX_ROWS = 20
 """Maximum number of operators or kernels shown in the terminal."""

@@ -11,20 +11,19 @@ from rich.text import Text
 
 from mtmc_lsp.app.target_file import Written
 from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.errors import FailureKind
-from mtmc_lsp.core.results import CheckStatus, VerdictStatus
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.report.console import LiveLine, joined, short_path, show, show_commands
+from mtmc_lsp.report.console import LiveLine, short_path, show, show_commands
 from mtmc_lsp.report.phrases import (
     best_line,
-    error_text,
     headline,
     inputs_text,
+    joined,
     model_line,
+    outcome_text,
     report_lines,
     step_counts,
-    step_numbers,
+    times_text,
     verdict_line,
 )
 from mtmc_lsp.report.text import coloured, show_timing
@@ -138,7 +137,7 @@ class RunText:
         lines = None if self.verbose else HEADLINE_LINES
         self.out.print()
         show(self.out, headline(result), style="bold green" if result.status in KEPT else "bold", lines=lines)
-        show(self.out, _numbers(result), indent=2, lines=1)
+        show(self.out, joined((times_text(result), inputs_text(result.workload))), indent=2, lines=1)
         counts = joined((step_counts(result.steps), f"{result.seconds:.0f} s", f"run {result.id}"))
         show(self.out, counts, style="dim", indent=2, lines=1)
         if result.model_use is not None:
@@ -170,34 +169,3 @@ def show_written(out: Console, path: Path, written: Written) -> None:
     """Show which files were written, and where the text before is."""
     files = short_path(path) if written.kernels is None else f"{short_path(path)} and {written.kernels.name}"
     show(out, f"written to {files}; the text before is in {short_path(written.backup)}", indent=2)
-
-
-def outcome_text(step: Step) -> str:
-    """What came of a step: what it gained and how exact it is, or why it was not kept."""
-    verdict = step.verdict
-    if step.failure is FailureKind.DEADLINE:
-        return "the budget ended before it was verified"
-    if step.status is not StepStatus.ACCEPTED:
-        is_judged = verdict is not None and not verdict.is_correct and verdict.reason == step.reason
-        return verdict_line(verdict) if is_judged and verdict is not None else step.reason
-    if verdict is None:
-        return step.reason
-    rounding = "rounds differently" if step.action.changes_rounding else ""
-    if step.timing is not None:
-        return joined((step_numbers(step), error_text(verdict), rounding))
-    small = " on small inputs" if verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES else ""
-    passed = sum(check.status is CheckStatus.PASSED for check in verdict.checks)
-    correct = f"same results as your code{small} in Triton's interpreter ({passed} checks)"
-    return joined((correct, error_text(verdict), rounding))
-
-
-def _numbers(result: RunResult) -> str:
-    """The time of a call before and after the run, its part of the roofline, and the inputs."""
-    timings = [step.timing for step in result.steps if step.status is StepStatus.ACCEPTED and step.timing is not None]
-    if not timings or result.status is not RunStatus.IMPROVED:
-        return ""
-    last = timings[-1]
-    eager = last.baseline("eager")
-    before = f"{eager.median_us:.1f} -> " if eager is not None and eager.speedup is not None else ""
-    times = f"{before}{last.median_us:.1f} us per call"
-    return joined((times, f"{last.roofline:.0%} of the roofline", inputs_text(result.workload)))

@@ -21,8 +21,9 @@ from mtmc_lsp.core.results import CheckStatus, Timing
 from mtmc_lsp.core.run import RunStatus
 from mtmc_lsp.measure.foreign_candidate import ForeignVerdict
 from mtmc_lsp.report.checks import by_name
-from mtmc_lsp.report.console import joined, short_path, show
+from mtmc_lsp.report.console import short_path, show
 from mtmc_lsp.report.phrases import (
+    joined,
     pair_headline,
     ratio_text,
     recording_summary,
