@@ -39,6 +39,11 @@ def f(x):
 """
 
 
+@pytest.mark.xfail(
+    version() >= (0, 11),
+    reason="Neovim 0.11 adds an empty line when an edit inserts at the end of the file, so the file differs after undo",
+    strict=True,
+)
 @pytest.mark.parametrize("command", [FAKE, REAL], ids=["fakes", "real search"])
 def test_neovim_optimises_keeps_and_undoes(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.mtmc]\narchs = ["sm_90"]\n')
@@ -62,10 +67,12 @@ USED = r"""
 local done, seen = "started", {}
 local ok, problem = pcall(function()
   local function until_true(what, condition)
-    if not vim.wait(60000, condition, 20) then error("timeout: " .. what) end
+    if not vim.wait(30000, condition, 20) then error("timeout: " .. what .. table.concat(seen)) end
     done = what
   end
-  vim.api.nvim_create_autocmd("LspProgress", { callback = function() table.insert(seen, vim.lsp.status()) end })
+  vim.api.nvim_create_autocmd("LspProgress", { callback = function(event)
+    table.insert(seen, vim.inspect(event.data.params.value))
+  end })
   vim.cmd("edit " .. vim.env.MTMC_FILE)
   vim.cmd("doautocmd FileType python")
   local function client() return vim.lsp.get_clients({ bufnr = 0, name = "mtmc" })[1] end
@@ -90,7 +97,7 @@ vim.cmd(ok and "qall!" or "cquit!")
 def test_the_documented_snippet_attaches_offers_actions_and_shows_progress(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("")
     file = tmp_path / "model.py"
-    file.write_text(MODEL)
+    file.write_text(MODEL.replace("better better", "better sleep"))
     section = DOCUMENTED.read_text().partition("### Neovim 0.11 or later")[2]
     found = re.search(r"```lua\n(.*?)```", section, re.DOTALL)
     assert found is not None
