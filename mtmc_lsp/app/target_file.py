@@ -108,7 +108,7 @@ class OpenTarget:
 
 
 def parse_request(spec: str, settings: Settings | None = None, python: str = "") -> Request:
-    """Read ``FILE::NAME``.
+    """Read ``FILE::NAME``, or ``FILE`` for a file with one target.
 
     Args:
         spec: the file and the target's name.
@@ -123,7 +123,10 @@ def parse_request(spec: str, settings: Settings | None = None, python: str = "")
     if not file:
         raise RequestError("no file is named", remedy="Write FILE::NAME, as in model.py::Block.forward.")
     if not name:
-        raise no_target_named(list_targets(file))
+        targets = list_targets(file)
+        if len(targets) > 1:
+            raise no_target_named(targets)
+        name = targets[0].name
     path = Path(file).resolve()
     if not path.is_file():
         raise RequestError("no such file", where=Location(file), remedy="Check the path.")
@@ -209,8 +212,7 @@ def no_target_named(targets: Sequence[ListedTarget]) -> RequestError:
     """The error for a file that is named without a target."""
     names = ", ".join(item.name for item in targets)
     first = next((item for item in targets if item.is_ready), targets[0])
-    count = f"{len(targets)} targets" if len(targets) > 1 else "one target"
-    return RequestError(f"{first.file} has {count}: {names}", remedy=f"Name one, as in {first.spec}.")
+    return RequestError(f"{first.file} has {len(targets)} targets: {names}", remedy=f"Name one, as in {first.spec}.")
 
 
 def _is_part(item: ListedTarget, modules: Collection[str]) -> bool:

@@ -137,7 +137,8 @@ class RunText:
         lines = None if self.verbose else HEADLINE_LINES
         self.out.print()
         show(self.out, headline(result), style="bold green" if result.status in KEPT else "bold", lines=lines)
-        show(self.out, joined((times_text(result), inputs_text(result.workload))), indent=2, lines=1)
+        if times := times_text(result):
+            show(self.out, joined((times, inputs_text(result.workload))), indent=2, lines=1)
         counts = joined((step_counts(result.steps), f"{result.seconds:.0f} s", f"run {result.id}"))
         show(self.out, counts, style="dim", indent=2, lines=1)
         if result.model_use is not None:
@@ -154,14 +155,14 @@ class RunText:
     def next_commands(self, result: RunResult, *, applied: bool) -> None:
         """Show the commands that continue from here."""
         spec = f"{short_path(result.target.path)}::{result.target.qualname}"
-        page = (f"mtmc report {result.id} --html run.html", "diffs, checks and times as a page")
+        page = (f"mtmc report {result.id} --html run.html", "diffs, checks, times as a page")
         if result.status is RunStatus.NO_GAIN:
             show_commands(self.out, [page, (f"mtmc profile {spec}", "where the time of a call goes")])
         elif result.status not in KEPT:
             show_commands(self.out, [page])
         else:
-            write = (f"mtmc apply {result.id}", f"write the kernels into {Path(result.target.path).name}")
-            why = (f"mtmc why {spec}", f"{'' if applied else 'then: '}whether they run, and what refuses them")
+            write = (f"mtmc apply {result.id}", "write the kernels into the file")
+            why = (f"mtmc why {spec}", "whether the kernels run")
             show_commands(self.out, [page, why] if applied else [write, page, why])
 
 

@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mtmc_lsp.actions.base import lines_text
 from mtmc_lsp.app.backends import Question
 from mtmc_lsp.app.doctor import Finding
 from mtmc_lsp.app.record import Recording
@@ -96,7 +97,7 @@ def show_plan(out: Console, actions: list[MacroAction], device: DeviceModel, ass
         show(out, f"Note: {device.note}.", style="dim")
     for number, action in enumerate(actions, 1):
         out.print()
-        saved = f"  about {action.expected.saved_us:.0f} us saved (estimate)"
+        saved = f"  in {lines_text(action.lines)}, about {action.expected.saved_us:.0f} us saved (estimate)"
         show(out, Text.assemble((action.text, "bold"), (saved, "dim")), first=f"{number}. ")
         show(out, action.rationale, style="dim", indent=3)
 
