@@ -12,6 +12,7 @@ import typer
 
 from mtmc_lsp.commands.app import app
 from mtmc_lsp.core.errors import MtmcError, RequestError
+from mtmc_lsp.report.encoding import prepare_streams
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells define it."""
@@ -21,6 +22,7 @@ def main() -> None:
     """Run the command that the command line names, and exit."""
     arguments = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
     as_json = "--json" in arguments
+    prepare_streams()
     try:
         code = app(standalone_mode=False)
     except MtmcError as error:
@@ -48,5 +50,7 @@ def _report_error(error: MtmcError, as_json: bool) -> int:
         from mtmc_lsp.report.documents import error_document
 
         print(error_document(error))
-    print(f"error: {error}", file=sys.stderr)
+    from mtmc_lsp.report.console import console, show_error
+
+    show_error(console(stderr=True), error)
     return error.exit_code

@@ -15,12 +15,13 @@ from mtmc_lsp.actions.base import (
     Situation,
     ir_for,
     least_gain_us,
+    lines_of,
     new_plan,
     region_at,
     region_of,
-    where,
     with_saving,
 )
+from mtmc_lsp.actions.titles import capitalized
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph, Node
@@ -146,8 +147,9 @@ class Algebra:
             # The new operations become kernels at once; otherwise there might be no kernel to verify.
             fusions = search.best(_around(after_all.graph, added & set(after_all.graph.named)))
             kernels = [{"nodes": list(f.region.nodes), "config": to_json(f.config)} for f in fusions if f.nodes & added]
-            lines, location = where(ir, gone)
-            suffix = f" at {len(applied)} places" if len(applied) > 1 else ""
+            suffix = f", and at {len(applied) - 1} more places" if len(applied) > 1 else ""
+            variable, title = ir.graph.node(applied[0].node).variable, capitalized(edits[0].text).rstrip(",")
+            title = f"{title} for {variable}" if variable and variable not in title else title
             params: dict[str, object] = {"rule": rule, "node": applied[0].node, "kernels": kernels}
             rounded = any(each.changes_rounding for each in self.rules if each.name == rule)
             if suffix:
@@ -155,10 +157,10 @@ class Algebra:
             action = MacroAction(
                 kind=self.kind,
                 region=gone,
-                lines=lines,
+                lines=lines_of(ir, gone),
                 params=params,
                 rationale=f"{edits[0].why[:1].upper()}{edits[0].why[1:]}; {self.same}.",
-                text=f"{edits[0].text}{suffix} in {location}",
+                text=f"{title}{suffix}",
                 changes_rounding=rounded or any(precision_of(f.config) in SPLIT_PRECISION_MODES for f in fusions),
             )
             after = self.apply(situation.graph, situation.schedule, action)

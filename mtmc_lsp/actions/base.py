@@ -43,6 +43,8 @@ class Situation:
     """As captured."""
     schedule: Schedule
     device: DeviceModel
+    target: str = "the target"
+    """Name of the target in titles: ``Block.forward``."""
     has_gpu: bool = False
     """Whether steps are timed; actions whose gain cannot be predicted are only proposed then."""
     strict: bool = False
@@ -295,16 +297,8 @@ def size_text(size: float) -> str:
     return f"{abs(size) / 1e6:.1f} MB" if abs(size) >= 1e5 else f"{abs(size) / 1e3:.1f} kB"
 
 
-def operation_names(ir: KernelIR, nodes: Iterable[str]) -> str:
-    """The operations of a region as text: ``silu, mul and add``."""
-    names = list(dict.fromkeys(ir.graph.node(n).word for n in nodes))
-    shown = names if len(names) <= 5 else [*names[:2], "...", *names[-2:]]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def where(ir: KernelIR, nodes: Iterable[str]) -> tuple[tuple[int, int], str]:
-    """The source lines of a region, as numbers and as text."""
+def lines_of(ir: KernelIR, nodes: Iterable[str]) -> tuple[int, int]:
+    """The first and last source line of a region; (0, 0) if they are unknown."""
     names = set(nodes)
     known = [node.line for node in ir.graph.nodes if node.name in names and node.line]
-    lines = (min(known), max(known)) if known else (0, 0)
-    return lines, lines_text(lines)
+    return (min(known), max(known)) if known else (0, 0)

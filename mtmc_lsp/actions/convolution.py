@@ -21,7 +21,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from mtmc_lsp.actions.algebra import Algebra, with_kernels
-from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, least_gain_us, region_of, where, with_saving
+from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, least_gain_us, lines_of, region_of, with_saving
+from mtmc_lsp.actions.titles import operation_names
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.json_codec import to_json
@@ -90,17 +91,16 @@ class ChannelsLast(Algebra):
             if not kernels and not situation.schedule.kernels:
                 # No Triton kernel would run yet; after a first fusion the new layout can be proposed again.
                 return None
-            lines, location = where(situation.ir, convolved)
             action = MacroAction(
                 kind=self.kind,
                 region=tuple(convolved),
-                lines=lines,
+                lines=lines_of(situation.ir, convolved),
                 params={"rule": propagation.RULE, "node": "", "kernels": kernels},
                 rationale=(
                     "The library computes convolutions with channels last. For other memory formats it converts "
                     f"the operands and the result of each; {self.same}."
                 ),
-                text=f"run {len(convolved)} convolutions and the operations between them with channels last in {location}",
+                text=f"Run {operation_names(situation.ir, convolved)} and the operations between them with channels last",
             )
             action = with_saving(situation, action, self.apply(situation.graph, situation.schedule, action))
         except IllegalAction:

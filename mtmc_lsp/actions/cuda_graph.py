@@ -78,7 +78,7 @@ class CudaGraph:
             "copies of the arguments. The graph keeps the memory of intermediate values. While the first call "
             "captures it, other threads cannot draw random numbers on the GPU.",
             expected=Expected(saved),
-            text="replay all launches of a call as one CUDA graph",
+            text="Replay all launches of a call as one CUDA graph",
         )
         try:
             self.apply(situation.graph, situation.schedule, action)

@@ -22,12 +22,12 @@ from mtmc_lsp.actions.base import (
     expected,
     ir_for,
     least_gain_us,
+    lines_of,
     new_plan,
-    operation_names,
     region_of,
     size_text,
-    where,
 )
+from mtmc_lsp.actions.titles import computes_everything, layer_of, operation_names, with_result
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import to_json
@@ -88,7 +88,10 @@ class Fuse:
             for group in _together(remaining, situation, ir):
                 # What failed at all sites together may still succeed at some of them.
                 must_try_separately = tuple(sorted(f.region.nodes for f in group)) in tried_together
-                actions += [_action(ir, each) for each in ([[f] for f in group] if must_try_separately else [group])]
+                actions += [
+                    _action(ir, each, situation.target)
+                    for each in ([[f] for f in group] if must_try_separately else [group])
+                ]
         return actions
 
 
@@ -99,7 +102,7 @@ def uncertain(situation: Situation) -> list[MacroAction]:
     fusion = max(candidates, key=lambda each: each.saved_us, default=None)
     if fusion is None:
         return []
-    action = _single(situation.ir, fusion)
+    action = _single(situation.ir, fusion, situation.target)
     return [
         replace(
             action, rationale=f"No gain is predicted for any kernel, so one is measured to check. {action.rationale}"
@@ -125,6 +128,13 @@ class TensorCore(Fuse):
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """:class:`Fuse` proposes both: they compete for the same nodes."""
         return ()
+
+
+TENSOR_CORES = (
+    "Tensor cores multiply float16 numbers several times as fast as the GPU multiplies float32. So each float32 number is "
+    "split into two float16 numbers, and three products of these replace each product."
+)
+"""Why a float32 product runs on tensor cores."""
 
 
 def sites(action: MacroAction) -> list[tuple[str, ...]]:
@@ -168,23 +178,21 @@ def _form(ir: KernelIR, fusion: Fusion) -> Hashable:
     return form(ir.graph, fusion.region.nodes), fusion.region.kind, precision_of(fusion.config)
 
 
-def _action(ir: KernelIR, group: Sequence[Fusion]) -> MacroAction:
+def _action(ir: KernelIR, group: Sequence[Fusion], target: str) -> MacroAction:
     """The action for fusions of one form; each becomes a separate kernel."""
-    action = _single(ir, group[0])
+    action = _single(ir, group[0], target)
     if len(group) == 1:
         return action
     ordered = sorted(group, key=lambda fusion: ir.graph.positions[fusion.region.nodes[0]])
     nodes = tuple(name for fusion in ordered for name in fusion.region.nodes)
-    lines, location = where(ir, nodes)
+    lines = lines_of(ir, nodes)
     before, after = ZERO, ZERO
     for fusion in ordered:
         before, after = before + fusion.before, after + fusion.after
-    names = operation_names(ir, group[0].region.nodes)
-    is_single = len(group[0].region.nodes) == 1
+    title = action.text
     if len({_form(ir, fusion) for fusion in group}) > 1:
-        is_single = False
         working = [name for fusion in ordered for name in fusion.region.nodes]
-        names = f"small groups of {operation_names(ir, working)}"
+        title = f"Fuse small groups of {operation_names(ir, working)}"
         why = "Each group of operations becomes one kernel. Each gain is small, so all of them are one step"
         action = replace(action, rationale=f"{why}.")
     else:
@@ -195,29 +203,23 @@ def _action(ir: KernelIR, group: Sequence[Fusion]) -> MacroAction:
         lines=lines,
         params={SITES: [{"nodes": list(fusion.region.nodes), "config": to_json(fusion.config)} for fusion in ordered]},
         expected=expected(before, after),
-        text=f"{_title(names, action.kind, is_single=is_single)} at {len(group)} places in {location}",
+        text=f"{title} at {len(group)} places",
     )
 
 
-def _single(ir: KernelIR, fusion: Fusion) -> MacroAction:
+def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
     region = fusion.region
-    lines, location = where(ir, region.nodes)
     split = has_fp32_product(ir, region) and precision_of(fusion.config) in (*SPLIT_PRECISION_MODES, *ON_TENSOR_CORES)
     saved = fusion.before.bytes - fusion.after.bytes
-    names = operation_names(ir, region.nodes)
     kind = ActionKind.TENSOR_CORE if split else ActionKind.FUSE
-    text = f"{_title(names, kind, is_single=len(region.nodes) == 1)} in {location}"
+    text = _title(ir, region.nodes, target, on_tensor_cores=split)
     if region.kind is RegionKind.RECURRENT:
         why = _recurrent(ir, region)
         if split:
-            why += ". Each fp32 operand is split into two parts for tensor cores; their products are summed in fp32"
-        text = f"run independent steps of {names} in one launch{' on tensor cores' if split else ''} in {location}"
+            why += f". {TENSOR_CORES}"
+        text = f"Run independent steps of {operation_names(ir, region.nodes)} in one launch"
     elif split:
-        why = (
-            "Each fp32 operand is scaled and split into a high and a low float16 half. Three tensor-core products "
-            "of these halves, summed in fp32, are several times as fast as one product on fp32 units. "
-            f"{_error_text(fusion)}"
-        )
+        why = f"{TENSOR_CORES} {_error_text(fusion)}"
     elif len(region.nodes) == 1:
         why = "One Triton kernel that reads each input once"
     else:
@@ -226,20 +228,25 @@ def _single(ir: KernelIR, fusion: Fusion) -> MacroAction:
     return MacroAction(
         kind=kind,
         region=region.nodes,
-        lines=lines,
+        lines=lines_of(ir, region.nodes),
         params={"config": to_json(fusion.config)},
         rationale=f"{why}{_in_parts(fusion)}.",
         expected=expected(fusion.before, fusion.after),
-        text=text,
+        text=f"{text} on tensor cores" if split else text,
         changes_rounding=split,
     )
 
 
-def _title(names: str, kind: ActionKind, *, is_single: bool) -> str:
-    """What the action does, without the lines."""
-    if kind is ActionKind.TENSOR_CORE:
-        return f"{'run' if is_single else 'fuse'} {names} on tensor cores"
-    return f"write {names} as a Triton kernel" if is_single else f"fuse {names}"
+def _title(ir: KernelIR, nodes: Sequence[str], target: str, *, on_tensor_cores: bool) -> str:
+    """What the action does, in the names of the user's variables and modules."""
+    names = operation_names(ir, nodes)
+    if len(nodes) == 1 and on_tensor_cores:
+        return f"Run {names if layer_of(ir.graph, ir.graph.node(nodes[0])) else with_result(ir, names, nodes)}"
+    if len(nodes) == 1:
+        return f"{with_result(ir, f'Write {names}', nodes)} as a Triton kernel"
+    if computes_everything(ir.graph, nodes):
+        return f"Fuse all of {target} into one kernel"
+    return with_result(ir, f"Fuse {names} into one kernel", nodes)
 
 
 def _recurrent(ir: KernelIR, region: Region) -> str:
@@ -255,8 +262,8 @@ def _recurrent(ir: KernelIR, region: Region) -> str:
 def _error_text(fusion: Fusion) -> str:
     """How the error of split operands compares with fp32 units."""
     if precision_of(fusion.config) is PrecisionMode.FP16X3:
-        return "The rounding error is one to two times that of fp32 units; K is summed in pieces to limit it"
-    return "The rounding error is about that of fp32 units; K is summed in short pieces to limit it"
+        return "The rounding error is one to two times that of float32 arithmetic"
+    return "The rounding error is about that of float32 arithmetic"
 
 
 def _in_parts(fusion: Fusion) -> str:

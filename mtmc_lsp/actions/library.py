@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from mtmc_lsp.actions.algebra import nodes_of, with_kernels
-from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, operation_names, region_of, where
+from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, lines_of, region_of
+from mtmc_lsp.actions.titles import operation_names
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import to_json
@@ -68,12 +69,11 @@ class Library:
         fusions = situation.search_in(without_products, base).best()
         if not fusions and not base.kernels:
             return None
-        lines, location = where(ir_before, names)
         what = operation_names(ir_before, names)
         return MacroAction(
             kind=self.kind,
             region=tuple(names),
-            lines=lines,
+            lines=lines_of(ir_before, names),
             params={
                 "nodes": names,
                 "kernels": [
@@ -83,7 +83,7 @@ class Library:
             rationale=f"torch.compile, which calls the library for {what}, is faster than the present kernels. So "
             f"the library runs {what} again, and the operations around it are fused separately.",
             expected=Expected(saved_us),
-            text=f"run {what} in the library and fuse the operations around it in {location}",
+            text=f"Leave {what} to the library, and fuse the operations around it",
         )
 
 

@@ -14,14 +14,14 @@ from mtmc_lsp.actions.base import (
     Situation,
     ir_for,
     least_gain_us,
+    lines_of,
     named_configs,
     new_plan,
-    operation_names,
     region_of,
     size_text,
-    where,
     with_saving,
 )
+from mtmc_lsp.actions.titles import result_name
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.ir.primitives import VIEW_OPS, KernelIR, PrimOp
@@ -68,18 +68,17 @@ class Recompute:
         for node in _candidates(ir, situation.schedule):
             if situation.is_late:
                 return
-            lines, location = where(ir, [node.name])
             size = tensor_bytes(node.type, ir.graph.sizes)
             action = MacroAction(
                 kind=self.kind,
                 region=(node.name,),
-                lines=lines,
+                lines=lines_of(ir, [node.name]),
                 params={"node": node.name},
                 rationale=(
                     "Each kernel that reads the value computes it from operands that it loads anyway. The value, "
                     f"{size_text(size)}, is neither written to memory nor read from it."
                 ),
-                text=f"recompute the {operation_names(ir, [node.name])} of {location} in each kernel that reads it",
+                text=f"Recompute {result_name(ir, [node.name]) or node.word} in each kernel that reads it",
             )
             try:
                 after = self.apply(situation.graph, situation.schedule, action)

@@ -15,9 +15,10 @@ from mtmc_lsp.actions.base import (
     Situation,
     expected,
     ir_for,
+    lines_of,
     region_of,
-    where,
 )
+from mtmc_lsp.actions.titles import MOST_NAMES, joined, result_name
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import CannotCode
@@ -73,17 +74,18 @@ class SideBySide:
         nodes = tuple(name for group in groups for key in group for name in plans[key].nodes)
         if not groups or any(s.action.kind is self.kind and s.action.region == nodes for s in situation.history):
             return
-        lines, location = where(ir, nodes)
-        kernels = sum(len(group) for group in groups)
+        names = [result_name(ir, plans[key].nodes) for group in groups for key in group]
+        is_short = all(names) and len({*names}) == len(names) <= MOST_NAMES
+        kernels = f"the kernels for {joined(names)}" if is_short else f"{len(names)} independent kernels"
         word = "one launch" if len(groups) == 1 else f"{len(groups)} launches"
         action = MacroAction(
             kind=self.kind,
             region=nodes,
-            lines=lines,
+            lines=lines_of(ir, nodes),
             params={"launches": [list(group) for group in groups]},
             rationale="The kernels are short and independent. Sharing a launch saves launch overhead, and programs "
             "of one kernel fill multiprocessors that the last programs of another leave idle.",
-            text=f"run {kernels} independent kernels of {location} in {word}",
+            text=f"Run {kernels} in {word}",
         )
         after = self.apply(situation.graph, schedule, action)
         action = replace(action, expected=expected(situation.present, situation.cost(after)))

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from mtmc_lsp.actions.base import Situation, changed_plan, changes_of, expected, ir_for, lone_kernel_of, where
+from mtmc_lsp.actions.base import Situation, changed_plan, changes_of, expected, ir_for, lines_of, lone_kernel_of
+from mtmc_lsp.actions.titles import kernel_title
 from mtmc_lsp.actions.tuning import measured_choice, times_tried
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
@@ -25,7 +26,6 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region, RegionKind
 from mtmc_lsp.schedule.configs import KernelConfig, MatmulConfig, TileConfig
-from mtmc_lsp.schedule.legality import kind_word
 from mtmc_lsp.schedule.matmul_configs import product_parts
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.schedule.tile_configs import split_columns
@@ -70,7 +70,7 @@ class Split:
         after = kernel_cost(ir, region, split, device)
         if before.us - after.us <= 0:
             return
-        lines, location = where(ir, region.nodes)
+        lines = lines_of(ir, region.nodes)
         programs = programs_of(ir, region, plan.config)
         what = "rows" if region.kind is RegionKind.REDUCE else "tiles"
         yield MacroAction(
@@ -83,7 +83,7 @@ class Split:
                 f"With {parts} programs for each of its {what}, a second kernel combines their parts."
             ),
             expected=expected(before, after),
-            text=f"split the {kind_word(region.kind)} kernel of {location} into {parts} parts",
+            text=f"Split {kernel_title(ir, region.nodes)} into {parts} parts",
         )
 
     def _stream(
@@ -99,7 +99,6 @@ class Split:
         numbers = [number for number, gain in gains.items() if gain > LEAST_GAIN]
         if not numbers or times_tried(situation, self.kind, region.nodes):
             return
-        _, location = where(ir, region.nodes)
         tiles = Waves.of(ir, region, config).tiles
         yield from measured_choice(
             situation,
@@ -108,7 +107,7 @@ class Split:
             self.kind,
             [{"stream_k": number} for number in numbers],
             max(gains.values()),
-            f"balance the last tiles of the product kernel of {location} (stream-K)",
+            f"Balance the last tiles of {kernel_title(ir, region.nodes)}",
             f"{tiles} tiles on {device.sm_count} multiprocessors leave some of them idle in the last wave. With "
             "stream-K, a fixed number of programs share the sums of the remaining tiles evenly, and a second "
             f"kernel adds their parts. Numbers of programs to measure: {', '.join(map(str, numbers))}.",

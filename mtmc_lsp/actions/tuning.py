@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
-from mtmc_lsp.actions.base import IllegalAction, Situation, changed_plan, ir_for, kernel_of, where
+from mtmc_lsp.actions.base import IllegalAction, Situation, changed_plan, ir_for, kernel_of, lines_of
+from mtmc_lsp.actions.titles import kernel_title
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import to_json
@@ -25,7 +26,7 @@ from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region, RegionKind
 from mtmc_lsp.schedule.configs import IllegalConfig, KernelConfig, LoopOrder, MatmulConfig, TileConfig, field_names
 from mtmc_lsp.schedule.device_limits import max_warps
-from mtmc_lsp.schedule.legality import has_order, kind_word, reconfigured
+from mtmc_lsp.schedule.legality import has_order, reconfigured
 from mtmc_lsp.schedule.matmul_configs import stage_bytes
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.schedule.tile_configs import variants
@@ -87,14 +88,14 @@ class Autotune:
             configs = variants(ir, region, plan.config, situation.device) if rounds == 0 else []
             tiles = _distinct_changes(plan.config, configs)
             choices = tiles or _distinct_changes(plan.config, refinements(situation, plan, region))
-            _, lines = where(ir, nodes)
-            word = kind_word(region.kind)
-            name = f"the {len(group)} {word} kernels of {lines}" if others else f"the {word} kernel of {lines}"
+            name = kernel_title(ir, plan.nodes)
+            if others:
+                name += f" and {len(others)} equal {'kernel' if len(others) == 1 else 'kernels'}"
             if tiles:
-                share, text = TILE_SHARE, f"tune {name}"
+                share, text = TILE_SHARE, f"Tune {name}"
                 why = f"{len(choices)} combinations of tile, warps and stages are measured on this GPU; the fastest is used."
             else:
-                share, text = REFINEMENT_SHARE, f"fine-tune {name}"
+                share, text = REFINEMENT_SHARE, f"Fine-tune {name}"
                 why = (
                     f"{len(choices)} small changes of warps, pipeline stages, program order or number of programs are "
                     "measured on this GPU; the fastest is used."
@@ -184,11 +185,10 @@ def measured_choice(
     call_us = situation.timing.median_us if situation.timing is not None else 0.0
     if not choices or saved < max(MIN_GAIN_LAUNCHES * situation.device.launch_us, MIN_GAIN_SHARE * call_us):
         return
-    lines, _ = where(ir, nodes)
     yield MacroAction(
         kind=kind,
         region=nodes,
-        lines=lines,
+        lines=lines_of(ir, nodes),
         params={"variants": [{"config": dict(choice)} for choice in choices]},
         rationale=why,
         expected=Expected(saved, cost.bytes, cost.bytes, cost.flops, cost.flops),

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -46,14 +47,16 @@ class Finding:
     """Whether the tool cannot work without it."""
 
 
-def check_environment(python: str = "") -> list[Finding]:
-    """Check everything the tool needs, in the order in which to fix it."""
+def check_environment(python: str = "") -> Iterator[Finding]:
+    """Check everything the tool needs, in the order in which to fix it. The checks run at once, each in its process."""
     here = Path.cwd() / "x.py"
     interpreter = python or find_python(here, read_settings(here.parent))
     try:
         installed = versions(interpreter)
     except EnvironmentNotAble as error:
-        return [Finding("python", False, error.message, error.remedy), _store(here)]
+        yield Finding("python", False, error.message, error.remedy)
+        yield _store(here)
+        return
     findings = [Finding("python", True, f"{installed['python']} at {interpreter}")]
     for name in LEAST:
         state = installed[name] or "not installed"
@@ -61,9 +64,16 @@ def check_environment(python: str = "") -> list[Finding]:
         findings.append(Finding(name, is_recent(name, installed[name]), state, remedy))
     remedy = f"Run: {interpreter} -m pip install numpy"
     findings.append(Finding("numpy", bool(installed["numpy"]), installed["numpy"] or "not installed", remedy))
-    if all(finding.ok for finding in findings):
-        findings += _triton(interpreter)
-    return [*findings, _isolation(interpreter), _store(here), *_model(read_settings(here.parent).llm)]
+    with ThreadPoolExecutor() as pool:
+        isolation = pool.submit(_isolation, interpreter)
+        can_run = all(finding.ok for finding in findings)
+        probes = _Probes.start(pool, interpreter) if can_run else None
+        yield from findings
+        if probes is not None:
+            yield from _triton(probes, interpreter)
+        yield isolation.result()
+    yield _store(here)
+    yield from _model(read_settings(here.parent).llm)
 
 
 def _model(settings: LlmSettings) -> Iterator[Finding]:
@@ -100,13 +110,29 @@ def _model(settings: LlmSettings) -> Iterator[Finding]:
         )
 
 
-def _triton(interpreter: str) -> Iterator[Finding]:
+@dataclass(frozen=True)
+class _Probes:
+    """Processes that import torch, which takes seconds; they run side by side."""
+
+    interpreted: Future[InterpreterProbe | str]
+    compiled: Future[CompilerProbe | str]
+
+    @classmethod
+    def start(cls, pool: ThreadPoolExecutor, interpreter: str) -> _Probes:
+        """Start both."""
+        return cls(
+            pool.submit(_probe, InterpreterProbe, interpreter, "--interpret"),
+            pool.submit(_probe, CompilerProbe, interpreter),
+        )
+
+
+def _triton(probes: _Probes, interpreter: str) -> Iterator[Finding]:
     """Checks that need to run Triton."""
-    interpreted = _probe(InterpreterProbe, interpreter, "--interpret")
+    interpreted = probes.interpreted.result()
     works = interpreted if isinstance(interpreted, str) else interpreted.interpreter
     remedy = "Install the newest triton and numpy that your torch allows."
     yield Finding("Triton's interpreter", works == WORKS, works, remedy)
-    compiled = _probe(CompilerProbe, interpreter)
+    compiled = probes.compiled.result()
     compilers, gpu = ({"any": compiled}, "") if isinstance(compiled, str) else (compiled.compilers, compiled.gpu)
     for arch, state in compilers.items():
         remedy = "Reinstall triton; it brings the compilers."

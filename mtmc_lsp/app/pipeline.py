@@ -442,7 +442,7 @@ class Pipeline:
             raise RequestError(
                 f"run {revision.run} optimised several regions, so a step in it cannot be changed",
                 where=Location(str(self.target.path), self.target.definition.start_line),
-                remedy="Undo the last step, or start a new run.",
+                remedy="Discard the last step, or start a new run.",
             )
         steps = in_current_text(self.store().steps(revision.run), self.target, self.capture())
         model = self._open_model()

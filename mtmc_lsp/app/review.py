@@ -22,7 +22,7 @@ from mtmc_lsp.search.outcome import speedup_of
 from mtmc_lsp.search.store import Store
 from mtmc_lsp.source.compose import strip_generated, unified_diff
 
-UNDONE = "you undid it"
+UNDONE = "you discarded it"
 REPLACED = "you asked for another"
 
 

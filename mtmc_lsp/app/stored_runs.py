@@ -14,7 +14,7 @@ from mtmc_lsp.app.target_file import OpenTarget, open_target, parse_request
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
 from mtmc_lsp.core.json_codec import to_json
-from mtmc_lsp.core.run import Candidate, RunStatus, Step, StepStatus
+from mtmc_lsp.core.run import Candidate, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.endpoint.stored_answers import ReplayedModel
 from mtmc_lsp.process.project_files import FOLDER
@@ -148,6 +148,29 @@ def _moved(step: Step, candidate: Candidate, old: bytes, previous: str, target: 
         candidate=replace(candidate, source=source),
         diff=unified_diff(previous, source, target.path.name),
     )
+
+
+def result_in_current_text(result: RunResult, target: OpenTarget) -> RunResult:
+    """The result of a run with its code in the current text of the file, which may have changed around the target.
+
+    Raises:
+        FileChanged: the target changed since the run, or the run optimised regions and the file changed.
+    """
+    old = strip_generated(result.final.source.encode(), target.qualname)
+    if old == target.plain:
+        return result
+    candidates = [step.candidate for step in result.steps if step.status is StepStatus.ACCEPTED]
+    code = next((item.code for item in reversed(candidates) if item is not None), None)
+    texts = [target_source(text, target.qualname) for text in (old, target.plain)]
+    if code is None or texts[0] != texts[1] or any(step.region for step in result.steps):
+        raise FileChanged(
+            f"{target.qualname} changed since run {result.id}",
+            where=Location(str(target.path), target.definition.start_line),
+            remedy=f"Run it again: mtmc optimize {target.path.name}::{target.qualname}.",
+        )
+    definition = find_target(target.plain, str(target.path), target.qualname)
+    source = compose(target.plain, definition, code).decode()
+    return replace(result, final=replace(result.final, source=source))
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mtmc_lsp.app.interpreter import checked_python, find_python
+from mtmc_lsp.capture.client import find_workload
 from mtmc_lsp.capture.module_paths import package_of, project_root
-from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.capture.recorded_calls import RECORDS
+from mtmc_lsp.core.errors import Location, MtmcError, RequestError
 from mtmc_lsp.core.run import KEPT, Placement, RunResult, StepStatus
 from mtmc_lsp.core.settings import Settings, read_settings
-from mtmc_lsp.core.workload import Target
+from mtmc_lsp.core.workload import Target, TargetKind
 from mtmc_lsp.process.project_files import FOLDER
+from mtmc_lsp.source.blocks import without_blocks
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.sibling.disk import kernels_of, read_kernels, write_pair
 from mtmc_lsp.source.sibling.pair import (
@@ -24,7 +28,10 @@ from mtmc_lsp.source.sibling.pair import (
     separated,
     without_block,
 )
-from mtmc_lsp.source.targets import find_target
+from mtmc_lsp.source.targets import find_target, find_targets
+
+INPUT_MAKERS = ("get_inputs", "get_init_inputs")
+"""Functions that create the inputs of a file in KernelBench's format."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ class OpenTarget:
 
 
 def parse_request(spec: str, settings: Settings | None = None, python: str = "") -> Request:
-    """Read ``FILE::NAME``.
+    """Read ``FILE::NAME``, or ``FILE`` for a file with one target.
 
     Args:
         spec: the file and the target's name.
@@ -112,9 +119,14 @@ def parse_request(spec: str, settings: Settings | None = None, python: str = "")
         RequestError: ``spec`` has another form, or the file does not exist.
         EnvironmentNotAble: the interpreter lacks torch or triton.
     """
-    file, separator, name = spec.partition("::")
-    if not separator or not name:
-        raise RequestError(f"cannot read {spec!r}", remedy="Write FILE::NAME, as in model.py::Block.forward.")
+    file, _, name = spec.partition("::")
+    if not file:
+        raise RequestError("no file is named", remedy="Write FILE::NAME, as in model.py::Block.forward.")
+    if not name:
+        targets = list_targets(file)
+        if len(targets) > 1:
+            raise no_target_named(targets)
+        name = targets[0].name
     path = Path(file).resolve()
     if not path.is_file():
         raise RequestError("no such file", where=Location(file), remedy="Check the path.")
@@ -148,6 +160,73 @@ def open_target(request: Request, text: bytes | None = None) -> OpenTarget:
     is_beside = request.settings.place == Placement.SIBLING.value
     kernels = read_kernels(request.path) if is_beside else kernels_of(request.path, text)
     return OpenTarget(request, text, definition, kernels)
+
+
+@dataclass(frozen=True)
+class ListedTarget:
+    """A target in the list of a file."""
+
+    file: str
+    """As the user named it."""
+    name: str
+    line: int
+    inputs: str = ""
+    """Where its example inputs come from: ``directive``; empty if it has none."""
+    problem: str = ""
+    """Why it cannot be optimised yet, one clause."""
+    remedy: str = ""
+
+    @property
+    def spec(self) -> str:
+        """``FILE::NAME``."""
+        return f"{self.file}::{self.name}"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has example inputs."""
+        return bool(self.inputs)
+
+
+def list_targets(file: str) -> list[ListedTarget]:
+    """The targets of a file in its order: modules instead of their ``forward``, other methods only with example inputs.
+
+    Raises:
+        RequestError: there is no such file, or it defines no target.
+    """
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise RequestError("no such file", where=Location(file), remedy="Check the path.")
+    text = without_blocks(path.read_bytes(), marked_imports=False)
+    found = [item for item in find_targets(text, str(path)) if item.kind is not TargetKind.KERNEL]
+    modules = {item.qualname for item in found if item.kind is TargetKind.MODULE}
+    targets = [_listed(file, path, text, item) for item in found if item.qualname not in INPUT_MAKERS]
+    shown = [item for item in targets if not _is_part(item, modules)]
+    if not shown:
+        raise RequestError(
+            "defines no function, method or module", where=Location(file), remedy="Name a file with PyTorch code."
+        )
+    return shown
+
+
+def no_target_named(targets: Sequence[ListedTarget]) -> RequestError:
+    """The error for a file that is named without a target."""
+    names = ", ".join(item.name for item in targets)
+    first = next((item for item in targets if item.is_ready), targets[0])
+    return RequestError(f"{first.file} has {len(targets)} targets: {names}", remedy=f"Name one, as in {first.spec}.")
+
+
+def _is_part(item: ListedTarget, modules: Collection[str]) -> bool:
+    """Whether a method is left out, because its module is in the list."""
+    owner, _, method = item.name.rpartition(".")
+    return owner in modules and (method == "forward" or not item.is_ready)
+
+
+def _listed(file: str, path: Path, text: bytes, target: Target) -> ListedTarget:
+    try:
+        workload = find_workload(str(path), text, target, project_root(path) / FOLDER / RECORDS)
+    except MtmcError as error:
+        return ListedTarget(file, target.qualname, target.start_line, "", error.message, error.remedy)
+    return ListedTarget(file, target.qualname, target.start_line, workload.source.value)
 
 
 def check_place(target: OpenTarget) -> None:

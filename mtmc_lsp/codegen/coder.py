@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mtmc_lsp.actions.catalogue import IllegalAction, apply_action
@@ -26,9 +27,15 @@ from mtmc_lsp.codegen.module.direct_launches import DIRECT_LAUNCHES
 from mtmc_lsp.codegen.module.guard import bindings, returns_tensors, size_text, write_guard
 from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS
 from mtmc_lsp.codegen.module.launcher import Launcher
-from mtmc_lsp.codegen.module.naming import KernelNames, base_name, identifier, kernel_name, launch_key, value_name
+from mtmc_lsp.codegen.module.naming import (
+    base_name,
+    identifier,
+    kernel_name,
+    launch_key,
+    value_name,
+)
 from mtmc_lsp.codegen.module.region_dispatch import region_dispatch
-from mtmc_lsp.codegen.module.shared_kernels import SharedKernels
+from mtmc_lsp.codegen.module.shared_kernels import HELPER, KernelNames, SharedKernels
 from mtmc_lsp.codegen.module.side_by_side import side_by_side
 from mtmc_lsp.codegen.module.unpacking import unpacking
 from mtmc_lsp.codegen.module.up_to_date import write_check
@@ -135,8 +142,19 @@ class Rendered(NamedTuple):
     """The names of the kernels, for the schedule."""
 
 
-def render(capture: Capture, ir: KernelIR, schedule: Schedule, source: str, device: DeviceModel) -> Rendered:
-    """Generate the code for a schedule on a device. Kernels that the schedule names keep their names."""
+def render(
+    capture: Capture,
+    ir: KernelIR,
+    schedule: Schedule,
+    source: str,
+    device: DeviceModel,
+    helpers: Mapping[str, Kernel] = MappingProxyType({}),
+) -> Rendered:
+    """Generate the code for a schedule on a device. Kernels that the schedule names keep their names.
+
+    Args:
+        helpers: kernels that prepare operands, by their normal form, as an earlier step wrote them.
+    """
     graph = ir.graph
     schedule = _with_random_kernels(ir, schedule, device)
     base = base_name(capture.workload.target, source)
@@ -148,9 +166,10 @@ def render(capture: Capture, ir: KernelIR, schedule: Schedule, source: str, devi
     kernels: list[Kernel] = []
     lines = source.splitlines()
     units = launches(ir, schedule)
-    shared = SharedKernels()
+    shared = SharedKernels(helpers)
     live_keys = {launch_key(launch) for launch in units} | {unit.nodes[-1] for launch in units for unit in launch}
-    names = KernelNames(source, {key: name for key, name in schedule.kernel_names if key in live_keys})
+    is_live = {key: key in live_keys or key.startswith(HELPER) for key, _ in schedule.kernel_names}
+    names = KernelNames(source, {key: name for key, name in schedule.kernel_names if is_live[key]})
     is_one_of_several = sum(not _is_view(ir, unit) for launch in units for unit in launch) > 1
     for unit, *grouped in units:
         if unit.plan is None or unit.region is None:
@@ -175,7 +194,10 @@ def render(capture: Capture, ir: KernelIR, schedule: Schedule, source: str, devi
             names.written(key, kernel.name, [kernel.name])
             continue
         written = []
-        for draft in _write_kernels(ir, unit.region, unit.plan, launcher, name, lines, device):
+        drafts = _write_kernels(ir, unit.region, unit.plan, launcher, name, lines, device)
+        for draft in drafts:
+            if draft is not drafts[-1]:
+                names.note_helper(draft)
             written.append(shared.shared(draft))
             launcher.launch(written[-1], [unit.region])
         # A shared kernel may appear several times here, each time with its own limits.
@@ -184,6 +206,8 @@ def render(capture: Capture, ir: KernelIR, schedule: Schedule, source: str, devi
     if names.moved:
         kept = {key: name for key, name in schedule.kernel_names if name not in names.moved.values()} | names.moved
         return render(capture, ir, replace(schedule, kernel_names=tuple(kept.items())), source, device)
+    if not shared.has(names.known_helpers):
+        return render(capture, ir, schedule, source, device, names.known_helpers)
     limits = tuple(dict.fromkeys(limit for kernel in kernels for limit in kernel.limits))
     for limit in limits:
         # Safe to evaluate: limits are generated arithmetic over named sizes.

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from mtmc_lsp import __version__
+from mtmc_lsp.commands.apply import apply
 from mtmc_lsp.commands.bench import bench
 from mtmc_lsp.commands.calibrate import calibrate
 from mtmc_lsp.commands.consent import consent
@@ -24,7 +25,7 @@ from mtmc_lsp.commands.why import why
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
+    invoke_without_command=True,
     help="Turn PyTorch functions into verified Triton kernels, step by step.",
 )
 
@@ -35,18 +36,41 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
+GUIDE = (
+    ("mtmc doctor", "check this machine, and what to do about what is missing"),
+    ("mtmc optimize FILE", "list the functions and modules of a file"),
+    ("mtmc optimize FILE::NAME", "optimize one of them step by step; the file stays as it is"),
+    ("mtmc apply", "write the kernels of the newest run into the file"),
+    ("mtmc report --html run.html", "see its diffs, checks and times as a page"),
+    ("mtmc verify FILE::NAME FILE::NAME", "check any other kernel against your PyTorch code"),
+    ("mtmc --help", "all commands; mtmc COMMAND --help shows the options of one"),
+)
+"""What ``mtmc`` alone shows: the commands to begin with, in the order of use."""
+
+
+def _show_guide() -> None:
+    from mtmc_lsp.report.console import console, show, show_commands
+
+    out = console()
+    show(out, "mtmc turns PyTorch functions into verified Triton kernels, step by step.")
+    show_commands(out, GUIDE)
+
+
 @app.callback()
 def _global_options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Turn PyTorch functions into verified Triton kernels, step by step."""
+    if context.invoked_subcommand is None:
+        _show_guide()
 
 
 # In the order of `mtmc --help`.
 _COMMANDS = (
-    report, consent, optimize, plan, record, runs, export, verify, why, doctor, lsp, bench, profile, calibrate,
+    optimize, apply, report, why, plan, runs, verify, profile, record, export, doctor, calibrate, bench, consent, lsp,
 )  # fmt: skip
 for _command in _COMMANDS:
     app.command()(_command)

@@ -76,8 +76,8 @@ def bench(
     from mtmc_lsp.app.bench.suite import choose, parse_shard
     from mtmc_lsp.app.bench.summary import check_one_build, summarise
     from mtmc_lsp.report.bench_tables import show_summary
+    from mtmc_lsp.report.console import console
     from mtmc_lsp.report.documents import document
-    from mtmc_lsp.report.text import console
 
     if summary is not None and not summary.is_file():
         raise RequestError(f"there is no file {summary}", remedy="Name a file that `mtmc bench --out` wrote.")

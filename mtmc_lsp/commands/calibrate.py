@@ -12,10 +12,10 @@ def calibrate(
     """Measure this machine's GPU in under a minute and compare it with its data file; later plans use the result."""
     from mtmc_lsp.app.calibrate import calibrate as calibrated
     from mtmc_lsp.report.calibration import rows, show_calibration
+    from mtmc_lsp.report.console import LiveLine, console, live
     from mtmc_lsp.report.documents import document
-    from mtmc_lsp.report.text import console
 
-    with console(stderr=True).status("measuring the GPU"):
+    with live(console(stderr=True), LiveLine(stage="measuring the GPU")):
         result = calibrated(python)
     if as_json:
         print(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -18,20 +18,28 @@ from mtmc_lsp.commands.options import (
     MaxAutotune,
     Python,
     RequireSandbox,
+    Verbose,
     check_choice,
     open_spec,
 )
-from mtmc_lsp.core.errors import RequestError
+from mtmc_lsp.core.errors import MtmcError, RequestError
 
 if TYPE_CHECKING:
-    from mtmc_lsp.app.target_file import OpenTarget
+    from mtmc_lsp.app.pipeline import RunOptions
+    from mtmc_lsp.app.target_file import ListedTarget, OpenTarget
+    from mtmc_lsp.core.run import RunResult
     from mtmc_lsp.search.store import RunRecord
 
 
 def optimize(
     spec: Annotated[
-        str, typer.Argument(metavar="FILE::NAME", help="What to optimize; with --resume a run's id, or nothing.")
+        str,
+        typer.Argument(
+            metavar="FILE::NAME",
+            help="What to optimize; a FILE alone lists its targets. With --resume a run's id, or nothing.",
+        ),
     ] = "",
+    every: Annotated[bool, typer.Option("--all", help="Optimize every target of FILE, one after the other.")] = False,
     planner: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="Who chooses the next step: roofline (the default) or llm."),
@@ -61,7 +69,8 @@ def optimize(
     python: Python = "",
     apply: Annotated[bool, typer.Option("--apply", help="Write the accepted steps into the file.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was not finished.")] = False,
-    diff: Annotated[bool, typer.Option(help="Show each step's diff.")] = True,
+    diff: Annotated[bool, typer.Option(help="Show each step's diff.")] = False,
+    verbose: Verbose = False,
     replay: Annotated[
         str,
         typer.Option("--replay", metavar="RUN", help="Repeat a run with its model's stored answers; sends nothing."),
@@ -76,15 +85,12 @@ def optimize(
 
     With llm, the target's code and its operations are sent to the endpoint in OPENAI_BASE_URL; nothing else is.
     """
-    from mtmc_lsp.app.backends import Backends
-    from mtmc_lsp.app.pipeline import Pipeline, RunOptions
+    from mtmc_lsp.app.pipeline import RunOptions
     from mtmc_lsp.app.stored_runs import open_project_store, open_replay
-    from mtmc_lsp.app.target_file import apply_result, check_inside_project
+    from mtmc_lsp.app.target_file import check_inside_project
     from mtmc_lsp.core.run import KEPT
     from mtmc_lsp.core.settings import BASELINES, CODERS, PLACES, PLANNERS
-    from mtmc_lsp.report import text
-    from mtmc_lsp.report.documents import run_document
-    from mtmc_lsp.search.components import Events
+    from mtmc_lsp.report.documents import document, run_document
 
     check_choice("planner", planner or PLANNERS[0], PLANNERS)
     check_choice("coder", coder or CODERS[0], CODERS)
@@ -106,54 +112,159 @@ def optimize(
         )
 
     options = RunOptions(fresh=fresh, needs_sandbox=require_sandbox)
+    view = _View(apply=apply, diff=diff and not as_json, verbose=verbose, as_json=as_json)
     if replay:
         with open_project_store() as store:
             stored = open_replay(store, replay, python)
-        target = stored.target
+        if apply:
+            check_inside_project(stored.target, Path.cwd())
         options = replace(options, backends=stored.backends, model=stored.model, revision=stored.revision)
-    elif dry_run:
-        return _show_questions(read_target(spec), as_json)
+        results = [_run(stored.target, options, view)]
     else:
-        target, resumed = _choose_target(spec, resume, read_target)
+        specs = [spec]
+        if spec and "::" not in spec and not resume:
+            specs = _choose_names(spec, every=every, may_ask=not as_json)
+        elif every:
+            raise RequestError("--all needs a file", remedy="Write mtmc optimize FILE --all.")
+        if dry_run:
+            return _show_questions(read_target(specs[0]), as_json)
+
+        def optimize_one(name: str) -> RunResult:
+            target, resumed = _choose_target(name, resume, read_target)
+            if apply and "::" not in name:
+                check_inside_project(target, Path.cwd())
+            explicit = "llm" in (planner, coder)
+            return _run(target, options, view, resumed=resumed, explicit=explicit)
+
+        if not every:
+            results = [optimize_one(specs[0])]
+        else:
+            results, failures = _run_all(specs, optimize_one)
+            if as_json:
+                print(document(runs=results, errors=[error.to_json() for error in failures]))
+            if failures and not results:
+                return failures[0].exit_code
+    if as_json and not every:
+        print(run_document(results[0]))
+    return 0 if any(result.status in KEPT for result in results) else 1
+
+
+@dataclass(frozen=True)
+class _View:
+    """What a run shows and writes."""
+
+    apply: bool
+    diff: bool
+    verbose: bool
+    as_json: bool
+
+
+def _run(
+    target: OpenTarget,
+    options: RunOptions,
+    view: _View,
+    *,
+    resumed: RunRecord | None = None,
+    explicit: bool | None = None,
+) -> RunResult:
+    """Optimise one target, and show and write what the user wants.
+
+    Args:
+        resumed: the run to continue.
+        explicit: whether the command line names a model as planner or coder; None for a replayed run, which asks none.
+    """
+    from mtmc_lsp.app.backends import Backends
+    from mtmc_lsp.app.pipeline import Pipeline
+    from mtmc_lsp.app.target_file import apply_result
+    from mtmc_lsp.report.console import console, live
+    from mtmc_lsp.report.run_text import RunText, show_written
+    from mtmc_lsp.search.components import Events
+
+    if explicit is not None:
         backends = limit_to_consent(
-            target,
-            Backends.from_settings(target.settings),
-            explicit="llm" in (planner, coder),
-            may_ask=not as_json,
+            target, Backends.from_settings(target.settings), explicit=explicit, may_ask=not view.as_json
         )
         options = replace(options, backends=backends, resumed=resumed)
-    if apply and (replay or "::" not in spec):
-        check_inside_project(target, Path.cwd())
-    out = text.console(stderr=as_json)
-    began, budget_seconds = time.monotonic(), target.settings.budget_seconds
-    text.show_start(out, target.qualname, target.path, budget_seconds)
-    with out.status("starting") as status:
-        events = Events(
-            on_stage=lambda stage: status.update(text.RunClock(stage, began, budget_seconds)),
-            on_step=lambda step: text.show_step(out, step, diff=diff and not as_json),
-            on_replayed=lambda step: text.show_replayed(out, step),
-            on_withdrawn=lambda step: text.show_withdrawn(out, step),
-            on_retimed=lambda step: text.show_retimed(out, step),
-            on_captured=lambda capture: text.show_head(out, capture),
-        )
-        with Pipeline(target, options, events) as pipeline:
-            result = pipeline.optimize()
-        text.show_result(out, result)
-    written = apply_result(target, result) if apply else None
+    out = console(stderr=view.as_json)
+    shown = RunText(out, verbose=view.verbose, diff=view.diff)
+    shown.start(target.qualname, target.path, target.settings.budget_seconds)
+    events = Events(
+        on_action=shown.trial,
+        on_stage=shown.line.enter,
+        on_step=shown.step,
+        on_replayed=shown.replayed,
+        on_withdrawn=shown.withdrawn,
+        on_retimed=shown.retimed,
+        on_captured=shown.captured,
+    )
+    with live(out, shown.line), Pipeline(target, options, events) as pipeline:
+        result = pipeline.optimize()
+    shown.result(result)
+    written = apply_result(target, result) if view.apply else None
     if written is not None:
-        files = f"{target.path} and {written.kernels.name}" if written.kernels is not None else str(target.path)
-        out.print(f"  written to {files}; the text before is in {written.backup}")
-    if as_json:
-        print(run_document(result))
-    return 0 if result.status in KEPT else 1
+        show_written(out, target.path, written)
+    shown.next_commands(result, applied=written is not None)
+    return result
+
+
+def _run_all(specs: Sequence[str], optimize_one: Callable[[str], RunResult]) -> tuple[list[RunResult], list[MtmcError]]:
+    """Optimise several targets; one that is refused does not end the others."""
+    from mtmc_lsp.report.console import console, show_error
+
+    results, failures = [], []
+    for name in specs:
+        try:
+            results.append(optimize_one(name))
+        except MtmcError as error:
+            show_error(console(stderr=True), error)
+            failures.append(error)
+    return results, failures
+
+
+def _choose_names(file: str, *, every: bool, may_ask: bool) -> list[str]:
+    """The targets of a file to optimise: all with example inputs, or the one that the user chooses.
+
+    Raises:
+        RequestError: the user cannot be asked, or there is nothing to choose from.
+    """
+    from mtmc_lsp.app.target_file import list_targets, no_target_named
+    from mtmc_lsp.report.console import console
+    from mtmc_lsp.report.text import show_targets
+
+    targets = list_targets(file)
+    ready = [item for item in targets if item.is_ready]
+    if every:
+        if not ready:
+            raise RequestError(f"no target in {file} has example inputs", remedy=targets[0].remedy)
+        return [item.spec for item in ready]
+    if len(targets) == 1:
+        return [targets[0].spec]
+    if may_ask and sys.stdin.isatty() and sys.stderr.isatty():
+        show_targets(console(stderr=True), file, targets, numbered=True)
+        return [_ask(targets).spec]
+    if may_ask:
+        show_targets(console(stderr=True), file, targets)
+    error = no_target_named(targets)
+    error.remedy = f"Name one: mtmc optimize {(ready or targets)[0].spec}; or add --all."
+    raise error
+
+
+def _ask(targets: Sequence[ListedTarget]) -> ListedTarget:
+    """The target that the user chooses by its number or name."""
+    while True:
+        answer = str(typer.prompt("Which one? Its number or name", err=True)).strip()
+        chosen = [item for number, item in enumerate(targets, 1) if answer in (str(number), item.name)]
+        if chosen:
+            return chosen[0]
 
 
 def _show_questions(target: OpenTarget, as_json: bool) -> int:
     """Print the messages that a model would get in the first step."""
     from mtmc_lsp.app.backends import Backends
     from mtmc_lsp.app.pipeline import Pipeline, RunOptions
+    from mtmc_lsp.report.console import LiveLine, console, live
     from mtmc_lsp.report.documents import document
-    from mtmc_lsp.report.text import console, show_questions
+    from mtmc_lsp.report.text import show_questions
 
     backends = Backends.from_settings(target.settings)
     if not backends.ask_a_model:
@@ -161,7 +272,7 @@ def _show_questions(target: OpenTarget, as_json: bool) -> int:
             "nothing is ever sent without a model", remedy="Add --planner llm, --coder llm or --coder auto."
         )
     with (
-        console(stderr=True).status("capturing the target"),
+        live(console(stderr=True), LiveLine(stage="capturing the target")),
         Pipeline(target, RunOptions(backends)) as pipeline,
     ):
         questions = pipeline.first_questions()

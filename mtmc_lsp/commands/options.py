@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # typer reads these at run time, on Python 3.10 too.
 Spec = Annotated[str, typer.Argument(metavar="FILE::NAME", help="The function, method, module or kernel.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show reasons, checks, times and registers too.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Python = Annotated[str, typer.Option("--python", help="The interpreter that your code runs under.")]
 Arch = Annotated[

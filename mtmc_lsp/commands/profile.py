@@ -23,17 +23,18 @@ def profile(
     """Show where the time of a call goes: operators, kernels, bytes, the part of the roofline, gaps between launches."""
     from mtmc_lsp.app.pipeline import Pipeline
     from mtmc_lsp.app.profile import find_ncu
+    from mtmc_lsp.report.console import LiveLine, console, live
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.page import render
     from mtmc_lsp.report.profile import profile_page, show_profile
-    from mtmc_lsp.report.text import console
     from mtmc_lsp.search.components import Events
 
     counter = find_ncu() if ncu else ""
     target = open_spec(spec, python)
+    line = LiveLine()
     with (
-        console(stderr=True).status("starting") as status,
-        Pipeline(target, events=Events(on_stage=status.update)) as pipeline,
+        live(console(stderr=True), line),
+        Pipeline(target, events=Events(on_stage=line.enter)) as pipeline,
     ):
         capture = pipeline.capture()
         result, device = pipeline.profile(counter)

@@ -20,8 +20,9 @@ def record(
 ) -> int:
     """Run a command and note how your functions are called with tensors: shapes and ranges, never data."""
     from mtmc_lsp.app.record import record as run_recorded
+    from mtmc_lsp.report.console import console
     from mtmc_lsp.report.documents import document
-    from mtmc_lsp.report.text import console, show_recording
+    from mtmc_lsp.report.text import show_recording
 
     recording = run_recorded(command, Path.cwd(), target or (), quiet=as_json)
     if as_json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from mtmc_lsp.commands.options import AsJson, write_output
+from mtmc_lsp.commands.options import AsJson, Verbose, write_output
 
 if TYPE_CHECKING:
     from mtmc_lsp.search.stored_run import StoredRun
@@ -19,6 +19,8 @@ def report(
         Optional[Path],  # noqa: UP045
         typer.Option("--html", metavar="FILE", help="Write one page there that needs no network."),
     ] = None,
+    diff: Annotated[bool, typer.Option(help="Show each step's diff.")] = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> int:
     """Show a stored run: its steps, how they were verified and timed, and what they gained."""
@@ -38,19 +40,21 @@ def report(
     elif html is not None:
         print(html)
     else:
-        _show(stored)
+        _show(stored, diff=diff, verbose=verbose)
     return 0
 
 
-def _show(stored: StoredRun) -> None:
-    from mtmc_lsp.report import text
+def _show(stored: StoredRun, *, diff: bool, verbose: bool) -> None:
+    from mtmc_lsp.report.console import console, short_path, show
+    from mtmc_lsp.report.run_text import RunText
 
-    out = text.console()
-    record = stored.record
-    out.print(f"{record.qualname}  {record.path}")
+    out = console()
+    record, shown = stored.record, RunText(out, verbose=verbose, diff=diff)
+    show(out, f"{record.qualname} in {short_path(record.path)}")
     for step in stored.steps:
-        text.show_step(out, step, diff=False)
+        shown.step(step)
     if stored.result is not None:
-        text.show_result(out, stored.result)
+        shown.result(stored.result)
+        shown.next_commands(stored.result, applied=False)
     else:
-        out.print(f"\nrun {record.id} is not finished: continue with mtmc optimize --resume {record.id}")
+        show(out, f"run {record.id} is not finished: continue with mtmc optimize --resume {record.id}")

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from mtmc_lsp.commands.options import AsJson, Fresh, MaxAutotune, Python, RequireSandbox, read_project_settings
+from mtmc_lsp.commands.options import AsJson, Fresh, MaxAutotune, Python, RequireSandbox, Verbose, read_project_settings
 
 REDUCED_EXIT_CODE = 4
 """The candidate is correct, but the workload's sizes did not run."""
@@ -39,14 +39,16 @@ def verify(
     max_autotune: MaxAutotune = None,
     fresh: Fresh = False,
     python: Python = "",
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> int:
     """Check any candidate against any reference, check by check; a failure is written as a file that runs."""
     from mtmc_lsp.app.pipeline import Pipeline, RunOptions
     from mtmc_lsp.app.verify_pair import PairOptions, open_pair
     from mtmc_lsp.core.results import VerdictStatus
+    from mtmc_lsp.report.console import LiveLine, console, live
     from mtmc_lsp.report.documents import document
-    from mtmc_lsp.report.text import console, show_pair
+    from mtmc_lsp.report.text import show_pair
     from mtmc_lsp.search.components import Events
 
     folder = Path(reference.partition("::")[0]).absolute().parent
@@ -61,9 +63,10 @@ def verify(
         sanitize=sanitize,
     )
     options = RunOptions(fresh=fresh, needs_sandbox=require_sandbox)
+    line = LiveLine()
     with (
-        console(stderr=True).status("starting") as status,
-        Pipeline(reference_target, options, Events(on_stage=status.update)) as pipeline,
+        live(console(stderr=True), line),
+        Pipeline(reference_target, options, Events(on_stage=line.enter)) as pipeline,
     ):
         result = pipeline.verify_candidate(candidate_target, pair_options)
     if as_json:
@@ -71,7 +74,7 @@ def verify(
         times = {"speed": result.speed, "timing": result.timing, "untimed": result.untimed or None}
         print(document(**targets, verdict=result.verdict, **times, reproduction=result.reproduction or None))
     else:
-        show_pair(console(), result)
+        show_pair(console(), result, verbose=verbose)
     if not result.verdict.is_correct:
         return 1
     return REDUCED_EXIT_CODE if result.verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES else 0

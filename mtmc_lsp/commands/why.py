@@ -8,11 +8,12 @@ from mtmc_lsp.commands.options import AsJson, Python, Spec, open_spec
 def why(spec: Spec, python: Python = "", as_json: AsJson = False) -> int:
     """Say whether the kernels run for the file's workload and for recorded calls, and if not, which condition refuses."""
     from mtmc_lsp.app.why import explain_guard
+    from mtmc_lsp.report.console import LiveLine, console, live
     from mtmc_lsp.report.documents import document
-    from mtmc_lsp.report.text import console, show_guard
+    from mtmc_lsp.report.text import show_guard
 
     target = open_spec(spec, python)
-    with console(stderr=True).status("calling the target"):
+    with live(console(stderr=True), LiveLine(stage="calling the target")):
         report = explain_guard(target)
     if as_json:
         print(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from mtmc_lsp.actions.base import operation_names, size_text, where
+from mtmc_lsp.actions.base import lines_of, size_text
+from mtmc_lsp.actions.titles import operation_names, with_result
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.json_codec import from_json
@@ -127,14 +128,13 @@ def _open_action(state: State, ir: KernelIR, names: tuple[str, ...]) -> MacroAct
     saved_us = (bytes_before - bytes_after) / state.device.bandwidth * 1e6 + (
         len(operations) - 1
     ) * state.device.launch_us
-    lines, location = where(ir, names)
     operation_text = operation_names(ir, [node.name for node in operations])
     return MacroAction(
         ActionKind.FUSE,
         names,
-        lines,
+        lines_of(ir, names),
         {OPEN_REGION: True},
         f"{len(operations)} operations run as torch calls; one kernel would move {size_text(bytes_before - bytes_after)} less.",
         Expected(saved_us, bytes_before, bytes_after),
-        f"write {operation_text} in {location} as a kernel",
+        f"{with_result(ir, f'Write {operation_text}', names)} as a kernel",
     )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mtmc_lsp.actions.base import lines_text
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, truncate_answer, truncation_notice
 from mtmc_lsp.core.device_model import DeviceModel
@@ -138,7 +139,7 @@ def parse_choice(answer: str, count: int, min_number: int = 0) -> tuple[int, str
 def planning_messages(state: State, actions: Sequence[MacroAction], max_tokens: int) -> list[Message]:
     """The planning prompt, if possible within ``max_tokens``. Secrets and paths are removed when it is sent."""
     listed = "\n".join(
-        f"{i}. {action.text} [{action.kind.value}] - {action.rationale}"
+        f"{i}. {action.text} ({lines_text(action.lines)}) [{action.kind.value}] - {action.rationale}"
         f" Estimated saving {action.expected.saved_us:.1f} us."
         f"{' Changes rounding.' if action.changes_rounding else ''}"
         for i, action in enumerate(actions, 1)

@@ -46,6 +46,7 @@ class RooflinePlanner:
             as_run(state.capture.graph, schedule, state.history),
             schedule,
             state.device,
+            target=state.capture.workload.target.qualname,
             has_gpu=state.has_gpu,
             strict=self._strict,
             history=state.history,

@@ -56,6 +56,24 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, classes: Seq
     return f'<div class="wide"><table>{head_row}<tbody>\n{body}\n</tbody></table></div>'
 
 
+def folded(summary: str, body: str, *, is_open: bool = False) -> str:
+    """A part of the page that opens by a click. ``body`` is HTML."""
+    return f"<details{' open' if is_open else ''}><summary>{escape(summary)}</summary>\n{body}\n</details>"
+
+
+def diff_block(diff: str) -> str:
+    """A unified diff with the added and removed lines marked."""
+    return f'<pre class="diff">{"".join(map(_diff_line, diff.splitlines()))}</pre>'
+
+
+def _diff_line(line: str) -> str:
+    if line.startswith(("+++", "---")):
+        return ""
+    kind = {"+": "added", "-": "removed", "@": "hunk"}.get(line[:1], "")
+    # A block for each line: no line break in the text, which would be an empty line.
+    return f'<span class="{kind}">{escape(line)}</span>' if kind else f"<span>{escape(line) or ' '}</span>"
+
+
 def render(page: Page) -> str:
     """The complete page with charts as inline SVG.
 

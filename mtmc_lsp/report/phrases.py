@@ -3,29 +3,149 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable, Sequence
 
 from mtmc_lsp.capture.recorded_calls import RecordedTarget
 from mtmc_lsp.core.chat import ModelUse
-from mtmc_lsp.core.results import CompileReport, Conditions, Ratio, Speed, Timing, Verdict, VerdictStatus
-from mtmc_lsp.core.run import RunResult, RunStatus
+from mtmc_lsp.core.dtypes import short_dtype
+from mtmc_lsp.core.errors import FailureKind
+from mtmc_lsp.core.results import (
+    Check,
+    CheckStatus,
+    CompileReport,
+    Conditions,
+    Ratio,
+    Speed,
+    Timing,
+    Verdict,
+    VerdictStatus,
+)
+from mtmc_lsp.core.run import RunResult, RunStatus, Step, StepStatus
+from mtmc_lsp.core.workload import TensorSpec, Workload
+
+STATUS_WORDS = {
+    VerdictStatus.INCORRECT: "incorrect",
+    VerdictStatus.COMPILE_ERROR: "does not compile",
+    VerdictStatus.RUNTIME_ERROR: "raises an error",
+    VerdictStatus.TIMEOUT: "took too long",
+    VerdictStatus.CRASHED: "crashed",
+    VerdictStatus.UNCERTIFIABLE: "could not be verified",
+}
+"""Words for the verdicts on versions that were not verified."""
 
 
-def stage_with_time(stage: str, elapsed: float, budget: float) -> str:
-    """The present stage of a run, with the seconds that it has taken and those that are left."""
-    return f"{stage} ({elapsed:.0f} s, {max(0.0, budget - elapsed):.0f} s left)"
+def joined(parts: Iterable[str]) -> str:
+    """The parts that are not empty, with dots between them."""
+    return " · ".join(part for part in parts if part)
+
+
+def stage_with_time(stage: str, elapsed: float, budget: float | None) -> str:
+    """The present stage of a run, with the seconds that it has taken and those that are left, if it has a budget."""
+    left = f", {max(0.0, budget - elapsed):.0f} s left" if budget is not None else ""
+    return f"{stage} ({elapsed:.0f} s{left})"
 
 
 def verdict_line(verdict: Verdict) -> str:
     """One-line verdict with the candidate's error and the original code's error."""
     method = "on the GPU" if verdict.mode == "gpu" else "by Triton's interpreter"
     if not verdict.is_correct:
-        return f"{verdict.status.value} {method}: {verdict.reason}"
-    errors = f"relative error {verdict.error:.1e} (original code: {verdict.reference_error:.1e})"
+        return f"{STATUS_WORDS[verdict.status]} {method}: {verdict.reason}"
     shown = ""
     if verdict.library_share is not None and verdict.computed_by != "kernel":
         shown = f"; {verdict.computed_by}: torch's own operations do {verdict.library_share:.0%} of the arithmetic"
     sizes = " at reduced sizes" if verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES else ""
-    return f"correct{sizes} {method}: {len(verdict.checks)} checks, {errors}{shown}"
+    return f"correct{sizes} {method}: {checks_text(verdict.checks)}, {error_text(verdict)}{shown}"
+
+
+def checks_text(checks: Sequence[Check]) -> str:
+    """How many checks passed, failed and could not run: ``all 191 checks passed, 2 could not run here``."""
+    counts = {status: sum(check.status is status for check in checks) for status in CheckStatus}
+    passed, failed, skipped = counts[CheckStatus.PASSED], counts[CheckStatus.FAILED], counts[CheckStatus.SKIPPED]
+    left_out = f", {skipped} could not run here" if skipped else ""
+    if failed:
+        return f"{failed} of {passed + failed} checks failed{left_out}"
+    return f"{'the only check' if passed == 1 else f'all {passed} checks'} passed{left_out}"
+
+
+def error_text(verdict: Verdict) -> str:
+    """The relative error of a version beside that of the user's code: ``relative error 3.1e-07 (your code 4.0e-07)``."""
+    return f"relative error {verdict.error:.1e} (your code {verdict.reference_error:.1e})"
+
+
+def microseconds(us: float) -> str:
+    """A time with as many digits as it is worth: ``1160 us``, ``51.2 us``."""
+    return f"{us:.0f} us" if us >= 100 else f"{us:.1f} us"
+
+
+def inputs_text(workload: Workload) -> str:
+    """The tensors of a workload with their sizes: ``x f32[4,1024,1024]``; where they come from if the file makes them."""
+    sizes = workload.sizes
+
+    def shape(spec: TensorSpec) -> str:
+        return ",".join(str(size.value(sizes) if {*size.symbols()} <= {*sizes} else size) for size in spec.shape)
+
+    tensors = [f"{name} {short_dtype(spec.dtype)}[{shape(spec)}]" for name, spec in workload.tensors.items()]
+    return ", ".join(tensors) if tensors else f"inputs from {workload.source.value}"
+
+
+def step_numbers(step: Step) -> str:
+    """What a timed step gained: ``1.25x faster than before (1.24 to 1.26) · 100.0 -> 80.0 us``; its reason if it is a base."""
+    timing = step.timing
+    previous = timing.baseline("previous") if timing is not None else None
+    before = previous or (timing.baseline("eager") if timing is not None else None)
+    if timing is None or before is None or before.speedup is None or before.speedup.ratio < 1.0:
+        return step.reason
+    name = "the step before" if previous is not None else "your code"
+    ratio = before.speedup
+    gain = f"{ratio.ratio:.2f}x faster than {name} ({ratio.low:.2f} to {ratio.high:.2f})"
+    return f"{gain} · {microseconds(before.median_us)} -> {microseconds(timing.median_us)}"
+
+
+def outcome_text(step: Step) -> str:
+    """What came of a step: what it gained and how exact it is, or why it was not kept."""
+    verdict = step.verdict
+    if step.failure is FailureKind.DEADLINE:
+        return "the budget ended before it was verified"
+    if step.status is not StepStatus.ACCEPTED:
+        is_judged = verdict is not None and not verdict.is_correct and verdict.reason == step.reason
+        return verdict_line(verdict) if is_judged and verdict is not None else step.reason
+    if verdict is None:
+        return step.reason
+    rounding = "rounding differs, within the limit" if step.action.changes_rounding else ""
+    if step.timing is not None:
+        return joined((step_numbers(step), error_text(verdict), rounding))
+    small = " on small inputs" if verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES else ""
+    passed = sum(check.status is CheckStatus.PASSED for check in verdict.checks)
+    correct = f"same results as your code{small} in Triton's interpreter ({passed} checks)"
+    return joined((correct, error_text(verdict), rounding))
+
+
+def times_text(result: RunResult) -> str:
+    """The time of a call before and after a run, and its part of the roofline; empty if nothing got faster."""
+    timings = [step.timing for step in result.steps if step.status is StepStatus.ACCEPTED and step.timing is not None]
+    if not timings or result.status is not RunStatus.IMPROVED:
+        return ""
+    last = timings[-1]
+    eager = last.baseline("eager")
+    before = f"{microseconds(eager.median_us)} -> " if eager is not None and eager.speedup is not None else ""
+    times = f"{before}{microseconds(last.median_us)} per call"
+    return joined((times, f"{last.roofline:.0%} of the roofline"))
+
+
+def best_line(step: Step) -> str:
+    """The speedup of the best version so far, for the line that a run shows while it goes on."""
+    eager = step.timing.against("eager") if step.timing is not None else None
+    return f"best {eager.ratio:.2f}x" if eager is not None else f"step {step.index} kept"
+
+
+def step_counts(steps: Sequence[Step]) -> str:
+    """How many steps of a run were kept, and what came of the others: ``3 steps kept, 1 not faster, 1 failed``."""
+    counts = {status: sum(step.status is status for step in steps) for status in StepStatus}
+    kept = counts[StepStatus.ACCEPTED]
+    parts = [f"{kept} {'step' if kept == 1 else 'steps'} kept"]
+    parts += [f"{counts[StepStatus.REJECTED]} not faster"] if counts[StepStatus.REJECTED] else []
+    parts += [f"{counts[StepStatus.FAILED]} failed"] if counts[StepStatus.FAILED] else []
+    return ", ".join(parts)
 
 
 def report_lines(report: CompileReport) -> list[str]:

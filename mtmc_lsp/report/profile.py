@@ -11,8 +11,10 @@ from rich.text import Text
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.profile import Profile
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.report.charts import Point, amount, roofline
+from mtmc_lsp.report.charts import amount
+from mtmc_lsp.report.console import show, show_table
 from mtmc_lsp.report.page import Page, escape, figure, table
+from mtmc_lsp.report.roofline_chart import Point, roofline
 
 MAX_ROWS = 20
 """Maximum number of operators or kernels shown in the terminal."""
@@ -25,9 +27,9 @@ def show_profile(out: Console, name: str, capture: Capture, profile: Profile, de
     """Show the summary, the operators and the kernels."""
     out.print(Text(f"{name}  {_where(capture)}", style="bold"))
     for line in summary_lines(profile, device):
-        out.print(f"  {line}")
+        show(out, line, indent=2)
     for note in profile.notes:
-        out.print(Text(f"  {note}", style="yellow"))
+        show(out, note, style="yellow", indent=2)
     head, rows = operator_table(profile)
     _print(out, head, rows)
     head, rows = kernel_table(profile)
@@ -108,7 +110,7 @@ def _print(out: Console, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     for row in rows[:MAX_ROWS]:
         grid.add_row(*row)
     out.print()
-    out.print(grid)
+    show_table(out, grid)
     if len(rows) > MAX_ROWS:
         out.print(Text(f" and {len(rows) - MAX_ROWS} more, see --json", style="dim"))
 

@@ -60,8 +60,10 @@ class Judge:
                 step,
                 reason="your code could not be timed, so there is no time to compare with; `mtmc profile` shows why",
             )
-        text = f"{ratio.ratio:.2f}x the {'previous version' if against == 'previous' else 'eager code'}"
-        interval = f"{text} ({ratio.low:.2f} to {ratio.high:.2f}), {timing.median_us:.1f} us"
+        name = "the step before" if against == "previous" else "your code"
+        interval = (
+            f"{ratio.ratio:.2f}x the speed of {name} ({ratio.low:.2f} to {ratio.high:.2f}), {timing.median_us:.1f} us"
+        )
         if ratio.low > max(1.0, timing.noise.high):
             return replace(step, status=StepStatus.ACCEPTED, reason=interval)
         kernels_us = timing.graph_us

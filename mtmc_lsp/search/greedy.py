@@ -9,6 +9,7 @@ The separation of planner and coder follows "Macro Thinking, Micro Coding" (MTMC
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -175,6 +176,7 @@ class GreedySearch:
     def _try(self, action: MacroAction) -> None:
         began = time.monotonic()
         index = len(self._steps) + 1
+        action = replace(action, text=unique_title(action.text, self._steps))
         self._events.on_action(index, action)
         trial = Trial(
             *(self._capture, self._components, self._events, self.judge, self._best, self._verifies_later),
@@ -383,6 +385,13 @@ class GreedySearch:
             is_refusal = step.status is StepStatus.FAILED and step.candidate is None and not self._asks_model
             failures, refusals = failures + (not is_refusal), refusals + is_refusal
         return failures >= MAX_FAILURES or refusals >= MAX_REFUSALS
+
+
+def unique_title(title: str, steps: Sequence[Step]) -> str:
+    """A title that no earlier step has: a number is added to one that is tried again in another way."""
+    taken = {step.action.text for step in steps}
+    numbered = (f"{title}, attempt {number}" for number in itertools.count(2))
+    return title if title not in taken else next(text for text in numbered if text not in taken)
 
 
 def watched(measurer: Measurer, candidate: Candidate) -> tuple[KernelTime, ...]:

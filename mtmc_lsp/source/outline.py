@@ -35,6 +35,18 @@ CALLED = re.compile(rb"\b([A-Za-z_]\w*)\(")
 LAUNCH = re.compile(rb"\b([A-Za-z_]\w*)[ \t]*\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\][ \t]*\(")
 
 
+ARANGE = re.compile(rb"\barange\(\s*0\s*,\s*([A-Za-z_]\w*)\s*\)")
+
+
+class BlockParameter(NamedTuple):
+    """A compile-time parameter of a kernel that is the size of a block."""
+
+    kernel: str
+    parameter: str
+    is_stride: bool
+    """Whether the first elements of two programs are this far apart: ``program_id(0) * BLOCK``."""
+
+
 @dataclass(frozen=True)
 class OutlineEntry:
     """A target and its position; lines are 1-based in the file."""
@@ -69,6 +81,7 @@ class _SharedFacts(NamedTuple):
     """Functions that it defines, if it launches a kernel."""
     called: frozenset[str]
     mentions_layout: bool
+    blocks: tuple[BlockParameter, ...] = ()
     is_too_deep: bool = False
     """Whether it is nested too deeply to be analysed."""
 
@@ -96,6 +109,8 @@ class Outline:
     """Functions of the file that launch kernels and are called in the file."""
     mentions_layout: bool
     """Whether the file mentions contiguous tensors."""
+    blocks: tuple[BlockParameter, ...]
+    """The block sizes of the file's kernels."""
     _find: Callable[[Chunk], tuple[OutlineEntry, ...]]
     _is_too_deep: Callable[[Chunk], bool]
 
@@ -217,6 +232,7 @@ class Outliner:
             launched,
             called,
             mentions_layout,
+            tuple(block for shared in shared_facts for block in shared.blocks),
             self._entries_of,
             lambda chunk: self._facts_of(chunk).shared.is_too_deep,
         )
@@ -259,7 +275,27 @@ def _facts(text: bytes) -> _ChunkFacts:
     called = frozenset(match[1].decode() for match in CALLED.finditer(text) if not _is_definition(text, match))
     classes = class_summaries(root) if b"class" in text else ()
     mentions_layout = b"contiguous" in text or b"input_guard" in text
-    return _ChunkFacts(_SharedFacts(imports, classes, launched, launchers, called, mentions_layout))
+    blocks = _block_parameters(text) if b"jit" in text and b"arange" in text else ()
+    return _ChunkFacts(_SharedFacts(imports, classes, launched, launchers, called, mentions_layout, blocks))
+
+
+def _block_parameters(text: bytes) -> tuple[BlockParameter, ...]:
+    """The block sizes among the parameters of the kernel that a statement defines."""
+    kernel = DEFINED.search(text)
+    found = []
+    for name in dict.fromkeys(ARANGE.findall(text)) if kernel is not None else ():
+        word = re.escape(name)
+        if kernel is not None and re.search(rb"\b" + word + rb"\s*:\s*[\w.]*constexpr", text):
+            stride = rb"program_id\(\s*(?:axis\s*=\s*)?0\s*\)\s*\*\s*" + word + rb"\b"
+            is_stride = re.search(stride, text) is not None or _multiplies_program_id(text, word)
+            found.append(BlockParameter(kernel[1].decode(), name.decode(), is_stride))
+    return tuple(found)
+
+
+def _multiplies_program_id(text: bytes, parameter: bytes) -> bool:
+    """Whether a variable that is ``program_id(0)`` is multiplied by a parameter."""
+    names = re.findall(rb"\b([A-Za-z_]\w*)\s*=\s*\w+\.program_id\(\s*(?:axis\s*=\s*)?0\s*\)", text)
+    return any(re.search(rb"\b" + name + rb"\s*\*\s*" + parameter + rb"\b", text) for name in names)
 
 
 def _is_definition(text: bytes, match: re.Match[bytes]) -> bool:

@@ -120,7 +120,8 @@ class Answer:
 def environment() -> dict[str, str]:
     """The environment of a user's shell with our interpreter as the project's."""
     kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "TRITON_INTERPRET")}
-    return {**kept, "COLUMNS": "80", "NO_COLOR": "1"}
+    # Wide enough that a message is one line; the transcripts of tests/cli/test_transcripts.py have 100 columns.
+    return {**kept, "COLUMNS": "400", "NO_COLOR": "1"}
 
 
 @cache

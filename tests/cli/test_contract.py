@@ -19,7 +19,11 @@ def line_of(text: str) -> int:
 
 MISTAKES = [
     # arguments, exit code, error code, words of the message, line
-    (["optimize", "model.py"], 2, "request", "cannot read 'model.py'", 0),
+    (["optimize", "model.py"], 2, "request", "model.py has 13 targets: two, picked", 0),
+    (["optimize", "absent.py"], 2, "request", "no such file", 0),
+    (["optimize", "model.py::two", "--all"], 2, "request", "--all needs a file", 0),
+    (["apply"], 2, "request", "there is no run", 0),
+    (["apply", "abc123"], 2, "request", "there is no run 'abc123'", 0),
     (["optimize"], 2, "request", "no target is named", 0),
     (["optimize", "absent.py::f"], 2, "request", "no such file", 0),
     (["optimize", "model.py::nope"], 2, "no-such-target", "'nope'", 0),
@@ -58,7 +62,7 @@ def test_a_mistake_is_one_document_with_code_place_and_remedy(
     assert answer.error["remedy"]
     if line:
         assert (answer.error["path"], answer.error["line"]) == (str(file), line)
-        assert f"{file}:{line}: " in answer.err
+        assert f"{file.name}:{line}: " in answer.err
     assert file.read_text() == MODEL
 
 
@@ -67,7 +71,7 @@ def test_without_json_a_mistake_is_told_on_standard_error_only(tmp_path: Path) -
     answer = mtmc(tmp_path, "optimize", "model.py::broken")
     assert (answer.code, answer.out) == (2, "")
     assert answer.err == (
-        f"error: {file}:{line_of('    return x +')}: broken does not parse\n  Correct the syntax error first.\n"
+        f"error: {file.name}:{line_of('    return x +')}: broken does not parse\n  Correct the syntax error first.\n"
     )
 
 

@@ -103,7 +103,7 @@ def test_the_file_gets_one_import_and_the_dispatch_and_nothing_else_changes(writ
     assert strip_generated(text.encode(), "two").decode() == TEXT
     assert kernels.startswith("# mtmc: Triton kernels of model.py.")
     assert kernels.count("@triton.jit") == 1
-    assert f"written to {folder / 'model.py'} and model_kernels.py" in output.replace("\n  ", " ")
+    assert "written to model.py and model_kernels.py" in output.replace("\n  ", " ")
 
 
 def test_the_script_and_an_import_of_it_still_work(folder: Path) -> None:

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel
-from mtmc_lsp.codegen.module.naming import KernelNames
-from mtmc_lsp.codegen.module.shared_kernels import SharedKernels
+from mtmc_lsp.codegen.module.shared_kernels import KernelNames, SharedKernels
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.sizes import Size
 

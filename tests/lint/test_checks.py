@@ -68,6 +68,59 @@ def test_a_quick_fix_resolves_the_finding(code: str) -> None:
     assert mended == example(code, "Not reported")
 
 
+LAUNCHED = example("grid-size", "Not reported")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("BLOCK=128", "BLOCK=300"), ["grid-size", "arange-bound"]),
+        (("triton.cdiv(x.numel(), 128)", "triton.cdiv(x.numel(), 64)"), ["grid-size"]),
+        (("    y = torch", "    size = 300\n    y = torch"), []),
+        (("BLOCK=128", "BLOCK=size"), []),
+        (("x.numel(), 128),)", "x.numel(), 128), 2)"), []),
+    ],
+)
+def test_a_launch_is_compared_with_its_grid(change: tuple[str, str], expected: list[str]) -> None:
+    assert codes(LAUNCHED.replace(*change)) == expected
+
+
+def test_a_block_size_in_a_variable_and_a_grid_in_a_lambda_are_seen() -> None:
+    text = LAUNCHED.replace(
+        "    y = torch", "    size = 300\n    grid = lambda meta: (triton.cdiv(x.numel(), 256),)\n    y = torch"
+    )
+    text = text.replace("double[(triton.cdiv(x.numel(), 128),)]", "double[grid]").replace("BLOCK=128", "BLOCK=size")
+    found = [finding for _, finding in findings(text)]
+    assert [finding.code for finding in found] == ["grid-size", "arange-bound"]
+    assert (
+        found[0].message
+        == "the grid has a program for each 256 elements, but `BLOCK` is 300: further programs have nothing to do"
+    )
+    assert "must be a power of two, not 300; use 512 and a mask" in found[1].message
+
+
+TWO_BLOCKS = f"""{HEAD}@triton.jit
+def k(x_ptr, y_ptr, m, n, BLOCK: tl.constexpr):
+    first = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    second = tl.arange(0, BLOCK)
+    inside = (first < m) & (second < n)
+    x = tl.load(x_ptr + first * 8 + second)
+    tl.store(y_ptr + first * 8 + second, x, mask=inside)
+"""
+
+
+def test_the_quick_fix_of_a_missing_mask_takes_all_offsets_into_account() -> None:
+    ((start, finding),) = findings(TWO_BLOCKS)
+    assert finding.fix is not None
+    data = TWO_BLOCKS.encode()
+    fixed = (data[: start + finding.fix.start] + finding.fix.new.encode() + data[start + finding.fix.end :]).decode()
+    assert "first * 8 + second, mask=inside, other=0.0)" in fixed
+    assert codes(fixed) == []
+    unknown = TWO_BLOCKS.replace("(first < m) & (second < n)", "first < m")
+    ((_, finding),) = findings(unknown)
+    assert finding.fix is None, "no bound is known for the second offset"
+
+
 def kernel(body: str, parameters: str = "x_ptr, y_ptr, n, m, EVEN: tl.constexpr, BLOCK: tl.constexpr") -> str:
     return f"{HEAD}@triton.jit\ndef k({parameters}):\n" + "".join(f"    {line}\n" for line in body.strip().splitlines())
 

@@ -236,4 +236,4 @@ def test_the_planner_prompt_contains_the_device_and_a_profile(captured) -> None:
     assert "- torch call of relu: estimated 4.0 us, 0.00256 MB, bound by launch" in first
     assert "- kernel of relu, mul and add: estimated 4.0 us" in second
     assert "- ranks_kernel on sm_90: 0 bytes shared" in second
-    assert "1. fuse relu, mul and add in line 6: accepted" in second
+    assert "1. Fuse relu, mul and add into one kernel" in second

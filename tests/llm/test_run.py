@@ -61,7 +61,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     def answer(request: dict[str, Any]) -> str:
         if "You write Triton" in request["messages"][0]["content"]:
             return versions.pop() if versions else good(request)
-        number = re.search(r"^(\d+)\. write ", str(request["messages"][1]["content"]), re.MULTILINE)
+        number = re.search(r"^(\d+)\. Write ", str(request["messages"][1]["content"]), re.MULTILINE)
         return f'{{"action": {number[1] if number else 0}, "reason": "sorting stays in registers"}}'
 
     endpoint = Endpoint(answer)

@@ -228,7 +228,7 @@ def test_few_long_rows_are_split_at_once_and_a_whole_kernel_may_be_split_later(c
     whole = fused(capture, programs.LONG, {"rows": 1, "block": 4096, "loop": True, "warps": 8, "stages": 2})
     action = proposed(capture, whole, K.SPLIT, device=H200)[0]
     assert action.expected.saved_us > 0
-    assert action.text.startswith("split the reduction kernel of line 4 into ")
+    assert action.text.startswith("Split the kernel for the result into ")
     assert "PARTS" in BuiltinCoder().write(capture, whole, action).source
 
 

@@ -71,7 +71,7 @@ def test_a_rewrite_in_a_kernel_changes_that_kernel(captured) -> None:
 def test_the_planner_moves_a_sum_in_front_of_a_product_and_states_the_savings(captured) -> None:
     capture = captured(programs.LINEAR_SUM, "f")
     action = proposed(capture, start(capture, programs.LINEAR_SUM), ActionKind.ALGEBRA)[0]
-    assert action.text == "move the sum over features in front of the linear in lines 5 to 6"
+    assert action.text == "Move the sum over features in front of the linear"
     assert "operations become" in action.rationale
     assert action.expected.saved_us > 0
     assert action.expected.flops_after < action.expected.flops_before

@@ -70,6 +70,29 @@ def test_a_kernel_that_another_one_is_equal_to_gives_it_its_name(captured: Calla
     assert both.source.count("f_mul_kernel[") == 2
 
 
+TWO_PRODUCTS = """import torch
+# mtmc: x=f32[64,64] a=f32[64,64] b=f32[64,64]
+def f(x, a, b):
+    left = x @ a
+    right = torch.sigmoid(x @ b)
+    return left.sort(-1).values + right
+"""
+
+
+def test_a_kernel_that_splits_operands_keeps_its_name_if_an_earlier_product_uses_it_too(
+    captured: Callable[[str, str], Capture],
+) -> None:
+    capture = captured(TWO_PRODUCTS, "f")
+    left, right = (node.name for node in capture.graph.nodes if node.word in ("mm", "matmul"))
+    sigmoid = nodes_of(capture, "sigmoid")[0]
+    config = {"block_m": 16, "block_n": 16, "block_k": 16, "warps": 1, "stages": 1, "group_m": 2, "precision": "fp16x3"}
+    first = act(capture, start(capture, TWO_PRODUCTS), K.TENSOR_CORE, right, sigmoid, config=config)
+    both = act(capture, first, K.TENSOR_CORE, left, config=config)
+    splits = {name: source for name, source in kernels(first).items() if "_split" in name}
+    assert splits, "the operands are split by a kernel"
+    assert splits.items() <= kernels(both).items()
+
+
 def test_a_kernel_of_the_whole_target_is_named_after_it(captured: Callable[[str, str], Capture]) -> None:
     text = "import torch\n# mtmc: x=f32[8,48]\ndef f(x):\n    y = torch.relu(x)\n    return y.T * 2\n"
     capture = captured(text, "f")

@@ -174,7 +174,7 @@ def test_short_kernels_are_proposed_and_long_ones_are_not(captured) -> None:
     before = kernels(capture, text)
     state = situation(capture, before, has_gpu=True, device=H200)
     [action] = SideBySide().propose(state)
-    assert action.text == "run 2 independent kernels of line 3 in one launch"
+    assert action.text == "Run the kernels for result 1 and result 2 in one launch"
     assert action.expected.saved_us == pytest.approx(H200.launch_us, rel=0.2), "a launch less"
     after = BuiltinCoder().write(capture, before, action)
     assert len(after.launches) == 1

@@ -56,7 +56,7 @@ def test_the_planner_states_what_is_no_longer_computed(captured) -> None:
     text = source("x=F[8,64,32,32], w=F[256,64,3,3]: F.conv2d(x, w, padding=1).mean((2, 3))", "f32")
     capture = captured(text, "f")
     action = proposed(capture, start(capture, text), ActionKind.ALGEBRA)[0]
-    assert action.text == "move the mean over positions in front of the conv2d in line 6"
+    assert action.text == "Move the mean over positions in front of the conv2d"
     assert action.rationale.startswith(
         "The mean over 1024 positions needs only a product with the weights of the input sums for each kernel position"
     )

@@ -55,7 +55,7 @@ def test_the_planner_states_that_it_sums_rows_first(captured) -> None:
     )
     capture = captured(text, "f")
     action = proposed(capture, start(capture, text), ActionKind.ALGEBRA)[0]
-    assert action.text == "compute the sum of the kl_div along rows first, in line 6"
+    assert action.text == "Compute the sum of the kl_div along rows first"
     assert (
         action.rationale
         == "The sum of all elements is the sum of the sums of its rows; the result is the same by algebra."

@@ -33,13 +33,13 @@ def page_of(result: RunResult, **more: Any) -> Page:
 
 def rows(page: Page, figure: str) -> list[dict[str, Any]]:
     spec = dict(page.charts[figure])
-    return spec["data"]["values"] if "data" in spec else spec["layer"][1]["data"]["values"]
+    return spec["data"]["values"] if "data" in spec else spec["layer"][2]["data"]["values"]
 
 
 def test_a_timed_run_shows_each_accepted_step_with_its_interval() -> None:
     page = page_of(run("better", "slower", "better"))
     first, second = rows(page, "gains")
-    assert [first["step"], second["step"]] == ["1. action 1", "3. action 3"]
+    assert [(row["step"], row["title"]) for row in (first, second)] == [("step 1", "action 1"), ("step 3", "action 3")]
     assert first["before"] == 1.0
     assert second["before"] == first["after"] == pytest.approx(1.25)
     assert second["low"] < second["after"] < second["high"]
@@ -70,8 +70,9 @@ def test_a_run_without_times_shows_estimates_and_says_so() -> None:
 def test_a_run_without_accepted_steps_shows_steps_but_no_charts() -> None:
     page = page_of(run("wrong"))
     assert set(page.charts) <= {"roofline"}
-    assert "no step was accepted" in page.body
+    assert "No step was accepted" in page.body
     assert "values: relative error 0.5" in page.body
+    assert "Tried and rejected" in page.body
 
 
 def test_an_unfinished_run_can_be_shown() -> None:
@@ -83,8 +84,43 @@ def test_an_unfinished_run_can_be_shown() -> None:
 
 def test_steps_are_kept_or_pending_if_the_review_state_is_known() -> None:
     result = run("better", "better", "wrong elsewhere")
-    cells = re.findall(r'<td class="word">(\w+)</td>', page_of(result, kept_steps=frozenset({1})).body)
-    assert [cell for cell in cells if cell in ("kept", "pending", "failed")] == ["kept", "pending", "failed"]
+    body = page_of(result, kept_steps=frozenset({1})).body
+    assert re.findall(r'<span class="state">(\w+)</span>', body) == ["kept", "pending"]
+    assert "mtmc apply abc" in body
+    assert "mtmc apply abc" not in page_of(result, kept_steps=frozenset({1, 2})).body, "there is nothing left to write"
+
+
+def test_the_page_answers_in_the_order_of_a_readers_questions() -> None:
+    body = page_of(run("better", "slower", "better")).body
+    titles = re.findall(r"<h[12]>(.*?)</h[12]>", body)
+    assert titles == [
+        "f",
+        "What to do next",
+        "Steps",
+        "Times",
+        "Speedup step by step",
+        "Roofline",
+        "Memory traffic",
+        "Tried and rejected",
+        "Verification",
+        "Environment",
+    ]
+    head = body[: body.index("What to do next")]
+    for words in ("improved: 1.56x", "Fake GPU", "100 us -&gt; 64.0 us per call", "2 steps kept, 1 not faster"):
+        assert words in head
+
+
+def test_each_step_has_its_diff_folded_and_marked() -> None:
+    body = page_of(run("better")).body
+    assert "<details><summary>Diff: 1 lines added, 0 removed</summary>" in body
+    assert '<span class="added">+# n1 better</span>' in body
+
+
+def test_a_step_that_raises_the_traffic_says_why_it_was_accepted() -> None:
+    result = run("better", "better")
+    steps = tuple(replace(step, work=Work(5e9 + step.index * 1e9, 0.0)) for step in result.steps)
+    assert "Steps 1, 2 move more memory than the version before" in page_of(replace(result, steps=steps)).body
+    assert "more memory" not in page_of(result).body
 
 
 def test_checks_are_grouped_to_one_line_per_name() -> None:

@@ -149,7 +149,7 @@ def test_a_step_that_fails_falls_back_to_the_last_good_version_and_the_planner_i
         ("wrong", "values: relative error 0.5"),
         ("crash", "the process ended with signal SIGSEGV"),
         ("hang", "timing.time took longer than 300 s"),
-        ("slower", "not faster: 0.67x the eager code (0.66 to 0.67), 150.0 us"),
+        ("slower", "not faster: 0.67x the speed of your code (0.66 to 0.67), 150.0 us"),
         ("no-op", "nothing changes"),
     ],
 )
@@ -428,7 +428,7 @@ class NeverVerifies(FakeMeasurer):
 def test_a_step_that_was_not_verified_within_the_budget_is_not_delivered() -> None:
     result = search([action(0, "better")], measurer=NeverVerifies())
     assert result.steps[0].status is StepStatus.FAILED
-    assert result.steps[0].reason.startswith("it was not verified within the budget; 1.25x the eager code")
+    assert result.steps[0].reason.startswith("it was not verified within the budget; 1.25x the speed of your code")
     assert (result.final.source, result.status) == (SOURCE, RunStatus.NO_GAIN)
 
 

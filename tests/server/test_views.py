@@ -150,7 +150,7 @@ async def test_hover_shows_the_run_on_the_def_the_kernel_and_the_dispatch_line(i
     assert "| ✗ | 2. action 2: values: relative error 0.5 | not timed | - |" in table
     assert "|  | _eager_ | 100.0 us |  |" in table
     assert "80.0 us, 25% of the roofline, 50 samples; a fake" in table
-    assert "correct on the GPU: 0 checks, relative error 1.0e-07" in table
+    assert "correct on the GPU: all 0 checks passed, relative error 1.0e-07" in table
     assert f"**Step 1: [fuse]({docs.page('actions', 'fuse').as_uri()}).** reason 1" in table
     assert "Fake GPU, torch 2.13, triton 3.9, Python 3.11" in table
     assert await hover(ide, uri, "torch.relu") is None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import keyword
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.workload import Target
@@ -57,59 +56,6 @@ class Names:
         self._last_suffix[base] = number
         self._used.add(name)
         return name
-
-
-class KernelNames:
-    """The names of a version's kernels: those of earlier steps are kept, and new ones are free in the user's file."""
-
-    def __init__(self, source: str, kept: Mapping[str, str]) -> None:
-        """Begin a version.
-
-        Args:
-            source: the user's file.
-            kept: names of earlier steps, by key of the kernel.
-        """
-        self._words = frozenset(re.findall(r"\w+", source))
-        self._kept = kept
-        self._used: set[str] = set()
-        self.given: dict[str, str] = {}
-        """The name of each kernel so far, by key. Kernels that share the source of another have none."""
-        self.moved: dict[str, str] = {}
-        """Names of earlier steps that now belong to another kernel, which is written first and has the same source."""
-
-    def choose(self, key: str, preferred: str) -> str:
-        """The name of a kernel: that of an earlier step, or else ``preferred``, numbered if it is in use.
-
-        Names that extend a name count as in use too, such as ``name_parts`` for partial sums.
-        """
-        stem = preferred.removesuffix("_kernel")
-        numbered = itertools.chain([preferred], (f"{stem}_{n}_kernel" for n in itertools.count(2)))
-        name = self._kept.get(key) or next(choice for choice in numbered if not self._is_in_use(choice))
-        self.given[key] = name
-        self._used.add(name)
-        return name
-
-    def _is_in_use(self, choice: str) -> bool:
-        names = self._used | {*self._kept.values()}
-        return choice in self._words or any(name == choice or name.startswith(f"{choice}_") for name in names)
-
-    def written(self, key: str, name: str, names: Iterable[str], parts: Sequence[str] = ()) -> None:
-        """Note that a kernel was written.
-
-        Args:
-            key: key of the kernel.
-            name: its name in the source; another kernel's if both have the same source.
-            names: all names that the source defines.
-            parts: keys of the kernels that it contains.
-        """
-        self._used.update(names)
-        if self.given[key] == name:
-            return
-        for item in (key, *parts):
-            self._used.discard(self.given.pop(item))
-        owner = next((item for item, given in self.given.items() if given == name), None)
-        if owner is not None and key in self._kept and owner not in self._kept:
-            self.moved[owner] = self._kept[key]
 
 
 def identifier(text: str) -> str:

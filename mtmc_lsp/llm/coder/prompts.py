@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from mtmc_lsp.actions.base import lines_text
 from mtmc_lsp.core.action import REMARK, ActionKind, MacroAction
 from mtmc_lsp.core.chat import Message
 from mtmc_lsp.core.run import Candidate
@@ -83,7 +84,11 @@ def coding_messages(
         Part("Inputs of the launcher", _inputs(capture, editable)),
         *_notes("How to write good kernels", notes["kernels"], spare=1),
         *_notes("Hardware", notes["arch"], spare=4),
-        Part("Step", f"{action.text}\n{action.rationale}" + (f"\nParameters: {params}" if params else "")),
+        Part(
+            "Step",
+            f"{action.text} ({lines_text(action.lines)})\n{action.rationale}"
+            + (f"\nParameters: {params}" if params else ""),
+        ),
         *_notes("How to do this step well", notes["kind"], spare=2),
         *_notes("How to implement these operations well", notes["operations"], spare=3),
         Part("Operations of the region", region or "see the text"),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tree_sitter import Node
 
-from mtmc_lsp.source.lint import blocks, host, memory, precision, syncs, tuning
+from mtmc_lsp.source.lint import blocks, grids, host, memory, precision, syncs, tuning
 from mtmc_lsp.source.lint.finding import Context, Finding
 from mtmc_lsp.source.lint.kernel import Kernel, kernels_in
 from mtmc_lsp.source.outline import LAUNCH, Outline
@@ -30,6 +30,7 @@ KERNEL_CHECKS: dict[str, Callable[[Kernel], Iterator[Finding]]] = {
     "autotune-key": tuning.autotune_key,
 }
 HOST_CHECKS: dict[str, Callable[[Node, Context], Iterator[Finding]]] = {
+    "grid-size": grids.grid_size,
     "host-sync": syncs.host_sync,
     "assumed-contiguous": host.assumed_contiguous,
     "python-loop": host.python_loop,
@@ -44,7 +45,7 @@ IGNORE = re.compile(rb"#\s*mtmc:\s*ignore(?:\[([^\]]*)\])?")
 def context_of(outline: Outline) -> Context:
     """The facts about the file that the checks use."""
     names = outline.names.imports
-    return Context(names, outline.kernels, outline.launched, outline.called, outline.mentions_layout)
+    return Context(names, outline.kernels, outline.launched, outline.called, outline.mentions_layout, outline.blocks)
 
 
 def is_checked(text: bytes, context: Context) -> bool:
@@ -60,6 +61,7 @@ def check(text: bytes, context: Context) -> tuple[Finding, ...]:
     findings = [
         f for kernel in kernels_in(root, context) for run_check in KERNEL_CHECKS.values() for f in run_check(kernel)
     ]
+    findings += grids.block_size(root, context)
     findings += [finding for run_check in HOST_CHECKS.values() for finding in run_check(root, context)]
     return remove_ignored(text, findings)
 

@@ -8,6 +8,8 @@ from enum import Enum
 
 from tree_sitter import Node
 
+from mtmc_lsp.source.outline import BlockParameter
+
 
 class Severity(Enum):
     """Severity of a finding."""
@@ -56,6 +58,8 @@ class Context:
     """Names that are called in the file: ``name(...)``, ``other.name(...)``."""
     mentions_layout: bool
     """Whether the file mentions contiguous tensors."""
+    blocks: tuple[BlockParameter, ...] = ()
+    """The block sizes of the file's kernels."""
 
 
 def finding_at(code: str, severity: Severity, node: Node, message: str, fix: Fix | None = None) -> Finding:

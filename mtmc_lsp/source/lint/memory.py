@@ -33,7 +33,37 @@ def unmasked_access(kernel: Kernel) -> Iterator[Finding]:
                 f"memory is {action} without a mask, although `{checked[0]}` can exceed a bound: "
                 f"it is compared in line {bounded[checked[0]].start_point[0] - kernel.node.start_point[0] + 1} of the kernel"
             )
-            yield finding_at("unmasked-access", Severity.WARNING, call, message)
+            fix = _masked(kernel, name, call, pointer, bounded)
+            yield finding_at("unmasked-access", Severity.WARNING, call, message, fix)
+
+
+def _masked(kernel: Kernel, name: str, call: Node, pointer: Node, bounded: dict[str, Node]) -> Fix | None:
+    """The call with a mask that compares every block of offsets in its pointer, as the kernel compares it elsewhere."""
+    arguments = field(call, "arguments")
+    blocks = dict.fromkeys(name for item in walk(pointer) for name in _block_name(kernel, item))
+    if arguments is None or not blocks or not blocks.keys() <= bounded.keys():
+        return None
+    comparisons = [bounded[block] for block in blocks]
+    if any(node.start_byte > call.start_byte and not _is_of_parameters(kernel, node) for node in comparisons):
+        return None
+    texts = [text_of(node) for node in comparisons]
+    mask = texts[0] if len(texts) == 1 else " & ".join(f"({text})" for text in texts)
+    # A variable that holds this mask already is shorter.
+    named = [n for n, values in kernel.values.items() if len(values) == 1 and text_of(values[0]) == mask]
+    before = [n for n in named if kernel.values[n][0].start_byte < call.start_byte]
+    text = f"mask={before[0] if before else mask}" + (", other=0.0" if name == "load" else "")
+    separator = "" if text_of(arguments).rstrip(") \n").endswith(",") else ", "
+    end = arguments.end_byte - 1
+    return Fix("Add the mask", end, end, f"{separator}{text}")
+
+
+def _block_name(kernel: Kernel, node: Node) -> tuple[str, ...]:
+    return (text_of(node),) if node.type == "identifier" and kernel.is_block(node) else ()
+
+
+def _is_of_parameters(kernel: Kernel, comparison: Node) -> bool:
+    """Whether the bound of a comparison consists of parameters, so that it is known everywhere in the kernel."""
+    return all(name in kernel.parameters for name in names_in(comparison.named_children[1]))
 
 
 def _has_mask(name: str, call: Node) -> bool:
