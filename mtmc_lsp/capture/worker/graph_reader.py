@@ -382,8 +382,7 @@ class Reader:
         on_cpu = [node for node in self.program.graph.nodes if _is_on_cpu(node)]
         results = self.program.graph.output_node().all_input_nodes
         return self.device.startswith("cuda") and not any(
-            (node.op == "placeholder"
-            and node.name not in self.literals)
+            (node.op == "placeholder" and node.name not in self.literals)
             or node in results
             or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
             for node in on_cpu

@@ -157,7 +157,9 @@ def _report(module: Any, launch: KernelLaunch, arch: str) -> KernelReport:
     resident = occupancy(registers, shared, launch.num_warps, arch) if registers else None
     limit = SHARED_LIMIT.get(arch)
     excess = f"needs {shared} bytes of shared memory, {arch} has {limit}" if limit and shared > limit else ""
-    return KernelReport(launch.kernel, arch, registers, spills, shared, 0.0 if excess else resident, excess, bool(excess))
+    return KernelReport(
+        launch.kernel, arch, registers, spills, shared, 0.0 if excess else resident, excess, bool(excess)
+    )
 
 
 def ast_source(kernel: Any, launch: KernelLaunch, target: Any) -> Any:
