@@ -28,9 +28,21 @@ def minimal_edits(text: Text, new: bytes) -> list[lsp.TextEdit]:
     for line in middle_old:
         starts.append(starts[-1] + len(line))
     return [
-        lsp.TextEdit(text.range(starts[a], starts[b]), b"".join(middle_new[c:d]).decode("utf-8", ERRORS))
+        _edit(text, starts[a], starts[b], b"".join(middle_new[c:d]))
         for a, b, c, d in changed_lines(middle_old, middle_new)
     ]
+
+
+def _edit(text: Text, start: int, end: int, new: bytes) -> lsp.TextEdit:
+    """The edit that replaces bytes of ``text``. Lines that follow the last line are inserted at that line's end.
+
+    Neovim 0.11 adds an empty line where an edit starts below the last line.
+    """
+    newline = next((ending for ending in (b"\r\n", b"\n", b"\r") if text.data.endswith(ending)), b"")
+    if start == end == len(text.data) and newline and new.endswith(newline):
+        start = end = len(text.data) - len(newline)
+        new = newline + new[: -len(newline)]
+    return lsp.TextEdit(text.range(start, end), new.decode("utf-8", ERRORS))
 
 
 def changed_lines(old: Sequence[bytes], new: Sequence[bytes]) -> list[tuple[int, int, int, int]]:
