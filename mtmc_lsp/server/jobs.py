@@ -37,7 +37,7 @@ class Job:
     """One job for a target."""
 
     kind: str
-    """``optimize``, ``resume``, ``plan``, ``measure``, ``verify``, ``record``, ``undo`` or ``another``."""
+    """``optimize``, ``resume``, ``plan``, ``measure``, ``verify``, ``record``, ``undo``, ``another`` or ``certify``."""
     uri: str
     path: str
     target: str

@@ -13,7 +13,7 @@ from mtmc_lsp.capture.recorded_calls import RecordedTarget
 from mtmc_lsp.core.errors import NoWorkload
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.results import Timing, Verdict
-from mtmc_lsp.core.run import RunResult
+from mtmc_lsp.core.run import RunResult, StepStatus
 from mtmc_lsp.report.phrases import headline, ratio_text, recording_summary, stage_with_time, verdict_line
 from mtmc_lsp.server.jobs import Job, JobState
 
@@ -35,6 +35,10 @@ class RunState:
     stage: str
     step: int
     action: str
+    summary: str
+    """``2 of 3 steps accepted · best 1.83x``; empty before the first step."""
+    seconds: float
+    """How long the job has run; 0 while it waits."""
     result: str
     """Summary of the result; empty if the job did not finish, or if a question with this text follows."""
     run: dict[str, Any] | None
@@ -111,6 +115,8 @@ class Reporter:
             job.stage,
             job.step,
             job.action,
+            trials_text(job),
+            time.monotonic() - job.began if job.began else 0.0,
             _outcome(job)[0] if job.state is JobState.DONE and not _is_followed_by_question(job) else "",
             review.to_json() if review is not None else None,
             job.answer if job.is_over and job.answer.get("event") != "result" else None,
@@ -123,8 +129,29 @@ def _is_followed_by_question(job: Job) -> bool:
     return answer_calls(job.answer) is not None or lacks_workload(job)
 
 
+def trials_text(job: Job) -> str:
+    """``2 of 3 steps accepted · best 1.83x``: what a run did so far; empty before its first step ended."""
+    if not job.steps:
+        return ""
+    accepted = [step for step in job.steps if step["status"] == StepStatus.ACCEPTED.value]
+    text = f"{len(accepted)} of {len(job.steps)} {'step' if len(job.steps) == 1 else 'steps'} accepted"
+    timing = from_json(Timing, accepted[-1]["timing"]) if accepted and accepted[-1].get("timing") else None
+    eager = timing.against("eager") if timing is not None else None
+    return f"{text} · best {eager.ratio:.2f}x" if eager is not None else text
+
+
+def progress_line(job: Job) -> str:
+    """What a job does now and what it has found, for one line in the editor."""
+    trials = trials_text(job)
+    return f"{_stage(job)} · {trials}" if trials else _stage(job)
+
+
+def _stage(job: Job) -> str:
+    return f"step {job.step}: {job.action}: {job.stage}" if job.step else job.stage
+
+
 def _message(job: Job) -> str:
-    stage = f"step {job.step}: {job.action}: {job.stage}" if job.step else job.stage
+    stage = _stage(job)
     if job.budget_seconds is None:
         return stage
     return stage_with_time(stage, time.monotonic() - job.began, job.budget_seconds)

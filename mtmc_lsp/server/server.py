@@ -43,7 +43,9 @@ log = logging.getLogger(__name__)
 CONFIGURATION_SECONDS = 2.0
 FOLDER_SECONDS = 30.0
 """Timeout for the settings of a folder: the editor may first have to find the folder's interpreter."""
-RUN_JOBS = ("optimize", "resume", "undo", "another")
+CERTIFY = "certify"
+"""Kind of the job that verifies steps which were written again after another step was removed."""
+RUN_JOBS = ("optimize", "resume", "undo", "another", CERTIFY)
 """Kinds of jobs that produce steps."""
 STORE_SECONDS = 5.0
 """How long the server waits for a store that another process has locked, and for one query."""
@@ -215,7 +217,7 @@ class Server(LanguageServer):
     # Runs --------------------------------------------------------------------------------------------------------
 
     async def _on_job(self, job: Job) -> None:
-        if job.kind in RUN_JOBS and (job.steps or job.answer):
+        if job.kind in RUN_JOBS and (job.steps or job.answer or job.is_over):
             self._update_review(job)
         if job.answer.get("event") == "verified":
             text = str(job.request["text"]).encode("utf-8", ERRORS)
@@ -232,6 +234,9 @@ class Server(LanguageServer):
         if job.answer.get("event") == "result":
             result = from_json(RunResult, job.answer["result"])
             started = time.time() - result.seconds
+            if job.kind == CERTIFY and previous is not None and previous.run != result.id:
+                # Another step was removed meanwhile, and its run is verified next.
+                return
             self.reviews.put(make_review(result.id, job.path, job.target, started, result.steps, result=result))
         elif job.state is JobState.RUNNING and job.kind in INCREMENTAL_JOBS:
             run_name = f"job {job.id}"
@@ -241,7 +246,7 @@ class Server(LanguageServer):
             started = previous.started if previous is not None and previous.run == run_name else time.time()
             steps = [*unchanged_steps, *(from_json(Step, item) for item in job.steps[len(unchanged_steps) :])]
             self.reviews.put(make_review(run_name, job.path, job.target, started, steps))
-        elif previous is not None and previous.run == f"job {job.id}":
+        elif previous is not None and (previous.run == f"job {job.id}" or (job.is_over and job.kind == CERTIFY)):
             # The job was stopped: load the stored part of the run, which can be resumed.
             self.background(self._reload(job))
 
@@ -318,8 +323,9 @@ class Server(LanguageServer):
         return folder if os.path.exists(folder / STORE) else None
 
     def is_active(self, review: Review) -> bool:
-        """Whether a job for the run's target is queued or running."""
-        return self.jobs.for_target(review.path, review.qualname) is not None
+        """Whether a job for the run's target is queued or running. Steps can be removed while others are verified."""
+        job = self.jobs.for_target(review.path, review.qualname)
+        return job is not None and job.kind != CERTIFY
 
     # What the client shows ---------------------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ async def test_keep_creates_the_file_of_kernels_in_the_same_edit(ide: Editor) ->
     assert isinstance(created, lsp.CreateFile), "the kernels are there before their import"
     assert (filled.text_document.uri, changed.text_document.uri) == (beside, uri)
     assert ide.path(uri).read_text() == MODEL, "saving is the user's"
-    assert (await ide.lenses(uri))[0].startswith("▶ step 2 of 2")
+    assert (await ide.lenses(uri))[0].startswith("2/2 ")
 
 
 async def test_keep_again_and_undo_change_both_files(ide: Editor) -> None:
@@ -148,7 +148,7 @@ async def test_undo_in_the_editor_makes_a_kept_step_pending_again(ide: Editor) -
     uri, beside = await pending(ide)
     await ide.command("keep", uri, "f")
     ide.set(uri, MODEL)
-    assert (await ide.lenses(uri))[0].startswith("▶ step 1 of 2")
+    assert (await ide.lenses(uri))[0].startswith("1/2 ")
     assert await ide.command("keep", uri, "f") is True
     assert (ide.texts[uri], ide.texts[beside]) == (WITH_F, kernels(1))
 

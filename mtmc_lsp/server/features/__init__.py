@@ -9,16 +9,14 @@ from mtmc_lsp.server.features import (
     diagnostics,
     hover,
     inlay_hints,
-    lenses,
     lifecycle,
     on_save,
     record,
     reports,
-    review,
-    review_state,
     symbols,
     workloads,
 )
+from mtmc_lsp.server.features.steps import lenses, removal, review, review_state
 from mtmc_lsp.server.server import Server
 
 
@@ -32,6 +30,7 @@ def register_all(server: Server) -> None:
         record,
         workloads,
         review,
+        removal,
         review_state,
         reports,
         lenses,
