@@ -59,6 +59,8 @@ class Job:
     """For a run: the action of the current step as text."""
     answer: dict[str, Any] = field(default_factory=dict)
     """The final event of the job: ``result``, ``plan``, ``error``, ..."""
+    stop_reason: str = ""
+    """Why it was cancelled, as a sentence; empty if the user cancelled it."""
     steps: list[dict[str, Any]] = field(default_factory=list)
     """For a run: the steps so far, as JSON data."""
     process: asyncio.subprocess.Process | None = None

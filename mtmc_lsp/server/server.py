@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import itertools
 import logging
 import os
@@ -24,6 +25,7 @@ from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunResult, Step
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import STORE, Store
+from mtmc_lsp.server.failures.failure import Failure
 from mtmc_lsp.server.handshake import NAME
 from mtmc_lsp.server.jobs import Job, Jobs, JobState
 from mtmc_lsp.server.kernels_file.texts import imported_kernels
@@ -87,6 +89,12 @@ class Server(LanguageServer):
         """Called after a file was saved."""
         self.job_end_listeners: list[Callable[[Job], Coroutine[Any, Any, None]]] = []
         """Called when a job has ended."""
+        self.job_listeners: list[Callable[[Job], None]] = []
+        """Called when the state of a job changed, before it is reported."""
+        self.change_listeners: list[Callable[[Document], None]] = []
+        """Called after a file was edited."""
+        self.failures: dict[tuple[str, str], Failure] = {}
+        """Last failure of each target (path, name)."""
         self.close_listeners: list[Callable[[Server], None]] = []
         """Called when the client has disconnected."""
         self.pushing: set[str] = set()
@@ -101,6 +109,7 @@ class Server(LanguageServer):
         """Called with the URIs of documents whose runs changed."""
         self._last_error = ""
         self._store_lock = asyncio.Lock()
+        self._is_prepared = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stale: set[str] = set()
         """URIs of documents whose runs changed since the last refresh."""
@@ -205,9 +214,17 @@ class Server(LanguageServer):
             done = self._loading[document.path] = asyncio.Event()
             try:
                 self.reviews.put_all(await self._stored(document.path))
+                if self.reviews.of(document.path):
+                    self.prepare_removal()
             finally:
                 done.set()
             self.refresh(document.uri)
+
+    def prepare_removal(self) -> None:
+        """Import what taking a step out needs, in the background and once: the first time should not take longer."""
+        if not self._is_prepared:
+            self._is_prepared = True
+            self.background(asyncio.to_thread(importlib.import_module, "mtmc_lsp.app.revisions.recompose"))
 
     async def loaded(self, document: Document) -> None:
         """Wait until the stored runs of an opened file are loaded."""
@@ -222,6 +239,8 @@ class Server(LanguageServer):
         if job.answer.get("event") == "verified":
             text = str(job.request["text"]).encode("utf-8", ERRORS)
             self.verdicts[job.path, job.target] = (text, from_json(Verdict, job.answer["verdict"]))
+        for listener in self.job_listeners:
+            listener(job)
         await self.reporter.report(job)
         self.refresh(job.uri)
         if job.is_over:
@@ -237,6 +256,7 @@ class Server(LanguageServer):
             if job.kind == CERTIFY and previous is not None and previous.run != result.id:
                 # Another step was removed meanwhile, and its run is verified next.
                 return
+            self.prepare_removal()
             self.reviews.put(make_review(result.id, job.path, job.target, started, result.steps, result=result))
         elif job.state is JobState.RUNNING and job.kind in INCREMENTAL_JOBS:
             run_name = f"job {job.id}"

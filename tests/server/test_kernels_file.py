@@ -173,12 +173,11 @@ async def test_a_job_waits_for_kernels_that_are_not_saved(ide: Editor) -> None:
     assert await ide.command("verify", uri, "f") is not None
 
 
-async def test_the_kernels_of_a_speedup_are_found_in_their_file(ide: Editor) -> None:
+async def test_a_stale_result_points_to_the_kernels_in_their_file(ide: Editor) -> None:
     uri, beside = await pending(ide)
     await ide.command("keepAll", uri, "f")
-    items = await ide.until(
-        lambda: [d for d in ide.client.diagnostics.get(uri, []) if d.code == "speedup" and "pending" not in d.message]
-    )
+    ide.replace(uri, "torch.relu(x)", "torch.relu(x + 1)")
+    items = await ide.until(lambda: [d for d in ide.client.diagnostics.get(uri, []) if d.code == "stale"])
     location = items[-1].related_information[0].location
     assert (location.uri, location.range.start.line) == (beside, kernels(1).splitlines().index("# mtmc: begin f"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mtmc_lsp.server.failures import feature as failures
 from mtmc_lsp.server.features import (
     code_actions,
     commands,
@@ -34,6 +35,7 @@ def register_all(server: Server) -> None:
         review_state,
         reports,
         lenses,
+        failures,
         diagnostics,
         on_save,
         hover,
