@@ -182,8 +182,8 @@ def workload_error(document: Document, outlined: OutlineEntry, inputs: str) -> s
         target = find_target(changed, document.path, outlined.target.qualname)
         workload = parse_directive(changed, target, document.path)
     except MtmcError as error:
-        text = failure_text(error.to_json(), document.path)
-        return f"{text[:1].upper()}{text[1:]}"
+        reason = failure_text(error.to_json(), document.path)
+        return f"{reason[:1].upper()}{reason[1:]}"
     return "" if workload is not None else "Describe at least one tensor, for example x=f32[64,128]."
 
 
