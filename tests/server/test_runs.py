@@ -223,7 +223,7 @@ async def test_a_client_that_shows_results_gets_their_text_and_no_messages(tmp_p
         assert {s.result for s in ide.states if s.state != "done"} == {""}
         (failure,) = [s.failure for s in ide.states if s.failure is not None]
         assert (failure.text, failure.button, failure.command) == (
-            "the target raises ValueError. Correct it.",
+            "h: the target raises ValueError. Correct it.",
             "Try again",
             "optimize",
         )

@@ -225,7 +225,7 @@ class Extension implements vscode.Disposable {
 
   /** Says why a job failed, with the command that helps most. */
   private async showFailure({ uri, target, failure }: FailedJob): Promise<void> {
-    const answer = await vscode.window.showErrorMessage(`${target}: ${failure.text}`, failure.button);
+    const answer = await vscode.window.showErrorMessage(failure.text, failure.button);
     if (answer !== undefined) await this.help({ uri, target });
   }
 

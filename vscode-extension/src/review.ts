@@ -32,6 +32,8 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
   private readonly notes = vscode.window.createTextEditorDecorationType({ color: new vscode.ThemeColor("foreground") });
   private readonly changed = new vscode.EventEmitter<vscode.Uri>();
   private readonly marksChanged = new vscode.EventEmitter<undefined>();
+  private readonly lensesChanged = new vscode.EventEmitter<void>();
+  readonly onDidChangeCodeLenses = this.lensesChanged.event;
   readonly onDidChange = this.changed.event;
   readonly onDidChangeFileDecorations = this.marksChanged.event;
   private readonly pages = new Map<string, Page>();
@@ -75,6 +77,7 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
       this.notes,
       this.changed,
       this.marksChanged,
+      this.lensesChanged,
     ];
   }
 
@@ -86,6 +89,8 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
     const of = targetOf(uri);
     const review = of === undefined ? undefined : this.reviewOf(of);
     const step = review === undefined ? undefined : selectedStep(review);
+    // After a reload, the runs are loaded later, and the page is provided again.
+    if (of !== undefined) this.shown.set(keyOf(of), review === undefined ? "" : stateOf(review));
     if (review === undefined || step === undefined) return "# No step is pending.\n";
     const texts = await this.server.step({ uri: review.uri, target: review.target, step: step.index });
     const made = page(step, texts?.after ?? "", review.target, this.whole.has(keyOf(review)));
@@ -125,6 +130,7 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
     const file = vscode.window.visibleTextEditors.find(({ document }) => document.uri.toString() === review.uri);
     const viewColumn = file?.viewColumn === vscode.ViewColumn.One ? vscode.ViewColumn.Two : vscode.ViewColumn.Beside;
     this.shown.set(keyOf(review), stateOf(review));
+    await this.closePages((other) => keyOf(other) !== keyOf(review));
     await vscode.window.showTextDocument(uriOf(review), { viewColumn, preserveFocus, preview: false });
     keepVisible(review);
   }
@@ -148,8 +154,9 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
       if (kept !== undefined && kept !== review.kept.length) keepVisible(review);
       this.kept.set(key, review.kept.length);
     }
-    this.closePages();
+    void this.closePages((review) => selectedStep(review) === undefined || review.stale);
     this.marksChanged.fire(undefined);
+    this.lensesChanged.fire();
     this.updateContexts();
   }
 
@@ -159,15 +166,15 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
     if (isVisible && setting === "beside") void this.open(review, true);
   }
 
-  /** Closes the pages of functions without a pending step. */
-  private closePages(): void {
+  /** Closes the pages of some functions. */
+  private async closePages(isWanted: (review: Review) => boolean): Promise<void> {
     const tabs = vscode.window.tabGroups.all.flatMap((group) => group.tabs);
     for (const tab of tabs) {
       const of = tab.input instanceof vscode.TabInputText ? targetOf(tab.input.uri) : undefined;
       const review = of === undefined ? undefined : this.reviewOf(of);
-      if (review === undefined || (selectedStep(review) !== undefined && !review.stale)) continue;
+      if (review === undefined || !isWanted(review)) continue;
       this.shown.delete(keyOf(review));
-      void vscode.window.tabGroups.close(tab, true);
+      await vscode.window.tabGroups.close(tab, true);
     }
   }
 

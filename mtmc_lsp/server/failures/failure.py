@@ -47,7 +47,7 @@ class Failure:
 
     def to_json(self) -> dict[str, Any]:
         """What clients with their own messages show."""
-        return {"text": self.text, "button": self.button, "command": self.command}
+        return {"text": named(self.target, self.text), "button": self.button, "command": self.command}
 
 
 def failure_of(job: Job) -> Failure | None:
@@ -84,6 +84,11 @@ def failure_text(error: dict[str, Any], path: str) -> str:
         is_interpreter = error.get("code") == EnvironmentNotAble.code and "interpreter" in message
         remedy = INTERPRETER if is_interpreter else ""
     return f"{message}. {remedy}".strip()
+
+
+def named(target: str, text: str) -> str:
+    """A sentence about a target, which it names once."""
+    return text if text.startswith(f"{target} ") else f"{target}: {text}"
 
 
 def _help(job: Job, code: str) -> tuple[str, str]:

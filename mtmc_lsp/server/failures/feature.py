@@ -10,7 +10,7 @@ import asyncio
 from lsprotocol import types as lsp
 
 from mtmc_lsp.docs import page
-from mtmc_lsp.server.failures.failure import Failure, failure_of, line_of
+from mtmc_lsp.server.failures.failure import Failure, failure_of, line_of, named
 from mtmc_lsp.server.handshake import SOURCE
 from mtmc_lsp.server.jobs import Job
 from mtmc_lsp.server.server import RUN_JOBS, Server
@@ -50,7 +50,7 @@ def _shown(ls: Server, document: Document) -> list[tuple[lsp.Diagnostic, Failure
             continue
         item = lsp.Diagnostic(
             range=document.text.line_range(line),
-            message=f"{failure.target}: {failure.text}",
+            message=named(failure.target, failure.text),
             severity=lsp.DiagnosticSeverity.Error,
             code=FAILED,
             code_description=lsp.CodeDescription(page("diagnostics", FAILED).as_uri()),

@@ -46,7 +46,7 @@ function failedRow(of: FailedJob): Row {
   const argument = { uri: of.uri, target: of.target };
   const id = `${of.uri}#${of.target}#failed`;
   const child = { id: `${id}#help`, label: button, description: "", tooltip: text, icon: "arrow-right", context: "failure-help", argument, children: [] };
-  return { id, label: of.target, description: text, tooltip: text, spoken: `${of.target} failed: ${text}`, icon: "error", colour: "testing.iconFailed", context: "failed", argument, children: [child] };
+  return { id, label: of.target, description: text.replace(`${of.target}: `, ""), tooltip: text, spoken: `failed: ${text}`, icon: "error", colour: "testing.iconFailed", context: "failed", argument, children: [child] };
 }
 
 function historyRow(past: readonly PastRun[]): Row {
@@ -189,7 +189,7 @@ function stepRow(review: Review, step: Step): Row {
   const { what, where } = splitLocation(step.action.text);
   const isAccepted = isPending || isKept;
   // Only accepted steps are counted, here and everywhere else.
-  const name = isAccepted ? `${step.position} ${step.title}` : what;
+  const name = isAccepted ? `${step.position} ${step.title}` : `${what.charAt(0).toUpperCase()}${what.slice(1)}`;
   const look = isPending
     ? { icon: "circle-filled", colour: "charts.yellow", word: "pending" }
     : isKept
