@@ -19,7 +19,7 @@ from mtmc_lsp.server.features.code_actions import directive_edit, proposed_direc
 from mtmc_lsp.server.jobs import Job
 from mtmc_lsp.server.kernels_file.texts import is_unsaved, whole_text
 from mtmc_lsp.server.model_consent import MODEL_JOBS
-from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.server import CERTIFY, RUN_JOBS, Server
 from mtmc_lsp.server.text import ERRORS, Document
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import OutlineEntry
@@ -114,6 +114,8 @@ async def start(
         return None
     root, run_settings = ls.root_of(document.path), (await ls.settings_of(document.uri)).run_settings()
     consented = kind in MODEL_JOBS and await ls.model_consent.ensure(ls, root, Path(document.path), run_settings)
+    if kind in RUN_JOBS:
+        await _end_verification(ls, document.path, target)
     # Check after all awaits: another command may have started a job in the meantime.
     active_job = ls.jobs.for_target(document.path, target)
     if active_job is not None:
@@ -140,6 +142,15 @@ async def start(
     await ls.reporter.begin(job, token)
     ls.refresh(document.uri)
     return {"job": job.id}
+
+
+async def _end_verification(ls: Server, path: str, target: str) -> None:
+    """End the verification of steps that a new run replaces."""
+    active = ls.jobs.for_target(path, target)
+    if active is not None and active.kind == CERTIFY:
+        active.stop_reason = f"Stopped verifying the steps of {target}, because a new run starts."
+        await ls.jobs.cancel(active)
+        await active.over.wait()
 
 
 async def add_workload(ls: Server, *arguments: Any) -> None:
