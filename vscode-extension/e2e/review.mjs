@@ -75,6 +75,8 @@ export async function run(scenario) {
     await scenario(w, "pending steps are restored after a reload", async () => {
       await page.reload();
       await w.thread("1/3 ").waitFor();
+      // By key: a reload may close the page.
+      await w.keys("scores = ", "r");
       await w.reviewPage("1/3 ");
     });
     await scenario(w, "diff editors show one step, all steps, and the steps up to one against all", async () => {
@@ -134,7 +136,8 @@ export async function run(scenario) {
       await w.thread("2/2 ").waitFor();
       const took = Date.now() - clicked;
       console.log(`   discard: ${took} ms`);
-      if (!isBusy()) assert.ok(took < 1000, `${took} ms`);
+      // Including the click of the test and VS Code's delay for lenses. A search or a capture would take many seconds.
+      if (!isBusy()) assert.ok(took < 2000, `${took} ms`);
       await until("it is the third", async () => /sigmoid/.test(await w.thread("2/2 ").innerText()));
       await w.shot("discarded");
       assert.equal(text(), first);
