@@ -30,7 +30,8 @@ from mtmc_lsp.app.regions.runs import (
     merged_verdict,
     steps_of,
 )
-from mtmc_lsp.app.review import revise
+from mtmc_lsp.app.revisions.recompose import first_unverified
+from mtmc_lsp.app.revisions.revise import certify, revise
 from mtmc_lsp.app.run_recorder import Revision, RunConfig, RunRecorder
 from mtmc_lsp.app.stored_runs import fingerprint, in_current_text, open_store, steps_to_resume
 from mtmc_lsp.app.target_file import OpenTarget, check_place
@@ -208,8 +209,11 @@ class Pipeline:
             # Before the first step: later, the error would only fail that step.
             self.measurer().isolation()
         model = self._open_model()
-        recorder = RunRecorder(store, run_id, self._run_config(), model, first_step=len(steps) + 1)
-        result = self._search(run_id, steps, model, recorder.events(self._events))
+        config, known = self._run_config(), store.config(run_id, RunConfig)
+        config = replace(config, based_on=known.based_on if known is not None else "")
+        recorder = RunRecorder(store, run_id, config, model, first_step=len(steps) + 1)
+        events = recorder.events(self._events)
+        result = self._certify(run_id, steps, model, events) or self._search(run_id, steps, model, events)
         return recorder.finish(replace(result, seconds=time.monotonic() - began))
 
     def verify_file(self) -> Verdict:
@@ -425,12 +429,24 @@ class Pipeline:
             self.target.plain_hash,
             revision,
             fingerprint(self.target, self.captures()),
+            self.captures(),
+            self.device(),
         )
 
     def _begin_run(self) -> str:
         """Store a new run; returns its id."""
         environment = self.capture().environment
         return self.store().begin(str(self.target.path), self.target.qualname, self.target.source_hash, environment)
+
+    def _certify(
+        self, run_id: str, steps: Sequence[Step], model: RecordingModel | None, events: Events
+    ) -> RunResult | None:
+        """Verify the steps that were written again after a step was removed; None if there are none."""
+        if first_unverified(steps) == len(steps):
+            return None
+        search = certify(steps, self._open_components(model, steps))
+        greedy = search.kind(self.capture(), self._source, search.components, events)
+        return greedy.run(run_id, self.target.source_hash, search.steps)
 
     def _revise(self, revision: Revision) -> RunResult:
         """Repeat a run with one step undone or replaced, as a new run.

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mtmc_lsp.app.backends import Backends
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.run import RunResult, Step
 from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.endpoint.recording_model import RecordingModel
 from mtmc_lsp.search.components import Events
 from mtmc_lsp.search.store import Store
@@ -29,7 +31,7 @@ class Revision:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How a run was started; enough to replay it."""
+    """How a run was started; enough to replay it, and to write its steps again without a capture."""
 
     planner: str
     coder: str
@@ -40,6 +42,12 @@ class RunConfig:
     """For a run that revises another run."""
     fingerprint: str = ""
     """Of the target and everything that its capture found, see :func:`mtmc_lsp.app.stored_runs.fingerprint`."""
+    captures: tuple[Capture, ...] = ()
+    """The graphs that the steps were written from, one for each region; empty in runs of earlier versions."""
+    device: DeviceModel | None = None
+    """The GPU that the steps were written for."""
+    based_on: str = ""
+    """The finished run that this one was written again from; empty if it is not."""
 
     @property
     def backends(self) -> Backends:

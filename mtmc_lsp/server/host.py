@@ -33,6 +33,7 @@ class Job:
         jobs = {
             "optimize": self._optimize,
             "resume": self._optimize,
+            "certify": self._optimize,
             "undo": self._optimize,
             "another": self._optimize,
             "plan": self._plan,
@@ -68,7 +69,7 @@ class Job:
         has_consent = request.get("consented") is True
         backends = Backends.from_settings(target.settings) if has_consent else BUILTIN
         resumed, revision = None, None
-        if kind == "resume":
+        if kind in ("resume", "certify"):
             with open_store(target.path) as store:
                 resumed = find_unfinished(store, run=request["run"])
         if kind in ("undo", "another"):

@@ -37,7 +37,7 @@ class Job:
     """One job for a target."""
 
     kind: str
-    """``optimize``, ``resume``, ``plan``, ``measure``, ``verify``, ``record``, ``undo`` or ``another``."""
+    """``optimize``, ``resume``, ``plan``, ``measure``, ``verify``, ``record``, ``undo``, ``another`` or ``certify``."""
     uri: str
     path: str
     target: str
@@ -59,6 +59,8 @@ class Job:
     """For a run: the action of the current step as text."""
     answer: dict[str, Any] = field(default_factory=dict)
     """The final event of the job: ``result``, ``plan``, ``error``, ..."""
+    stop_reason: str = ""
+    """Why it was cancelled, as a sentence; empty if the user cancelled it."""
     steps: list[dict[str, Any]] = field(default_factory=list)
     """For a run: the steps so far, as JSON data."""
     process: asyncio.subprocess.Process | None = None

@@ -13,8 +13,9 @@ from mtmc_lsp.capture.recorded_calls import RecordedTarget
 from mtmc_lsp.core.errors import NoWorkload
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.results import Timing, Verdict
-from mtmc_lsp.core.run import RunResult
+from mtmc_lsp.core.run import RunResult, StepStatus
 from mtmc_lsp.report.phrases import headline, ratio_text, recording_summary, stage_with_time, verdict_line
+from mtmc_lsp.server.failures.failure import failure_text
 from mtmc_lsp.server.jobs import Job, JobState
 
 if TYPE_CHECKING:
@@ -35,10 +36,16 @@ class RunState:
     stage: str
     step: int
     action: str
+    summary: str
+    """``2 of 3 steps accepted · best 1.83x``; empty before the first step."""
+    seconds: float
+    """How long the job has run; 0 while it waits."""
     result: str
     """Summary of the result; empty if the job did not finish, or if a question with this text follows."""
     run: dict[str, Any] | None
     answer: dict[str, Any] | None
+    failure: dict[str, Any] | None
+    """Of a failed job: the ``text``, and the ``button`` and ``command`` that help."""
 
 
 class Reporter:
@@ -78,12 +85,13 @@ class Reporter:
             if (clock := self._clocks.pop(job.id, None)) is not None:
                 clock.cancel()
             message, kind = _outcome(job)
+            end = "cancelled" if job.state is JobState.CANCELLED else message
             if token is not None:
-                self._server.work_done_progress.end(token, lsp.WorkDoneProgressEnd(message=message))
+                self._server.work_done_progress.end(token, lsp.WorkDoneProgressEnd(message=end))
                 self._jobs.pop(self._tokens.pop(job.id), None)
                 self._server.work_done_progress.tokens.pop(token, None)
-            client_shows_result = self._server.options.shows_results and job.state is JobState.DONE
-            if job.state is not JobState.CANCELLED and not _is_followed_by_question(job) and not client_shows_result:
+            client_shows_result = self._server.options.shows_results
+            if not _is_followed_by_question(job) and not client_shows_result:
                 self._server.window_show_message(lsp.ShowMessageParams(kind, message))
         self._notify_state(job)
 
@@ -102,6 +110,7 @@ class Reporter:
         if not self._server.options.run_state:
             return
         review = self._server.reviews.get(job.path, job.target)
+        failure = self._server.failures.get((job.path, job.target))
         state = RunState(
             job.id,
             job.kind,
@@ -111,9 +120,14 @@ class Reporter:
             job.stage,
             job.step,
             job.action,
-            _outcome(job)[0] if job.state is JobState.DONE and not _is_followed_by_question(job) else "",
+            trials_text(job),
+            time.monotonic() - job.began if job.began else 0.0,
+            _outcome(job)[0]
+            if job.state in (JobState.DONE, JobState.CANCELLED) and not _is_followed_by_question(job)
+            else "",
             review.to_json() if review is not None else None,
             job.answer if job.is_over and job.answer.get("event") != "result" else None,
+            failure.to_json() if job.is_over and failure is not None else None,
         )
         self._server.protocol.notify(RUN_STATE, state)
 
@@ -123,8 +137,29 @@ def _is_followed_by_question(job: Job) -> bool:
     return answer_calls(job.answer) is not None or lacks_workload(job)
 
 
+def trials_text(job: Job) -> str:
+    """``2 of 3 steps accepted · best 1.83x``: what a run did so far; empty before its first step ended."""
+    if not job.steps:
+        return ""
+    accepted = [step for step in job.steps if step["status"] == StepStatus.ACCEPTED.value]
+    text = f"{len(accepted)} of {len(job.steps)} {'step' if len(job.steps) == 1 else 'steps'} accepted"
+    timing = from_json(Timing, accepted[-1]["timing"]) if accepted and accepted[-1].get("timing") else None
+    eager = timing.against("eager") if timing is not None else None
+    return f"{text} · best {eager.ratio:.2f}x" if eager is not None else text
+
+
+def progress_line(job: Job) -> str:
+    """What a job does now and what it has found, for one line in the editor."""
+    trials = trials_text(job)
+    return f"{_stage(job)} · {trials}" if trials else _stage(job)
+
+
+def _stage(job: Job) -> str:
+    return f"step {job.step}: {job.action}: {job.stage}" if job.step else job.stage
+
+
 def _message(job: Job) -> str:
-    stage = f"step {job.step}: {job.action}: {job.stage}" if job.step else job.stage
+    stage = _stage(job)
     if job.budget_seconds is None:
         return stage
     return stage_with_time(stage, time.monotonic() - job.began, job.budget_seconds)
@@ -134,14 +169,13 @@ def _outcome(job: Job) -> tuple[str, lsp.MessageType]:
     """The result of a job as a message, and its severity."""
     answer = job.answer
     if job.state is JobState.CANCELLED:
-        return "cancelled", lsp.MessageType.Info
+        title = f"{job.title[:1].lower()}{job.title[1:]}"
+        steps = " Its steps so far are pending." if job.steps else ""
+        return job.stop_reason or f"Cancelled {title}.{steps}", lsp.MessageType.Info
     if answer["event"] == "error":
         error = answer["error"]
-        location = f"{error['path']}:{error['line']}: " if error.get("path") and error.get("line") else ""
-        return (
-            f"{job.target}: {location}{error['message']}. {error.get('remedy') or ''}".rstrip(),
-            lsp.MessageType.Error,
-        )
+        line = f", line {error['line']}" if error.get("path") == job.path and error.get("line") else ""
+        return f"{job.target}{line}: {failure_text(error, job.path)}", lsp.MessageType.Error
     return f"{job.target}: {_answer_text(answer)}", lsp.MessageType.Info
 
 

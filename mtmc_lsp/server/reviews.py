@@ -12,19 +12,21 @@ from functools import cached_property
 from typing import Any
 
 from mtmc_lsp.core.dependencies import Dependency
+from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.blocks import block_code, find_block
 from mtmc_lsp.source.chunks import Chunk
-from mtmc_lsp.source.compose import own_dispatches
+from mtmc_lsp.source.compose import own_dispatches, strip_generated
 from mtmc_lsp.source.dependencies import Definitions, Finder, changes, definitions_of, read_definitions
 from mtmc_lsp.source.dispatch.marks import generated_part
 from mtmc_lsp.source.outline import Outline, OutlineEntry
 from mtmc_lsp.source.sibling.pair import block_of
 from mtmc_lsp.source.sibling.statement import find_kernel_import
 from mtmc_lsp.source.target_text import target_source
+from mtmc_lsp.source.targets import find_target
 
 MAX_CHANGES = 3
 """Maximum number of changed dependencies in a message."""
@@ -48,6 +50,18 @@ class Review:
     """Original text of the target at the measurement; None if the run did not store it."""
     recorded_path: str = ""
     """Path of the file at the measurement, if the file was renamed since."""
+
+    @cached_property
+    def measured_end_line(self) -> int:
+        """The target's last line at the measurement; 0 if it is not known."""
+        candidate = next((step.candidate for step in self.steps if step.candidate is not None), None)
+        if candidate is None:
+            return 0
+        plain = strip_generated(candidate.source.encode("utf-8", "surrogatepass"), self.qualname)
+        try:
+            return find_target(plain, self.path, self.qualname).end_line
+        except MtmcError:
+            return 0
 
     @cached_property
     def dependencies(self) -> tuple[Dependency, ...]:
@@ -98,6 +112,21 @@ class ReviewState:
     """Whether the original text of the target changed since the measurement."""
     changes: tuple[str, ...] = ()
     """Dependencies that changed since the verification: ``K (line 1) was 3 when this was verified, is 5 now``."""
+    selected_index: int | None = None
+    """Number of the step that the user selected."""
+
+    @property
+    def selected(self) -> Step | None:
+        """The pending step that is shown: the one that the user selected, else the first one."""
+        chosen = (step for step in self.pending if step.index == self.selected_index)
+        return next(chosen, self.pending[0] if self.pending else None)
+
+    @property
+    def shift(self) -> int:
+        """By how many lines the target's body moved since the measurement."""
+        # The dispatch statement is first in the body, so all lines of the body moved by the same distance as its end.
+        measured = self.review.measured_end_line
+        return self.outlined.target.end_line - measured if measured else 0
 
     @property
     def is_stale(self) -> bool:
@@ -140,6 +169,8 @@ class Reviews:
     """Cache: original text and generated block by target name and source part."""
     find: Finder = read_definitions
     """Returns the definitions of files other than the target's file."""
+    _selected: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
+    """Run and number of the selected step, by path and target."""
     _definitions: dict[str, tuple[Outline, Definitions]] = field(default_factory=dict)
     """Cached definitions of open files, by path."""
 
@@ -183,7 +214,14 @@ class Reviews:
         kept_count = _kept_count(review.accepted, block)
         is_edited = block is not None and not kept_count and block.rstrip("\n") not in self._blocks
         is_changed = review.measured_text is not None and original != review.measured_text
-        return ReviewState(review, outlined, kept_count, is_edited, is_changed, self._changes(review, outline))
+        run, index = self._selected.get((review.path, review.qualname), ("", 0))
+        selected = index if run == review.run else None
+        changes = self._changes(review, outline)
+        return ReviewState(review, outlined, kept_count, is_edited, is_changed, changes, selected)
+
+    def select(self, review: Review, index: int) -> None:
+        """Select the step that is shown of a run."""
+        self._selected[review.path, review.qualname] = (review.run, index)
 
     def _changes(self, review: Review, outline: Outline) -> tuple[str, ...]:
         if not review.dependencies:

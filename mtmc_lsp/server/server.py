@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import itertools
 import logging
 import os
@@ -24,6 +25,7 @@ from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunResult, Step
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import STORE, Store
+from mtmc_lsp.server.failures.failure import Failure
 from mtmc_lsp.server.handshake import NAME
 from mtmc_lsp.server.jobs import Job, Jobs, JobState
 from mtmc_lsp.server.kernels_file.texts import imported_kernels
@@ -43,7 +45,9 @@ log = logging.getLogger(__name__)
 CONFIGURATION_SECONDS = 2.0
 FOLDER_SECONDS = 30.0
 """Timeout for the settings of a folder: the editor may first have to find the folder's interpreter."""
-RUN_JOBS = ("optimize", "resume", "undo", "another")
+CERTIFY = "certify"
+"""Kind of the job that verifies steps which were written again after another step was removed."""
+RUN_JOBS = ("optimize", "resume", "undo", "another", CERTIFY)
 """Kinds of jobs that produce steps."""
 STORE_SECONDS = 5.0
 """How long the server waits for a store that another process has locked, and for one query."""
@@ -85,6 +89,12 @@ class Server(LanguageServer):
         """Called after a file was saved."""
         self.job_end_listeners: list[Callable[[Job], Coroutine[Any, Any, None]]] = []
         """Called when a job has ended."""
+        self.job_listeners: list[Callable[[Job], None]] = []
+        """Called when the state of a job changed, before it is reported."""
+        self.change_listeners: list[Callable[[Document], None]] = []
+        """Called after a file was edited."""
+        self.failures: dict[tuple[str, str], Failure] = {}
+        """Last failure of each target (path, name)."""
         self.close_listeners: list[Callable[[Server], None]] = []
         """Called when the client has disconnected."""
         self.pushing: set[str] = set()
@@ -99,6 +109,7 @@ class Server(LanguageServer):
         """Called with the URIs of documents whose runs changed."""
         self._last_error = ""
         self._store_lock = asyncio.Lock()
+        self._is_prepared = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stale: set[str] = set()
         """URIs of documents whose runs changed since the last refresh."""
@@ -203,9 +214,17 @@ class Server(LanguageServer):
             done = self._loading[document.path] = asyncio.Event()
             try:
                 self.reviews.put_all(await self._stored(document.path))
+                if self.reviews.of(document.path):
+                    self.prepare_removal()
             finally:
                 done.set()
             self.refresh(document.uri)
+
+    def prepare_removal(self) -> None:
+        """Import what taking a step out needs, in the background and once: the first time should not take longer."""
+        if not self._is_prepared:
+            self._is_prepared = True
+            self.background(asyncio.to_thread(importlib.import_module, "mtmc_lsp.app.revisions.recompose"))
 
     async def loaded(self, document: Document) -> None:
         """Wait until the stored runs of an opened file are loaded."""
@@ -215,11 +234,13 @@ class Server(LanguageServer):
     # Runs --------------------------------------------------------------------------------------------------------
 
     async def _on_job(self, job: Job) -> None:
-        if job.kind in RUN_JOBS and (job.steps or job.answer):
+        if job.kind in RUN_JOBS and (job.steps or job.answer or job.is_over):
             self._update_review(job)
         if job.answer.get("event") == "verified":
             text = str(job.request["text"]).encode("utf-8", ERRORS)
             self.verdicts[job.path, job.target] = (text, from_json(Verdict, job.answer["verdict"]))
+        for listener in self.job_listeners:
+            listener(job)
         await self.reporter.report(job)
         self.refresh(job.uri)
         if job.is_over:
@@ -232,6 +253,10 @@ class Server(LanguageServer):
         if job.answer.get("event") == "result":
             result = from_json(RunResult, job.answer["result"])
             started = time.time() - result.seconds
+            if job.kind == CERTIFY and previous is not None and previous.run != result.id:
+                # Another step was removed meanwhile, and its run is verified next.
+                return
+            self.prepare_removal()
             self.reviews.put(make_review(result.id, job.path, job.target, started, result.steps, result=result))
         elif job.state is JobState.RUNNING and job.kind in INCREMENTAL_JOBS:
             run_name = f"job {job.id}"
@@ -241,7 +266,7 @@ class Server(LanguageServer):
             started = previous.started if previous is not None and previous.run == run_name else time.time()
             steps = [*unchanged_steps, *(from_json(Step, item) for item in job.steps[len(unchanged_steps) :])]
             self.reviews.put(make_review(run_name, job.path, job.target, started, steps))
-        elif previous is not None and previous.run == f"job {job.id}":
+        elif previous is not None and (previous.run == f"job {job.id}" or (job.is_over and job.kind == CERTIFY)):
             # The job was stopped: load the stored part of the run, which can be resumed.
             self.background(self._reload(job))
 
@@ -318,8 +343,9 @@ class Server(LanguageServer):
         return folder if os.path.exists(folder / STORE) else None
 
     def is_active(self, review: Review) -> bool:
-        """Whether a job for the run's target is queued or running."""
-        return self.jobs.for_target(review.path, review.qualname) is not None
+        """Whether a job for the run's target is queued or running. Steps can be removed while others are verified."""
+        job = self.jobs.for_target(review.path, review.qualname)
+        return job is not None and job.kind != CERTIFY
 
     # What the client shows ---------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A run after its last step was undone."""
+"""A run after one of its steps was removed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from fakes import ENVIRONMENT, action, search
 
-from mtmc_lsp.app.review import undo_last
+from mtmc_lsp.app.revisions.recompose import UNDONE, without_step
+from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.run import RunStatus
 from mtmc_lsp.search.store import Store
 
@@ -22,7 +23,23 @@ def test_a_base_to_tune_is_not_left_in_the_file(first: str, status: RunStatus, t
         for step in result.steps:
             store.add_step(run, step)
         store.finish(replace(result, id=run))
-        left = store.result(undo_last(store, run, 2))
+        removed = without_step(store, run, 2, UNDONE)
+        assert removed is not None
+        assert removed.is_verified
+        left = store.result(removed.run)
     assert left is not None
     assert left.status is status
     assert bool(left.final.diff) is (status is RunStatus.IMPROVED), "without a gain, the own code is what is left"
+
+
+def test_a_run_without_its_graph_is_not_written_again(tmp_path: Path) -> None:
+    result = search([action(0, "better"), action(1, "better")])
+    with Store(tmp_path) as store:
+        run = store.begin("/project/model.py", "f", "hash", ENVIRONMENT)
+        store.finish(replace(result, id=run))
+        assert without_step(store, run, 1, UNDONE) is None
+        with pytest.raises(RequestError, match="has no step 7 that was accepted"):
+            without_step(store, run, 7, UNDONE)
+        unfinished = store.begin("/project/model.py", "f", "hash", ENVIRONMENT)
+        with pytest.raises(RequestError, match="is not finished"):
+            without_step(store, unfinished, 1, UNDONE)

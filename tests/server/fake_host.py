@@ -34,7 +34,7 @@ from mtmc_lsp.source.dependencies import with_definitions
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.verify.delivery import GUARD_ACCEPTS
 
-GAIN = {"better": 0.8, "far": 0.8, "sleep": 0.8, "same": 1.0, "slower": 1.5}
+GAIN = {"better": 0.8, "needs-two": 0.8, "far": 0.8, "sleep": 0.8, "same": 1.0, "slower": 1.5}
 
 
 class ComposingCoder:
@@ -75,6 +75,9 @@ class SleepingMeasurer(FakeMeasurer):
     def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
         if isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "sleep":
             time.sleep(60)
+        if isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "needs-two":
+            is_correct = len(candidate.schedule["lines"]) > 2
+            return super().verify(_with_outcome(candidate, "better" if is_correct else "wrong"))
         # What the editor holds of a file that says so is wrong.
         if candidate.id == "current" and "incorrect" in candidate.source:
             return Verdict(VerdictStatus.INCORRECT, (), "gpu", 0.5, 1e-7, "values: relative error 0.5")
@@ -90,6 +93,10 @@ class SleepingMeasurer(FakeMeasurer):
         self, candidate: Candidate, previous: Candidate | None, wait: float | None
     ) -> Timing | None:
         return self.time(candidate, previous)
+
+
+def _with_outcome(candidate: Candidate, outcome: str) -> Candidate:
+    return replace(candidate, schedule={**candidate.schedule, "outcome": outcome})  # type: ignore[dict-item]
 
 
 class FarSeeingMeasurer(SleepingMeasurer):

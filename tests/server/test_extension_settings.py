@@ -14,10 +14,23 @@ from mtmc_lsp.server.app import make_server
 from mtmc_lsp.server.options import ClientSettings, read_settings
 
 EXTENSION = Path(__file__).parents[2] / "vscode-extension"
-CLIENT_ONLY = {"serverPython", "installSpec", "inlineReview", "trace.server"}
+CLIENT_ONLY = {"serverPython", "installSpec", "review", "trace.server"}
 """Settings that the extension itself reads."""
 OWN_COMMANDS = {
     *("diffAll", "diffFromOriginal", "diffToFinal", "report", "exportReport", "exportPicture", "reveal"),
+    *(
+        "review",
+        "reviewStep",
+        "help",
+        "choosePython",
+        "showAllLines",
+        "keep.title",
+        "discard.title",
+        "tryAnother.title",
+        "diff.title",
+        "keepAll.title",
+    ),
+    *("previousPending.title", "nextPending.title"),
     *("nextPending", "previousPending", "openExample", "tryExample", "restart", "install", "showLog", "trace", "menu"),
 }
 """Commands that the extension itself does."""

@@ -87,7 +87,7 @@ async def test_keep_creates_the_file_of_kernels_in_the_same_edit(ide: Editor) ->
     assert isinstance(created, lsp.CreateFile), "the kernels are there before their import"
     assert (filled.text_document.uri, changed.text_document.uri) == (beside, uri)
     assert ide.path(uri).read_text() == MODEL, "saving is the user's"
-    assert (await ide.lenses(uri))[0].startswith("▶ step 2 of 2")
+    assert (await ide.lenses(uri))[0].startswith("2/2 ")
 
 
 async def test_keep_again_and_undo_change_both_files(ide: Editor) -> None:
@@ -148,7 +148,7 @@ async def test_undo_in_the_editor_makes_a_kept_step_pending_again(ide: Editor) -
     uri, beside = await pending(ide)
     await ide.command("keep", uri, "f")
     ide.set(uri, MODEL)
-    assert (await ide.lenses(uri))[0].startswith("▶ step 1 of 2")
+    assert (await ide.lenses(uri))[0].startswith("1/2 ")
     assert await ide.command("keep", uri, "f") is True
     assert (ide.texts[uri], ide.texts[beside]) == (WITH_F, kernels(1))
 
@@ -173,12 +173,11 @@ async def test_a_job_waits_for_kernels_that_are_not_saved(ide: Editor) -> None:
     assert await ide.command("verify", uri, "f") is not None
 
 
-async def test_the_kernels_of_a_speedup_are_found_in_their_file(ide: Editor) -> None:
+async def test_a_stale_result_points_to_the_kernels_in_their_file(ide: Editor) -> None:
     uri, beside = await pending(ide)
     await ide.command("keepAll", uri, "f")
-    items = await ide.until(
-        lambda: [d for d in ide.client.diagnostics.get(uri, []) if d.code == "speedup" and "pending" not in d.message]
-    )
+    ide.replace(uri, "torch.relu(x)", "torch.relu(x + 1)")
+    items = await ide.until(lambda: [d for d in ide.client.diagnostics.get(uri, []) if d.code == "stale"])
     location = items[-1].related_information[0].location
     assert (location.uri, location.range.start.line) == (beside, kernels(1).splitlines().index("# mtmc: begin f"))
 

@@ -88,7 +88,7 @@ async def _kill_and_resume(root: Path, reports: int, delay: float, keeps: int) -
         assert len(steps) >= told, "no step that the client was told of is lost"
         assert len(known[0]["kept"] if known else []) == kept
         lenses = await ide.lenses(uri)
-        if "Resume the run" in lenses:
+        if "Go on with the run" in lenses:
             job = await ide.command("resume", uri, "f")
             assert "improved" in await ide.finished(job["job"])
         elif not known:

@@ -69,20 +69,21 @@ async def test_lenses_show_the_first_pending_step(ide: Editor) -> None:
     uri = await pending(ide)
     await ide.until(lambda: "lens" in ide.refreshed)
     assert await ide.lenses(uri) == [
-        "▶ step 1 of 3 · action 1 · 1.25x (1.24 to 1.26) over eager · verified",
-        "Diff",
+        "1/3 Action 1 · 1.25x · verified",
         "Keep",
-        "Undo",
-        "Try another",
-        "Keep all",
+        "Discard",
+        "Retry",
+        "Diff",
+        "Next",
+        "Keep all 3",
     ]
 
 
 async def test_code_actions_offer_the_same_commands(ide: Editor) -> None:
     uri = await pending(ide)
     actions = await ide.actions(uri, "torch.relu", only="refactor.rewrite.mtmc.review")
-    assert list(actions) == ["keep", "diff", "undo", "tryAnother", "keepAll", "preview"]
-    assert actions["keep"].title == "Keep step 1: action 1"
+    assert list(actions) == ["keep", "diff", "discard", "tryAnother", "keepAll", "preview"]
+    assert actions["keep"].title == "Keep 1/3: Action 1"
     resolved = await ide.client.code_action_resolve_async(actions["keep"])
     assert resolved.command.command == "mtmc.keep"
 
@@ -94,7 +95,7 @@ async def test_keep_writes_one_step_with_a_versioned_edit(ide: Editor) -> None:
     (change,) = ide.edits[-1].edit.document_changes
     assert change.text_document.version == 1
     assert ide.edits[-1].edit.change_annotations["mtmc"].needs_confirmation is False
-    assert (await ide.lenses(uri))[0].startswith("▶ step 2 of 3 · action 3 · 1.56x")
+    assert (await ide.lenses(uri))[0].startswith("2/3 Action 3 · 1.56x")
     assert Path(to_fs_path(uri)).read_text() == MODEL, "saving is the user's"
 
 
@@ -102,7 +103,7 @@ async def test_keep_all_then_undo_the_last_then_all(ide: Editor) -> None:
     uri = await pending(ide)
     await ide.command("keepAll", uri, "f")
     assert ide.texts[uri] == with_steps(1, 3, 4)
-    assert (await ide.lenses(uri))[0] == "✓ 3 steps kept · 1.95x (1.94 to 1.96) over eager · verified"
+    assert (await ide.lenses(uri))[0] == "✓ 3 steps kept · 1.95x · verified"
     assert await ide.command("undo", uri, "f") is True
     assert ide.texts[uri] == with_steps(1, 3)
     assert (await ide.lenses(uri))[0].startswith("✓ 2 steps kept")
@@ -110,36 +111,95 @@ async def test_keep_all_then_undo_the_last_then_all(ide: Editor) -> None:
     assert ide.texts[uri] == MODEL
 
 
+async def lens(ide: Editor, uri: str, start: str) -> list[str]:
+    """The lenses once the first one begins with ``start``."""
+    while not (found := await ide.lenses(uri)) or not found[0].startswith(start):
+        await asyncio.sleep(0.02)
+    return found
+
+
 async def test_undoing_one_kept_step_keeps_the_others(ide: Editor) -> None:
     uri = await pending(ide)
     await ide.command("keepAll", uri, "f")
-    job = await ide.command("undo", uri, "f", step=1)
-    await ide.finished(job["job"])
-    await ide.until(lambda: ide.texts[uri] == with_steps(3, 4))
-    stages = ide.stages(job["job"])
-    assert any("timing" in stage for stage in stages), "what is left was tried again"
-    lenses = await ide.lenses(uri)
-    assert lenses[0].startswith("✓ 2 steps kept · 1.56x")
+    assert await ide.command("undo", uri, "f", step=1) is True
+    assert ide.texts[uri] == with_steps(3, 4), "at once, before anything is verified again"
+    assert (await lens(ide, uri, "✓ 2 steps kept · 1.56x"))[0].endswith("verified")
+    assert "timing" in str(ide.stages(2)), "what is left was verified and timed again"
+    assert ide.texts[uri] == with_steps(3, 4)
 
 
-async def test_undoing_a_pending_step_removes_it_from_the_later_steps(ide: Editor) -> None:
+async def test_discarding_a_pending_step_removes_it_from_the_later_steps(ide: Editor) -> None:
     uri = await pending(ide)
     await ide.command("keep", uri, "f")
-    job = await ide.command("undo", uri, "f", step=3)
-    await ide.finished(job["job"])
+    assert await ide.command("discard", uri, "f", step=3) is True
     assert ide.texts[uri] == with_steps(1)
-    assert (await ide.lenses(uri))[0].startswith("▶ step 2 of 2 · action 4 · 1.56x")
+    await lens(ide, uri, "2/2 Action 4 · 1.56x · verified")
     await ide.command("keep", uri, "f")
     assert ide.texts[uri] == with_steps(1, 4)
+
+
+async def test_steps_can_be_discarded_while_the_others_are_verified(ide: Editor) -> None:
+    uri = await pending(ide)
+    assert await ide.command("discard", uri, "f", step=1) is True
+    # The numbers are those of the new run: the discarded step 1, then actions 3 and 4.
+    assert await ide.command("discard", uri, "f", step=2) is True
+    assert (await lens(ide, uri, "1/1 Action 4 · 1.25x · verified"))[1:4] == ["Keep", "Discard", "Retry"]
+    assert await ide.command("discard", uri, "f") is True
+    assert await ide.lenses(uri) == []
+    assert ide.texts[uri] == MODEL
+
+
+async def test_a_kept_step_that_fails_without_the_undone_one_leaves_the_file(ide: Editor) -> None:
+    uri = await pending(ide, MODEL.replace("better wrong better better", "better better needs-two"))
+    await ide.command("keepAll", uri, "f")
+    assert await ide.command("undo", uri, "f", step=1) is True
+    assert ide.texts[uri].count("# action") == 2
+    await ide.until(lambda: ide.texts[uri].count("# action") == 1)
+    assert "pass  # action 2" in ide.texts[uri]
+    assert "one more kept step of f did not work" in ide.client.messages[-1].message
+
+
+async def test_a_pending_step_is_discarded_and_a_kept_one_undone(ide: Editor) -> None:
+    uri = await pending(ide)
+    assert await ide.command("undo", uri, "f", step=1) is False
+    assert "nothing to undo" in ide.client.messages[-1].message
+    await ide.command("keep", uri, "f")
+    assert await ide.command("discard", uri, "f", step=1) is False
+    assert "nothing to discard" in ide.client.messages[-1].message
+
+
+async def test_the_selected_step_is_shown_and_kept_with_those_before_it(ide: Editor) -> None:
+    uri = await pending(ide)
+    assert await ide.command("select", uri, "f", step=3) is True
+    assert await ide.lenses(uri) == [
+        "2/3 Action 3 · 1.56x · verified",
+        "Keep these 2",
+        "Discard",
+        "Retry",
+        "Diff",
+        "Previous",
+        "Next",
+        "Keep all 3",
+    ]
+    await ide.command("keep", uri, "f")
+    assert ide.texts[uri] == with_steps(1, 3)
+    assert (await ide.lenses(uri))[:2] == ["3/3 Action 4 · 1.95x · verified", "Keep"]
+    assert await ide.command("select", uri, "f", step=1) is False
+
+
+async def test_going_on_without_an_unfinished_run_starts_one(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    job = (await ide.command("resume", uri, "f"))["job"]
+    assert "improved" in await ide.finished(job)
 
 
 async def test_undo_in_the_editor_makes_a_kept_step_pending_again(ide: Editor) -> None:
     uri = await pending(ide)
     await ide.command("keep", uri, "f")
     ide.set(uri, MODEL)
-    assert (await ide.lenses(uri))[0].startswith("▶ step 1 of 3")
+    assert (await ide.lenses(uri))[0].startswith("1/3 ")
     ide.set(uri, with_steps(1, 3))
-    assert (await ide.lenses(uri))[0].startswith("▶ step 3 of 3")
+    assert (await ide.lenses(uri))[0].startswith("3/3 ")
 
 
 async def test_try_another_continues_from_the_previous_version(ide: Editor) -> None:
@@ -147,7 +207,7 @@ async def test_try_another_continues_from_the_previous_version(ide: Editor) -> N
     await ide.command("keep", uri, "f")
     job = await ide.command("tryAnother", uri, "f")
     await ide.finished(job["job"])
-    assert (await ide.lenses(uri))[0].startswith("▶ step 2 of 2 · action 4")
+    assert (await ide.lenses(uri))[0].startswith("2/2 Action 4")
     assert ide.texts[uri] == with_steps(1)
 
 
@@ -174,7 +234,7 @@ async def test_line_endings_and_a_byte_order_mark_are_preserved(ide: Editor) -> 
 async def test_a_changed_function_is_stale_and_accepts_no_step(ide: Editor) -> None:
     uri = await pending(ide)
     ide.replace(uri, "torch.relu(x) + 1", "torch.relu(x) + 10")
-    assert await ide.lenses(uri) == ["changed since it was measured · Optimize again"]
+    assert await ide.lenses(uri) == ["Changed since it was measured · Optimize again"]
     assert "changed" in (await ide.actions(uri, "torch.relu"))["keep"].disabled.reason
     assert await ide.command("keep", uri, "f") is False
     assert "Optimise it again" in ide.client.messages[-1].message
@@ -205,12 +265,11 @@ async def test_a_step_can_be_kept_during_the_search(ide: Editor) -> None:
     job = (await ide.command("optimize", uri, "f"))["job"]
     await ide.until(lambda: "step 2: action 2: verifying" in ide.stages(job))
     assert await ide.lenses(uri) == [
-        "⟳ step 2: action 2: verifying",
+        "⟳ step 2: action 2: verifying · 1 of 1 step accepted · best 1.25x",
         "Cancel",
-        "▶ step 1 of 1 · action 1 · 1.25x (1.24 to 1.26) over eager · verified",
-        "Diff",
+        "1/1 Action 1 · 1.25x · verified",
         "Keep",
-        "Keep all",
+        "Diff",
     ]
     await ide.command("keep", uri, "f")
     assert "pass  # action 1" in ide.texts[uri]
@@ -221,7 +280,7 @@ async def test_a_step_can_be_kept_during_the_search(ide: Editor) -> None:
         return await ide.lenses(uri)
 
     assert (await lenses())[0].startswith("✓ 1 step kept")
-    while "Resume the run" not in (found := await lenses()):
+    while "Go on with the run" not in (found := await lenses()):
         assert "Cancel" not in found
 
 
@@ -238,8 +297,8 @@ async def test_after_a_restart_steps_are_pending_and_the_run_can_be_resumed(tmp_
         uri = ide.open(text)
         await ide.until(lambda: "lens" in ide.refreshed)
         lenses = await ide.lenses(uri)
-        assert lenses[0].startswith("▶ step 1 of 1 · action 1 · 1.25x")
-        assert lenses[-1] == "Resume the run"
+        assert lenses[0].startswith("1/1 Action 1 · 1.25x")
+        assert lenses[-1] == "Go on with the run"
         await ide.command("keep", uri, "f")
         kept = ide.texts[uri]
         job = (await ide.command("resume", uri, "f"))["job"]
@@ -259,7 +318,7 @@ async def test_a_stopped_run_goes_on_after_edits_elsewhere_in_the_file(tmp_path:
         above, below = "# a comment\nNUMBER = 1\n", "\n\ndef other(y):\n    return NUMBER * y\n"
         ide.set(uri, f"{above}{text.replace('better sleep', 'better better')}{below}")
         edited = ide.texts[uri]
-        while "Resume the run" not in await ide.lenses(uri):
+        while "Go on with the run" not in await ide.lenses(uri):
             await asyncio.sleep(0.02)
         job = (await ide.command("resume", uri, "f"))["job"]
         assert "improved" in await ide.finished(job)
@@ -368,12 +427,12 @@ async def test_undo_all_says_why_it_removes_nothing(ide: Editor, text: str, word
     assert ide.texts[uri] == text
 
 
-async def test_an_undo_that_cannot_be_stored_says_so(tmp_path: Path) -> None:
+async def test_a_discard_that_cannot_be_stored_says_so(tmp_path: Path) -> None:
     async with editor(tmp_path) as ide:
         uri = await pending(ide)
         # Like a full disk, this keeps the result from being stored.
         (tmp_path / ".mtmc" / "store.db").rename(tmp_path / ".mtmc" / "moved.db")
         (tmp_path / ".mtmc" / "store.db").mkdir()
-        assert await ide.command("undo", uri, "f", step=4) is False
+        assert await ide.command("discard", uri, "f", step=4) is False
         assert "is not a regular file" in ide.client.messages[-1].message
         assert ide.texts[uri] == MODEL

@@ -91,7 +91,7 @@ async def test_another_file_is_compared_as_it_is_on_disk_or_in_the_editor(ide: E
     what = "cfg.SCALE (cfg.py, line 1) was 2.0 when this was verified, is 2.5 now"
     assert await ide.lenses(uri) == [f"{what} · Optimize again"]
     (tmp_path / "cfg.py").write_text("SCALE = 2.0\n")
-    assert (await ide.lenses(uri))[0].startswith("▶ step 1 of 1")
+    assert (await ide.lenses(uri))[0].startswith("1/1 ")
     other = ide.open("SCALE = 2.0\n", "cfg.py")
     ide.replace(other, "2.0", "4.0")
     assert "is 4.0 now" in (await ide.lenses(uri))[0]

@@ -137,14 +137,26 @@ export class Window {
     this.clicks = 0;
   }
 
-  /** The thread above a function whose heading contains the text. */
+  /** The lenses of a pending step above its function, by the start of their text (`1/3 `). */
   thread(text) {
-    return this.page.locator(".review-widget", { hasText: text });
+    return this.page.locator(".codelens-decoration", { hasText: text }).first();
   }
 
-  /** A button above a pending step. */
+  /** A command in the lenses of a pending step. */
   button(text, name) {
-    return this.thread(text).locator(`.action-label[aria-label^='${name}']`).first();
+    return this.thread(text).locator("a", { hasText: new RegExp(`^${name}`) }).first();
+  }
+
+  /** A command above the review page; its lenses are the last ones of the window. */
+  pageButton(name) {
+    return this.page.locator(".codelens-decoration", { hasText: "Show all lines" }).locator("a", { hasText: new RegExp(`^${name}`) }).first();
+  }
+
+  /** The text of the review page, once it contains `text`. */
+  async reviewPage(text) {
+    const lines = this.page.locator(".editor-instance[aria-label^='Review of'] .view-line, .editor-instance:has([aria-label^='Review of']) .view-line");
+    await lines.filter({ hasText: text }).first().waitFor();
+    return (await lines.allInnerTexts()).join("\n").replaceAll("\u00a0", " ");
   }
 
   /** A row of the MTMC view that contains all given texts. */

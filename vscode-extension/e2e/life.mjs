@@ -3,13 +3,13 @@ import assert from "node:assert/strict";
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { Editor, LONG, PYTHON, until } from "./editor.mjs";
-import { BLOCK, ENDLESS, PAIR, SMALL, UNKNOWN } from "./samples.mjs";
+import { BLOCK, ENDLESS, FAILING, PAIR, SMALL, UNKNOWN } from "./samples.mjs";
 
 export async function run(scenario) {
   const machine = { "mtmc.serverPython": PYTHON, "mtmc.python": PYTHON, "mtmc.archs": ["sm_90"] };
   const editor = await Editor.start({ machine, flags: ["--disable-workspace-trust"] });
   try {
-    const one = editor.folder("one", { "pyproject.toml": "", "small.py": SMALL, "pair.py": PAIR, "block.py": BLOCK, "endless.py": ENDLESS, "unknown.py": UNKNOWN });
+    const one = editor.folder("one", { "pyproject.toml": "", "small.py": SMALL, "pair.py": PAIR, "block.py": BLOCK, "endless.py": ENDLESS, "unknown.py": UNKNOWN, "failing.py": FAILING });
     const w = await editor.open(one, join(one, "small.py"));
     const { page } = w;
     const spinning = w.status.locator(".codicon-sync");
@@ -20,7 +20,7 @@ export async function run(scenario) {
     });
     await scenario(w, "a short run finds a pending step", async () => {
       await w.lightbulb("softmax", "Optimize to Triton kernel");
-      await w.thread("Step 1 of 1").waitFor({ timeout: LONG });
+      await w.thread("1/1 ").waitFor({ timeout: LONG });
       await w.status.filter({ hasText: "CPU: verified" }).waitFor({ timeout: LONG });
     });
     await scenario(w, "a function without a workload gets suggested inputs, which the user edits, and the run continues", async () => {
@@ -39,7 +39,32 @@ export async function run(scenario) {
       await page.keyboard.type("4,96");
       await page.keyboard.press("Enter");
       await until("the directive is above it", async () => readFileSync(join(one, "unknown.py"), "utf8").includes("\n# mtmc: y=f32[4,96]\ndef unknown(y)"));
-      await w.thread("Step 1 of 1 · write sigmoid").waitFor({ timeout: LONG });
+      await w.thread("1/1 Write sigmoid").waitFor({ timeout: LONG });
+    });
+    await scenario(w, "a run that fails marks the line, shows a message with one button, and a row in the view", async () => {
+      await w.file(join(one, "failing.py"));
+      await w.lightbulb("torch.relu", "Optimize to Triton kernel");
+      await w.message("RuntimeError");
+      await page.locator(".squiggly-error").first().waitFor({ timeout: LONG });
+      await w.shot("failure");
+      assert.equal(await w.seen("RuntimeError").locator(".notification-list-item-buttons-container .monaco-button").count(), 1);
+      await w.command("MTMC: Focus on Runs View");
+      await w.row("failing", "RuntimeError").waitFor();
+      await w.shot("failure-row");
+      await w.command("Notifications: Clear All Notifications");
+    });
+    await scenario(w, "editing the function stops its run", async () => {
+      await w.file(join(one, "endless.py"));
+      await w.lightbulb("torch.tanh", "Optimize to Triton kernel");
+      await w.status.filter({ hasText: "endless" }).waitFor();
+      await w.line("torch.tanh").click();
+      await page.keyboard.press("End");
+      await page.keyboard.type(" + 1");
+      await w.message("Stopped the run of endless, because the function was edited");
+      await w.shot("edited");
+      for (let index = 0; index < 4; index++) await page.keyboard.press("Backspace");
+      await until("the file is as it was", async () => readFileSync(join(one, "endless.py"), "utf8") === ENDLESS);
+      await w.command("Notifications: Clear All Notifications");
     });
     await scenario(w, "a run is cancelled from the status bar, and the file is unchanged", async () => {
       await w.file(join(one, "endless.py"));
@@ -51,13 +76,14 @@ export async function run(scenario) {
       await w.shot("cancel");
       await w.choose(cancel);
       await spinning.waitFor({ state: "detached" });
+      await w.message("Cancelled optimizing endless");
       assert.equal(readFileSync(join(one, "endless.py"), "utf8"), ENDLESS);
     });
     await scenario(w, "a server that is killed during a run is restarted with one message, and the run is resumed", async () => {
       await w.command("Notifications: Clear All Notifications");
       await w.file(join(one, "block.py"));
       await w.lightbulb("scores = ", "Optimize to Triton kernel");
-      await w.thread("Step 1 of").waitFor({ timeout: LONG });
+      await w.thread("1/").waitFor({ timeout: LONG });
       // Directly after a fork, a child process still has the command line of the server.
       await until("one server runs", async () => editor.languageServers().length === 1);
       const [server] = editor.languageServers();
@@ -65,12 +91,12 @@ export async function run(scenario) {
       await w.message("stopped while it worked on block");
       await until("another server runs", async () => editor.languageServers().length === 1 && editor.languageServers()[0] !== server);
       await w.ready();
-      await w.thread("Step 1 of").waitFor();
-      await page.locator(".codelens-decoration a", { hasText: "Resume the run" }).waitFor();
+      await w.thread("1/").waitFor();
+      await page.locator(".codelens-decoration a", { hasText: "Go on with the run" }).waitFor();
       await w.status.filter({ hasText: "CPU: verified" }).waitFor();
       await w.shot("killed");
       assert.deepEqual(await w.messages(), ["The language server stopped while it worked on block and was restarted. The steps found so far are pending."]);
-      await w.answer("stopped while it worked on block", "Resume the run");
+      await w.answer("stopped while it worked on block", "Go on with the run");
       await spinning.waitFor();
     });
     await scenario(w, "the end of a run is announced if its file is not visible, with a link to its steps", async () => {
@@ -80,20 +106,20 @@ export async function run(scenario) {
       await w.shot("elsewhere");
       await w.answer("block: 3 pending steps to review", "Review");
       await page.locator(".tab.active", { hasText: "block.py" }).waitFor();
-      await w.thread("Step 1 of 3").waitFor();
+      await w.thread("1/3 ").waitFor();
       assert.equal(readFileSync(join(one, "block.py"), "utf8"), BLOCK);
     });
     await scenario(w, "try another continues without the pending step", async () => {
       await w.file(join(one, "pair.py"));
       await w.lightbulb("scores = ", "Optimize to Triton kernel");
-      await w.thread("Step 1 of 2 · fuse relu").waitFor({ timeout: LONG });
+      await w.thread("1/2 Fuse relu").waitFor({ timeout: LONG });
       await spinning.waitFor({ state: "detached", timeout: LONG });
       assert.deepEqual(await w.messages(), [], "no message if the steps are visible in the editor");
       await w.keys("scores = ", "t");
-      await w.thread("· fuse sigmoid").waitFor({ timeout: LONG });
+      await w.thread("Fuse sigmoid").waitFor({ timeout: LONG });
       await spinning.waitFor({ state: "detached", timeout: LONG });
       await w.command("MTMC: Focus on Runs View");
-      await w.row("1. fuse relu", "rejected").waitFor();
+      await w.row("fuse relu", "rejected").waitFor();
       await w.shot("another");
       assert.equal(readFileSync(join(one, "pair.py"), "utf8"), PAIR);
     });
@@ -110,9 +136,9 @@ export async function run(scenario) {
         await w.command("MTMC: Next pending step");
         await page.locator(".tab.active", { hasText: name }).waitFor();
       }
-      await w.thread("Step 1 of 3").waitFor();
+      await w.thread("1/3 ").waitFor();
       await w.file(join(one, "small.py"));
-      await w.thread("Step 1 of 1").waitFor();
+      await w.thread("1/1 ").waitFor();
     });
     await w.close();
 
@@ -131,10 +157,10 @@ async function scenarioOfFolders(scenario, editor, one) {
     for (const name of ["one", "two"]) await w.page.locator(".explorer-folders-view .monaco-list-row[aria-level='1']", { hasText: name }).waitFor();
     await w.ready();
     await w.lightbulb("softmax", "Optimize to Triton kernel");
-    await w.thread("Step 1 of 1").waitFor({ timeout: LONG });
+    await w.thread("1/1 ").waitFor({ timeout: LONG });
     await w.status.filter({ hasText: "CPU: verified" }).waitFor({ timeout: LONG });
     await w.file(join(one, "small.py"));
-    await w.thread("Step 1 of 1").first().waitFor();
+    await w.thread("1/1 ").first().waitFor();
     await w.command("MTMC: Focus on Runs View");
     for (const name of ["other.py", "small.py"]) await w.row(`${name} ·`).waitFor();
     await w.shot("folders");

@@ -9,7 +9,7 @@ import { SMALL } from "./samples.mjs";
 const MAX_ACTIVATION_MS = 150;
 
 /** Whether the load average exceeds two processes per core. */
-function isBusy() {
+export function isBusy() {
   return loadavg()[0] > 2 * cpus().length;
 }
 

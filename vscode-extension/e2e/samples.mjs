@@ -37,6 +37,16 @@ def small(x):
     return torch.softmax(torch.relu(x) + 1, -1)
 `;
 
+/** A function that raises in its second line, for inputs that do not fit. */
+export const FAILING = `import torch
+
+
+# mtmc: x=f32[8,48] y=f32[8,47]
+def failing(x, y):
+    scores = torch.relu(x)
+    return scores + y
+`;
+
 /** A function without a workload. */
 export const UNKNOWN = `import torch
 

@@ -29,10 +29,17 @@ export async function run(scenario) {
       await w.page.locator(".workspace-trust-editor .monaco-button", { hasText: "Trust" }).first().click();
       await until("the status has its usual icon", async () => (await w.status.innerHTML()).includes("codicon-zap"));
       await w.file(join(workspace, "small.py"));
-      await w.lightbulb("softmax", "Optimize to Triton kernel");
-      await w.thread("Step 1 of 1").waitFor({ timeout: LONG });
+      const before = w.clicks;
+      const opened = Date.now();
+      await w.click(w.page.locator(".codelens-decoration a", { hasText: "Optimize to Triton kernel" }).first());
+      await w.thread("1/1 ").waitFor({ timeout: LONG });
       assert.ok(existsSync(mark));
       assert.equal(readFileSync(join(workspace, "small.py"), "utf8"), marked);
+      await w.shot("trusted");
+      await w.click(w.button("1/1 ", "Keep"));
+      await until("the step is kept", async () => readFileSync(join(workspace, "small.py"), "utf8").includes("# mtmc: dispatch"));
+      console.log(`   ${w.clicks - before} clicks and ${Math.round((Date.now() - opened) / 1000)} s from the open file to the first kept step`);
+      assert.equal(w.clicks - before, 2);
     });
     await w.close();
   } finally {

@@ -4,12 +4,18 @@ import * as vscode from "vscode";
 import { acceptedSteps, type Argument, type Review, type Step } from "./core/model";
 import { fileName } from "./core/tree";
 import type { Server } from "./server";
+import type { Runs } from "./state";
 
-const SCHEME = "mtmc-step";
+/** URI scheme of the two sides of a diff. */
+export const SCHEME = "mtmc-step";
 
 interface Side extends Argument {
   readonly step: number;
   readonly side: "before" | "after";
+}
+
+function keyOf({ uri, target, step }: Argument): string {
+  return `${uri}#${target}#${step ?? ""}`;
 }
 
 function uriOf(side: Side): vscode.Uri {
@@ -17,11 +23,40 @@ function uriOf(side: Side): vscode.Uri {
   return vscode.Uri.from({ scheme: SCHEME, path, query: JSON.stringify(side) });
 }
 
+/** The step of a diff editor; undefined for other documents. */
+export function stepOf(uri: vscode.Uri | undefined): (Argument & { step: number }) | undefined {
+  if (uri?.scheme !== SCHEME) return undefined;
+  const { uri: file, target, step } = JSON.parse(uri.query) as Side;
+  return { uri: file, target, step };
+}
+
 /** Provides the documents and opens the diff editors. */
 export class Diffs implements vscode.TextDocumentContentProvider, vscode.Disposable {
-  private readonly registered = vscode.workspace.registerTextDocumentContentProvider(SCHEME, this);
+  private readonly subscriptions: vscode.Disposable[];
+  /** Pending steps when they were last seen. */
+  private pending = new Set<string>();
 
-  constructor(private readonly server: Server) {}
+  constructor(
+    private readonly server: Server,
+    private readonly runs: Runs,
+  ) {
+    this.subscriptions = [
+      vscode.workspace.registerTextDocumentContentProvider(SCHEME, this),
+      runs.onChange(() => {
+        this.closeDecided();
+      }),
+    ];
+  }
+
+  /** Closes the diffs of steps that were kept or discarded meanwhile, from wherever. */
+  private closeDecided(): void {
+    const pending = new Set(this.runs.reviews.flatMap((review) => review.pending.map((step) => keyOf({ ...review, step }))));
+    for (const tab of vscode.window.tabGroups.all.flatMap((group) => group.tabs)) {
+      const of = tab.input instanceof vscode.TabInputTextDiff ? stepOf(tab.input.modified) : undefined;
+      if (of !== undefined && this.pending.has(keyOf(of)) && !pending.has(keyOf(of))) void vscode.window.tabGroups.close(tab, true);
+    }
+    this.pending = pending;
+  }
 
   async provideTextDocumentContent(uri: vscode.Uri): Promise<string> {
     const side = JSON.parse(uri.query) as Side;
@@ -34,7 +69,8 @@ export class Diffs implements vscode.TextDocumentContentProvider, vscode.Disposa
   /** Opens the diff of one step. */
   async ofStep(argument: Argument & { step: number }): Promise<void> {
     const { uri, target, step } = argument;
-    const name = `${fileName(uri)} · ${target}, step ${step}`;
+    const known = this.runs.reviews.find((review) => review.uri === uri && review.target === target)?.run.steps.find(({ index }) => index === step);
+    const name = `${fileName(uri)} · ${target}, step ${known?.position ?? ""}`;
     await this.open({ uri, target, step, side: "before" }, { uri, target, step, side: "after" }, name);
   }
 
@@ -68,6 +104,6 @@ export class Diffs implements vscode.TextDocumentContentProvider, vscode.Disposa
   }
 
   dispose(): void {
-    this.registered.dispose();
+    for (const subscription of this.subscriptions) subscription.dispose();
   }
 }

@@ -2,13 +2,13 @@
 
 import * as vscode from "vscode";
 import type { ExecuteCommandSignature } from "vscode-languageclient/node";
-import { importsTorch, isArgument, isSearch, lacksWorkload, adjacentReview, planOf, reviewAt, pendingText, type Argument, type JobState, type Review } from "./core/model";
+import { importsTorch, isArgument, isSearch, lacksWorkload, adjacentReview, neighbour, planOf, reviewAt, pendingText, type Argument, type FailedJob, type JobState, type Review } from "./core/model";
 import type { Shown } from "./core/panel";
-import { Diffs } from "./diff";
+import { Diffs, stepOf } from "./diff";
 import { openExample } from "./example";
 import { onPythonChange } from "./python";
 import { Report } from "./report";
-import { ReviewDrawer } from "./review";
+import { ReviewPages, targetOf } from "./review";
 import { Server } from "./server";
 import { Runs } from "./state";
 import { RunsView, Status } from "./view";
@@ -16,6 +16,9 @@ import { RunsView, Status } from "./view";
 const KIND = "refactor.rewrite.mtmc";
 /** Commands for the function at the cursor that need no earlier run. */
 const FUNCTION_COMMANDS = new Set(["optimize", "plan", "measure", "verify", "record"].map((name) => `mtmc.${name}`));
+
+/** Commands in the title bars of review pages and diffs: without an icon, VS Code shows their titles as words. */
+const TITLE_COMMANDS = ["keep", "discard", "tryAnother", "diff", "previousPending", "nextPending", "keepAll"];
 
 /** Called by VS Code when a Python file is opened or a command is run. */
 export function activate(context: vscode.ExtensionContext): void {
@@ -35,7 +38,7 @@ function updateTorchContext(editor: vscode.TextEditor | undefined): void {
 class Extension implements vscode.Disposable {
   private readonly server: Server;
   private readonly runs: Runs;
-  private readonly drawer: ReviewDrawer;
+  private readonly pages: ReviewPages;
   private readonly diffs: Diffs;
   private readonly report: Report;
   private readonly subscriptions: vscode.Disposable[];
@@ -44,10 +47,10 @@ class Extension implements vscode.Disposable {
     const folder = vscode.Uri.joinPath(context.globalStorageUri, "server").fsPath;
     this.server = new Server(folder, (command, args, next) => this.execute(command, args, next));
     this.runs = new Runs(this.server, context.workspaceState);
-    this.drawer = new ReviewDrawer(this.runs);
-    this.diffs = new Diffs(this.server);
+    this.pages = new ReviewPages(this.runs, this.server);
+    this.diffs = new Diffs(this.server, this.runs);
     this.report = new Report(vscode.Uri.joinPath(context.extensionUri, "dist"), this.server, this.runs);
-    const views = [new RunsView(this.runs), new Status(this.server, this.runs), this.drawer, this.diffs, this.report];
+    const views = [new RunsView(this.runs), new Status(this.server, this.runs), this.pages, this.diffs, this.report];
     this.subscriptions = [...views, this.runs, this.server, ...this.commands()];
   }
 
@@ -69,7 +72,9 @@ class Extension implements vscode.Disposable {
       this.server.onJob((job) => {
         if (lacksWorkload(job)) void this.offerWorkload({ uri: job.uri, target: job.target }, job.kind);
         if (planOf(job) !== undefined) void vscode.commands.executeCommand("mtmc.runs.focus");
+        else if (job.state === "cancelled") void vscode.window.showInformationMessage(job.result);
         else if (job.result !== "") void this.showResult(job);
+        else if (job.failure !== null && !lacksWorkload(job)) void this.showFailure({ uri: job.uri, target: job.target, failure: job.failure });
       }),
       this.server.onEnd((again) => void this.reportServerExit(again, this.runs.activeJobs)),
       vscode.window.onDidChangeActiveTextEditor(updateTorchContext),
@@ -96,8 +101,14 @@ class Extension implements vscode.Disposable {
       exportReport: (...args) => this.withRun(args, (shown) => this.report.export(shown, "html")),
       exportPicture: (...args) => this.withRun(args, (shown) => this.report.export(shown, "png")),
       reveal: (...args) => this.reveal(this.argumentFrom(args)),
-      nextPending: () => this.goToPending(true),
-      previousPending: () => this.goToPending(false),
+      review: (...args) => this.withReview(args, (review) => this.pages.open(review, false)),
+      help: (...args) => this.help(this.argumentFrom(args)),
+      choosePython: () => vscode.commands.executeCommand("workbench.action.openSettings", "mtmc.python"),
+      reviewStep: (...args) => this.reviewStep(this.argumentFrom(args)),
+      showAllLines: (...args) => this.withReview(args, (review) => { this.pages.toggle(review); }),
+      nextPending: (...args) => this.goToPending(true, args),
+      previousPending: (...args) => this.goToPending(false, args),
+      ...Object.fromEntries(TITLE_COMMANDS.map((name) => [`${name}.title`, (...args: unknown[]) => vscode.commands.executeCommand(`mtmc.${name}`, ...args)])),
       openExample: () => openExample(this.context),
       tryExample: () => this.tryExample(),
       trace: () => vscode.commands.executeCommand("workbench.action.openSettings", "mtmc.trace.server"),
@@ -124,7 +135,7 @@ class Extension implements vscode.Disposable {
     const model = command === "mtmc.tryAnother" ? this.reviewOf(argument)?.run.model : "";
     if (!model) return next(command, [argument]);
     const remark = await vscode.window.showInputBox({
-      title: `Try another: what should ${model} do differently?`,
+      title: `Retry: what should ${model} do differently?`,
       prompt: "Your remark is sent to the model together with the rejected version. Leave it empty to continue the search without this step.",
       placeHolder: "make it readable",
       ignoreFocusOut: true,
@@ -137,7 +148,14 @@ class Extension implements vscode.Disposable {
     const first = args[0];
     if (isArgument(first)) return first;
     if (typeof first === "object" && first !== null && "argument" in first && isArgument(first.argument)) return first.argument;
-    return this.drawer.argumentOf(first);
+    return first instanceof vscode.Uri ? this.argumentOfPage(first) : undefined;
+  }
+
+  /** The step of a review page or a diff editor, whose title bar passes its URI. */
+  private argumentOfPage(uri: vscode.Uri | undefined): Argument | undefined {
+    const of = targetOf(uri);
+    const step = of === undefined ? undefined : this.reviewOf(of)?.selected;
+    return of === undefined ? stepOf(uri) : step == null ? of : { ...of, step };
   }
 
   /** The function at the cursor, from the server's code action. */
@@ -163,7 +181,8 @@ class Extension implements vscode.Disposable {
           );
     const action = actions[0];
     if (action === undefined) {
-      void vscode.window.showInformationMessage("Put the cursor in a PyTorch function or module of a Python file and run the command again.");
+      const reason = editor === undefined ? "" : await this.server.reasonAt(editor.document.uri.toString(), editor.selection.active.line);
+      void vscode.window.showInformationMessage(reason === "" ? "Put the cursor in a PyTorch function or module of a Python file and run the command again." : reason);
     } else if (action.disabled !== undefined) {
       void vscode.window.showInformationMessage(action.disabled.reason);
       return undefined;
@@ -177,7 +196,11 @@ class Extension implements vscode.Disposable {
     const message = `${argument.target} has no example inputs. Describe them in a comment above it, or record them from a command.`;
     const answer = await vscode.window.showInformationMessage(message, add, record);
     if (answer === record) await vscode.commands.executeCommand("mtmc.record", argument);
-    if (answer !== add) return;
+    if (answer === add) await this.describeInputs(argument, kind);
+  }
+
+  /** Asks for the inputs of a function, writes them above it, and continues the command. */
+  private async describeInputs(argument: Argument, kind: string): Promise<void> {
     await this.reveal(argument);
     const value = await this.server.proposedWorkload(argument);
     if (value === undefined) return;
@@ -189,11 +212,30 @@ class Extension implements vscode.Disposable {
       // Select the sizes, because they cannot be derived from the code.
       ...(first === null ? {} : { valueSelection: [first.index + 1, first.index + first[0].length - 1] as [number, number] }),
       ignoreFocusOut: true,
-      validateInput: (text) => (text.trim() === "" ? "Enter the inputs, for example x=f32[64,128] n=3." : undefined),
+      validateInput: async (text) => {
+        if (text.trim() === "") return "Enter the inputs, for example x=f32[64,128] n=3.";
+        const error = await this.server.workloadError(argument, text);
+        return error === "" ? undefined : error;
+      },
     });
     if (inputs === undefined) return;
     await vscode.commands.executeCommand("mtmc.addWorkload", { ...argument, inputs });
     await vscode.commands.executeCommand(`mtmc.${kind}`, argument);
+  }
+
+  /** Says why a job failed, with the command that helps most. */
+  private async showFailure({ uri, target, failure }: FailedJob): Promise<void> {
+    const answer = await vscode.window.showErrorMessage(failure.text, failure.button);
+    if (answer !== undefined) await this.help({ uri, target });
+  }
+
+  /** Runs the command that helps most with the failure of a function. */
+  private async help(argument: Argument | undefined): Promise<void> {
+    const failed = this.runs.failed.find(({ uri, target }) => uri === argument?.uri && target === argument.target);
+    if (failed === undefined) return;
+    const of = { uri: failed.uri, target: failed.target };
+    if (failed.failure.command === "addWorkload") await this.describeInputs(of, "optimize");
+    else await vscode.commands.executeCommand(`mtmc.${failed.failure.command}`, of);
   }
 
   /** Opens the example and optimises it as soon as the server is ready. */
@@ -221,7 +263,7 @@ class Extension implements vscode.Disposable {
 
   /** The server exited unexpectedly while `jobs` were active. `again`: it is restarted. */
   private async reportServerExit(again: boolean, jobs: readonly JobState[]): Promise<void> {
-    const [resume, restart, log] = ["Resume the run", "Restart", "Show the log"];
+    const [resume, restart, log] = ["Go on with the run", "Restart", "Show the log"];
     const job = jobs[0];
     if (!again) {
       const answer = await vscode.window.showErrorMessage("The language server stopped repeatedly and was not restarted.", restart, log);
@@ -247,6 +289,8 @@ class Extension implements vscode.Disposable {
   /** The run at the cursor. */
   private argumentOfReview(): Argument | undefined {
     const editor = vscode.window.activeTextEditor;
+    const shown = this.argumentOfPage(editor?.document.uri);
+    if (shown !== undefined) return shown;
     const review =
       editor === undefined
         ? undefined
@@ -260,7 +304,7 @@ class Extension implements vscode.Disposable {
 
   private defaultStep(argument: Argument): number | undefined {
     const review = this.reviewOf(argument);
-    return review?.pending[0] ?? review?.kept.at(-1);
+    return review?.selected ?? review?.kept.at(-1);
   }
 
   private async withReview(args: readonly unknown[], use: (review: Review) => unknown): Promise<void> {
@@ -298,11 +342,33 @@ class Extension implements vscode.Disposable {
     editor.revealRange(new vscode.Range(position, position), vscode.TextEditorRevealType.InCenter);
   }
 
-  private async goToPending(forward: boolean): Promise<void> {
+  /** Shows one pending step. */
+  private async reviewStep(argument: Argument | undefined): Promise<void> {
+    if (argument === undefined) return;
+    await this.reveal(argument);
+    await vscode.commands.executeCommand("mtmc.select", argument);
+    await this.runs.refresh();
+    await this.pages.open(argument, true);
+  }
+
+  /** Shows the next (or previous) pending step: of the function at the cursor, else of the next function with one. */
+  private async goToPending(forward: boolean, args: readonly unknown[] = []): Promise<void> {
     const editor = vscode.window.activeTextEditor;
+    const shown = this.argumentFrom(args) ?? this.argumentOfPage(editor?.document.uri);
+    const uri = shown?.uri ?? editor?.document.uri.toString() ?? "";
     const line = editor?.selection.active.line ?? 0;
-    const next = adjacentReview(this.runs.reviews, editor?.document.uri.toString() ?? "", line, forward);
-    if (next !== undefined) await this.reveal({ uri: next.uri, target: next.target });
+    const here = shown === undefined ? reviewAt(this.runs.reviews, uri, line) : this.reviewOf(shown);
+    const step = here === undefined || here.stale ? undefined : neighbour(here, forward);
+    if (here !== undefined && step !== undefined) {
+      await vscode.commands.executeCommand("mtmc.select", { uri: here.uri, target: here.target, step });
+      await this.runs.refresh();
+      await this.pages.open(here, true);
+      return;
+    }
+    const next = adjacentReview(this.runs.reviews, uri, here?.line ?? line, forward);
+    if (next === undefined) return;
+    await this.reveal(next);
+    await this.pages.open(next, true);
   }
 
   private async menu(): Promise<void> {

@@ -1,140 +1,203 @@
-/** Shows the next pending step in the editor: highlighted lines, and a thread with its diff above the function. */
+/** Shows the selected pending step beside its function: a page with its kernels, and commands in words in the title bar. */
 
 import * as vscode from "vscode";
-import { body, draw, fenced, title } from "./core/drawing";
-import { nextStep, type Argument, type Review } from "./core/model";
+import { isSearch, neighbour, pendingText, selectedStep, type Argument, type Review } from "./core/model";
+import { page, type Page } from "./core/page";
+import type { Server } from "./server";
 import type { Runs } from "./state";
 
-/** Draws pending steps and sets context keys for `when` clauses. */
-export class ReviewDrawer implements vscode.Disposable {
-  private readonly removed = vscode.window.createTextEditorDecorationType({
-    isWholeLine: true,
-    backgroundColor: new vscode.ThemeColor("diffEditor.removedLineBackground"),
-    overviewRulerColor: new vscode.ThemeColor("editorOverviewRuler.deletedForeground"),
-  });
+/** URI scheme of review pages. A page stays open from step to step, so its URI names only the function. */
+export const REVIEW_SCHEME = "mtmc-review";
+
+/** The function of a review page; undefined for other documents. */
+export function targetOf(uri: vscode.Uri | undefined): Argument | undefined {
+  return uri?.scheme === REVIEW_SCHEME ? (JSON.parse(uri.query) as Argument) : undefined;
+}
+
+function uriOf({ uri, target }: Argument): vscode.Uri {
+  return vscode.Uri.from({ scheme: REVIEW_SCHEME, path: `/Review of ${target}`, query: JSON.stringify({ uri, target }) });
+}
+
+function keyOf({ uri, target }: Argument): string {
+  return `${uri}#${target}`;
+}
+
+/** Provides, opens, updates and closes review pages; marks files with pending steps; sets context keys for `when` clauses. */
+export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.CodeLensProvider, vscode.FileDecorationProvider, vscode.Disposable {
   private readonly added = vscode.window.createTextEditorDecorationType({
-    after: {
-      margin: "0 0 0 2em",
-      color: new vscode.ThemeColor("gitDecoration.addedResourceForeground"),
-      backgroundColor: new vscode.ThemeColor("diffEditor.insertedLineBackground"),
-    },
+    isWholeLine: true,
+    backgroundColor: new vscode.ThemeColor("diffEditor.insertedLineBackground"),
     overviewRulerColor: new vscode.ThemeColor("editorOverviewRuler.addedForeground"),
   });
-  /**
-   * Created with the first thread, not at startup: a window with two extension hosts (a remote window) drops all controllers when
-   * the second host starts, and would show no threads.
-   */
-  private controller: vscode.CommentController | undefined;
-  private readonly threads = new Map<string, { shown: string; thread: vscode.CommentThread }>();
-  /** Number of kept steps of each review when it was last drawn. */
+  private readonly notes = vscode.window.createTextEditorDecorationType({ color: new vscode.ThemeColor("foreground") });
+  private readonly changed = new vscode.EventEmitter<vscode.Uri>();
+  private readonly marksChanged = new vscode.EventEmitter<undefined>();
+  private readonly lensesChanged = new vscode.EventEmitter<void>();
+  readonly onDidChangeCodeLenses = this.lensesChanged.event;
+  readonly onDidChange = this.changed.event;
+  readonly onDidChangeFileDecorations = this.marksChanged.event;
+  private readonly pages = new Map<string, Page>();
+  /** What each open page shows. */
+  private readonly shown = new Map<string, string>();
+  /** Functions that a run of this window has searched, and whose first pending step was not shown yet. */
+  private readonly searched = new Set<string>();
+  private readonly whole = new Set<string>();
+  /** Number of kept steps of each review when it was last seen. */
   private readonly kept = new Map<string, number>();
-  private readonly arguments = new WeakMap<object, Argument>();
   private readonly subscriptions: vscode.Disposable[];
 
-  constructor(private readonly runs: Runs) {
-    const draw = (): void => {
-      this.draw();
-    };
+  constructor(
+    private readonly runs: Runs,
+    private readonly server: Server,
+  ) {
     this.subscriptions = [
-      runs.onChange(draw),
-      vscode.window.onDidChangeVisibleTextEditors(draw),
-      vscode.window.onDidChangeActiveTextEditor(draw),
-      vscode.workspace.onDidChangeConfiguration((event) => {
-        if (event.affectsConfiguration("mtmc.inlineReview")) this.draw();
+      vscode.workspace.registerTextDocumentContentProvider(REVIEW_SCHEME, this),
+      vscode.languages.registerCodeLensProvider({ scheme: REVIEW_SCHEME }, this),
+      vscode.window.registerFileDecorationProvider(this),
+      runs.onChange(() => {
+        this.update();
       }),
-      this.removed,
+      server.onJob((job) => {
+        if (isSearch(job) && job.state === "running") this.searched.add(keyOf(job));
+      }),
+      vscode.window.onDidChangeVisibleTextEditors(() => {
+        this.draw();
+      }),
+      vscode.window.onDidChangeActiveTextEditor(() => {
+        this.updateContexts();
+      }),
+      // Also for pages that VS Code reopens after a reload.
+      vscode.workspace.onDidOpenTextDocument((document) => {
+        if (document.uri.scheme === REVIEW_SCHEME && document.languageId !== "python") void vscode.languages.setTextDocumentLanguage(document, "python");
+      }),
+      vscode.workspace.onDidChangeTextDocument(({ document }) => {
+        if (document.uri.scheme === REVIEW_SCHEME) this.draw();
+      }),
       this.added,
+      this.notes,
+      this.changed,
+      this.marksChanged,
+      this.lensesChanged,
     ];
   }
 
-  /** The argument of a command that was run on a thread; undefined for other values. */
-  argumentOf(value: unknown): Argument | undefined {
-    return typeof value === "object" && value !== null ? this.arguments.get(value) : undefined;
+  private reviewOf(of: Argument): Review | undefined {
+    return this.runs.reviews.find((review) => keyOf(review) === keyOf(of));
   }
 
-  private draw(): void {
-    this.drawThreads();
-    for (const editor of vscode.window.visibleTextEditors) this.drawMarks(editor);
+  async provideTextDocumentContent(uri: vscode.Uri): Promise<string> {
+    const of = targetOf(uri);
+    const review = of === undefined ? undefined : this.reviewOf(of);
+    const step = review === undefined ? undefined : selectedStep(review);
+    // After a reload, the runs are loaded later, and the page is provided again.
+    if (of !== undefined) this.shown.set(keyOf(of), review === undefined ? "" : stateOf(review));
+    if (review === undefined || step === undefined) return "# No step is pending.\n";
+    const texts = await this.server.step({ uri: review.uri, target: review.target, step: step.index });
+    const made = page(step, texts?.after ?? "", review.target, this.whole.has(keyOf(review)));
+    this.pages.set(keyOf(review), made);
+    return made.text;
+  }
+
+  /** The commands in words above the page; VS Code hides the title bar's commands while another editor has the focus. */
+  provideCodeLenses(document: vscode.TextDocument): vscode.CodeLens[] {
+    const of = targetOf(document.uri);
+    const review = of === undefined ? undefined : this.reviewOf(of);
+    const step = review === undefined ? undefined : selectedStep(review);
+    if (review === undefined || step === undefined) return [];
+    const { uri, target } = review;
+    const count = review.pending.indexOf(step.index) + 1;
+    const titles: [string, string][] = [[count > 1 ? `Keep these ${count}` : "Keep", "keep"]];
+    if (!review.isActive) titles.push(["Discard", "discard"], ["Retry", "tryAnother"]);
+    titles.push(["Diff", "diff"]);
+    if (neighbour(review, false) !== undefined) titles.push(["Previous", "previousPending"]);
+    if (neighbour(review, true) !== undefined) titles.push(["Next", "nextPending"], [`Keep all ${review.pending.length}`, "keepAll"]);
+    titles.push([this.whole.has(keyOf(review)) ? "Fold" : "Show all lines", "showAllLines"]);
+    const range = new vscode.Range(0, 0, 0, 0);
+    return titles.map(([title, name]) => new vscode.CodeLens(range, { title, command: `mtmc.${name}`, arguments: [{ uri, target, step: step.index }] }));
+  }
+
+  /** A badge in the explorer and on the tab of each file with pending steps. */
+  provideFileDecoration(uri: vscode.Uri): vscode.FileDecoration | undefined {
+    const here = this.runs.reviews.filter((review) => review.uri === uri.toString() && !review.stale);
+    const count = here.reduce((sum, review) => sum + review.pending.length, 0);
+    return count === 0 ? undefined : new vscode.FileDecoration(String(Math.min(count, 99)), `MTMC: ${pendingText(count)}`);
+  }
+
+  /** Opens the page of a function beside it, or shows the step that is selected now. */
+  async open(of: Argument, preserveFocus: boolean): Promise<void> {
+    const review = this.reviewOf(of);
+    if (review === undefined || selectedStep(review) === undefined) return;
+    const file = vscode.window.visibleTextEditors.find(({ document }) => document.uri.toString() === review.uri);
+    const viewColumn = file?.viewColumn === vscode.ViewColumn.One ? vscode.ViewColumn.Two : vscode.ViewColumn.Beside;
+    this.shown.set(keyOf(review), stateOf(review));
+    await this.closePages((other) => keyOf(other) !== keyOf(review));
+    await vscode.window.showTextDocument(uriOf(review), { viewColumn, preserveFocus, preview: false });
+    keepVisible(review);
+  }
+
+  /** Shows all lines of a page, or folds everything except its kernels. */
+  toggle(of: Argument): void {
+    if (!this.whole.delete(keyOf(of))) this.whole.add(keyOf(of));
+    this.changed.fire(uriOf(of));
+  }
+
+  private update(): void {
+    for (const review of this.runs.reviews) {
+      const key = keyOf(review);
+      const isPending = selectedStep(review) !== undefined && !review.stale;
+      if (isPending && this.searched.delete(key)) this.openAfterRun(review);
+      if (isPending && this.shown.has(key) && this.shown.get(key) !== stateOf(review)) {
+        this.shown.set(key, stateOf(review));
+        this.changed.fire(uriOf(review));
+      }
+      const kept = this.kept.get(key);
+      if (kept !== undefined && kept !== review.kept.length) keepVisible(review);
+      this.kept.set(key, review.kept.length);
+    }
+    void this.closePages((review) => selectedStep(review) === undefined || review.stale);
+    this.marksChanged.fire(undefined);
+    this.lensesChanged.fire();
     this.updateContexts();
   }
 
-  private drawMarks(editor: vscode.TextEditor): void {
-    const { document } = editor;
-    const here = this.runs.reviews.filter((review) => review.uri === document.uri.toString());
-    // Lines of another document version may differ; the answer for this version follows.
-    const current = here.filter((review) => review.version === document.version);
-    if (here.length > 0 && current.length === 0) return;
-    const drawings = current.map((review) => draw(review.changes));
-    const end = (line: number): vscode.Position => document.lineAt(Math.min(line, document.lineCount - 1)).range.end;
-    editor.setDecorations(
-      this.removed,
-      drawings.flatMap((drawing) => drawing.removed.map(({ first, last }) => new vscode.Range(new vscode.Position(first, 0), end(last)))),
-    );
-    editor.setDecorations(
-      this.added,
-      drawings.flatMap((drawing) =>
-        drawing.added.map(({ line, mark, text }) => ({
-          range: new vscode.Range(end(line), end(line)),
-          hoverMessage: new vscode.MarkdownString(fenced("python", text)),
-          renderOptions: { after: { contentText: mark } },
-        })),
-      ),
-    );
+  private openAfterRun(review: Review): void {
+    const isVisible = vscode.window.visibleTextEditors.some(({ document }) => document.uri.toString() === review.uri);
+    const setting = vscode.workspace.getConfiguration("mtmc").get<string>("review", "beside");
+    if (isVisible && setting === "beside") void this.open(review, true);
   }
 
-  private drawThreads(): void {
-    const mode = vscode.workspace.getConfiguration("mtmc").get<string>("inlineReview", "expanded");
-    const wanted = mode === "off" ? [] : this.runs.reviews.filter((review) => review.pending.length > 0 && !review.stale);
-    const keys = new Set(wanted.map(keyOf));
-    for (const [key, { thread }] of this.threads) {
-      if (!keys.has(key)) {
-        thread.dispose();
-        this.threads.delete(key);
-      }
-    }
-    for (const review of wanted) this.drawThread(review, mode === "expanded");
-    for (const review of this.runs.reviews) {
-      const kept = this.kept.get(keyOf(review));
-      if (kept !== undefined && kept !== review.kept.length) keepVisible(vscode.Uri.parse(review.uri), review.line);
-      this.kept.set(keyOf(review), review.kept.length);
+  /** Closes the pages of some functions. */
+  private async closePages(isWanted: (review: Review) => boolean): Promise<void> {
+    const tabs = vscode.window.tabGroups.all.flatMap((group) => group.tabs);
+    for (const tab of tabs) {
+      const of = tab.input instanceof vscode.TabInputText ? targetOf(tab.input.uri) : undefined;
+      const review = of === undefined ? undefined : this.reviewOf(of);
+      if (review === undefined || !isWanted(review)) continue;
+      this.shown.delete(keyOf(review));
+      await vscode.window.tabGroups.close(tab, true);
     }
   }
 
-  private drawThread(review: Review, expanded: boolean): void {
-    const step = nextStep(review);
-    if (step === undefined) return;
-    const key = keyOf(review);
-    const existing = this.threads.get(key);
-    const line = Math.max(0, review.line - 1);
-    const range = new vscode.Range(line, 0, line, 0);
-    const shown = `${review.run.run}#${step.index}#${title(review)}`;
-    this.controller ??= vscode.comments.createCommentController("mtmc", "MTMC review");
-    const thread = existing?.thread ?? this.controller.createCommentThread(vscode.Uri.parse(review.uri), range, []);
-    const context = review.isActive ? "pending-active" : "pending";
-    // Setting a property redraws the thread with its buttons, which could lose a click. Set only changed properties.
-    if (thread.contextValue !== context) thread.contextValue = context;
-    if (thread.range.start.line !== line) thread.range = range;
-    if (existing?.shown !== shown) {
-      thread.canReply = false;
-      thread.label = title(review);
-      thread.comments = [
-        { author: { name: "MTMC" }, body: new vscode.MarkdownString(body(step)), mode: vscode.CommentMode.Preview },
-      ];
-      thread.collapsibleState = expanded
-        ? vscode.CommentThreadCollapsibleState.Expanded
-        : vscode.CommentThreadCollapsibleState.Collapsed;
+  private draw(): void {
+    for (const editor of vscode.window.visibleTextEditors) {
+      const of = targetOf(editor.document.uri);
+      const made = of === undefined ? undefined : this.pages.get(keyOf(of));
+      if (made?.text !== editor.document.getText()) continue;
+      const whole = ({ first, last }: { first: number; last: number }): vscode.Range => new vscode.Range(first, 0, last, 0);
+      editor.setDecorations(this.added, made.added.map(whole));
+      editor.setDecorations(this.notes, made.notes.map((line) => editor.document.lineAt(line).range));
     }
-    this.arguments.set(thread, { uri: review.uri, target: review.target, step: step.index });
-    this.threads.set(key, { shown, thread });
   }
 
   private updateContexts(): void {
-    const uri = vscode.window.activeTextEditor?.document.uri.toString();
+    const document = vscode.window.activeTextEditor?.document.uri;
+    const uri = targetOf(document)?.uri ?? document?.toString();
     const here = this.runs.reviews.filter((review) => review.uri === uri);
     const isPending = (review: Review): boolean => review.pending.length > 0 && !review.stale;
     const contexts = {
       hasReview: here.length > 0,
       hasPending: here.some(isPending),
+      hasKept: here.some((review) => review.kept.length > 0),
       anyPending: this.runs.reviews.some(isPending),
       running: this.runs.activeJobs.length > 0,
     };
@@ -144,18 +207,18 @@ export class ReviewDrawer implements vscode.Disposable {
   }
 
   dispose(): void {
-    for (const { thread } of this.threads.values()) thread.dispose();
-    this.controller?.dispose();
     for (const subscription of this.subscriptions) subscription.dispose();
   }
 }
 
-/** Keeping or undoing a step moves the function; keeps its line visible. */
-function keepVisible(uri: vscode.Uri, line: number): void {
-  const editor = vscode.window.visibleTextEditors.find((one) => one.document.uri.toString() === uri.toString());
-  editor?.revealRange(new vscode.Range(line, 0, line, 0), vscode.TextEditorRevealType.InCenterIfOutsideViewport);
+/** Identifies what a page shows. */
+function stateOf(review: Review): string {
+  const step = selectedStep(review);
+  return [review.run.run, step?.index, step?.position, step?.numbers].join("#");
 }
 
-function keyOf(review: Review): string {
-  return `${review.uri}#${review.target}`;
+/** Keeps the function on the screen: keeping or undoing a step moves it. */
+function keepVisible(review: Review): void {
+  const editor = vscode.window.visibleTextEditors.find(({ document }) => document.uri.toString() === review.uri);
+  editor?.revealRange(new vscode.Range(review.line, 0, review.line, 0), vscode.TextEditorRevealType.InCenterIfOutsideViewport);
 }

@@ -11,7 +11,7 @@ import { chosenPython, findServer, install, installSpec, type Ready } from "./py
 import { createTracing } from "./tracing";
 
 /** Commands that run code of the workspace, so they need workspace trust. */
-const CODE_RUNNING_COMMANDS = new Set(["optimize", "plan", "measure", "verify", "resume", "undo", "tryAnother"].map((name) => `mtmc.${name}`));
+const CODE_RUNNING_COMMANDS = new Set(["optimize", "plan", "measure", "verify", "resume", "discard", "undo", "tryAnother"].map((name) => `mtmc.${name}`));
 
 /** The client library. It is most of the extension's code, so it is loaded only when a server can be started. */
 type Protocol = typeof import("vscode-languageclient/node");
@@ -282,6 +282,20 @@ export class Server implements vscode.Disposable {
     if (this.client === undefined || this.current !== "ready") return undefined;
     const answer: unknown = await this.client.sendRequest("mtmc/proposedWorkload", of);
     return has(answer, { inputs: "string" }) ? String(answer["inputs"]) : undefined;
+  }
+
+  /** Why inputs do not describe those of a function; empty if they do. */
+  async workloadError(of: Argument, inputs: string): Promise<string> {
+    if (this.client === undefined || this.current !== "ready") return "";
+    const answer: unknown = await this.client.sendRequest("mtmc/checkWorkload", { ...of, inputs });
+    return has(answer, { error: "string" }) ? String(answer["error"]) : "";
+  }
+
+  /** Why there is no function to optimise at a line; empty if there is one, or if that is unknown. */
+  async reasonAt(uri: string, line: number): Promise<string> {
+    if (this.client === undefined || this.current !== "ready") return "";
+    const answer: unknown = await this.client.sendRequest("mtmc/targetAt", { uri, line });
+    return has(answer, { reason: "string" }) ? String(answer["reason"]) : "";
   }
 
   /** The file before and after a step; undefined if the step no longer exists. */

@@ -1,7 +1,7 @@
 /** Shared state of runs, jobs and plans. */
 
 import * as vscode from "vscode";
-import { planOf, type JobState, type PastRun, type Review } from "./core/model";
+import { planOf, type FailedJob, type JobState, type PastRun, type Review } from "./core/model";
 import type { Plan } from "./core/tree";
 import type { Server } from "./server";
 
@@ -22,7 +22,9 @@ export class Runs implements vscode.Disposable {
   /** The newest runs at the last history request: the history changes only with them. */
   private newest = "";
   private readonly jobs = new Map<number, JobState>();
+  private readonly begins = new Map<number, number>();
   private readonly plansByTarget = new Map<string, Plan>();
+  private readonly failedJobs = new Map<string, FailedJob>();
   private readonly changed = new vscode.EventEmitter<void>();
   private readonly subscriptions: vscode.Disposable[];
   private timer: NodeJS.Timeout | undefined;
@@ -77,6 +79,16 @@ export class Runs implements vscode.Disposable {
     return this.reviews.reduce((sum, review) => sum + (review.stale ? 0 : review.pending.length), 0);
   }
 
+  /** The last job of each function that failed. */
+  get failed(): FailedJob[] {
+    return [...this.failedJobs.values()];
+  }
+
+  /** When a job began, in milliseconds. */
+  began(job: JobState): number {
+    return this.begins.get(job.job) ?? Date.now();
+  }
+
   get plans(): Plan[] {
     return [...this.plansByTarget.values()];
   }
@@ -87,6 +99,10 @@ export class Runs implements vscode.Disposable {
     } else {
       this.jobs.delete(job.job);
     }
+    if (job.seconds > 0) this.begins.set(job.job, Date.now() - job.seconds * 1000);
+    const { uri, target, failure } = job;
+    if (failure === null) this.failedJobs.delete(`${uri}#${target}`);
+    else this.failedJobs.set(`${uri}#${target}`, { uri, target, failure });
     const plan = planOf(job);
     if (plan !== undefined) this.plansByTarget.set(`${job.uri}#${job.target}`, { uri: job.uri, target: job.target, ...plan });
     this.scheduleRefresh();

@@ -2,7 +2,7 @@
 
 import * as vscode from "vscode";
 import { deviceOf, deviceText, pendingText } from "./core/model";
-import { rows, type Row } from "./core/tree";
+import { progress, rows, type Row } from "./core/tree";
 import type { Server } from "./server";
 import type { Runs } from "./state";
 
@@ -23,7 +23,7 @@ export class RunsView implements vscode.TreeDataProvider<Row>, vscode.Disposable
   }
 
   getChildren(row?: Row): Row[] {
-    return row === undefined ? rows(this.runs.reviews, this.runs.activeJobs, this.runs.plans, this.runs.past) : [...row.children];
+    return row === undefined ? rows(this.runs.reviews, this.runs.activeJobs, this.runs.plans, this.runs.past, this.runs.failed) : [...row.children];
   }
 
   getTreeItem(row: Row): vscode.TreeItem {
@@ -37,9 +37,11 @@ export class RunsView implements vscode.TreeDataProvider<Row>, vscode.Disposable
     item.contextValue = row.context;
     if (row.icon !== "") item.iconPath = new vscode.ThemeIcon(row.icon, row.colour === undefined ? undefined : new vscode.ThemeColor(row.colour));
     if (row.context.startsWith("step-") && row.context !== "step-stale") {
-      item.command = { command: "mtmc.diff", title: "Diff", arguments: [row.argument] };
+      item.command = { command: row.context.startsWith("step-pending") ? "mtmc.reviewStep" : "mtmc.diff", title: "Review", arguments: [row.argument] };
     } else if (row.context === "past") {
       item.command = { command: "mtmc.report", title: "Show the report", arguments: [row.argument] };
+    } else if (row.context === "failure-help") {
+      item.command = { command: "mtmc.help", title: row.label, arguments: [row.argument] };
     } else if (row.children.length === 0) {
       item.command = { command: "mtmc.reveal", title: "Go to the function", arguments: [row.argument] };
     }
@@ -57,6 +59,7 @@ export class RunsView implements vscode.TreeDataProvider<Row>, vscode.Disposable
 export class Status implements vscode.Disposable {
   private readonly item = vscode.window.createStatusBarItem("mtmc.status", vscode.StatusBarAlignment.Left, 0);
   private readonly subscriptions: vscode.Disposable[];
+  private timer: NodeJS.Timeout | undefined;
 
   constructor(
     private readonly server: Server,
@@ -74,6 +77,10 @@ export class Status implements vscode.Disposable {
 
   private show(): void {
     const job = this.runs.activeJobs[0];
+    clearTimeout(this.timer);
+    // The time goes on while nothing else changes.
+    if (job !== undefined) this.timer = setTimeout(() => { this.show(); }, 1000);
+    else this.item.accessibilityInformation = undefined;
     const newest = [...this.runs.reviews].sort((a, b) => b.run.started - a.run.started)[0];
     const { gpu } = this.runs;
     const device = gpu === undefined ? deviceOf(newest?.run) : deviceText(gpu);
@@ -87,8 +94,11 @@ export class Status implements vscode.Disposable {
       this.item.text = state === "stopped" ? "$(circle-slash) MTMC" : `$(sync~spin) MTMC: ${state}`;
       this.item.tooltip = state === "stopped" ? "The language server is stopped." : `The language server is ${state}.`;
     } else if (job !== undefined) {
-      this.item.text = `$(sync~spin) MTMC: ${job.target}${job.step > 0 ? `, step ${job.step}` : ""}`;
-      this.item.tooltip = `${job.kind} of ${job.target}: ${job.stage}. Click to cancel.`;
+      const seconds = Math.round((Date.now() - this.runs.began(job)) / 1000);
+      const parts = [job.target, job.step > 0 ? `step ${job.step}: ${job.stage}` : job.stage, job.summary, `${seconds} s`];
+      this.item.text = `$(sync~spin) MTMC: ${parts.filter((part) => part !== "").join(" · ")}`;
+      this.item.tooltip = `${job.target}: ${progress(job)}. Click to cancel.`;
+      this.item.accessibilityInformation = { label: `MTMC works on ${job.target}: ${progress(job)}` };
     } else {
       const icon = vscode.workspace.isTrusted ? "$(zap)" : "$(shield)";
       const count = this.runs.pendingCount === 0 ? "" : pendingText(this.runs.pendingCount);
@@ -100,6 +110,7 @@ export class Status implements vscode.Disposable {
   }
 
   dispose(): void {
+    clearTimeout(this.timer);
     for (const subscription of this.subscriptions) subscription.dispose();
   }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mtmc_lsp.server.failures import feature as failures
 from mtmc_lsp.server.features import (
     code_actions,
     commands,
@@ -9,16 +10,14 @@ from mtmc_lsp.server.features import (
     diagnostics,
     hover,
     inlay_hints,
-    lenses,
     lifecycle,
     on_save,
     record,
     reports,
-    review,
-    review_state,
     symbols,
     workloads,
 )
+from mtmc_lsp.server.features.steps import lenses, removal, review, review_state
 from mtmc_lsp.server.server import Server
 
 
@@ -32,9 +31,11 @@ def register_all(server: Server) -> None:
         record,
         workloads,
         review,
+        removal,
         review_state,
         reports,
         lenses,
+        failures,
         diagnostics,
         on_save,
         hover,

@@ -16,10 +16,11 @@ from mtmc_lsp.core.workload import TargetKind
 from mtmc_lsp.report.phrases import compiler_line
 from mtmc_lsp.server.edits import workspace_edit
 from mtmc_lsp.server.features.quick_fixes import quick_fixes
+from mtmc_lsp.server.features.steps.wording import position, step_title
 from mtmc_lsp.server.handshake import CODE_ACTION_KIND as KIND
 from mtmc_lsp.server.kernels_file.edits import pair_edit
 from mtmc_lsp.server.kernels_file.texts import imported_kernels, whole_text
-from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.server import CERTIFY, Server
 from mtmc_lsp.server.text import ERRORS, Document
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import OutlineEntry
@@ -30,6 +31,7 @@ from mtmc_lsp.source.torch_compile.decorator import add_compile_decorator
 from mtmc_lsp.source.workload.suggestion import suggest_directive
 
 REVIEW_KIND = f"{KIND}.review"
+REVIEW_NAMES = ("keep", "keepAll", "discard", "undo", "undoAll", "diff", "tryAnother", "preview", "resume")
 USE_COMPILER = "useCompiler"
 """The action that adds ``@torch.compile`` to the target."""
 
@@ -95,7 +97,7 @@ def _is_subkind(kind: str, above: str) -> bool:
 
 
 def _kind(offer: _Offer) -> str:
-    is_review = offer.name in ("keep", "keepAll", "undo", "undoAll", "diff", "tryAnother", "preview", "resume")
+    is_review = offer.name in REVIEW_NAMES
     return f"{REVIEW_KIND if is_review else KIND}.{offer.name}"
 
 
@@ -155,32 +157,35 @@ def _review_offers(ls: Server, document: Document, entry: OutlineEntry) -> list[
         stale_reason = f"{change}. Optimise it again."
     active_reason = _active_job_reason(ls, document, entry)
     if review_state.pending:
-        step = review_state.pending[0]
+        step = review_state.selected or review_state.pending[0]
+        title = step_title(step)
         offers += [
-            _Offer("keep", f"Keep step {step.index}: {step.action.text}", stale_reason),
-            _Offer("diff", f"Diff of step {step.index}"),
-            _Offer("undo", f"Undo step {step.index}", stale_reason or active_reason),
-            _Offer("tryAnother", f"Try another action instead of step {step.index}", stale_reason or active_reason),
+            _Offer("keep", f"Keep {position(review_state, step)}: {title}", stale_reason),
+            _Offer("diff", f"Diff of {title}"),
+            _Offer("discard", f"Discard {title}", stale_reason or active_reason),
+            _Offer("tryAnother", f"Retry: another step instead of {title}", stale_reason or active_reason),
             _Offer("keepAll", f"Keep all {len(review_state.pending)} steps", stale_reason),
         ]
         if not ls.options.diff_view:
             offers.append(_Offer("preview", "Preview all steps of the run", stale_reason))
     elif review_state.kept_count:
         step = review_state.kept_steps[-1]
-        offers.append(_Offer("diff", f"Diff of step {step.index}"))
-        offers.append(_Offer("undo", f"Undo step {step.index}: {step.action.text}", stale_reason or active_reason))
+        title = step_title(step)
+        offers.append(_Offer("diff", f"Diff of {title}"))
+        offers.append(_Offer("undo", f"Undo {title}", stale_reason or active_reason))
     result = review_state.review.result
     if result is not None and result.offer is not None and not active_reason:
         offers.append(_Offer(USE_COMPILER, f"Use torch.compile instead: {compiler_line(result)}", stale_reason))
     if review_state.kept_count or review_state.is_edited:
         offers.append(_Offer("undoAll", "Undo all steps"))
     if review_state.review.status is RunStatus.RUNNING and not active_reason:
-        offers.append(_Offer("resume", "Resume the run", stale_reason))
+        offers.append(_Offer("resume", "Go on with the run", stale_reason))
     return offers
 
 
 def _active_job_reason(ls: Server, document: Document, entry: OutlineEntry) -> str:
-    is_active = ls.jobs.for_target(document.path, entry.target.qualname) is not None
+    job = ls.jobs.for_target(document.path, entry.target.qualname)
+    is_active = job is not None and job.kind != CERTIFY
     return "The run is still active. Wait for it or cancel it." if is_active else ""
 
 

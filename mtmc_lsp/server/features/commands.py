@@ -13,14 +13,19 @@ from typing import Any
 from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcInvalidParams
 
+from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.server.failures.failure import failure_text
 from mtmc_lsp.server.features.code_actions import directive_edit, proposed_directive
 from mtmc_lsp.server.jobs import Job
 from mtmc_lsp.server.kernels_file.texts import is_unsaved, whole_text
 from mtmc_lsp.server.model_consent import MODEL_JOBS
-from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.server import CERTIFY, RUN_JOBS, Server
 from mtmc_lsp.server.text import ERRORS, Document
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import OutlineEntry
+from mtmc_lsp.source.syntax import first_error, line_start, parse
+from mtmc_lsp.source.targets import find_target
+from mtmc_lsp.source.workload.directive import parse_directive
 
 PROPOSED = "mtmc/proposedWorkload"
 DIRECTIVE = "# mtmc: "
@@ -42,6 +47,8 @@ def register(server: Server) -> None:
     server.command("mtmc.cancel")(cancel)
     server.command("mtmc.jobs")(jobs)
     server.feature(PROPOSED)(proposed_workload)
+    server.feature("mtmc/checkWorkload")(check_workload)
+    server.feature("mtmc/targetAt")(target_at)
     server.feature(lsp.WINDOW_WORK_DONE_PROGRESS_CANCEL)(progress_cancelled)
 
 
@@ -107,6 +114,8 @@ async def start(
         return None
     root, run_settings = ls.root_of(document.path), (await ls.settings_of(document.uri)).run_settings()
     consented = kind in MODEL_JOBS and await ls.model_consent.ensure(ls, root, Path(document.path), run_settings)
+    if kind in RUN_JOBS:
+        await _end_verification(ls, document.path, target)
     # Check after all awaits: another command may have started a job in the meantime.
     active_job = ls.jobs.for_target(document.path, target)
     if active_job is not None:
@@ -135,10 +144,22 @@ async def start(
     return {"job": job.id}
 
 
+async def _end_verification(ls: Server, path: str, target: str) -> None:
+    """End the verification of steps that a new run replaces."""
+    active = ls.jobs.for_target(path, target)
+    if active is not None and active.kind == CERTIFY:
+        active.stop_reason = f"Stopped verifying the steps of {target}, because a new run starts."
+        await ls.jobs.cancel(active)
+        await active.over.wait()
+
+
 async def add_workload(ls: Server, *arguments: Any) -> None:
     """Insert a workload directive above the target, with the given ``inputs`` (``x=f32[8,48]``) or suggested ones."""
     document, outlined, argument = resolve_target(ls, arguments)
     inputs = " ".join(str(argument.get("inputs") or "").split())
+    if inputs and (error := workload_error(document, outlined, inputs)):
+        ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Error, f"{error} Nothing was written."))
+        return
     edit = directive_edit(ls, document.uri, outlined.target.qualname, f"{DIRECTIVE}{inputs}" if inputs else "")
     if edit is not None:
         await ls.workspace_apply_edit_async(lsp.ApplyWorkspaceEditParams(edit, "Add a workload directive"))
@@ -151,6 +172,50 @@ def proposed_workload(ls: Server, params: Any) -> dict[str, str] | None:
     if document is None or outlined is None:
         return None
     return {"inputs": proposed_directive(document, outlined).removeprefix(DIRECTIVE)}
+
+
+def check_workload(ls: Server, params: Any) -> dict[str, str] | None:
+    """``mtmc/checkWorkload``: why ``inputs`` do not describe the inputs of a target (``uri``, ``target``); empty if they do."""
+    document = ls.document(str(getattr(params, "uri", "")))
+    outlined = document.outline.find(str(getattr(params, "target", ""))) if document is not None else None
+    if document is None or outlined is None:
+        return None
+    return {"error": workload_error(document, outlined, " ".join(str(getattr(params, "inputs", "")).split()))}
+
+
+def workload_error(document: Document, outlined: OutlineEntry, inputs: str) -> str:
+    """Why inputs cannot be the directive of a target, as a sentence; empty if they can."""
+    text, line = document.text.data, outlined.first_line - 1
+    start = line_start(text, document.text.offset(lsp.Position(line, 0)))
+    indent = text[start : start + len(text[start:]) - len(text[start:].lstrip(b" \t"))]
+    changed = text[:start] + indent + f"{DIRECTIVE}{inputs}\n".encode("utf-8", ERRORS) + text[start:]
+    try:
+        target = find_target(changed, document.path, outlined.target.qualname)
+        workload = parse_directive(changed, target, document.path)
+    except MtmcError as error:
+        reason = failure_text(error.to_json(), document.path)
+        return f"{reason[:1].upper()}{reason[1:]}"
+    return "" if workload is not None else "Describe at least one tensor, for example x=f32[64,128]."
+
+
+def target_at(ls: Server, params: Any) -> dict[str, str] | None:
+    """``mtmc/targetAt``: the target at a ``line`` of ``uri``, or the reason why there is none."""
+    document, line = ls.document(str(getattr(params, "uri", ""))), int(getattr(params, "line", 0))
+    if document is None:
+        return None
+    entry = document.outline.target_at(line)
+    if entry is not None and not entry.is_broken:
+        return {"target": entry.target.qualname, "reason": ""}
+    error = first_error(parse(document.text.data))
+    if error is not None:
+        where = f"line {error.start_point[0] + 1}"
+        return {
+            "target": "",
+            "reason": f"The file has a syntax error near {where}. Fix it, then run the command again.",
+        }
+    names = ", ".join(item.target.qualname for item in document.outline.targets[:5])
+    found = f" This file has {names}." if names else " This file has none."
+    return {"target": "", "reason": f"Put the cursor in a PyTorch function or module.{found}"}
 
 
 async def cancel(ls: Server, *arguments: Any) -> bool:

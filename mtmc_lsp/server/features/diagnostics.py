@@ -9,10 +9,10 @@ from lsprotocol import types as lsp
 from pygls.uris import from_fs_path
 
 from mtmc_lsp.core.results import Verdict
-from mtmc_lsp.core.run import RunStatus, Step
+from mtmc_lsp.core.run import RunStatus
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.docs import page
-from mtmc_lsp.report.phrases import speedup_text
+from mtmc_lsp.server.failures.feature import failure_diagnostics
 from mtmc_lsp.server.handshake import SOURCE
 from mtmc_lsp.server.kernels_file.texts import block_place, whole_text
 from mtmc_lsp.server.reviews import ReviewState
@@ -58,6 +58,8 @@ def did_change(ls: Server, params: lsp.DidChangeTextDocumentParams) -> None:
         _push_soon(ls, uri)
     document = ls.document(uri)
     if document is not None:
+        for listener in ls.change_listeners:
+            listener(document)
         ls.refresh_dependents(document.path)
         if document.settle_timer is not None:
             document.settle_timer.cancel()
@@ -116,6 +118,7 @@ def diagnostics_of(ls: Server, document: Document) -> list[lsp.Diagnostic]:
         if path == document.path and not verdict.is_correct and text == whole_text(ls, document, qualname):
             outlined = document.outline.find(qualname)
             diagnostics += [_incorrect(ls, document, outlined.target, verdict)] if outlined is not None else []
+    diagnostics += failure_diagnostics(ls, document)
     ignored = ls.settings.ignored_checks
     diagnostics += [
         diagnostic_of(document, start, item) for start, item in document.findings if item.code not in ignored
@@ -195,40 +198,9 @@ def _review_diagnostics(ls: Server, document: Document, review_state: ReviewStat
     if review.status is RunStatus.INCORRECT:
         text = f"No step for {name} could be verified: {review.steps[-1].reason}"
         return [
-            _diagnostic(
-                document, review_state.outlined.target, "unverified", lsp.DiagnosticSeverity.Information, text, []
-            )
+            _diagnostic(document, review_state.outlined.target, "unverified", lsp.DiagnosticSeverity.Hint, text, [])
         ]
-    step = review_state.shown
-    if step is None:
-        return []
-    related = [*kernel, *_step_locations(document, review_state)]
-    gpu = review.environment.gpu if review.environment is not None else ""
-    text = speed_text(step, gpu)
-    if review_state.pending:
-        text = f"{text}; pending steps: {len(review_state.pending)}"
-    code = "speedup" if step.timing is not None else "unmeasured"
-    return [
-        _diagnostic(
-            document,
-            review_state.outlined.target,
-            code,
-            lsp.DiagnosticSeverity.Information,
-            f"{name}: {text}.",
-            related,
-        )
-    ]
-
-
-def speed_text(step: Step, gpu: str) -> str:
-    """``1.83x (1.79 to 1.86) over eager, 1.10x over torch.compile: 12.3 us against 22.5 us, on NVIDIA H200``."""
-    timing = step.timing
-    if timing is None:
-        return "verified, not timed (no GPU was used)"
-    eager = timing.baseline("eager")
-    if eager is None or eager.speedup is None:
-        return f"{timing.median_us:.1f} us on {gpu}, with no baseline to compare"
-    return f"{speedup_text(timing)}: {timing.median_us:.1f} us against {eager.median_us:.1f} us, on {gpu}"
+    return []
 
 
 def _incorrect(ls: Server, document: Document, target: Target, verdict: Verdict) -> lsp.Diagnostic:
@@ -248,22 +220,3 @@ def _kernel_location(ls: Server, document: Document, qualname: str) -> list[lsp.
     else:
         return []
     return [lsp.DiagnosticRelatedInformation(location, f"the kernels of {qualname}")]
-
-
-def _step_locations(document: Document, review_state: ReviewState) -> list[lsp.DiagnosticRelatedInformation]:
-    """The current lines of each step."""
-    result = review_state.review.result
-    target = review_state.outlined.target
-    if result is None:
-        return []
-    # The dispatch statement is first in the body, so all lines of the body moved by the same distance as its end.
-    shift = target.end_line - result.target.end_line
-    locations = []
-    for step in review_state.review.accepted:
-        first, last = step.action.lines
-        if not first or last + shift > document.text.line_count:
-            continue
-        start, end = document.text.line_range(first + shift - 1), document.text.line_range(last + shift - 1)
-        location = lsp.Location(document.uri, lsp.Range(start.start, end.end))
-        locations.append(lsp.DiagnosticRelatedInformation(location, f"step {step.index}: {step.action.text}"))
-    return locations

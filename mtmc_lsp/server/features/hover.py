@@ -7,11 +7,13 @@ import re
 
 from lsprotocol import types as lsp
 
-from mtmc_lsp.core.results import BaselineTime, CheckStatus, Timing
-from mtmc_lsp.core.run import Author, Step, StepStatus
+from mtmc_lsp.core.results import CheckStatus
+from mtmc_lsp.core.run import Author, Step
+from mtmc_lsp.core.workload import Workload
 from mtmc_lsp.docs import page
 from mtmc_lsp.guard.conditions import conditions_in
-from mtmc_lsp.report.phrases import headline, model_line, ratio_text, report_lines, timing_notes, verdict_line
+from mtmc_lsp.report.phrases import headline, microseconds, model_line, ratio_text, verdict_line
+from mtmc_lsp.server.features.steps.wording import position, step_title, verified
 from mtmc_lsp.server.kernels_file.texts import whole_text
 from mtmc_lsp.server.reviews import Review, ReviewState
 from mtmc_lsp.server.server import Server
@@ -24,7 +26,7 @@ from mtmc_lsp.verify.delivery import GUARD_ACCEPTS
 RUN_WHEN = "**The kernels run** on tensors of the current GPU, without gradients and autocast, if"
 MAX_CONDITIONS = 8
 WORD = re.compile(rb"[A-Za-z_][\w.]*")
-MARKS = {StepStatus.ACCEPTED: "✓", StepStatus.REJECTED: "-", StepStatus.FAILED: "✗"}
+MAX_TENSORS = 4
 
 
 def register(server: Server) -> None:
@@ -121,78 +123,73 @@ def guard_text(ls: Server, document: Document, qualname: str) -> str:
 
 
 def run_table(review_state: ReviewState) -> str:
-    """A run as Markdown."""
-    review = review_state.review
-    parts = [f"**{review.qualname}** · run `{review.run}`"]
-    if review.result is not None:
-        parts.append(headline(review.result))
+    """A run as a small Markdown table: the last kept step, else the pending step that is shown."""
+    review, kept = review_state.review, review_state.kept_steps[-1:]
+    step = kept[0] if kept else review_state.selected
+    parts = [f"**{review.qualname}** · {_state(review_state)}"]
     if review_state.is_changed:
         parts.append("_The function changed since this run; all results refer to the old code._")
     elif review_state.is_stale:
         parts.append(f"_{review_state.stale_description}; all results refer to the old state._")
-    parts.append(_steps(review_state))
-    shown = review_state.shown
-    if shown is not None:
-        parts += _details(shown)
+    if step is None:
+        parts += [headline(review.result)] if review.result is not None else []
+    else:
+        rows = [
+            ("step", f"{position(review_state, step)} {_cell(step_title(step))}"),
+            *_rows(review, step),
+        ]
+        parts.append("\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows)]))
+        author = " Written by a language model." if step.candidate and step.candidate.author is Author.MODEL else ""
+        parts.append(f"{_action_link(step.action.kind.value)}: {step.action.rationale}{author}")
     if review.result is not None and review.result.model_use is not None:
         parts.append(f"_{model_line(review.result.model_use)}_")
-    parts.append(_where(review))
     return "\n\n".join(part for part in parts if part)
 
 
-def _steps(review_state: ReviewState) -> str:
-    steps = review_state.review.steps
-    names = list(dict.fromkeys(b.name for s in steps if s.timing for b in s.timing.baselines if b.name != "previous"))
-    rows = [["", "step", "time", *(f"over {name}" for name in names)], ["---"] * (3 + len(names))]
-    for step in steps:
-        kept_label = " (kept)" if step in review_state.kept_steps else ""
-        timing = step.timing
-        time = f"{timing.median_us:.1f} us" if timing is not None else "not timed"
-        title = f"{step.index}. {_cell(step.action.text)}{kept_label}"
-        if step.status is not StepStatus.ACCEPTED:
-            title += f": {_cell(step.reason)}"
-        over = [ratio_text(timing.against(name)) if timing is not None else "-" for name in names]
-        rows.append([MARKS[step.status], title, time, *over])
-    for baseline in _baselines(steps):
-        rows.append(["", f"_{baseline.name}_", f"{baseline.median_us:.1f} us", *([""] * len(names))])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+def _state(review_state: ReviewState) -> str:
+    """``1 kept, 2 pending, 3 rejected``."""
+    rejected = len(review_state.review.steps) - len(review_state.review.accepted)
+    counts = [(review_state.kept_count, "kept"), (len(review_state.pending), "pending"), (rejected, "rejected")]
+    return ", ".join(f"{count} {word}" for count, word in counts if count) or "no steps"
 
 
-def _baselines(steps: tuple[Step, ...]) -> list[BaselineTime]:
-    """The most recent times of the baselines."""
-    timing = next((step.timing for step in reversed(steps) if step.timing is not None), None)
-    return [b for b in timing.baselines if b.name != "previous" and b.speedup] if timing is not None else []
+def _rows(review: Review, step: Step) -> list[tuple[str, str]]:
+    timing, rows = step.timing, list[tuple[str, str]]()
+    if timing is not None:
+        ratios = [(b.name, b.speedup) for b in timing.baselines if b.name != "previous" and b.speedup is not None]
+        rows.append(("time", microseconds(timing.median_us)))
+        rows += [("speedup", ", ".join(f"{ratio_text(value)} over {name}" for name, value in ratios))] if ratios else []
+        rows.append(("roofline", f"{timing.roofline:.0%}"))
+    else:
+        rows.append(("time", "not timed: no GPU" if step.verdict is not None else "being measured"))
+    expected = step.action.expected
+    if expected.bytes_before and expected.bytes_after:
+        before, after = expected.bytes_before / 1e6, expected.bytes_after / 1e6
+        rows.append(("memory traffic", f"{before:.3g} MB -> {after:.3g} MB (estimated)"))
+    rows.append(("correctness", verdict_line(step.verdict) if step.verdict is not None else verified(None)))
+    if review.result is not None and (shapes := _shapes(review.result.workload)):
+        rows.append(("inputs", shapes))
+    rows.append(("measured", _where(review)))
+    return [(name, _cell(text)) for name, text in rows]
+
+
+def _shapes(workload: Workload) -> str:
+    """``x f32[8,48]``: the tensors that were used, with their sizes."""
+    texts = []
+    for name, tensor in list(workload.tensors.items())[:MAX_TENSORS]:
+        sizes = ",".join(str(size.value(workload.sizes)) for size in tensor.shape)
+        texts.append(f"{name} {tensor.dtype}[{sizes}]")
+    more = len(workload.tensors) - len(texts)
+    return ", ".join([*texts, *([f"and {more} more"] if more > 0 else [])])
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _details(step: Step) -> list[str]:
-    author = " Written by a language model." if step.candidate and step.candidate.author is Author.MODEL else ""
-    parts = [f"**Step {step.index}: {_action_link(step.action.kind.value)}.** {step.action.rationale}{author}"]
-    lines = []
-    if step.timing is not None:
-        lines += [_timing(step.timing), *timing_notes(step.timing)]
-    if step.report is not None:
-        lines += report_lines(step.report)
-    if step.verdict is not None:
-        lines.append(verdict_line(step.verdict))
-        lines += step.verdict.notes
-    parts.append("\n".join(f"- {line}" for line in lines))
-    return parts
-
-
-def _timing(timing: Timing) -> str:
-    return (
-        f"{timing.median_us:.1f} us, {timing.roofline:.0%} of the roofline, {timing.samples} samples; {timing.method}"
-    )
-
-
 def _where(review: Review) -> str:
     when = datetime.datetime.fromtimestamp(review.started).strftime("%Y-%m-%d %H:%M")
     env = review.environment
     if env is None:
-        return f"_{when}_"
-    machine = env.gpu or "no CUDA GPU"
-    return f"_{when}, {machine}, torch {env.torch}, triton {env.triton}, Python {env.python}_"
+        return when
+    return f"{when}, {env.gpu or 'no CUDA GPU'}, torch {env.torch}, triton {env.triton}"

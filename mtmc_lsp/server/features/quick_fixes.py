@@ -5,6 +5,7 @@ from __future__ import annotations
 from lsprotocol import types as lsp
 
 from mtmc_lsp.server.edits import workspace_edit
+from mtmc_lsp.server.failures.feature import failure_fixes
 from mtmc_lsp.server.features.diagnostics import diagnostic_of
 from mtmc_lsp.server.server import Server
 from mtmc_lsp.server.text import Document
@@ -20,7 +21,7 @@ def quick_fixes(ls: Server, document: Document, range_: lsp.Range) -> list[lsp.C
             continue
         if start + finding.start <= last and first <= start + finding.end:
             actions += _fixes_of(ls, document, start, finding)
-    return actions
+    return actions + failure_fixes(ls, document, range_)
 
 
 def _fixes_of(ls: Server, document: Document, start: int, finding: Finding) -> list[lsp.CodeAction]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtmc_lsp.search.store import Store
 from mtmc_lsp.search.stored_run import StoredRun, stored_run
-from mtmc_lsp.server.features.lenses import outcome
+from mtmc_lsp.server.features.steps.wording import outcome
 from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Server
 from mtmc_lsp.server.text import Document

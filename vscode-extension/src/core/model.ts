@@ -2,16 +2,6 @@
 
 import { has, type Fields } from "./fields";
 
-export interface Position {
-  readonly line: number;
-  readonly character: number;
-}
-
-export interface Change {
-  readonly range: { readonly start: Position; readonly end: Position };
-  readonly newText: string;
-}
-
 export interface Ratio {
   readonly ratio: number;
   readonly low: number;
@@ -65,8 +55,11 @@ export interface Step {
   readonly diff: string;
   readonly verdict: Verdict | null;
   readonly timing: Timing | null;
-  /** How fast and whether verified, in words; only of accepted steps. */
+  /** The words for accepted steps: what it does, its number among them (`2/4`), how fast and whether verified, and all numbers. */
+  readonly title: string;
+  readonly position: string;
   readonly outcome: string;
+  readonly numbers: string;
 }
 
 export interface Run {
@@ -89,11 +82,11 @@ export interface Review {
   readonly line: number;
   readonly kept: readonly number[];
   readonly pending: readonly number[];
+  /** The pending step that is shown. */
+  readonly selected: number | null;
   readonly stale: boolean;
   readonly edited: boolean;
   readonly isActive: boolean;
-  /** The edits that keeping the next pending step would make. */
-  readonly changes: readonly Change[];
   readonly run: Run;
 }
 
@@ -107,9 +100,22 @@ export interface JobState {
   readonly stage: string;
   readonly step: number;
   readonly action: string;
+  /** What a run has done so far; empty before its first step. */
+  readonly summary: string;
+  /** How long the job has run. */
+  readonly seconds: number;
   /** Summary of the result; empty while the job is active, if it did not finish, and if a question shows the result. */
   readonly result: string;
   readonly answer: unknown;
+  /** Why the job failed, and the command that helps most; null if it did not fail. */
+  readonly failure: Failure | null;
+}
+
+/** A failure in words, with one button. */
+export interface Failure {
+  readonly text: string;
+  readonly button: string;
+  readonly command: string;
 }
 
 /** Argument of a command. */
@@ -151,7 +157,7 @@ function isStep(value: unknown): value is Step {
 function isReview(value: unknown): value is Review {
   return (
     has(value, { uri: "string", version: "number", target: "string", line: "number", kept: "array", pending: "array" }) &&
-    has(value, { stale: "boolean", edited: "boolean", isActive: "boolean", changes: "array", run: "object" }) &&
+    has(value, { stale: "boolean", edited: "boolean", isActive: "boolean", run: "object" }) &&
     has(value["run"], { run: "string", status: "string", model: "string", steps: "array" }) &&
     (value["run"]["steps"] as unknown[]).every(isStep)
   );
@@ -178,7 +184,12 @@ export function readHistory(answer: unknown): PastRun[] {
 /** Validates the parameters of `mtmc/runState`; undefined if they are invalid. */
 export function readJob(params: unknown): JobState | undefined {
   const kinds = { job: "number", kind: "string", uri: "string", target: "string", state: "string", stage: "string" } as const;
-  return has(params, kinds) && has(params, { step: "number", action: "string", result: "string" }) ? (params as unknown as JobState) : undefined;
+  return has(params, kinds) && has(params, { step: "number", action: "string", summary: "string", seconds: "number", result: "string" }) ? (params as unknown as JobState) : undefined;
+}
+
+/** A failed job, as the view and a message show it. */
+export interface FailedJob extends Argument {
+  readonly failure: Failure;
 }
 
 /** The plan and its device in the result of a job; undefined for other jobs. */
@@ -194,7 +205,7 @@ export function isSearch(job: JobState): boolean {
   return SEARCH_KINDS.has(job.kind);
 }
 
-const SEARCH_KINDS = new Set(["optimize", "resume", "undo", "another"]);
+const SEARCH_KINDS = new Set(["optimize", "resume", "undo", "another", "certify"]);
 
 /** The number of pending steps as text. */
 export function pendingText(count: number): string {
@@ -211,9 +222,15 @@ export function isArgument(value: unknown): value is Argument {
   return has(value, { uri: "string", target: "string" });
 }
 
-/** The next pending step. */
-export function nextStep(review: Review): Step | undefined {
-  return review.run.steps.find((step) => step.index === review.pending[0]);
+/** The pending step that is shown; undefined if none is pending. */
+export function selectedStep(review: Review): Step | undefined {
+  return review.run.steps.find((step) => step.index === review.selected);
+}
+
+/** The pending step after (or before) the selected one; undefined at the end. */
+export function neighbour(review: Review, forward: boolean): number | undefined {
+  const at = review.selected === null ? -1 : review.pending.indexOf(review.selected);
+  return at < 0 ? undefined : review.pending[forward ? at + 1 : at - 1];
 }
 
 /** The run's accepted steps, in order. */

@@ -1,6 +1,6 @@
 /** Rows of the MTMC view as plain values: runs with their steps and plans. */
 
-import { acceptedSteps, deviceOf, deviceText, type Action, type Argument, type JobState, type PastRun, type PastStep, type Review, type Run, type Step } from "./model";
+import { acceptedSteps, deviceOf, deviceText, type Action, type Argument, type FailedJob, type JobState, type PastRun, type PastStep, type Review, type Run, type Step } from "./model";
 
 /** A row of the view. */
 export interface Row {
@@ -30,14 +30,23 @@ export interface Plan {
 }
 
 /** All top-level rows: active jobs, runs, plans of functions without a run, and earlier runs. */
-export function rows(reviews: readonly Review[], jobs: readonly JobState[], plans: readonly Plan[], past: readonly PastRun[] = []): Row[] {
+export function rows(reviews: readonly Review[], jobs: readonly JobState[], plans: readonly Plan[], past: readonly PastRun[] = [], failed: readonly FailedJob[] = []): Row[] {
   const runRows = reviews.map((review) => {
     const job = jobs.find((one) => one.uri === review.uri && one.target === review.target);
     return runRow(review, job, plans.find((plan) => isSame(plan, review)));
   });
   const jobRows = jobs.filter((job) => !reviews.some((review) => isSame(job, review))).map(jobRow);
   const planRows = plans.filter((plan) => ![...reviews, ...jobs].some((known) => isSame(plan, known))).map(planOnlyRow);
-  return [...jobRows, ...runRows, ...planRows, ...(past.length === 0 ? [] : [historyRow(past)])];
+  return [...failed.map(failedRow), ...jobRows, ...runRows, ...planRows, ...(past.length === 0 ? [] : [historyRow(past)])];
+}
+
+/** A failed job: why it failed, with the command that helps as its only child. */
+function failedRow(of: FailedJob): Row {
+  const { text, button } = of.failure;
+  const argument = { uri: of.uri, target: of.target };
+  const id = `${of.uri}#${of.target}#failed`;
+  const child = { id: `${id}#help`, label: button, description: "", tooltip: text, icon: "arrow-right", context: "failure-help", argument, children: [] };
+  return { id, label: of.target, description: text.replace(`${of.target}: `, ""), tooltip: text, spoken: `failed: ${text}`, icon: "error", colour: "testing.iconFailed", context: "failed", argument, children: [child] };
 }
 
 function historyRow(past: readonly PastRun[]): Row {
@@ -107,8 +116,9 @@ export function fileName(uri: string): string {
   return decodeURIComponent(uri.slice(uri.lastIndexOf("/") + 1));
 }
 
-function progress(job: JobState): string {
-  return job.step > 0 ? `step ${job.step}: ${job.action}: ${job.stage}` : job.stage;
+/** What a job does now, and what its run has found. */
+export function progress(job: JobState): string {
+  return joinParts(job.step > 0 ? `step ${job.step}: ${job.action}: ${job.stage}` : job.stage, job.summary);
 }
 
 function jobRow(job: JobState): Row {
@@ -177,6 +187,9 @@ function stepRow(review: Review, step: Step): Row {
   const isPending = review.pending.includes(step.index);
   const activeSuffix = review.isActive ? "-active" : "";
   const { what, where } = splitLocation(step.action.text);
+  const isAccepted = isPending || isKept;
+  // Only accepted steps are counted, here and everywhere else.
+  const name = isAccepted ? `${step.position} ${step.title}` : `${what.charAt(0).toUpperCase()}${what.slice(1)}`;
   const look = isPending
     ? { icon: "circle-filled", colour: "charts.yellow", word: "pending" }
     : isKept
@@ -184,19 +197,17 @@ function stepRow(review: Review, step: Step): Row {
       : { ...STEP_ICONS[step.status], word: step.status };
   const context = review.stale
     ? "step-stale"
-    : step.index === review.pending[0]
-      ? `step-next${activeSuffix}`
-      : isKept && step.index === review.kept.at(-1)
-        ? `step-last${activeSuffix}`
-        : isKept || isPending
-          ? "step-other"
-          : "tried";
+    : isPending
+      ? `step-pending${activeSuffix}`
+      : isKept
+        ? `step-kept${activeSuffix}`
+        : "tried";
   return {
     id: `${review.uri}#${review.target}#${step.index}`,
-    label: `${step.index}. ${what}`,
+    label: name,
     // The row of the run already says that it was not timed.
-    ...outcomeText(`${step.index}. ${what}`, look.word, step.timing === null ? step.outcome.replace(/^.* · /, "") : step.outcome, where),
-    tooltip: [step.action.text, step.action.rationale, step.reason].filter((part) => part !== "").join("\n"),
+    ...outcomeText(name, look.word, step.timing === null ? step.outcome.replace(/^.* · /, "") : step.outcome, isAccepted ? "" : where),
+    tooltip: [isAccepted ? `${step.title}\n${step.numbers}` : step.action.text, step.action.rationale, step.reason].filter((part) => part !== "").join("\n"),
     icon: look.icon,
     ...(look.colour === undefined ? {} : { colour: look.colour }),
     context,

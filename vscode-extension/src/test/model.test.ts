@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { acceptedSteps, deviceOf, deviceText, isArgument, isSearch, lacksWorkload, adjacentReview, nextStep, planOf, readGpu, readJob, readReviews, reviewAt, pendingText } from "../core/model";
+import { acceptedSteps, deviceOf, deviceText, isArgument, isSearch, lacksWorkload, adjacentReview, neighbour, planOf, readGpu, readJob, readReviews, reviewAt, pendingText, selectedStep } from "../core/model";
 import { job, review } from "./samples";
 
 test("an invalid answer is rejected with a remedy", () => {
@@ -42,10 +42,16 @@ test("command arguments are recognised", () => {
   assert.ok(!isArgument(undefined));
 });
 
-test("rejected steps are neither next nor accepted", () => {
-  assert.equal(nextStep(review())?.index, 3);
+test("the selected step is shown, and its neighbours are pending too", () => {
+  const four = review({ kept: [], pending: [1, 3, 4], selected: 3 });
+  assert.deepEqual([neighbour(four, true), neighbour(four, false)], [4, 1]);
+  assert.deepEqual([neighbour({ ...four, selected: 4 }, true), neighbour({ ...four, selected: null }, true)], [undefined, undefined]);
+});
+
+test("rejected steps are neither selected nor accepted", () => {
+  assert.equal(selectedStep(review())?.index, 3);
   assert.deepEqual(acceptedSteps(review()).map((step) => step.index), [1, 3]);
-  assert.equal(nextStep(review({ pending: [] })), undefined);
+  assert.equal(selectedStep(review({ pending: [], selected: null })), undefined);
 });
 
 test("the review at a line is the one above it", () => {

@@ -11,7 +11,10 @@ export function step(index: number, changes: Partial<Step> = {}): Step {
     diff: "--- a/model.py\n+++ b/model.py\n@@ -1 +1,2 @@\n+kernel\n x\n",
     verdict: { status: "correct", mode: "interpreter", checks: [{ name: "values", status: "passed" }], error: 1e-7, reference_error: 2e-7 },
     timing: null,
+    title: `Fuse part ${index}`,
+    position: index === 1 ? "1/2" : "2/2",
     outcome: "not timed · verified",
+    numbers: "not timed: no GPU · exact to 1e-07 (yours 2e-07) · 1 checks passed in Triton's interpreter",
     ...changes,
   };
 }
@@ -24,10 +27,10 @@ export function review(changes: Partial<Review> = {}): Review {
     line: 10,
     kept: [1],
     pending: [3],
+    selected: 3,
     stale: false,
     edited: false,
     isActive: false,
-    changes: [],
     run: {
       run: "r1",
       path: "/work/model.py",
@@ -43,5 +46,5 @@ export function review(changes: Partial<Review> = {}): Review {
 }
 
 export function job(changes: Partial<JobState> = {}): JobState {
-  return { job: 1, kind: "optimize", uri: "file:///work/model.py", target: "f", state: "running", stage: "verifying", step: 2, action: "fuse all", result: "", answer: null, ...changes };
+  return { job: 1, kind: "optimize", uri: "file:///work/model.py", target: "f", state: "running", stage: "verifying", step: 2, action: "fuse all", summary: "", seconds: 12, result: "", answer: null, failure: null, ...changes };
 }

@@ -1,59 +1,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { body, draw, escape, fenced, title } from "../core/drawing";
 import { fileName, rows } from "../core/tree";
 import type { PastRun } from "../core/model";
 import { job, review, step } from "./samples";
 
-const at = (line: number, character = 0): { line: number; character: number } => ({ line, character });
-
-test("an insertion is marked at the line before it, and removes nothing", () => {
-  const drawing = draw([{ range: { start: at(5), end: at(5) }, newText: "@triton.jit\ndef k():\n    pass\n" }]);
-  assert.deepEqual(drawing.removed, []);
-  assert.deepEqual(drawing.added.map(({ line, mark }) => [line, mark]), [[4, "+ 3 lines"]]);
-});
-
-test("one short added line is shown completely, also at the top of a file", () => {
-  const drawing = draw([{ range: { start: at(0), end: at(0) }, newText: "import triton\r\n" }]);
-  assert.deepEqual(drawing.added.map(({ line, mark }) => [line, mark]), [[0, "+ import triton"]]);
-});
-
-test("a range that ends at the start of a line does not include that line", () => {
-  const drawing = draw([{ range: { start: at(3), end: at(5) }, newText: "a\nb\n" }]);
-  assert.deepEqual(drawing.removed, [{ first: 3, last: 4 }]);
-  assert.equal(drawing.added[0]?.line, 4);
-});
-
-test("a removal has no mark for added lines", () => {
-  const drawing = draw([{ range: { start: at(3), end: at(3, 7) }, newText: "" }]);
-  assert.deepEqual(drawing, { removed: [{ first: 3, last: 3 }], added: [] });
-});
-
-test("the heading counts accepted steps and shows the outcome of the step", () => {
-  assert.equal(title(review()), "Step 2 of 2 · fuse part 3 · not timed · verified");
-  assert.equal(title(review({ pending: [] })), "");
-});
-
-test("the body shows the rationale, the verification and only the hunks", () => {
-  const text = body(step(1));
-  assert.match(text, /^Saves memory traffic 1/);
-  assert.match(text, /by Triton's interpreter: 1 of 1 checks passed; relative error 1\.0e\\-7/);
-  assert.match(text, /```diff\n@@ -1 \+1,2 @@\n\+kernel\n x\n```$/);
-  assert.doesNotMatch(text, /model\.py/);
-});
-
-test("code that contains fences stays in its block", () => {
-  assert.equal(fenced("python", "a ```` b"), "`````python\na ```` b\n`````");
-});
-
-test("foreign text is escaped as Markdown", () => {
-  assert.equal(escape("[run](command:x) <b>"), "\\[run\\]\\(command:x\\) \\<b\\>");
-});
-
 test("the context of each row matches its available commands", () => {
   const [row] = rows([review({ kept: [1], pending: [3, 4], run: { ...review().run, steps: [step(1), step(2, { status: "failed", outcome: "" }), step(3), step(4)] } })], [], []);
   assert.equal(row?.context, "run-pending-kept");
-  assert.deepEqual(row.children.map((child) => child.context), ["step-last", "tried", "step-next", "step-other"]);
+  assert.deepEqual(row.children.map((child) => child.context), ["step-kept", "tried", "step-pending", "step-pending"]);
   assert.deepEqual(row.children.map((child) => child.argument.step), [1, 2, 3, 4]);
   assert.match(row.description, /^model\.py · not timed · 2 pending · 1 kept$/);
 });

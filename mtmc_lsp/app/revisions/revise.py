@@ -1,7 +1,8 @@
-"""What a user decides about the steps of a run: undo one and keep the others, or replace one.
+"""What a user decides about the steps of a run: remove one and keep the others, or replace one.
 
-The text is never edited directly. To undo a step, the actions after it are written again on the version before it, and each
-one is verified again. The result is a new run, which replaces the earlier one.
+The text is never edited directly. To remove a step, the actions after it are written again on the version before it, and each
+one is verified again. ``recompose.py`` writes them at once, and :func:`certify` verifies them; where a model wrote a step,
+``undo`` does both. The result is a new run, which replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -9,20 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mtmc_lsp.app.revisions.recompose import UNDONE, first_unverified
 from mtmc_lsp.app.run_recorder import Revision
 from mtmc_lsp.core.action import REMARK, MacroAction
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.protocols import Planner, Repairer, State
 from mtmc_lsp.core.results import CompileReport, Timing
-from mtmc_lsp.core.run import Final, RunStatus, Step, StepStatus
+from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.search.acceptance import Judge
 from mtmc_lsp.search.components import SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch
-from mtmc_lsp.search.outcome import speedup_of
-from mtmc_lsp.search.store import Store
-from mtmc_lsp.source.compose import strip_generated, unified_diff
 
-UNDONE = "you discarded it"
 REPLACED = "you asked for another"
 
 
@@ -33,7 +31,7 @@ class RevisedSearch:
     kind: type[GreedySearch]
     components: SearchComponents
     steps: Sequence[Step]
-    """Steps to take over without measuring them again; the last is the one that the decision rejects."""
+    """Steps to take over without measuring them again; the last one is rejected if the decision is about it."""
 
 
 def revise(steps: Sequence[Step], revision: Revision, components: SearchComponents) -> RevisedSearch:
@@ -48,6 +46,14 @@ def revise(steps: Sequence[Step], revision: Revision, components: SearchComponen
     if not any(step.index == revision.step for step in steps):
         raise RequestError(f"run {revision.run} has no step {revision.step}", remedy="Run it again.")
     return _undo(steps, revision.step, components) if revision.kind == "undo" else _replace(steps, revision, components)
+
+
+def certify(steps: Sequence[Step], components: SearchComponents) -> RevisedSearch:
+    """The search that verifies steps which :mod:`mtmc_lsp.app.revisions.recompose` wrote, from the first without a verdict on."""
+    count = first_unverified(steps)
+    actions = [step.action for step in steps[count:]]
+    components = replace(components, planner=_ListPlanner(actions), limits=replace(components.limits, steps=len(steps)))
+    return RevisedSearch(_RederivingSearch, components, steps[:count])
 
 
 def _undo(steps: Sequence[Step], index: int, components: SearchComponents) -> RevisedSearch:
@@ -80,39 +86,6 @@ def _reject(steps: Sequence[Step], index: int, reason: str) -> list[Step]:
     """The steps up to the one numbered ``index``, which is rejected: it stays in the history, so it is not proposed again."""
     before = [step for step in steps if step.index < index]
     return [*before, *(replace(s, status=StepStatus.REJECTED, reason=reason) for s in steps if s.index == index)]
-
-
-def undo_last(store: Store, run: str, index: int) -> str:
-    """Store a run without its last accepted step, which needs no new code and no new verification.
-
-    Returns:
-        The id of the new run.
-
-    Raises:
-        RequestError: the run does not exist or is not finished.
-    """
-    result = store.result(run)
-    if result is None:
-        raise RequestError(f"run {run} is not over", remedy="Wait for its end, or resume it first.")
-    steps = tuple(
-        replace(s, status=StepStatus.REJECTED, reason=UNDONE) if s.index == index else s for s in result.steps
-    )
-    accepted = [step for step in steps if step.status is StepStatus.ACCEPTED and step.candidate is not None]
-    record = next(item for item in store.runs() if item.id == run)
-    new = store.begin(record.path, record.qualname, record.source_hash, record.environment)
-    for step in steps:
-        store.add_step(new, step)
-    root = strip_generated(result.final.source.encode(), record.qualname).decode()
-    # The last remaining step may be a base to tune that is slower than the user's code.
-    last = accepted[-1] if accepted and not accepted[-1].is_base else None
-    source = last.candidate.source if last is not None and last.candidate is not None else root
-    timing = accepted[-1].timing if accepted else None
-    speedup = speedup_of(timing) if timing is not None else None
-    roofline = timing.roofline if timing is not None else None
-    final = Final(source, unified_diff(root, source, record.path.rpartition("/")[2]), speedup, roofline)
-    status = result.status if last is not None else RunStatus.NO_GAIN
-    store.finish(replace(result, id=new, steps=steps, final=final, status=status))
-    return new
 
 
 class _ListPlanner:

@@ -12,8 +12,8 @@ import attrs
 
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.server.edits import minimal_edits
-from mtmc_lsp.server.features.lenses import outcome
-from mtmc_lsp.server.features.review import composed
+from mtmc_lsp.server.features.steps.review import composed
+from mtmc_lsp.server.features.steps.wording import numbers, outcome, position, step_title
 from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Server
 from mtmc_lsp.server.text import Document
@@ -60,7 +60,10 @@ def _as_json(ls: Server, document: Document, review_state: ReviewState) -> dict[
     run = review_state.review.to_json()
     for step in run["steps"]:
         accepted_step = accepted.get(step["index"])
+        step["title"] = step_title(accepted_step) if accepted_step is not None else ""
+        step["position"] = position(review_state, accepted_step) if accepted_step is not None else ""
         step["outcome"] = outcome(accepted_step) if accepted_step is not None else ""
+        step["numbers"] = numbers(accepted_step) if accepted_step is not None else ""
     return {
         "uri": document.uri,
         "version": document.version,
@@ -68,6 +71,7 @@ def _as_json(ls: Server, document: Document, review_state: ReviewState) -> dict[
         "line": review_state.outlined.first_line - 1,
         "kept": [step.index for step in review_state.kept_steps],
         "pending": [step.index for step in review_state.pending],
+        "selected": review_state.selected.index if review_state.selected is not None else None,
         "stale": review_state.is_stale,
         "edited": review_state.is_edited,
         "isActive": ls.is_active(review_state.review),

@@ -1,0 +1,1 @@
+"""Failed jobs: what each client shows of them, and where."""

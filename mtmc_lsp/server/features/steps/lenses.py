@@ -1,0 +1,101 @@
+"""Code lenses above a target: its run, the selected step, and what can be done, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from lsprotocol import types as lsp
+
+from mtmc_lsp.core.run import RunStatus
+from mtmc_lsp.server.features.steps.wording import outcome, position, step_title
+from mtmc_lsp.server.jobs import Job
+from mtmc_lsp.server.progress import progress_line
+from mtmc_lsp.server.reviews import ReviewState
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.source.outline import OutlineEntry
+
+Title = tuple[str, str, int | None]
+"""Title, command and step."""
+
+
+def register(server: Server) -> None:
+    """Register code lenses."""
+    server.feature(lsp.TEXT_DOCUMENT_CODE_LENS, lsp.CodeLensOptions())(code_lenses)
+
+
+def code_lenses(ls: Server, params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
+    """The lenses of a file: for targets with a job, a run, or example inputs."""
+    document = ls.document(params.text_document.uri)
+    if document is None:
+        return []
+    lenses: list[lsp.CodeLens] = []
+    jobs = {job.target: job for job in reversed(ls.jobs.active) if job.path == document.path}
+    review_states = {review_state.review.qualname: review_state for review_state in ls.review_states(document)}
+    # The directive above a class is also that of its methods.
+    offered = {entry.target.qualname for entry in document.outline.targets if entry.has_directive}
+    for entry in document.outline.targets:
+        name = entry.target.qualname
+        lens_range = document.text.line_range(entry.first_line - 1)
+        for title, command, step in _titles(entry, jobs.get(name), review_states.get(name), offered):
+            argument = {"uri": document.uri, "target": name, **({"step": step} if step is not None else {})}
+            lenses.append(lsp.CodeLens(lens_range, command=lsp.Command(title, f"mtmc.{command}", arguments=[argument])))
+    return lenses
+
+
+def _titles(
+    entry: OutlineEntry, job: Job | None, review_state: ReviewState | None, offered: Collection[str]
+) -> list[Title]:
+    name = entry.target.qualname
+    titles: list[Title] = []
+    if job is not None:
+        titles += [(f"⟳ {progress_line(job)}", "jobs", None), ("Cancel", "cancel", None)]
+    if review_state is not None:
+        titles += _review_titles(review_state, job)
+    elif job is None and name in offered and name.rpartition(".")[0] not in offered and not entry.is_broken:
+        titles.append(("Optimize to Triton kernel", "optimize", None))
+    return titles
+
+
+def _review_titles(review_state: ReviewState, job: Job | None) -> list[Title]:
+    review = review_state.review
+    # Steps can be removed while the others are verified.
+    is_active = job is not None and job.kind != "certify"
+    if review_state.is_stale:
+        change = "Changed since it was measured" if review_state.is_changed else review_state.changes[0]
+        return [] if is_active else [(f"{change} · Optimize again", "optimize", None)]
+    titles: list[Title] = []
+    if review_state.pending:
+        titles += _pending_titles(review_state, is_active=is_active)
+    elif review_state.kept_count:
+        titles += _kept_titles(review_state, is_active=is_active)
+    if review.status is RunStatus.RUNNING and job is None:
+        titles.append(("Go on with the run", "resume", None))
+    return titles
+
+
+def _pending_titles(review_state: ReviewState, *, is_active: bool) -> list[Title]:
+    step = review_state.selected
+    assert step is not None
+    number = step.index
+    title = f"{position(review_state, step)} {step_title(step)} · {outcome(step)}"
+    before = review_state.pending.index(step)
+    keep = "Keep" if before == 0 else f"Keep these {before + 1}"
+    titles: list[Title] = [(title, "diff", number), (keep, "keep", number)]
+    if not is_active:
+        titles += [("Discard", "discard", number), ("Retry", "tryAnother", number)]
+    titles.append(("Diff", "diff", number))
+    if before > 0:
+        titles.append(("Previous", "select", review_state.pending[before - 1].index))
+    if before + 1 < len(review_state.pending):
+        titles.append(("Next", "select", review_state.pending[before + 1].index))
+        titles.append((f"Keep all {len(review_state.pending)}", "keepAll", None))
+    return titles
+
+
+def _kept_titles(review_state: ReviewState, *, is_active: bool) -> list[Title]:
+    step = review_state.kept_steps[-1]
+    count = "1 step" if review_state.kept_count == 1 else f"{review_state.kept_count} steps"
+    titles: list[Title] = [(f"✓ {count} kept · {outcome(step)}", "diff", step.index), ("Diff", "diff", step.index)]
+    if not is_active:
+        titles += [("Undo", "undo", step.index), ("Undo all", "undoAll", None)]
+    return titles
