@@ -99,7 +99,7 @@ export async function run(scenario) {
       await w.command("MTMC: Show the report");
       const frame = await w.report(/Nothing was timed[\s\S]*Roofline[\s\S]*Verification/);
       await until("its charts are drawn", async () => (await frame.locator("figure svg .mark-text, figure svg .mark-rect").count()) > 2);
-      assert.match(await frame.locator("#traffic svg").innerHTML(), /fuse sigmoid and mul/);
+      assert.match(await frame.locator("#traffic svg").innerHTML(), /fuse sigmoid and mul/i);
       assert.doesNotMatch(await frame.locator("body").innerText(), /\d\.\d+x/);
       await w.shot("report");
       await frame.locator("h2", { hasText: "Verification" }).scrollIntoViewIfNeeded();

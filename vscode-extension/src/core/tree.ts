@@ -80,11 +80,11 @@ function pastRow(past: PastRun): Row {
 }
 
 function pastStepRow(past: PastRun, step: PastStep): Row {
-  const { what, where } = splitLocation(step.text);
+  const label = `${step.index}. ${step.text}`;
   return {
     id: `history#${past.run}#${step.index}`,
-    label: `${step.index}. ${what}`,
-    ...outcomeText(`${step.index}. ${what}`, step.status, step.outcome, where),
+    label,
+    ...outcomeText(label, step.status, step.outcome),
     tooltip: [step.text, step.reason].filter((part) => part !== "").join("\n"),
     ...STEP_ICONS[step.status],
     context: "past-step",
@@ -186,10 +186,9 @@ function stepRow(review: Review, step: Step): Row {
   const isKept = review.kept.includes(step.index);
   const isPending = review.pending.includes(step.index);
   const activeSuffix = review.isActive ? "-active" : "";
-  const { what, where } = splitLocation(step.action.text);
   const isAccepted = isPending || isKept;
   // Only accepted steps are counted, here and everywhere else.
-  const name = isAccepted ? `${step.position} ${step.title}` : `${what.charAt(0).toUpperCase()}${what.slice(1)}`;
+  const name = isAccepted ? `${step.position} ${step.title}` : step.action.text;
   const look = isPending
     ? { icon: "circle-filled", colour: "charts.yellow", word: "pending" }
     : isKept
@@ -206,7 +205,7 @@ function stepRow(review: Review, step: Step): Row {
     id: `${review.uri}#${review.target}#${step.index}`,
     label: name,
     // The row of the run already says that it was not timed.
-    ...outcomeText(name, look.word, step.timing === null ? step.outcome.replace(/^.* · /, "") : step.outcome, isAccepted ? "" : where),
+    ...outcomeText(name, look.word, step.timing === null ? step.outcome.replace(/^.* · /, "") : step.outcome),
     tooltip: [isAccepted ? `${step.title}\n${step.numbers}` : step.action.text, step.action.rationale, step.reason].filter((part) => part !== "").join("\n"),
     icon: look.icon,
     ...(look.colour === undefined ? {} : { colour: look.colour }),
@@ -229,28 +228,20 @@ function planRow(plan: Plan): Row {
 }
 
 function plannedRow(plan: Plan, action: Action, index: number): Row {
-  const { what, where } = splitLocation(action.text);
   return {
     ...base(plan, "planned"),
     id: `${plan.uri}#${plan.target}#plan#${index}`,
-    label: `${index + 1}. ${what}`,
-    description: joinParts(action.expected === undefined ? "" : `estimated saving ${action.expected.saved_us.toFixed(0)} us`, where),
+    label: `${index + 1}. ${action.text}`,
+    description: action.expected === undefined ? "" : `estimated saving ${action.expected.saved_us.toFixed(0)} us`,
     tooltip: [action.text, action.rationale].filter((part) => part !== "").join("\n"),
     icon: "lightbulb",
     children: action.rationale === "" ? [] : [reasonRow(plan, index, action.rationale)],
   };
 }
 
-/** Splits the text of an action into description and lines, to fit narrow views. */
-function splitLocation(text: string): { what: string; where: string } {
-  const match = /^(.+) in (lines? \d[\d, to]*)$/.exec(text);
-  return { what: match?.[1] ?? text, where: match?.[2] ?? "" };
-}
-
 /** The outcome of a step. Its icon shows whether it is pending or kept, because narrow views have little room. */
-function outcomeText(label: string, word: string, outcome: string, where: string): { description: string; spoken: string } {
-  const description = joinParts(outcome === "" ? word : outcome, where);
-  return { description, spoken: joinParts(label, word, outcome, where) };
+function outcomeText(label: string, word: string, outcome: string): { description: string; spoken: string } {
+  return { description: outcome === "" ? word : outcome, spoken: joinParts(label, word, outcome) };
 }
 
 function joinParts(...parts: readonly string[]): string {

@@ -50,17 +50,6 @@ test("a plan is shown with its function, or alone before the first run", () => {
   }
 });
 
-test("the lines of an action follow its description", () => {
-  const of = (text: string): unknown => {
-    const past: PastRun = { run: "r0", uri: "file:///work/model.py", target: "f", started: 0, status: "no_gain", device: "", steps: [{ index: 1, text, status: "accepted", reason: "", outcome: "1.20x" }] };
-    const row = rows([], [], [], [past])[0]?.children[0]?.children[0];
-    return [row?.label, row?.description, row?.tooltip];
-  };
-  assert.deepEqual(of("fuse neg and exp in line 7"), ["1. fuse neg and exp", "1.20x · line 7", "fuse neg and exp in line 7"]);
-  assert.deepEqual(of("fuse all in lines 7, 9 to 12"), ["1. fuse all", "1.20x · lines 7, 9 to 12", "fuse all in lines 7, 9 to 12"]);
-  assert.deepEqual(of("keep the add in line 7 in registers"), ["1. keep the add in line 7 in registers", "1.20x", "keep the add in line 7 in registers"]);
-});
-
 test("every row has a unique id", () => {
   const plan = { uri: "file:///work/model.py", target: "g", device: "H200", actions: [{ kind: "a", text: "a", rationale: "" }] };
   const all = rows([review(), review({ uri: "file:///work/two.py" })], [job({ target: "h" })], [plan]);
