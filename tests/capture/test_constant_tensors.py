@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from mtmc_lsp.capture.worker.export import export_graph
+from mtmc_lsp.capture.worker.graph_reader import InputTensor
 from mtmc_lsp.core.errors import TargetUnsupported
+from mtmc_lsp.core.graph import INPUT_DEVICE, InputKind
+from mtmc_lsp.core.workload import Target, TargetKind
 
 HEAD = "import torch\n\n\n# mtmc: x=f32[B,N,8] B=4 N=6\ndef f(x):\n    "
 
@@ -50,3 +55,19 @@ def test_a_choice_by_data_is_refused(captured, condition: str) -> None:
     with pytest.raises(TargetUnsupported) as caught:
         operators(captured, f"{condition}\n    return x.exp()\nreturn x.sin()")
     assert "depends on the values of a tensor" in caught.value.message
+
+
+def devices_of_constants(function) -> list[object]:
+    """The devices on which a graph creates tensors. Inputs are on ``meta``, a device that is not the CPU."""
+    inputs = [InputTensor("x", "x", InputKind.ARGUMENT, torch.empty(5, 5, device="meta"))]
+    graph, _ = export_graph(function, inputs, Target(__file__, "f", TargetKind.FUNCTION, 1, 1), {}, repr, [])
+    return [node.kwargs["device"] for node in graph.nodes if "device" in node.kwargs]
+
+
+def test_constants_on_the_cpu_are_created_on_the_device_of_the_inputs() -> None:
+    assert devices_of_constants(lambda x: x * torch.eye(x.shape[0]).to(x.device)) == [INPUT_DEVICE]
+
+
+def test_random_numbers_and_results_stay_on_the_cpu() -> None:
+    assert devices_of_constants(lambda x: x * torch.rand(5, 5).to(x.device)) == ["cpu"]
+    assert devices_of_constants(lambda x: (x * 2, torch.arange(x.shape[0]))) == ["cpu"]

@@ -364,7 +364,8 @@ class Reader:
             for key, item in node.kwargs.items()
             if key not in ("pin_memory", "layout") and item is not None
         }
-        if not node.all_input_nodes and self._moves_constants and _is_on_cpu(node):
+        creates = not any(isinstance(each.meta.get("val"), torch.Tensor) for each in node.all_input_nodes)
+        if creates and self._moves_constants and _is_on_cpu(node):
             kwargs["device"] = INPUT_DEVICE
         # The kernels run on the device of the inputs, which can differ from the device of the capture.
         if str(node.kwargs.get("device") or "") in (self.device, self.device.partition(":")[0]):
@@ -381,7 +382,7 @@ class Reader:
         """
         on_cpu = [node for node in self.program.graph.nodes if _is_on_cpu(node)]
         results = self.program.graph.output_node().all_input_nodes
-        return self.device.startswith("cuda") and not any(
+        return self.device != "cpu" and not any(
             (node.op == "placeholder" and node.name not in self.literals)
             or node in results
             or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
