@@ -172,7 +172,7 @@ def linear_sum_up_to_date_code() -> bool:
         return (
             _has_source(linear_sum, "3c00aa9f2f5dbdb7")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -182,7 +182,7 @@ def linear_sum_up_to_date() -> bool:
         return (
             linear_sum_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

@@ -173,7 +173,7 @@ def attend_up_to_date_code() -> bool:
         return (
             _has_source(attend, "36cc44d85d6c4ae2")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -183,7 +183,7 @@ def attend_up_to_date() -> bool:
         return (
             attend_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

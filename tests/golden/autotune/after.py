@@ -142,7 +142,7 @@ def rms_norm_up_to_date_code() -> bool:
         return (
             _has_source(rms_norm, "300e3aeee432012a")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -152,7 +152,7 @@ def rms_norm_up_to_date() -> bool:
         return (
             rms_norm_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

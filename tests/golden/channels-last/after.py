@@ -133,7 +133,7 @@ def two_convolutions_up_to_date_code() -> bool:
         return (
             _has_source(two_convolutions, "9688ec2589e83b97")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -143,7 +143,7 @@ def two_convolutions_up_to_date() -> bool:
         return (
             two_convolutions_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

@@ -180,7 +180,7 @@ def conv_relu_up_to_date_code() -> bool:
         return (
             _has_source(conv_relu, "516b275f05e803e6")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -190,7 +190,7 @@ def conv_relu_up_to_date() -> bool:
         return (
             conv_relu_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

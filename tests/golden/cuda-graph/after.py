@@ -145,7 +145,7 @@ def biased_softmax_up_to_date_code() -> bool:
         return (
             _has_source(biased_softmax, "5725380b3d32412c")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -155,7 +155,7 @@ def biased_softmax_up_to_date() -> bool:
         return (
             biased_softmax_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

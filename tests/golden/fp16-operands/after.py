@@ -336,7 +336,7 @@ def conv_tanh_up_to_date_code() -> bool:
         return (
             _has_source(conv_tanh, "9517217fa6a38778")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -346,7 +346,7 @@ def conv_tanh_up_to_date() -> bool:
         return (
             conv_tanh_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

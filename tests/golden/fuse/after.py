@@ -147,7 +147,7 @@ def bias_gelu_up_to_date_code() -> bool:
         return (
             _has_source(bias_gelu, "098d13820537f04f")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -157,7 +157,7 @@ def bias_gelu_up_to_date() -> bool:
         return (
             bias_gelu_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

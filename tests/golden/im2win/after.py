@@ -246,7 +246,7 @@ def conv_relu_up_to_date_code() -> bool:
         return (
             _has_source(conv_relu, "74d14b5ee2714587")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -256,7 +256,7 @@ def conv_relu_up_to_date() -> bool:
         return (
             conv_relu_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

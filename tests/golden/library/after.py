@@ -131,7 +131,7 @@ def linear_silu_up_to_date_code() -> bool:
         return (
             _has_source(linear_silu, "38c1f9388d88bbba")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -141,7 +141,7 @@ def linear_silu_up_to_date() -> bool:
         return (
             linear_silu_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

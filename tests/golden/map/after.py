@@ -132,7 +132,7 @@ def swiglu_up_to_date_code() -> bool:
         return (
             _has_source(swiglu, "d167c8584fd0692a")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -142,7 +142,7 @@ def swiglu_up_to_date() -> bool:
         return (
             swiglu_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

@@ -161,7 +161,7 @@ def linear_gelu_up_to_date_code() -> bool:
         return (
             _has_source(linear_gelu, "15f3f9a64228e607")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -171,7 +171,7 @@ def linear_gelu_up_to_date() -> bool:
         return (
             linear_gelu_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

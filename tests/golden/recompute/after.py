@@ -182,7 +182,7 @@ def row_and_column_sums_up_to_date_code() -> bool:
         return (
             _has_source(row_and_column_sums, "4927024c6889b1c0")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -192,7 +192,7 @@ def row_and_column_sums_up_to_date() -> bool:
         return (
             row_and_column_sums_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

@@ -231,7 +231,7 @@ def net_up_to_date_code() -> bool:
         return (
             _has_source(Net.forward, "13444cf6663b56ee")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -241,7 +241,7 @@ def net_up_to_date() -> bool:
         return (
             net_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

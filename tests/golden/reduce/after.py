@@ -153,7 +153,7 @@ def layer_norm_up_to_date_code() -> bool:
         return (
             _has_source(layer_norm, "8c3a19f5e909a378")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -163,7 +163,7 @@ def layer_norm_up_to_date() -> bool:
         return (
             layer_norm_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

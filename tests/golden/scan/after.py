@@ -140,7 +140,7 @@ def running_mean_up_to_date_code() -> bool:
         return (
             _has_source(running_mean, "6149ed0e0e26c42e")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -150,7 +150,7 @@ def running_mean_up_to_date() -> bool:
         return (
             running_mean_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

@@ -208,7 +208,7 @@ def net_up_to_date_code(user_module) -> bool:
         return (
             _has_source(user_module.Net.forward, "13444cf6663b56ee")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -218,7 +218,7 @@ def net_up_to_date(user_module) -> bool:
         return (
             net_up_to_date_code(user_module)
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

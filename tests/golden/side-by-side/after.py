@@ -180,7 +180,7 @@ def scores_up_to_date_code() -> bool:
         return (
             _has_source(scores, "fba189951bbe087d")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -190,7 +190,7 @@ def scores_up_to_date() -> bool:
         return (
             scores_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

@@ -189,7 +189,7 @@ def product_relu_up_to_date_code() -> bool:
         return (
             _has_source(product_relu, "ccc604e5c234deeb")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -199,7 +199,7 @@ def product_relu_up_to_date() -> bool:
         return (
             product_relu_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

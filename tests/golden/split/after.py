@@ -169,7 +169,7 @@ def log_sum_up_to_date_code() -> bool:
         return (
             _has_source(log_sum, "a64ecbf7083af22a")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -179,7 +179,7 @@ def log_sum_up_to_date() -> bool:
         return (
             log_sum_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 

@@ -294,7 +294,7 @@ def linear_relu_up_to_date_code() -> bool:
         return (
             _has_source(linear_relu, "66ef3805e4114e21")
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
@@ -304,7 +304,7 @@ def linear_relu_up_to_date() -> bool:
         return (
             linear_relu_up_to_date_code()
         )
-    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
 
