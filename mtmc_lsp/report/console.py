@@ -32,9 +32,13 @@ TABLE_WIDTH = 200
 def console(*, stderr: bool = False) -> Console:
     """The console of the terminal. Colours follow NO_COLOR and the terminal; the width follows COLUMNS and the terminal."""
     out = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-    if not out.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+    if _is_read_by_programs(out):
         out.width = PIPE_WIDTH
     return out
+
+
+def _is_read_by_programs(out: Console) -> bool:
+    return not out.is_terminal and not os.environ.get("COLUMNS", "").isdigit()
 
 
 def show(
@@ -116,11 +120,18 @@ def short_path(path: Path | str) -> str:
 
 
 def show_error(out: Console, error: MtmcError) -> None:
-    """Print an error with its file and line, and below it the remedy. Snippets to paste stay as they are."""
+    """Print an error with its file and line, and below it the remedy. Snippets to paste stay as they are.
+
+    In a file or a pipe the error is one line, so that a program can search it.
+    """
     where = f"{short_path(error.where.path)}:{error.where.line}" if error.where is not None and error.where.line else ""
     if error.where is not None and not where:
         where = short_path(error.where.path)
-    show(out, f"error: {f'{where}: ' if where else ''}{error.message}")
+    message = f"error: {f'{where}: ' if where else ''}{error.message}"
+    if _is_read_by_programs(out):
+        out.print(message, soft_wrap=True)
+    else:
+        show(out, message)
     for line in f"  {error.remedy}".splitlines() if error.remedy else ():
         margin = len(line) - len(line.lstrip())
         if margin >= SNIPPET_MARGIN:

@@ -301,7 +301,11 @@ async def test_code_that_becomes_part_of_a_string_in_two_edits_has_no_findings(i
 async def test_an_invalid_command_line_gives_one_clear_error(arguments: list[str], code: int, said: str) -> None:
     for command in ([*isolated_command("mtmc_lsp.server.app")], [sys.executable, "-m", "mtmc_lsp", "lsp"]):
         process = await asyncio.create_subprocess_exec(
-            *command, *arguments, stderr=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL
+            *command,
+            *arguments,
+            stderr=asyncio.subprocess.PIPE,
+            stdin=asyncio.subprocess.DEVNULL,
+            env={**os.environ},  # without the COLUMNS that readline exports when pytest imports it
         )
         _, error = await asyncio.wait_for(process.communicate(), 30)
         assert (process.returncode, error.decode().count("\n")) == (code, 2)
