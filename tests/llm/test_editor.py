@@ -104,7 +104,8 @@ async def test_a_models_step_is_kept_hovered_and_tried_again_with_a_remark(folde
             prompt = endpoint.prompt(3)
             assert f"# The user's request for this step\n{remark}" in prompt
             assert f"# The earlier edit that the user rejected\n<<<<<<< SEARCH\n=======\n{TOP.kernel}" in prompt
-            assert f"you asked for another: {remark}" in await hover(ide, "def top(x)")
+            (review,) = await ide.client.protocol.send_request_async("mtmc/reviews", {"uri": ide.uri()})
+            assert f"you asked for another: {remark}" in [step["reason"] for step in review["run"]["steps"]]
             assert len(ide.questions) == 1
         with Store(folder / ".mtmc") as store:
             newest = store.runs()[0].id

@@ -74,11 +74,12 @@ def failure_text(error: dict[str, Any], path: str) -> str:
     """The message and the remedy of an error, as far as it helps in an editor.
 
     Args:
-        path: of the job's file; another file is named.
+        path: of the job's file; another file is named, relative to its folder.
     """
     message = str(error["message"]).strip().rstrip(".")
     if error.get("path") and error["path"] != path:
-        message = f"{Path(str(error['path'])).name}: {message}"
+        other, folder = Path(str(error["path"])), Path(path).parent
+        message = f"{other.relative_to(folder) if folder in other.parents else other}: {message}"
     remedy = str(error.get("remedy") or "").strip()
     if COMMAND_LINE.search(remedy):
         is_interpreter = error.get("code") == EnvironmentNotAble.code and "interpreter" in message
