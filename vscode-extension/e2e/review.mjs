@@ -193,7 +193,7 @@ export async function run(scenario) {
       await w.shot("history");
       await page.locator(".pane-body .monaco-list-row[aria-level='2']", { hasText: "model.py · not timed ·" }).first().click();
       const frame = await w.report(/block/);
-      await until("it is the earlier run", async () => (await frame.locator("td.word", { hasText: "accepted" }).count()) === 3);
+      await until("it is the earlier run", async () => (await frame.locator("section.step").count()) === 3);
       await w.command("View: Close All Editors");
     });
     await scenario(w, "static checks are shown as diagnostics, and explained", async () => {
