@@ -299,13 +299,15 @@ async def test_code_that_becomes_part_of_a_string_in_two_edits_has_no_findings(i
     ],
 )
 async def test_an_invalid_command_line_gives_one_clear_error(arguments: list[str], code: int, said: str) -> None:
+    # readline exports COLUMNS when pytest imports it.
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     for command in ([*isolated_command("mtmc_lsp.server.app")], [sys.executable, "-m", "mtmc_lsp", "lsp"]):
         process = await asyncio.create_subprocess_exec(
             *command,
             *arguments,
             stderr=asyncio.subprocess.PIPE,
             stdin=asyncio.subprocess.DEVNULL,
-            env={**os.environ},  # without the COLUMNS that readline exports when pytest imports it
+            env=environment,
         )
         _, error = await asyncio.wait_for(process.communicate(), 30)
         assert (process.returncode, error.decode().count("\n")) == (code, 2)
