@@ -21,8 +21,7 @@ from mtmc_lsp.actions.base import (
     region_of,
     with_saving,
 )
-from mtmc_lsp.actions.titles import capitalized
-from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.action import ActionKind, MacroAction, capitalized
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.json_codec import to_json
@@ -159,7 +158,7 @@ class Algebra:
                 region=gone,
                 lines=lines_of(ir, gone),
                 params=params,
-                rationale=f"{edits[0].why[:1].upper()}{edits[0].why[1:]}; {self.same}.",
+                rationale=f"{capitalized(edits[0].why)}; {self.same}.",
                 text=f"{title}{suffix}",
                 changes_rounding=rounded or any(precision_of(f.config) in SPLIT_PRECISION_MODES for f in fusions),
             )

@@ -1,7 +1,6 @@
 """Titles of actions: what a step does, in the names of the user's variables and modules, without line numbers.
 
-A title is stored with its step, and the lines of the file change when steps are kept. The editor shows lines beside a title
-from ``MacroAction.lines`` and the present text.
+A title is stored with its step, and the lines of the file change when steps are kept.
 """
 
 from __future__ import annotations
@@ -69,8 +68,3 @@ def with_result(ir: KernelIR, text: str, nodes: Collection[str]) -> str:
 def computes_everything(graph: Graph, nodes: Collection[str]) -> bool:
     """Whether a region contains every operation of the target that changes a value."""
     return all(node.name in nodes for node in graph.nodes if node.word not in SYMBOLS)
-
-
-def capitalized(text: str) -> str:
-    """The text with a capital first letter, as titles begin."""
-    return text[:1].upper() + text[1:]

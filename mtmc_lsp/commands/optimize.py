@@ -208,7 +208,7 @@ def _run(
 
 
 def _run_all(specs: Sequence[str], optimize_one: Callable[[str], RunResult]) -> tuple[list[RunResult], list[MtmcError]]:
-    """Optimise several targets; one that is refused does not end the others."""
+    """Optimise several targets. If one of them is refused, the others continue."""
     from mtmc_lsp.report.console import console, show_error
 
     results, failures = [], []
@@ -222,7 +222,7 @@ def _run_all(specs: Sequence[str], optimize_one: Callable[[str], RunResult]) -> 
 
 
 def _choose_names(file: str, *, every: bool, may_ask: bool) -> list[str]:
-    """The targets of a file to optimise: all with example inputs, or the one that the user chooses.
+    """Choose targets of a file: all targets with example inputs, or a single one by the user's answer.
 
     Raises:
         RequestError: the user cannot be asked, or there is nothing to choose from.

@@ -63,3 +63,8 @@ class MacroAction:
         """Identity of the action: kind, region and params. The text does not count."""
         params = ",".join(f"{name}={self.params[name]}" for name in sorted(self.params))
         return f"{self.kind.value}({'+'.join(self.region)};{params})"
+
+
+def capitalized(text: str) -> str:
+    """The text with a capital first letter, as titles and sentences begin."""
+    return text[:1].upper() + text[1:]

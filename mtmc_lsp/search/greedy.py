@@ -48,10 +48,10 @@ FINAL_SECONDS = 3.0
 FAR_SECONDS = 2.0
 """Time that the verification beyond 2^31 elements needs; without it, that check is left out."""
 NOTHING_TO_LOSE = 0.5
-"""The share of the expected time of a trial and its verification that must remain while the file would stay as it is.
+"""While no version is faster than eager, a step is tried if this share of its expected time remains.
 
-The expectation is cautious: the first trial also starts the workers, and verification is slower beside a trial. On an H100 with
-four runs at a time, DenseGCNConv ended after 22 of 40 s without the CUDA graph that makes it faster.
+The expected time is too long: the first trial also starts the workers, and a verification beside a trial is slower. On an H100
+with four runs at a time, DenseGCNConv ended after 22 of 40 s and never tried the CUDA graph that makes it faster.
 """
 BASELINE_WAIT_SECONDS = 15.0
 """The longest wait for a baseline that does not decide, after the last step."""
@@ -388,7 +388,7 @@ class GreedySearch:
 
 
 def unique_title(title: str, steps: Sequence[Step]) -> str:
-    """A title that no earlier step has: a number is added to one that is tried again in another way."""
+    """The title, with a number if an earlier step has the same title: ``Fuse all of f, attempt 2``."""
     taken = {step.action.text for step in steps}
     numbered = (f"{title}, attempt {number}" for number in itertools.count(2))
     return title if title not in taken else next(text for text in numbered if text not in taken)

@@ -12,21 +12,19 @@ from functools import cached_property
 from typing import Any
 
 from mtmc_lsp.core.dependencies import Dependency
-from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.blocks import block_code, find_block
 from mtmc_lsp.source.chunks import Chunk
-from mtmc_lsp.source.compose import own_dispatches, strip_generated
+from mtmc_lsp.source.compose import own_dispatches
 from mtmc_lsp.source.dependencies import Definitions, Finder, changes, definitions_of, read_definitions
 from mtmc_lsp.source.dispatch.marks import generated_part
 from mtmc_lsp.source.outline import Outline, OutlineEntry
 from mtmc_lsp.source.sibling.pair import block_of
 from mtmc_lsp.source.sibling.statement import find_kernel_import
 from mtmc_lsp.source.target_text import target_source
-from mtmc_lsp.source.targets import find_target
 
 MAX_CHANGES = 3
 """Maximum number of changed dependencies in a message."""
@@ -50,18 +48,6 @@ class Review:
     """Original text of the target at the measurement; None if the run did not store it."""
     recorded_path: str = ""
     """Path of the file at the measurement, if the file was renamed since."""
-
-    @cached_property
-    def measured_end_line(self) -> int:
-        """The target's last line at the measurement; 0 if it is not known."""
-        candidate = next((step.candidate for step in self.steps if step.candidate is not None), None)
-        if candidate is None:
-            return 0
-        plain = strip_generated(candidate.source.encode("utf-8", "surrogatepass"), self.qualname)
-        try:
-            return find_target(plain, self.path, self.qualname).end_line
-        except MtmcError:
-            return 0
 
     @cached_property
     def dependencies(self) -> tuple[Dependency, ...]:
@@ -117,16 +103,9 @@ class ReviewState:
 
     @property
     def selected(self) -> Step | None:
-        """The pending step that is shown: the one that the user selected, else the first one."""
+        """The pending step to show: the user's selection, else the first one."""
         chosen = (step for step in self.pending if step.index == self.selected_index)
         return next(chosen, self.pending[0] if self.pending else None)
-
-    @property
-    def shift(self) -> int:
-        """By how many lines the target's body moved since the measurement."""
-        # The dispatch statement is first in the body, so all lines of the body moved by the same distance as its end.
-        measured = self.review.measured_end_line
-        return self.outlined.target.end_line - measured if measured else 0
 
     @property
     def is_stale(self) -> bool:

@@ -48,7 +48,9 @@ def without_generated_checks(source: str) -> str:
             # A decorator needs a function below it.
             lines[node.lineno - 1] = f"def {node.name}(): ...\n"
             for imported in _imports_of_user_modules(node):
-                lines[imported.lineno - 1] = f"{ast.unparse(imported)}\n"
+                # Several statements may share a line.
+                before = lines[imported.lineno - 1].strip()
+                lines[imported.lineno - 1] = f"{'; '.join(filter(None, (before, ast.unparse(imported))))}\n"
     return "".join(lines)
 
 
@@ -110,13 +112,13 @@ def _is_pure_check(function: ast.FunctionDef) -> bool:
     )
     if not allowed or not isinstance(last, ast.Try) or last.orelse or last.finalbody:
         return False
-    results = [*last.body, *(node for handler in last.handlers for node in handler.body)]
-    results = [node for node in results if not isinstance(node, ast.Import)]
+    attempted = [node for node in last.body if not isinstance(node, ast.Import)]
+    results = [*attempted, *(node for handler in last.handlers for node in handler.body)]
     return all(isinstance(node, ast.Return) and node.value is not None and _is_pure(node.value) for node in results)
 
 
 def _imports_of_user_modules(function: ast.FunctionDef) -> list[ast.Import]:
-    """Imports in the attempt of a check. They stay in the text, because they are scanned as all imports are."""
+    """The imports in the ``try`` block of a check. They stay in the text, because they are scanned as all imports are."""
     return [
         statement
         for attempt in function.body

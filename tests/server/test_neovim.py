@@ -99,7 +99,7 @@ def test_the_documented_snippet_attaches_offers_actions_and_shows_progress(tmp_p
     command = "{ " + ", ".join(f'"{word}"' for word in FAKE) + " }"
     snippet = found[1].replace('{ "mtmc-lsp" }', command)
     assert snippet != found[1]
-    # A user is asked once for each folder; the test's client may run code at once.
+    # Neovim asks the user to trust a folder. The test trusts it in advance.
     trusted = snippet.replace("filetypes =", "init_options = { trusted = true }, filetypes =")
     (tmp_path / "init.lua").write_text(trusted)
     (tmp_path / "used.lua").write_text(USED)

@@ -8,6 +8,7 @@ from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS, HAVE_NUMBER_TYP
 from mtmc_lsp.codegen.module.up_to_date import write_check
 from mtmc_lsp.core.dependencies import Dependency, DependencyKind
 from mtmc_lsp.core.results import CheckStatus
+from mtmc_lsp.verify.generated_helpers import without_generated_checks
 from mtmc_lsp.verify.source_scan import scan
 
 DEPENDENCIES = (
@@ -38,6 +39,14 @@ def test_a_check_that_does_anything_else_is_scanned_like_all_code(change: tuple[
 
 NUMBERS = GUARD_HELPERS[HAVE_NUMBER_TYPES]
 CHECK = f"import math\nimport torch\n\n\n{NUMBERS}\n\ndef f_fits(a, b):\n    return {HAVE_NUMBER_TYPES}(lambda: (a / b,), float)\n"
+
+
+def test_imports_of_user_modules_in_a_check_stay_in_the_scanned_text() -> None:
+    """Also two of them in one line, and those in a handler, which no generated check has."""
+    check = "def f_up_to_date():\n    try:\n        import one; import two\n        return True\n    except KeyError:\n        return False\n"
+    assert "import one; import two" in without_generated_checks(check)
+    other = check.replace("        return False", "        import three\n        return False")
+    assert without_generated_checks(other) == other
 
 
 def test_the_check_that_python_can_compute_numbers_passes_the_scan() -> None:

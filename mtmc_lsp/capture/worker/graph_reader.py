@@ -151,10 +151,10 @@ class Reader:
                 if is_symbol(size) or (symbols and (i, d) in self.free.units):
                     count = int(item.value.shape[d]) // self.free.units.get((i, d), 1)
                     self.sizes.setdefault(self.names[next(iter(symbols))], count)
-        for node, item in zip(self.placeholders, self.inputs, strict=True):
+        for i, (node, item) in enumerate(zip(self.placeholders, self.inputs, strict=True)):
             for d, size in enumerate(node.meta["val"].shape):
-                if len(symbols_of(size)) == 1 and self.names[next(iter(symbols_of(size)))] not in self.sizes:
-                    self._add_derived_size(size, int(item.value.shape[d]))
+                if len(self.symbols_at[i, d]) == 1:
+                    self._add_derived_size(size.node.expr, int(item.value.shape[d]))
         # Strides that no size explains, such as those of a slice, become sizes themselves.
         for node, item in zip(self.placeholders, self.inputs, strict=True):
             for d, stride in enumerate(node.meta["val"].stride()):
@@ -167,12 +167,12 @@ class Reader:
                         self.names[symbol] = name
                         self.sizes[name] = int(item.value.stride(d))
 
-    def _add_derived_size(self, size: Any, length: int) -> None:
-        """The value of the only symbol of a size, if the size is linear in it."""
-        (name,), (symbol,) = symbols_of(size), size.node.expr.free_symbols
-        factor, rest = size.node.expr.coeff(symbol, 1), size.node.expr.subs(symbol, 0)
-        if factor and size.node.expr == factor * symbol + rest:
-            self.sizes[self.names[name]] = int((length - rest) // factor)
+    def _add_derived_size(self, expression: Any, length: int) -> None:
+        """Add the value of the only symbol of a size, unless it is known or the size is not linear in it."""
+        (symbol,) = expression.free_symbols
+        name, factor, rest = self.names[str(symbol)], expression.coeff(symbol, 1), expression.subs(symbol, 0)
+        if name not in self.sizes and factor and expression == factor * symbol + rest:
+            self.sizes[name] = int((length - rest) // factor)
 
     def non_polynomial_symbols(self) -> dict[str, Cause]:
         """Symbols in sizes or guards that are not polynomials, and those of attention's head sizes, with the first cause.

@@ -13,6 +13,7 @@ from typing import Any
 from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcInvalidParams
 
+from mtmc_lsp.core.action import capitalized
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.server.failures.failure import failure_text
 from mtmc_lsp.server.features.code_actions import directive_edit, proposed_directive
@@ -194,7 +195,7 @@ def workload_error(document: Document, outlined: OutlineEntry, inputs: str) -> s
         workload = parse_directive(changed, target, document.path)
     except MtmcError as error:
         reason = failure_text(error.to_json(), document.path)
-        return f"{reason[:1].upper()}{reason[1:]}"
+        return capitalized(reason)
     return "" if workload is not None else "Describe at least one tensor, for example x=f32[64,128]."
 
 

@@ -33,7 +33,7 @@ export function review(changes: Partial<Review> = {}): Review {
     isActive: false,
     run: {
       run: "r1",
-      path: "/work/model.py",
+      path: "/project/model.py",
       target: "f",
       status: "unmeasured",
       environment: { python: "3.11", gpu: "" },

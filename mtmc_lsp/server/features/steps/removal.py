@@ -170,7 +170,7 @@ async def _revise(ls: Server, document: Document, review_state: ReviewState, ste
 
 
 async def _write_kept_steps(ls: Server, uri: str, qualname: str, kept_keys: list[str], label: str) -> None:
-    """Write the kept actions of a changed run to the file, up to the first one that cannot stay."""
+    """Write the kept steps of a changed run to the file. Writing stops before the first step that no longer works."""
     document = ls.document(uri)
     review_state = ls.review_state(document, qualname) if document is not None else None
     if document is None or review_state is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mtmc_lsp.core.action import capitalized
 from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.core.run import Step
 from mtmc_lsp.report.phrases import checks_text, microseconds
@@ -10,8 +11,7 @@ from mtmc_lsp.server.reviews import ReviewState
 
 def step_title(step: Step) -> str:
     """``Fuse linear and gelu into one kernel``."""
-    text = step.action.text or step.action.kind.value
-    return f"{text[:1].upper()}{text[1:]}"
+    return capitalized(step.action.text or step.action.kind.value)
 
 
 def position(review_state: ReviewState, step: Step) -> str:

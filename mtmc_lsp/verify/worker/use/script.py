@@ -132,7 +132,7 @@ def _listed(subject: Subject, kind: str) -> Iterator[Use]:
 
 
 def _of_constructor(subject: Subject, constructor: Constructor, kind: str) -> Iterator[Use]:
-    """The steps about one number of a module's constructor, or about one that the module keeps."""
+    """Steps that change one number: an argument of the constructor, or an attribute of the module."""
     if kind == "attribute":
         kept = [(name, value) for name, value in vars(subject.new()).items() if isinstance(value, (bool, float))]
         public = [(name, value) for name, value in kept if not name.startswith("_") and name != "training"]
