@@ -72,14 +72,10 @@ def run_program(
         (tmp_path / "model.py").write_text(on_cpu(optimised(text, name)[1], text))
         (tmp_path / "program.py").write_text(program)
         environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), **variables}
-        return subprocess.run(
-            [sys.executable, "program.py"],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=True,
+        done = subprocess.run(
+            [sys.executable, "program.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
         )
+        assert done.returncode == 0, done.stderr
+        return done
 
     return run
