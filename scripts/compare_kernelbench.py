@@ -166,10 +166,10 @@ def _on_gpu(evaluator: Any, reference: str, candidate: str) -> dict[str, Any]:
 def _on_cpu(evaluator: Any, reference: str, candidate: str) -> dict[str, Any]:
     import torch
 
-    from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
+    from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
     from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 
-    patch_interpreter()
+    prepare_interpreter()
     torch.cuda.synchronize = lambda device=None: None
     original, init, inputs = evaluator.load_original_model_and_inputs(reference, {})
     candidate_model, file = evaluator.load_custom_model_with_tempfile(on_cpu(candidate, ""))

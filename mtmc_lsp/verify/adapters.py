@@ -236,7 +236,7 @@ class ForeignCandidate:
             notes.append(f"no kernel was launched in {count} of the cases")
         notes.append(f"isolation of the candidate: {isolation.text}")
         if interpreted:
-            notes.append("an interpreter run is no proof for a GPU: bfloat16 ran as float32, and races cannot show")
+            notes.append("an interpreter run is no proof for a GPU: races cannot show")
         return notes
 
 

@@ -397,9 +397,7 @@ class VerificationEngine:
     ) -> Verdict:
         checks = (*text_checks, *(check for outcome in outcomes for check in outcome.checks))
         worst = max(outcomes, key=lambda outcome: outcome.error)
-        reduced = run_notes(
-            outcomes, self._trial.capture.graph, has_gpu=self.has_gpu, without_oracle=self._reference.without_oracle
-        )
+        reduced = run_notes(outcomes, self._trial.capture.graph, without_oracle=self._reference.without_oracle)
         notes = reduced + candidate.notes(self._trial, outcomes, self._process.isolation, interpreted=not self.has_gpu)
         return Verdict(
             status,

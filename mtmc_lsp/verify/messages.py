@@ -49,8 +49,6 @@ class CaseRequest:
     """The file with the inputs, and the key under which they are shared."""
     is_first: bool = False
     """Whether the case is the workload itself."""
-    widened: bool = False
-    """Whether float32 replaces bfloat16, which Triton's interpreter computes wrongly."""
     init: str = ""
     """Constructor arguments that replace those of ``get_init_inputs``."""
     shares_memory: bool = False
@@ -76,7 +74,6 @@ class ConstructorRequest(Request[ConstructorAnswer], command="verify.constructor
 
     capture: Repeated[Capture]
     user_source: str | None
-    widened: bool
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def library_share(outcomes: Sequence[CaseOutcome]) -> float | None:
     return next((share for share in shares if share is not None), None)
 
 
-def run_notes(outcomes: Sequence[CaseOutcome], graph: Graph, *, has_gpu: bool, without_oracle: int) -> list[str]:
+def run_notes(outcomes: Sequence[CaseOutcome], graph: Graph, *, without_oracle: int) -> list[str]:
     """What a run reduced or replaced.
 
     Args:
@@ -187,10 +187,6 @@ def run_notes(outcomes: Sequence[CaseOutcome], graph: Graph, *, has_gpu: bool, w
     if dict(outcomes[0].case.sizes) != dict(graph.sizes):
         sizes = ", ".join(f"{name}={value}" for name, value in outcomes[0].case.sizes.items())
         notes.append(f"sizes reduced to {sizes} for Triton's interpreter")
-    if not has_gpu:
-        types = [kind for node in graph.nodes for kind in node.outputs] + [item.type for item in graph.inputs]
-        if any(kind.dtype == "bfloat16" for kind in types):
-            notes.append("bfloat16 replaced by float32: the interpreter computes bfloat16 wrongly")
     if without_oracle:
         notes.append(
             f"float64 did not fit into memory in {without_oracle} of the cases: compared with the reference's results"

@@ -151,7 +151,7 @@ class Reference:
             if not self._init:
                 self._init = NO_ARGUMENTS
                 if self.capture.workload.source is WorkloadSource.GET_INPUTS:
-                    request = ConstructorRequest(self.capture, user_source=self.user_source, widened=not self.has_gpu)
+                    request = ConstructorRequest(self.capture, user_source=self.user_source)
                     self._init = self.pool.call(self.worker, request, self.run_seconds).init
         return self._init
 
@@ -182,7 +182,6 @@ class Reference:
             case=case,
             inputs=str(self._inputs / file),
             is_first=is_first,
-            widened=not self.has_gpu,
             init=trial.init,
             shares_memory=self._shares_memory,
         )

@@ -109,7 +109,6 @@ class Checker:
             user_source=Path(capture.workload.target.path).read_text(),
             case=case,
             inputs=str(self.folder / "inputs.pt"),
-            widened=any(item.type.dtype == "bfloat16" for item in capture.graph.inputs),
         )
 
     def compile_errors(self, capture: Capture, candidate: Candidate, archs: Sequence[str] = ("sm_90",)) -> list[str]:

@@ -71,10 +71,10 @@ def _run_of(request: ProfileRequest) -> tuple[Callable[[], Any], str]:
     device = "cuda" if torch.cuda.is_available() and capture.workload.device == "cuda" else "cpu"
     user_source = target_source(request.user_source, capture)
     # The user's file as it is now, including kernels that we inserted; a candidate is loaded separately.
-    module = module_of(capture, user_source, request.source, False)
+    module = module_of(capture, user_source, request.source)
     sizes = {**capture.workload.sizes, **request.sizes}
     start = build_call(module, capture.workload, device, sizes, values=False, construct=reusing(capture))
-    inputs = make_inputs(capture, start, request.sizes, "normal", 0, device, False)
+    inputs = make_inputs(capture, start, request.sizes, "normal", 0, device)
     call, values = prepared_call(module, capture, inputs, device)
 
     def run() -> Any:

@@ -59,7 +59,7 @@ def _inputs(capture: Capture, user_source: str, shared_inputs: str = "") -> tupl
     """The user's module and the workload's inputs, created once or imported from the process that shares them."""
     clock_of()
     if "module" not in _state:
-        module = module_of(capture, user_source, None, False)
+        module = module_of(capture, user_source, None)
         if shared_inputs:
             with contextlib.suppress(TensorSharingFailed):
                 # Copy each tensor: shared tensors are views of one allocation, which torch.compile treats differently.
@@ -70,7 +70,7 @@ def _inputs(capture: Capture, user_source: str, shared_inputs: str = "") -> tupl
             module, capture.workload, _device(), capture.workload.sizes, values=user_values, construct=reusing(capture)
         )
         distribution = "given" if user_values else "normal"
-        _state["inputs"] = make_inputs(capture, call, capture.graph.sizes, distribution, 0, _device(), False)
+        _state["inputs"] = make_inputs(capture, call, capture.graph.sizes, distribution, 0, _device())
         _state["module"] = module
     return _state["module"], _state["inputs"]
 
@@ -121,13 +121,13 @@ def version_of(capture: Capture, user_source: str, source: str) -> Version:
         version: Version = _state["prepared"].pop(source)
         return version
     inputs = _inputs(capture, user_source)[1]
-    return prepared_call(module_of(capture, user_source, source, False), capture, inputs, _device())
+    return prepared_call(module_of(capture, user_source, source), capture, inputs, _device())
 
 
 def _separate(capture: Capture, user_source: str, source: str, candidate: SeparateCandidate) -> tuple[Call, list[Any]]:
     """A candidate in a separate file, on the workload's inputs and with the reference's parameters."""
     inputs = _inputs(capture, user_source)[1]
-    module = module_of_candidate(candidate.target, source, False)
+    module = module_of_candidate(candidate.target, source)
     shared = SharedInstance(functools.partial(instance_of, replaced=()))
     return prepared_candidate(
         module, capture, inputs, _device(), target=candidate.target, init=candidate.init, shared=shared
@@ -195,7 +195,7 @@ def count_recompilations(request: RecompilationsRequest) -> RecompilationsAnswer
         eager = _eager(capture, user_source)[0]
         before, seconds = counters["stats"]["unique_graphs"], 0.0
         for sizes in request.sizes:
-            inputs = make_inputs(capture, eager, sizes, "normal", 0, _device(), False)
+            inputs = make_inputs(capture, eager, sizes, "normal", 0, _device())
             values = prepared_call(module, capture, inputs, _device())[1]
             graphs, began = counters["stats"]["unique_graphs"], time.perf_counter()
             compiled_call.bound(values)()

@@ -22,7 +22,7 @@ from mtmc_lsp.core.workload import Capture, ContainerKind, Target, TargetKind
 from mtmc_lsp.verify.messages import CandidateSource, CaseRequest
 from mtmc_lsp.verify.worker.inputs import dotted, prepared_call, replace_tensor, reusing, slots_of
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
-from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
+from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from mtmc_lsp.verify.worker.observation.process_changes import ProcessChanges
 from mtmc_lsp.verify.worker.run_target import is_interpreted, module_of, target_source
 from mtmc_lsp.verify.worker.surroundings import current
@@ -45,19 +45,18 @@ def load_candidate(source: CandidateSource, data: CaseRequest, *, constructs: bo
     """
     capture = data.call
     if source.separate is None:
-        module = module_of(capture, target_source(data.user_source, capture), source.text, data.widened)
+        module = module_of(capture, target_source(data.user_source, capture), source.text)
         return module, functools.partial(prepared_call, shared=SharedInstance(reusing(capture)))
     target, init = source.separate.target, source.separate.init
-    module = module_of_candidate(target, source.text, data.widened)
+    module = module_of_candidate(target, source.text)
     # Parameters and buffers are replaced by shape, so an instance shares none of them with others.
     shared = SharedInstance(constructed if constructs else functools.partial(instance_of, replaced=()))
     return module, functools.partial(prepared_candidate, target=target, init=init, shared=shared)
 
 
-def module_of_candidate(target: Target, source: str, widened: bool) -> Any:
+def module_of_candidate(target: Target, source: str) -> Any:
     """The module of a separate candidate, loaded once."""
     text = on_cpu(source, "") if is_interpreted() and not current.has_gpu_names() else source
-    text = without_bfloat16(text) if widened else text
     if text not in _loaded:
         # The name that an import of the file would give.
         name = Path(target.path).stem

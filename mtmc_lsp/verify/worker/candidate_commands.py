@@ -30,8 +30,7 @@ from mtmc_lsp.verify.cases import ALIASED, SLICED, UNALIGNED, Case
 from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest, CandidateSource, Surroundings
 from mtmc_lsp.verify.worker.callers import Prepare, changed_by_loading, load_candidate
 from mtmc_lsp.verify.worker.inputs import other_layout
-from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
-from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
+from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
 from mtmc_lsp.verify.worker.interpreter.stand_in import replace as replace_unseen
 from mtmc_lsp.verify.worker.observation.determinism import differing
 from mtmc_lsp.verify.worker.observation.host_reads import HostReads
@@ -78,8 +77,7 @@ def set_up_process(*, fills_memory: bool = True) -> str:
     if is_interpreted():
         if not current.is_program():
             use_one_thread()
-        patch_interpreter(replace_unseen)
-        speed_up_interpreter()
+        prepare_interpreter(replace_unseen)
     folder = scratch_folder()
     assert folder is not None
     return os.path.join(folder, RESULTS)

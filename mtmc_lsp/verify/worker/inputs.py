@@ -41,13 +41,12 @@ MAGNITUDES = 3.0
 
 
 def make_inputs(
-    capture: Capture, call: Call, sizes: Mapping[str, int], distribution: str, seed: int, device: str, widened: bool
+    capture: Capture, call: Call, sizes: Mapping[str, int], distribution: str, seed: int, device: str
 ) -> dict[str, torch.Tensor]:
     """Every graph input's value for a case, by name.
 
     Args:
         call: the workload's call; parameters are varied versions of its parameters.
-        widened: whether bfloat16 is replaced by float32 (the interpreter computes bfloat16 wrongly).
     """
     # Created on their device: a GPU is much faster than a CPU.
     generator = torch.Generator(device).manual_seed(seed)
@@ -66,8 +65,6 @@ def make_inputs(
                 result[item.name] = _whole(shape, distribution, generator).to(held.dtype)
             else:
                 result[item.name] = _varied(held, shape, generator)
-            if widened and held.dtype is torch.bfloat16:
-                result[item.name] = result[item.name].float()
             continue
         if distribution == "given" and capture.workload.source is WorkloadSource.GET_INPUTS:
             given = by_path[paths[item.name]].detach()
@@ -83,7 +80,7 @@ def make_inputs(
             has_range = spec is None or spec.low is not None
             result[item.name] = _indices(item, bounds[item.name], sizes, generator, (low, high) if has_range else None)
         else:
-            result[item.name] = _values(item, sizes, distribution, generator, low, high, widened)
+            result[item.name] = _values(item, sizes, distribution, generator, low, high)
     return result
 
 
@@ -131,12 +128,9 @@ def _values(
     generator: torch.Generator,
     low: float | None,
     high: float | None,
-    widened: bool,
 ) -> torch.Tensor:
-    dtype = "float32" if widened and item.type.dtype == "bfloat16" else item.type.dtype
-
     def values(shape: Sequence[int]) -> torch.Tensor:
-        value = random_values(shape, dtype, generator, low, high)
+        value = random_values(shape, item.type.dtype, generator, low, high)
         is_free = value.is_floating_point() and low is None
         return _distributed(value, distribution, generator) if is_free else value
 

@@ -68,7 +68,7 @@ def _unexplained(request: JudgeRequest, inputs: dict[str, torch.Tensor], expecte
     if not request.differing:
         return []
     data = request.data
-    module = module_of(data.call, target_source(data.user_source, data.call), None, data.widened)
+    module = module_of(data.call, target_source(data.user_source, data.call), None)
     return not_explained(request.differing, module, data.call, inputs, expected, data.case)
 
 

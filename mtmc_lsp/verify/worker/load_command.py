@@ -14,5 +14,5 @@ def load(request: LoadRequest) -> NoAnswer:
     user_source = target_source(request.user_source, request.capture)
     for text in request.texts:
         with contextlib.suppress(Exception):
-            module_of(request.capture, user_source, text, False)
+            module_of(request.capture, user_source, text)
     return NoAnswer()

@@ -42,7 +42,7 @@ from mtmc_lsp.verify.worker.run_target import (
 def constructor(request: ConstructorRequest) -> ConstructorAnswer:
     """The constructor arguments that ``get_init_inputs`` returns."""
     capture = request.capture
-    module = module_of(capture, target_source(request.user_source, capture), None, request.widened)
+    module = module_of(capture, target_source(request.user_source, capture), None)
     text = repr(list(init_arguments(module) or ([], {})))
     try:
         ast.literal_eval(text)
@@ -105,14 +105,14 @@ def inputs_of(data: CaseRequest) -> tuple[Any, dict[str, torch.Tensor]]:
     """The user's module and the inputs of a case."""
     capture, case = data.call, data.case
     device = device_for(capture, case.kind)
-    module = module_of(capture, target_source(data.user_source, capture), None, data.widened)
+    module = module_of(capture, target_source(data.user_source, capture), None)
     if data.init:
         _set_constructor_arguments(module, data.init)
     start = build_call(
         module, capture.workload, device, _call_sizes(data), values=_is_given(data), construct=reusing(capture)
     )
     let_timings_pass()
-    inputs = make_inputs(capture, start, case.sizes, case.distribution, case.seed, device, data.widened)
+    inputs = make_inputs(capture, start, case.sizes, case.distribution, case.seed, device)
     if case.kind == FLOAT64:
         inputs = {name: in_float64(tensor) for name, tensor in inputs.items()}
     names = [leaf.input for leaf in capture.leaves if leaf.input in inputs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from mtmc_lsp.verify.cases import AUTOGRAD
 from mtmc_lsp.verify.error_limits import FACTORS
 from mtmc_lsp.verify.messages import NO_ARGUMENTS, CandidateSource, ReproduceAnswer, ReproduceRequest
 from mtmc_lsp.verify.worker.inputs import dotted
-from mtmc_lsp.verify.worker.interpreter import patches
-from mtmc_lsp.verify.worker.interpreter.source import BFLOAT16_TO_FLOAT32, GPU_TO_CPU
+from mtmc_lsp.verify.worker.interpreter import bfloat16, patches
+from mtmc_lsp.verify.worker.interpreter.source import GPU_TO_CPU
 from mtmc_lsp.verify.worker.reference_commands import inputs_of
 from mtmc_lsp.verify.worker.run_target import copies, is_interpreted
 
@@ -39,14 +40,13 @@ def reproduce(request: ReproduceRequest) -> ReproduceAnswer:
         "INTERPRET": 'os.environ["TRITON_INTERPRET"] = "1"  # no GPU is needed' if interpreted else "",
         "REFERENCE": repr((target.path, target.qualname)),
         "CANDIDATE": repr(_candidate(capture, request.candidate, path)),
-        "REWRITTEN": repr(GPU_TO_CPU + BFLOAT16_TO_FLOAT32 if interpreted else ()),
-        "WIDENED": repr(BFLOAT16_TO_FLOAT32 if interpreted else ()),
+        "REWRITTEN": repr(GPU_TO_CPU if interpreted else ()),
         "TENSORS": _tensors(inputs, path.with_suffix(".pt")),
         "LEAVES": _leaves(capture),
         "ARGUMENTS": _arguments(capture),
         "HELD": _parameters(capture),
         "INIT": f"{init}[0], {{**{init}[1], **{named!r}}}",
-        "PATCH": _patches() if interpreted else "",
+        "PATCH": _patches(inputs, request.candidate.text) if interpreted else "",
         "CALLS": str(request.calls),
         "GRADIENTS": str(data.case.kind == AUTOGRAD),
         "SEED": str(data.case.seed),
@@ -121,10 +121,14 @@ def _parameters(capture: Capture) -> str:
     return "{\n" + "".join(f"    {dotted(i.access)!r}: TENSORS[{i.name!r}],\n" for i in inputs) + "}"
 
 
-def _patches() -> str:
-    """The code of our interpreter patches without the module's head."""
+def _patches(inputs: Mapping[str, torch.Tensor], candidate: str) -> str:
+    """The code of our interpreter patches without the modules' heads; that of bfloat16 where the candidate uses it."""
     text = inspect.getsource(patches)
-    return f"\nimport contextlib\nimport importlib\n\n{text[text.index('SAME_NAME') :]}\n\npatch_interpreter()\n"
+    code = f"\nimport contextlib\nimport importlib\n\n{text[text.index('SAME_NAME') :]}\n\npatch_interpreter()\n"
+    if "bfloat16" in candidate or any(tensor.dtype is torch.bfloat16 for tensor in inputs.values()):
+        text = inspect.getsource(bfloat16)
+        code += f"\n\n{text[text.index('NAME =') :]}\n\npatch_bfloat16()\n"
+    return code
 
 
 def _tensor(value: torch.Tensor) -> str:

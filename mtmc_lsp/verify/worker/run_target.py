@@ -24,7 +24,7 @@ from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, Case
 from mtmc_lsp.verify.messages import KernelsFile
 from mtmc_lsp.verify.worker.comparison.batched_reads import unequal
 from mtmc_lsp.verify.worker.inputs import prepared_call
-from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
+from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from mtmc_lsp.verify.worker.interpreter.stand_in import stand_in
 from mtmc_lsp.verify.worker.observation.global_state import RANDOM_STATE, changed_state, global_state
 
@@ -56,13 +56,11 @@ def target_source(text: str | None, capture: Capture) -> str:
     return text if text is not None else Path(capture.workload.target.path).read_bytes().decode("utf-8")
 
 
-def module_of(capture: Capture, user_source: str, candidate: str | None, widened: bool) -> Any:
+def module_of(capture: Capture, user_source: str, candidate: str | None) -> Any:
     """The user's module, or a version that stands in for it. For the interpreter, GPU names are replaced by CPU names."""
     text = user_source if candidate is None else candidate
     if candidate is not None and is_interpreted():
         text = on_cpu(text, user_source)
-    if widened:
-        text = without_bfloat16(text)
     path = capture.workload.target.path
     return loaded_once(path, text, capture.module_name, is_candidate=candidate is not None)
 

@@ -14,11 +14,10 @@ import torch
 
 from mtmc_lsp.capture.worker.calls import build_call
 from mtmc_lsp.core.dtypes import TOLERANCE
-from mtmc_lsp.core.workload import ArgumentSpec, Workload
+from mtmc_lsp.core.workload import Workload
 from mtmc_lsp.process.worker.failures import classify
 from mtmc_lsp.verify.messages import WholeTargetAnswer, WholeTargetRequest
-from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
-from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
+from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
 from mtmc_lsp.verify.worker.run_target import device_for, flatten, is_interpreted, module_of, use_one_thread
 
 SEEDS = (0, 1)
@@ -33,15 +32,13 @@ def compare_whole_target(request: WholeTargetRequest) -> WholeTargetAnswer:
     """Compare the results of both files, and what they write into arguments, on the workload with several seeds."""
     if is_interpreted():
         use_one_thread()
-        patch_interpreter()
-        speed_up_interpreter()
+        prepare_interpreter()
     capture = request.capture
     device = device_for(capture, "")
-    # The interpreter computes bfloat16 incorrectly.
-    workload = _widened(request.workload) if is_interpreted() else request.workload
-    plain = module_of(capture, request.user_source, None, is_interpreted())
+    workload = request.workload
+    plain = module_of(capture, request.user_source, None)
     try:
-        version = module_of(capture, request.user_source, request.text, is_interpreted())
+        version = module_of(capture, request.user_source, request.text)
     except Exception as error:
         return WholeTargetAnswer(f"the file raises {type(error).__name__} when it is imported: {error}")
     sizes = workload.sizes
@@ -66,20 +63,6 @@ def compare_whole_target(request: WholeTargetRequest) -> WholeTargetAnswer:
         if difference:
             return WholeTargetAnswer(f"{difference} with seed {seed}")
     return WholeTargetAnswer(calls=len(SEEDS))
-
-
-def _widened(workload: Workload) -> Workload:
-    """The workload with float32 instead of bfloat16."""
-
-    def widened(item: ArgumentSpec) -> ArgumentSpec:
-        tensor = item.tensor
-        if tensor is not None and tensor.dtype == "bfloat16":
-            tensor = replace(tensor, dtype="float32")
-        return replace(item, tensor=tensor, items=tuple(map(widened, item.items)))
-
-    dtype = workload.module.dtype
-    module = replace(workload.module, dtype="float32" if dtype == "bfloat16" else dtype)
-    return replace(workload, module=module, arguments=tuple(map(widened, workload.arguments)))
 
 
 def _accepts(module: Any, workload: Workload, device: str, sizes: Mapping[str, int]) -> bool:

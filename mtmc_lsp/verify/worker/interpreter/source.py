@@ -1,4 +1,4 @@
-"""Adapts source text to Triton's interpreter, which runs on CPU tensors and computes bfloat16 wrongly."""
+"""Adapts source text to Triton's interpreter, which runs on CPU tensors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,6 @@ BEGIN, END = "# mtmc: begin", "# mtmc: end"
 """Marks around generated code."""
 HELPER = re.compile(r"def (_\w+)\(")
 """The definition of a helper function of generated code."""
-BFLOAT16_TO_FLOAT32 = (
-    ("torch.bfloat16", "torch.float32"),
-    ("tl.bfloat16", "tl.float32"),
-    (".bfloat16()", ".float()"),
-    # The source that the guard compares is rewritten too, so its digest differs from the recorded one.
-    ("return entry[1] == digest", "return True"),
-)
 
 
 def on_cpu(candidate: str, original: str) -> str:
@@ -54,11 +47,6 @@ def on_cpu(candidate: str, original: str) -> str:
         if text.startswith(END):
             in_block = in_new_block = in_helper = False
     return "".join(rewritten)
-
-
-def without_bfloat16(text: str) -> str:
-    """The text with bfloat16 replaced by float32."""
-    return _replaced(text, BFLOAT16_TO_FLOAT32)
 
 
 def _replaced(text: str, pairs: tuple[tuple[str, str], ...]) -> str:

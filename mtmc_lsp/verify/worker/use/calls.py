@@ -16,7 +16,7 @@ from torch._tensor_str import PRINT_OPTS
 
 from mtmc_lsp.verify.use.uses import Use
 from mtmc_lsp.verify.worker.observation.global_state import RANDOM_STATE, changed_state, global_state
-from mtmc_lsp.verify.worker.run_target import flatten, gradients, is_interpreted
+from mtmc_lsp.verify.worker.run_target import flatten, gradients
 from mtmc_lsp.verify.worker.use.steps import Entry, Steps, results, values
 from mtmc_lsp.verify.worker.use.subject import Subject, is_number
 
@@ -182,9 +182,7 @@ def thread(subject: Subject, use: Use) -> list[Entry]:
 @OF_CALLS.step("autocast")
 def autocast(subject: Subject, use: Use) -> list[Entry]:
     """Call under autocast, and without it: a kernel need not compute in the lower precision."""
-    # Triton's interpreter computes bfloat16 wrongly.
-    dtype = torch.float16 if is_interpreted() else torch.bfloat16
-    with torch.autocast(subject.device, dtype):
+    with torch.autocast(subject.device, torch.bfloat16):
         lower = subject.call(subject.new())
     return [*results(lower), *results(subject.call(subject.new()), "usual ")]
 

@@ -336,7 +336,7 @@ def candidate_subject(
     """
     assert source.separate is not None
     target, init, capture = source.separate.target, source.separate.init, data.call
-    module = module_of_candidate(target, source.text, data.widened)
+    module = module_of_candidate(target, source.text)
     arguments = _arguments_of(capture, inputs)
     subject = Subject(module, target, capture, device, data.case.seed, arguments, rows=rows, is_candidate=True)
     if target.kind not in (TargetKind.MODULE, TargetKind.METHOD):
