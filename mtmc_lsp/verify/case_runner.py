@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from mtmc_lsp.core.errors import FailureKind, MtmcError, RequestError, TensorSharingFailed, WorkerFailed
@@ -127,6 +128,9 @@ class CaseRunner:
         if self.trial.capture.uses_random and case.expects_kernel and not answer.launches:
             # Torch's random numbers are not those of a kernel.
             return skipped(case, "values", "no kernel ran, so torch drew other random numbers", ran=True)
+        if answer.uncompared:
+            outcome = skipped(case, "values", answer.uncompared, ran=True)
+            return replace(outcome, uncompared=answer.uncompared)
         return self._judged(prepared, answer, results, plan)
 
     def _judged(self, prepared: PreparedCase, answer: CandidateAnswer, results: Path, plan: CallPlan) -> CaseOutcome:

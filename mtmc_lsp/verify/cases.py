@@ -87,6 +87,8 @@ class Case:
 
     numbers: Mapping[str, int | float] = field(default_factory=dict)
     """Values of run-time numbers other than the workload's, by path."""
+    has_oracle: bool = True
+    """Whether the reference is also computed in float64, which takes several times as long."""
 
     @property
     def expects_kernel(self) -> bool:
@@ -261,7 +263,7 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: 
         last = small
     cases = [Case(sizes, distribution, seed + i) for i, (sizes, distribution) in enumerate(plans)]
     cases += _outside_the_guard(capture, last, interpreted, seed + len(plans))
-    return tuple(case for case in cases if _allowed(graph, case.sizes))
+    return tuple(case for case in cases if conditions_allow(graph, case.sizes))
 
 
 def _outside_the_guard(capture: Capture, sizes: Mapping[str, int], interpreted: bool, seed: int) -> list[Case]:
@@ -311,18 +313,19 @@ def _first_allowed(graph: Graph, choices: Iterable[dict[str, int]]) -> dict[str,
     """The first sizes that the graph's conditions allow; the last ones if none do."""
     sizes: dict[str, int] = {}
     for sizes in choices:
-        if _allowed(graph, sizes):
+        if conditions_allow(graph, sizes):
             break
     return sizes
 
 
-def _allowed(graph: Graph, sizes: Mapping[str, int]) -> bool:
+def conditions_allow(graph: Graph, sizes: Mapping[str, int]) -> bool:
+    """Whether the graph is valid for these sizes."""
     return conditions_hold(graph.conditions, sizes)
 
 
 def is_small_enough(graph: Graph, sizes: Mapping[str, int], *, interpreted: bool) -> bool:
     """Whether a case of these sizes is allowed, and is quick enough that there may be many."""
-    if not _allowed(graph, sizes):
+    if not conditions_allow(graph, sizes):
         return False
     return not _too_large(graph, sizes, EDGE_SLACK) if interpreted else _elements(graph, sizes) <= VALUES_ELEMENTS
 

@@ -17,8 +17,9 @@ from mtmc_lsp.verify.case_runner import MANY_CALLS, CaseRunner
 from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case
 from mtmc_lsp.verify.delivery import REFUSED, delivery_check
 from mtmc_lsp.verify.foreign.further_calls import FurtherCalls
+from mtmc_lsp.verify.foreign.real_sizes import RealSizes
 from mtmc_lsp.verify.int32_overflow import FAR_CHECK, FAR_SEED, far_sizes
-from mtmc_lsp.verify.messages import CallPlan, CandidateRequest
+from mtmc_lsp.verify.messages import CallPlan, CandidateRequest, GridOrder
 from mtmc_lsp.verify.near_misses import is_near_miss, settle
 from mtmc_lsp.verify.outcomes import (
     CaseOutcome,
@@ -62,6 +63,7 @@ class VerificationEngine:
         self.has_gpu = reference.has_gpu
         self._trial = Trial(reference.capture)
         self._first: Case | None = None
+        self._init = ""
 
     @property
     def trial(self) -> Trial:
@@ -131,7 +133,8 @@ class VerificationEngine:
             reason = f"{wrong.name}: {wrong.detail}"
             return Verification(Verdict(VerdictStatus.INCORRECT, text_checks, self._mode, reason=reason))
         self._reference.counts_operations = candidate.is_foreign
-        trials = candidate.trials(self._start(candidate), interpreted=not self.has_gpu)
+        self._init = self._start(candidate)
+        trials = candidate.trials(self._init, interpreted=not self.has_gpu)
         if not trials:
             return Verification(Verdict(VerdictStatus.UNCERTIFIABLE, text_checks, self._mode, reason=TOO_LARGE))
         delivery = delivery_check(
@@ -307,9 +310,12 @@ class VerificationEngine:
                 adds_instance=foreign,
             )
         is_first = case == self._first
+        order = GridOrder.USUAL if is_first or self.has_gpu else list(GridOrder)[case.seed % len(GridOrder)]
         repeats = self.has_gpu or self._elements(case) <= SMALL_CASE_ELEMENTS
         counts_library = is_first and candidate.is_foreign
-        return CallPlan(is_first or repeats, int(repeats), disables_kernels=is_first, counts_library=counts_library)
+        return CallPlan(
+            is_first or repeats, int(repeats), disables_kernels=is_first, counts_library=counts_library, order=order
+        )
 
     def _elements(self, case: Case) -> int:
         return argument_elements(self._trial.capture, case.sizes)
@@ -329,6 +335,8 @@ class VerificationEngine:
             case = use_case(cases, self._trial.capture, self._reference.seed + USE_SEED)
             on_case(case)
             more.append(used_outcome(candidate, self._reference, self._process, self._trial, case))
+        if candidate.is_foreign and not self.has_gpu and all(outcome.is_correct for outcome in more):
+            more += RealSizes(self._reference, self._process, candidate, self._init).outcomes(outcomes, on_case)
         if far and all(outcome.is_correct for outcome in more):
             case = Case(self._trial.capture.graph.sizes, "normal", self._reference.seed + FAR_SEED)
             on_case(case)
@@ -414,4 +422,10 @@ class VerificationEngine:
     def _ran_whole_workload(self, outcomes: Sequence[CaseOutcome]) -> bool:
         """Whether a case had the workload's sizes."""
         sizes = dict(self._reference.capture.graph.sizes)
-        return self._trial.is_full and any(outcome.ran and dict(outcome.case.sizes) == sizes for outcome in outcomes)
+        return any(
+            outcome.ran
+            and not outcome.is_sample
+            and (self._trial.is_full or not outcome.case.has_oracle)
+            and dict(outcome.case.sizes) == sizes
+            for outcome in outcomes
+        )

@@ -14,6 +14,8 @@ from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.error_limits import Measurement
 from mtmc_lsp.verify.use.uses import Use
 
+STORED, STORED_AFTER = "stored", "stored in inputs"
+"""Keys of masks, by result and by changed input: what a sample of programs stored."""
 NO_ARGUMENTS = "[[], {}]"
 """Constructor arguments: none."""
 
@@ -130,6 +132,15 @@ class Surroundings(Enum):
     """The same, and the interpreter runs the candidate's text unchanged, with names of a GPU."""
 
 
+class GridOrder(Enum):
+    """The order in which the interpreter runs the programs of a launch. A GPU has none, so results must not depend on it."""
+
+    USUAL = "usual"
+    """By their index."""
+    REVERSED = "reversed"
+    SHUFFLED = "shuffled"
+
+
 @dataclass(frozen=True)
 class CallPlan:
     """The calls of a candidate on one case. All of them use the same module instance, as a user's program does."""
@@ -155,6 +166,10 @@ class CallPlan:
     """Where the process runs the calls; it must be a new one unless this is the default."""
     is_sanitized: bool = False
     """Whether the process runs under ``compute-sanitizer``."""
+    order: GridOrder = GridOrder.USUAL
+    """In which order the interpreter runs the programs of all launches."""
+    sample_seconds: float = 0.0
+    """Processor time for each launch, of which the interpreter then runs a sample of the programs; 0 runs all."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +200,10 @@ class CandidateAnswer:
     """How often a call read contents of tensors in Python, if operations were counted."""
     reads: tuple[str, ...] = ()
     """Files about its process that the candidate opened."""
+    programs: tuple[tuple[str, int, int], ...] = ()
+    """Of a call with samples, for each launch: the kernel's name, how many programs ran, and how many there are."""
+    uncompared: str = ""
+    """Why what a sample of programs stored cannot be compared; empty if it can."""
     interference: str | None = None
     """How calls disturb each other's results, as a clause; empty if they do not, ``None`` if no results were kept."""
 

@@ -54,6 +54,10 @@ class CaseOutcome:
     """How often a call read contents of tensors in Python, if that was counted."""
     is_elsewhere: bool = False
     """Whether the candidate ran in other surroundings than those of the verification."""
+    programs: tuple[tuple[str, int, int], ...] = ()
+    """For each launch the kernel's name, how many programs ran, and how many there are; empty if all ran."""
+    uncompared: str = ""
+    """Why the results of a sample of programs were not compared."""
     trivial: frozenset[str] | None = None
     """Answers without any computation that pass as well; ``None`` if the case cannot tell or earlier ones refuted all."""
 
@@ -66,6 +70,11 @@ class CaseOutcome:
     def is_correct(self) -> bool:
         """Whether no check failed."""
         return self.status is VerdictStatus.CORRECT
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether only some of the programs of a launch ran."""
+        return any(ran < total for _, ran, total in self.programs)
 
     @property
     def may_be_smaller(self) -> bool:
@@ -140,6 +149,7 @@ def judged_outcome(
         library_share=_share(answer.library_operations, operations),
         trivial=trivial,
         host_reads=answer.host_reads,
+        programs=answer.programs,
     )
 
 

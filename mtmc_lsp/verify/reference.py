@@ -190,7 +190,7 @@ class Reference:
         with self._idle:
             self._idle.wait_for(lambda: not self._judging)
         answer = self._call(ReferenceRequest(data, expected, self.counts_operations and data.is_first))
-        self.without_oracle += not answer.has_oracle
+        self.without_oracle += data.case.has_oracle and not answer.has_oracle
         return answer
 
     def _call(self, request: Request[Answer]) -> Answer:

@@ -43,7 +43,7 @@ def trials(capture: Capture, init: str, *, interpreted: bool) -> list[Trial]:
     """
     fixed = _with_fixed_parameters(capture)
     if not interpreted or is_interpretable(fixed):
-        return [Trial(fixed, init)]
+        return [full_trial(capture, init)]
     possible = []
     smaller = _smaller(capture, init)
     if smaller is not None and is_interpretable(smaller.capture):
@@ -52,6 +52,11 @@ def trials(capture: Capture, init: str, *, interpreted: bool) -> list[Trial]:
         note = "the parameters are large for Triton's interpreter, so only a few small cases were run"
         possible.append(Trial(fixed, init, few=True, note=note))
     return possible
+
+
+def full_trial(capture: Capture, init: str) -> Trial:
+    """The reference and a candidate with the user's parameters; see :func:`trials`."""
+    return Trial(_with_fixed_parameters(capture), init)
 
 
 def _parameter_sizes(capture: Capture) -> set[str]:

@@ -27,10 +27,18 @@ from mtmc_lsp.process.worker.scratch import hide_variables, scratch_folder
 from mtmc_lsp.process.worker.tensor_ipc import export_, import_, release
 from mtmc_lsp.process.worker_process import RESULTS
 from mtmc_lsp.verify.cases import ALIASED, SLICED, UNALIGNED, Case
-from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest, CandidateSource, Surroundings
+from mtmc_lsp.verify.messages import (
+    STORED,
+    STORED_AFTER,
+    CallPlan,
+    CandidateAnswer,
+    CandidateRequest,
+    CandidateSource,
+    Surroundings,
+)
 from mtmc_lsp.verify.worker.callers import Prepare, changed_by_loading, load_candidate
 from mtmc_lsp.verify.worker.inputs import other_layout
-from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
+from mtmc_lsp.verify.worker.interpreter import grids, prepare_interpreter
 from mtmc_lsp.verify.worker.interpreter.stand_in import replace as replace_unseen
 from mtmc_lsp.verify.worker.observation.determinism import differing
 from mtmc_lsp.verify.worker.observation.host_reads import HostReads
@@ -109,7 +117,8 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     # This counts threads that the threading module does not know.
     threads = _thread._count()
     try:
-        with contextlib.nullcontext() if is_interpreted() else compiling_unshared():
+        in_order = grids.in_order(request.calls.order, data.case.seed)
+        with in_order if is_interpreted() else compiling_unshared():
             run, answer = calls.run(request.calls)
     except MtmcError:
         raise
@@ -161,7 +170,7 @@ class _Calls:
             if plan.changes_contents:
                 self._call_on_other_contents(tensors)
             with launches.counting():
-                run = self._call(tensors)
+                run, sample = self._judged_call(tensors, plan)
             first_results = run["results"] if plan.counts_library and self._device == "cpu" else []
             # Later calls must not change these results, nor the module's tensors that all calls share.
             judged = run if self._device == "cuda" else snapshots(run)
@@ -187,7 +196,18 @@ class _Calls:
         changed = self._changed_state.union(
             changed_by_loading, self._changes.replaced(self._module) if self._changes else ()
         )
-        return {**judged, "changed_state": sorted(changed)}, observed
+        return {**judged, "changed_state": sorted(changed), **sample.pop("masks")}, {**observed, **sample}
+
+    def _judged_call(self, tensors: dict[str, torch.Tensor], plan: CallPlan) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The call that is judged; ``masks`` of what its sample of programs stored, and what else is known of the sample."""
+        if not plan.sample_seconds:
+            return self._call(tensors), {"masks": {}}
+        with grids.sampled(plan.sample_seconds) as stores:
+            run = self._call(tensors)
+        stored = {i: mask for i, result in enumerate(run["results"]) if (mask := stores.mask(result)) is not None}
+        changed = {name: mask for name, value in run["after"].items() if (mask := stores.mask(value)) is not None}
+        masks = {STORED: stored, STORED_AFTER: changed}
+        return run, {"masks": masks, "programs": tuple(stores.launches), "uncompared": stores.reason}
 
     def _call(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         padding = current.advance()

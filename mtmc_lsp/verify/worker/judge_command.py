@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.core.results import Check, CheckStatus
 from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.process.worker.tensor_ipc import import_, release
-from mtmc_lsp.verify.messages import JudgeAnswer, JudgeRequest
+from mtmc_lsp.verify.messages import STORED, STORED_AFTER, JudgeAnswer, JudgeRequest
 from mtmc_lsp.verify.worker.comparison.compare import Comparison, compare_case
 from mtmc_lsp.verify.worker.inputs import EXACT
 from mtmc_lsp.verify.worker.observation.determinism import not_explained
@@ -29,6 +30,7 @@ def judge(request: JudgeRequest) -> JudgeAnswer:
     device = devices.pop() if devices else comparison_device()
     inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
     results = import_(request.results, device)
+    _fill_with_expected(results, expected)
     exact = case.distribution in EXACT and request.is_exact
     let_timings_pass()
     comparison = compare_case(inputs, expected, results, request.precision, exact=exact)
@@ -61,6 +63,16 @@ def _expected(request: JudgeRequest) -> tuple[dict[str, torch.Tensor], dict[str,
     expected = load(request.expected, comparison_device())
     inputs = load(data.inputs, comparison_device()) if is_cached(data.inputs) else inputs_of(data)[1]
     return inputs, expected
+
+
+def _fill_with_expected(results: dict[str, Any], expected: Mapping[str, Any]) -> None:
+    """Replace what the programs that were left out would have stored by the expected values."""
+    for group, key in (("results", STORED), ("after", STORED_AFTER)):
+        for name, mask in results.get(key, {}).items():
+            with contextlib.suppress(LookupError):
+                value, other = results[group][name], expected[group][name]
+                if value.shape == other.shape:
+                    value.copy_(torch.where(mask.to(value.device), value, other))
 
 
 def _unexplained(request: JudgeRequest, inputs: dict[str, torch.Tensor], expected: dict[str, Any]) -> list[int]:

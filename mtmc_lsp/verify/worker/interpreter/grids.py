@@ -1,0 +1,203 @@
+"""Runs the programs of a launch in other orders, or only a sample of them. Runs in workers.
+
+A GPU starts the programs of a grid in no fixed order, while Triton's interpreter runs them one after the other. At a workload's
+real sizes a grid may have so many programs that only some can run: the first, the last and random ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from inspect import signature
+from random import Random
+from time import process_time
+from types import FunctionType
+from typing import Any
+
+from mtmc_lsp.verify.messages import GridOrder
+from mtmc_lsp.verify.worker.interpreter.stores import Stores
+
+Index = tuple[int, int, int]
+ENDS = 4
+"""The number of programs at each end of a grid that a sample contains."""
+FEWEST = 8
+"""The number of random programs in a sample, however long they take."""
+WHOLE_FACTOR = 4.0
+"""A grid runs whole if that takes at most this multiple of a sample's time."""
+MOST_SECONDS = 20.0
+"""Processor time after which no further program of a sample starts."""
+WAITS = frozenset(("atomic_cas", "atomic_xchg", "atomic_poll", "volatile"))
+"""Names of operations and arguments by which a program may wait for another one, which would then have to run before it."""
+
+
+class Grids:
+    """How this process runs grids."""
+
+    order = GridOrder.USUAL
+    seed = 0
+    seconds = 0.0
+    """Processor time for a sample of each grid; 0 runs all programs."""
+    stores: Stores | None = None
+    """Records what the programs store, if they are a sample."""
+
+
+current = Grids()
+_patched: list[Any] = []
+
+
+@contextlib.contextmanager
+def in_order(order: GridOrder, seed: int) -> Iterator[None]:
+    """Run all grids in this order."""
+    before = current.order, current.seed
+    current.order, current.seed = order, seed
+    try:
+        yield
+    finally:
+        current.order, current.seed = before
+
+
+@contextlib.contextmanager
+def sampled(seconds: float) -> Iterator[Stores]:
+    """Run a sample of each grid that takes much longer than this, and record its stores."""
+    with Stores() as stores:
+        current.seconds, current.stores = seconds, stores
+        try:
+            yield stores
+        finally:
+            current.seconds, current.stores = 0.0, None
+
+
+def patch_grids(replace: Callable[[Any, str, Any], None]) -> None:
+    """Let :data:`current` decide in which order the programs of a launch run, and which do.
+
+    Args:
+        replace: sets an attribute of a class to another function.
+    """
+    from triton.runtime import interpreter
+
+    if interpreter in _patched:
+        return
+    _patched.append(interpreter)
+    executor, builder = interpreter.GridExecutor, interpreter.interpreter_builder
+    call = executor.__call__
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kernel = self.fn
+        is_sample, waits = current.stores is not None, _may_wait(kernel)
+        if not is_sample and (current.order is GridOrder.USUAL or waits):
+            return call(self, *args, **kwargs)
+        if current.stores is not None:
+            current.stores.begin([*args, *kwargs.values()])
+        self.fn = _once(kernel, lambda arguments: _run(kernel, arguments, builder, waits=waits))
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            self.fn = kernel
+
+    replace(executor, "__call__", __call__)
+    for name, record in (("create_masked_load", "loaded"), ("create_masked_store", "stored")):
+        replace(interpreter.InterpreterBuilder, name, _recorded(getattr(interpreter.InterpreterBuilder, name), record))
+    for name in ("create_atomic_rmw", "create_atomic_cas"):
+        replace(interpreter.InterpreterBuilder, name, _atomic(getattr(interpreter.InterpreterBuilder, name)))
+
+
+def _may_wait(kernel: Any, seen: frozenset[str] = frozenset()) -> bool:
+    """Whether a kernel, or a function that it calls, has an operation by which programs wait for each other."""
+    code = kernel.__code__
+    # Names of keyword arguments are constants.
+    keywords = (name for constant in code.co_consts if isinstance(constant, tuple) for name in constant)
+    names = frozenset((*code.co_names, *(name for name in keywords if isinstance(name, str))))
+    called = {name: getattr(kernel.__globals__.get(name), "fn", None) for name in names - seen}
+    return bool(names & WAITS) or any(
+        _may_wait(function, seen | names) for function in called.values() if hasattr(function, "__code__")
+    )
+
+
+def _once(kernel: Any, run: Callable[[dict[str, Any]], None]) -> Any:
+    """A function that the interpreter takes for the kernel and calls for each program; it runs all at the first call."""
+    pending = [True]
+
+    def program(**arguments: object) -> None:
+        if pending:
+            pending.clear()
+            run(arguments)
+
+    # The interpreter looks up the modules of Triton in the function's globals.
+    like = FunctionType(program.__code__, kernel.__globals__, kernel.__name__, None, program.__closure__)
+    like.__annotations__ = kernel.__annotations__
+    like.__signature__ = signature(kernel)  # type: ignore[attr-defined]
+    return like
+
+
+def _run(kernel: Any, arguments: dict[str, Any], builder: Any, *, waits: bool) -> None:
+    grid: Index = builder.grid_dim
+
+    def program(number: int) -> None:
+        x, rest = divmod(number, grid[1] * grid[2])
+        builder.set_grid_idx(x, *divmod(rest, grid[2]))
+        if current.stores is not None:
+            current.stores.begin_program()
+        kernel(**arguments)
+
+    total = math.prod(grid)
+    if current.stores is None:
+        for number in _ordered(total):
+            program(number)
+        return
+    ran = total
+    if waits:
+        for number in range(total):
+            program(number)
+    else:
+        ran = _run_sample(program, total, current.stores)
+    current.stores.end(kernel.__name__, ran, total)
+
+
+def _ordered(total: int) -> Iterable[int]:
+    if current.order is GridOrder.REVERSED:
+        return range(total - 1, -1, -1)
+    numbers = list(range(total))
+    Random(current.seed).shuffle(numbers)
+    return numbers
+
+
+def _run_sample(program: Callable[[int], None], total: int, stores: Stores) -> int:
+    """Run programs of a grid of ``total`` as long as there is time; returns their number."""
+    ends = sorted({*range(min(ENDS, total)), *range(max(total - ENDS, 0), total)})
+    began = process_time()
+    for number in ends:
+        program(number)
+    each = (process_time() - began) / len(ends)
+    others = range(len(ends) // 2, total - len(ends) // 2) if total > len(ends) else range(0)
+    chosen: Iterable[int] = others
+    if each * total > WHOLE_FACTOR * current.seconds and stores.may_be_complete(total):
+        count = max(FEWEST, int(current.seconds / each))
+        chosen = sorted(Random(current.seed).sample(others, min(count, len(others))))
+    ran = len(ends)
+    for number in chosen:
+        if process_time() - began > MOST_SECONDS:
+            break
+        program(number)
+        ran += 1
+    return ran
+
+
+def _recorded(original: Any, record: str) -> Any:
+    def operation(self: Any, ptrs: Any, *rest: Any, **named: Any) -> Any:
+        if current.stores is not None:
+            # The mask follows the values in a store, and the addresses in a load.
+            mask = rest[1] if record == "stored" else rest[0]
+            getattr(current.stores, record)(ptrs.data, mask.data)
+        return original(self, ptrs, *rest, **named)
+
+    return operation
+
+
+def _atomic(original: Any) -> Any:
+    def operation(self: Any, ptr: Any, *rest: Any) -> Any:
+        if current.stores is not None:
+            current.stores.has_atomics = True
+        return original(self, ptr, *rest)
+
+    return operation
