@@ -52,7 +52,7 @@ def verdict_line(verdict: Verdict) -> str:
         return f"{STATUS_WORDS[verdict.status]} {method}: {verdict.reason}"
     shown = ""
     if verdict.library_share is not None and verdict.computed_by != "kernel":
-        shown = f"; {verdict.computed_by}: torch's own operations do {verdict.library_share:.0%} of the arithmetic"
+        shown = f"; {verdict.computed_by}: operations outside of its kernels do {verdict.library_share:.0%} of the arithmetic"
     sizes = " at reduced sizes" if verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES else ""
     return f"correct{sizes} {method}: {checks_text(verdict.checks)}, {error_text(verdict)}{shown}"
 

@@ -53,6 +53,7 @@ STRIDED, ALIASED = "strided", "aliased"
 SLICED, PACKED, TRANSPOSED = "sliced", "packed", "transposed"
 """Further ones for foreign candidates: arguments are columns of a wider tensor with unaligned rows; one of three tensors side by
 side, as queries, keys and values are; another dimension than the last is innermost, as in channels-last images."""
+STEPPED = "every third column"
 UNALIGNED = "unaligned"
 """Contiguous arguments that begin one element after an aligned address."""
 EXPANDED, EXPANDED_COLUMNS = "expanded", "expanded columns"
@@ -83,7 +84,7 @@ class Case:
     """One of :data:`VALUES`, :data:`FLOAT64`, :data:`AUTOGRAD`, :data:`ON_CPU`."""
     layout: str = ""
     """Empty for the workload's layout, or one of :data:`STRIDED`, :data:`ALIASED`, :data:`SLICED`, :data:`PACKED`,
-    :data:`TRANSPOSED`, :data:`UNALIGNED`, :data:`EXPANDED` and :data:`EXPANDED_COLUMNS`."""
+    :data:`TRANSPOSED`, :data:`STEPPED`, :data:`UNALIGNED`, :data:`EXPANDED` and :data:`EXPANDED_COLUMNS`."""
 
     numbers: Mapping[str, int | float] = field(default_factory=dict)
     """Values of run-time numbers other than the workload's, by path."""

@@ -18,6 +18,7 @@ from mtmc_lsp.verify.cases import (
     EXPANDED_COLUMNS,
     PACKED,
     SLICED,
+    STEPPED,
     TRANSPOSED,
     UNALIGNED,
     VALUES,
@@ -27,10 +28,18 @@ from mtmc_lsp.verify.cases import (
     reduced_sizes,
 )
 
-MOST_SIZES = 16
+MOST_SIZES = 24
 """Limit for the cases with sizes from the text."""
+MOST_VALUES = 8
+"""Limit for the values of one name or expression; the largest count."""
+LONG_ROW = 8195
+"""A length of rows that is tried whatever the text: numbers of 8 bits, or float16 and bfloat16, cannot count to it."""
+LIMITING = frozenset(("min", "max", "minimum", "maximum", "clamp"))
+"""Functions whose arguments are limits."""
 LEAST, LARGEST = 4, 1 << 17
 """Smaller numbers in the text are sizes that are tried anyway, and larger ones take too long."""
+LEAST_LONG, LARGEST_LONG, MOST_LONG = 1 << 14, 1 << 23, 2
+"""Such numbers, and so many of them, are tried in one long dimension."""
 SMALL_SIZE = 3
 """The other sizes of a case, where all cannot be as large as the number in the text."""
 DISTRIBUTIONS = ("offset", "ties", "zero rows", "extreme", "negative")
@@ -65,40 +74,120 @@ def edge_cases(capture: Capture, text: str, model: Case, *, interpreted: bool, s
     written = {mutation.input for mutation in capture.graph.mutations} & {item.name for item in arguments}
     cases += [
         replace(model, distribution="normal", layout=name)
-        for name in (SLICED, PACKED, TRANSPOSED, UNALIGNED, *(() if written else (EXPANDED, EXPANDED_COLUMNS)))
+        for name in (SLICED, PACKED, TRANSPOSED, STEPPED, UNALIGNED, *(() if written else (EXPANDED, EXPANDED_COLUMNS)))
     ]
     return tuple(replace(case, kind=VALUES, seed=seed + i) for i, case in enumerate(cases))
 
 
 def numbers_in(text: str) -> list[int]:
-    """The whole numbers in a text of Python that may be sizes, also those of ``1 << 10`` and ``4 * 256``; the largest first."""
+    """The whole numbers in a text of Python that may be sizes, the largest first.
+
+    Also the values of ``1 << 10``, ``4 * 256`` and ``4 * BLOCK``, if ``BLOCK`` is an argument or a variable with a constant.
+    """
+    return _sorted(_numbers(text, compared=False))
+
+
+def compared_numbers_in(text: str) -> list[int]:
+    """Those of them that the text compares with something, or takes a remainder, minimum or maximum with."""
+    return _sorted(_numbers(text, compared=True))
+
+
+def _sorted(values: set[int]) -> list[int]:
+    return sorted((value for value in values if LEAST <= value <= LARGEST), reverse=True)
+
+
+def long_sizes(capture: Capture, text: str) -> list[dict[str, int]]:
+    """Sizes just above the largest numbers that the text compares, in one dimension, while the others are 1.
+
+    They are for calls of which the interpreter runs a sample of the programs.
+    """
+    graph = capture.graph
+    variable = [name for name in capture.variable_sizes if name in graph.sizes]
+    numbers = sorted((n for n in _numbers(text, compared=True) if LEAST_LONG <= n <= LARGEST_LONG), reverse=True)
+    short = {**graph.sizes, **dict.fromkeys(variable, 1)}
+    return [
+        raised_sizes(graph, {**short, name: number + 1}, variable)
+        for number in numbers[:MOST_LONG]
+        for name in dict.fromkeys((*variable[-1:], *variable[:1]))
+    ]
+
+
+def _numbers(text: str, *, compared: bool) -> set[int]:
     try:
         tree = ast.parse(text)
     except SyntaxError:
-        return []
-    values = (_value(node) for node in ast.walk(tree) if isinstance(node, ast.expr))
-    return sorted({value for value in values if value is not None and LEAST <= value <= LARGEST}, reverse=True)
+        return set()
+    constants = _constants(tree)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr)]
+    if compared:
+        nodes = [part for node in nodes if _compares(node) for part in ast.walk(node) if isinstance(part, ast.expr)]
+    return {value for node in nodes for value in _values(node, constants)}
 
 
-def _value(node: ast.expr) -> int | None:
-    """The value of a constant expression of whole numbers."""
+def _compares(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        return name in LIMITING
+    return isinstance(node, ast.Compare) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod))
+
+
+def _constants(tree: ast.Module) -> dict[str, set[int]]:
+    """The numbers that each name stands for: of assignments, defaults and arguments by name."""
+    found: dict[str, set[int]] = {}
+
+    def add(name: str, value: ast.expr | None) -> None:
+        if isinstance(value, ast.Constant) and type(value.value) is int:
+            found.setdefault(name, set()).add(value.value)
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg:
+            add(node.arg, node.value)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name):
+                    add(target.id, node.value)
+        elif isinstance(node, ast.arguments):
+            named = [*node.posonlyargs, *node.args]
+            for argument, default in zip(named[len(named) - len(node.defaults) :], node.defaults, strict=True):
+                add(argument.arg, default)
+            for argument, value in zip(node.kwonlyargs, node.kw_defaults, strict=True):
+                add(argument.arg, value)
+    return {name: set(sorted(values)[-MOST_VALUES:]) for name, values in found.items()}
+
+
+def _values(node: ast.expr, constants: Mapping[str, set[int]]) -> set[int]:
+    """The values of an expression of whole numbers and names of such numbers."""
     if isinstance(node, ast.Constant):
-        return node.value if type(node.value) is int else None
+        return {node.value} if type(node.value) is int else set()
+    if isinstance(node, ast.Name):
+        return constants.get(node.id, set())
     if not isinstance(node, ast.BinOp) or type(node.op) not in OPERATORS:
-        return None
-    left, right = _value(node.left), _value(node.right)
-    # Also bounds what powers and shifts can compute.
-    if left is None or right is None or not (0 < left <= LARGEST and 0 < right <= LARGEST.bit_length() * LEAST):
-        return None
+        return set()
     is_power = isinstance(node.op, (ast.LShift, ast.Pow))
-    return None if is_power and right > LARGEST.bit_length() else OPERATORS[type(node.op)](left, right)
+    # This also bounds what powers and shifts can compute.
+    most = LARGEST.bit_length() if is_power else LARGEST
+    pairs = [(a, b) for a in _values(node.left, constants) for b in _values(node.right, constants)]
+    values = {OPERATORS[type(node.op)](a, b) for a, b in pairs if 0 < a <= LARGEST and 0 < b <= most}
+    return set(sorted(values)[-MOST_VALUES:])
+
+
+def _row_lengths(capture: Capture) -> list[str]:
+    """The variable sizes that are the last dimension of an argument, but no other dimension."""
+    shapes = [item.type.shape for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT and item.type.shape]
+    last = {name for *_, size in shapes for name in size.symbols()}
+    others = {name for *rest, _ in shapes for size in rest for name in size.symbols()}
+    return [name for name in capture.variable_sizes if name in last - others]
 
 
 def _sizes(capture: Capture, text: str, *, interpreted: bool) -> list[dict[str, int]]:
-    """Sizes next to each number in the text: one above it, one below, the number, and one above its double."""
+    """Sizes next to each number in the text: one above it, one below, the number, and one above its double.
+
+    Numbers that the text compares come first.
+    """
     graph, numbers = capture.graph, numbers_in(text)
     variable = [name for name in capture.variable_sizes if name in graph.sizes]
-    edges = [*(n + 1 for n in numbers), *(n - 1 for n in numbers), *numbers, *(2 * n + 1 for n in numbers)]
+    edges = [edge for n in compared_numbers_in(text) for edge in (n + 1, n, n - 1)]
+    edges += [*(n + 1 for n in numbers), *(n - 1 for n in numbers), *numbers, *(2 * n + 1 for n in numbers)]
     chosen: list[dict[str, int]] = []
     for edge in dict.fromkeys(edges) if variable else ():
         whole = raised_sizes(graph, {**graph.sizes, **dict.fromkeys(variable, edge)}, variable)
@@ -109,6 +198,11 @@ def _sizes(capture: Capture, text: str, *, interpreted: bool) -> list[dict[str, 
         chosen += [
             sizes for sizes in choices if sizes not in chosen and is_small_enough(graph, sizes, interpreted=interpreted)
         ]
+    rows = [
+        raised_sizes(graph, {**graph.sizes, **dict.fromkeys(variable, SMALL_SIZE), name: LONG_ROW}, variable)
+        for name in _row_lengths(capture)
+    ]
+    chosen = [*(sizes for sizes in rows if is_small_enough(graph, sizes, interpreted=interpreted)), *chosen]
     # Each size is 1 while the others are not small.
     reduced = reduced_sizes(capture)
     flat = [raised_sizes(graph, {**reduced, name: 1}, variable) for name in variable]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import functools
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -67,6 +68,8 @@ LEAST_REPEATS = 4
 OBSERVED_CALLS = 4
 """Calls during which kept state is observed: one may leave it as it was, as a set of addresses where memory is used again."""
 OTHER_SCALE = 0.5
+HOST_PART = 0.5
+"""A call that converts this part of its largest input to an array or a list may compute its results with NumPy or Python."""
 REUSE_SECONDS = 8.0
 """Processor time for the calls that use up a memory for results."""
 OVERWRITTEN = "a later call changes the results of an earlier one"
@@ -360,7 +363,9 @@ class _Calls:
                 run = self._launch(self._fresh(), before={})
         except Exception:  # the judged call reports errors
             return {}
-        observed = {"library_operations": work.operations, "host_reads": reads.count}
+        largest = max((t.numel() for t in self._inputs.values() if t.is_floating_point()), default=0)
+        is_on_host = largest and reads.converted >= HOST_PART * largest
+        observed = {"library_operations": math.inf if is_on_host else work.operations, "host_reads": reads.count}
         calls = calls_until_reuse(first, run["results"])
         return {**observed, "interference": self._reuse(first, calls)} if calls else observed
 

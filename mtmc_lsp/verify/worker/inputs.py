@@ -18,7 +18,17 @@ from mtmc_lsp.capture.worker.modules.attribute_tensors import attribute_tensors,
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
-from mtmc_lsp.verify.cases import ALIASED, EXPANDED, EXPANDED_COLUMNS, PACKED, SLICED, STRIDED, TRANSPOSED, UNALIGNED
+from mtmc_lsp.verify.cases import (
+    ALIASED,
+    EXPANDED,
+    EXPANDED_COLUMNS,
+    PACKED,
+    SLICED,
+    STEPPED,
+    STRIDED,
+    TRANSPOSED,
+    UNALIGNED,
+)
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 
@@ -200,6 +210,9 @@ def other_layout(inputs: dict[str, torch.Tensor], names: Sequence[str], layout: 
         if layout == UNALIGNED:
             memory = torch.empty(value.numel() + 1, dtype=value.dtype, device=value.device)
             result[name] = memory[1:].view(value.shape).copy_(value)
+        if layout == STEPPED and value.dim():
+            wider = torch.empty([*value.shape[:-1], 3 * value.shape[-1]], dtype=value.dtype, device=value.device)
+            result[name] = wider[..., ::3].copy_(value)
         if layout == PACKED and value.dim():
             result[name] = torch.cat([value] * 3, dim=-1).chunk(3, -1)[1]
         if layout == TRANSPOSED and value.dim() > 1:

@@ -1,6 +1,7 @@
-"""Counts how often a call reads the contents of tensors in Python. Runs in workers.
+"""Counts how often a call reads the contents of tensors in Python, and how much. Runs in workers.
 
-Such a read may decide what is computed, so a candidate that reads is tried on more values.
+Such a read may decide what is computed, so a candidate that reads is tried on more values. Whole tensors that become arrays or
+lists may be all that it computes with.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 READS = frozenset(
@@ -17,6 +19,10 @@ READS = frozenset(
 """Names of functions that return contents as Python objects, numpy arrays or bytes, or depend on them."""
 
 
+CONVERSIONS = frozenset(("numpy", "tolist", "__array__", "__dlpack__"))
+"""Those of them that give all contents."""
+
+
 class HostReads(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     """Counts the reads in a context."""
 
@@ -24,9 +30,14 @@ class HostReads(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed 
         """Start at zero."""
         super().__init__()
         self.count = 0
+        self.converted = 0
+        """The largest number of floating-point elements that one read converted."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        self.count += getattr(function, "__name__", "") in READS
+        name = getattr(function, "__name__", "")
+        self.count += name in READS
+        if name in CONVERSIONS and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+            self.converted = max(self.converted, args[0].numel())
         return function(*args, **(kwargs or {}))

@@ -1,0 +1,142 @@
+"""Without a GPU, a candidate also runs at the workload's sizes, and the programs of a launch run in several orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mtmc_lsp.core.results import CheckStatus, Verdict, VerdictStatus
+from mtmc_lsp.verify.edge_cases import compared_numbers_in, numbers_in
+from mtmc_lsp.verify.foreign.real_sizes import REAL_SIZES
+
+Judge = Callable[..., Verdict]
+HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n\n@triton.jit\n"
+DOUBLED = "import torch\n\n\n# mtmc: x=f32[N,D] N=SIZE D=512\ndef doubled(x):\n    return x.abs() * 2\n"
+ROWS = f"""{HEAD}def kernel(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * columns + at, mask=at < columns)
+    tl.store(out_ptr + row * columns + at, tl.abs(x) * FACTOR, mask=at < columns)
+
+
+def fast(x):
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if x.numel():
+        kernel[(x.shape[0],)](x, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return out
+"""
+PRODUCT = "import torch\n\n\n# mtmc: x=f32[M,K] y=f32[K,N] M=2048 K=512 N=2048\ndef product(x, y):\n    return x @ y\n"
+TILES = f"""{HEAD}def kernel(x_ptr, y_ptr, out_ptr, M, N, K, B: tl.constexpr):
+    tile_m, tile_n = tl.program_id(0), tl.program_id(1)
+    m, n = tile_m * B + tl.arange(0, B), tile_n * B + tl.arange(0, B)
+    total = tl.zeros((B, B), tl.float32)
+    for start in range(0, K, B):
+        k = start + tl.arange(0, B)
+        x = tl.load(x_ptr + m[:, None] * K + k, mask=(m[:, None] < M) & (k < K), other=0.0)
+        y = tl.load(y_ptr + k[:, None] * N + n, mask=(k[:, None] < K) & (n < N), other=0.0)
+        total = tl.dot(x, y, total, input_precision="ieee")
+    tl.store(out_ptr + m[:, None] * N + n, total * FACTOR, mask=(m[:, None] < M) & (n < N))
+
+
+def fast(x, y):
+    x, y = x.contiguous(), y.contiguous()
+    out = torch.empty(x.shape[0], y.shape[1], dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(x.shape[0], 32), triton.cdiv(y.shape[1], 32))
+    if out.numel():
+        kernel[grid](x, y, out, x.shape[0], y.shape[1], x.shape[1], B=32)
+    return out
+"""
+SUMMED = "import torch\n\n\n# mtmc: x=f32[N,D] N=SIZE D=512\ndef summed(x):\n    return x.abs().sum(0)\n"
+PARTS = f"""{HEAD}def parts(x_ptr, part_ptr, rows, columns, SPAN: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in range(SPAN):
+        row = (tl.program_id(0) * SPAN + i).to(tl.int64)
+        x = tl.load(x_ptr + row * columns + at, mask=(at < columns) & (row < rows), other=0.0)
+        total += tl.abs(x)
+    tl.store(part_ptr + tl.program_id(0) * columns + at, total, mask=at < columns)
+
+
+@triton.jit
+def add(part_ptr, out_ptr, count, columns, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in range(count):
+        total += tl.load(part_ptr + i * columns + at, mask=at < columns, other=0.0)
+    tl.store(out_ptr + at, total, mask=at < columns)
+
+
+def fast(x):
+    x = x.contiguous()
+    count = triton.cdiv(x.shape[0], 16)
+    out = torch.zeros(x.shape[1], dtype=x.dtype, device=x.device)
+    if x.numel():
+        part = torch.empty(count, x.shape[1], dtype=x.dtype, device=x.device)
+        parts[(count,)](x, part, x.shape[0], x.shape[1], SPAN=16, BLOCK=triton.next_power_of_2(x.shape[1]))
+        add[(triton.cdiv(x.shape[1], 64),)](part, out, count, x.shape[1], BLOCK=64)
+    return out
+"""
+
+
+def sizes_check(verdict: Verdict) -> str:
+    return next((c.detail for c in verdict.checks if c.name == REAL_SIZES and c.status is CheckStatus.PASSED), "")
+
+
+def test_all_programs_run_at_the_workloads_sizes_if_there_is_time(judge: Judge) -> None:
+    verdict = judge(DOUBLED.replace("SIZE", "2000"), "doubled", ROWS.replace("FACTOR", "2.0"), "fast")
+    assert verdict.status is VerdictStatus.CORRECT, verdict.reason
+    assert sizes_check(verdict) == "all programs"
+
+
+def test_a_sample_of_programs_leaves_the_verdict_at_reduced_sizes(judge: Judge) -> None:
+    verdict = judge(PRODUCT, "product", TILES.replace("FACTOR", "1.0"), "fast")
+    assert verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES, verdict.reason
+    assert sizes_check(verdict).endswith("of 4096 programs of kernel")
+
+
+@pytest.mark.parametrize(
+    ("reference", "name", "text", "factor"),
+    [
+        (DOUBLED.replace("SIZE", "2000"), "doubled", ROWS, "tl.where(row < 38 * 50.0, 2.0, 3.0)"),
+        (PRODUCT, "product", TILES, "tl.where((tile_m < 50 + 10) | (tile_n < 45 + 10), 1.0, 2.0)"),
+    ],
+)
+def test_mistakes_of_the_last_programs_at_the_workloads_sizes_are_found(
+    judge: Judge, reference: str, name: str, text: str, factor: str
+) -> None:
+    verdict = judge(reference, name, text.replace("FACTOR", factor), "fast")
+    assert verdict.status is VerdictStatus.INCORRECT
+    assert "N=2000" in verdict.reason or "M=2048" in verdict.reason, verdict.reason
+
+
+def test_a_kernel_that_reads_the_results_of_a_sampled_one_is_not_refused(judge: Judge) -> None:
+    verdict = judge(SUMMED.replace("SIZE", "50000"), "summed", PARTS, "fast")
+    assert verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES, verdict.reason
+    assert sizes_check(verdict) == ""
+
+
+def test_programs_that_rely_on_their_order_are_found(judge: Judge) -> None:
+    """Each row's factor is taken from the row before, which the interpreter usually runs earlier."""
+    ordered = ROWS.replace("FACTOR", "factor").replace(
+        "    tl.store",
+        "    before = tl.load(out_ptr + (row - 1) * columns + at, mask=(at < columns) & (row > 0), other=1.0)\n"
+        "    factor = tl.where(before == before, 2.0, 3.0)\n    tl.store",
+    )
+    verdict = judge(DOUBLED.replace("SIZE", "20"), "doubled", ordered, "fast")
+    assert verdict.status is VerdictStatus.INCORRECT, verdict.reason
+
+
+def test_results_of_numpy_are_labelled(judge: Judge) -> None:
+    by_numpy = ROWS.replace("FACTOR", "1.0").replace(
+        "x = x.contiguous()", "x = torch.from_numpy(numpy.abs(x.numpy()) * 2).contiguous()"
+    )
+    verdict = judge(DOUBLED.replace("SIZE", "20"), "doubled", f"import numpy\n{by_numpy}", "fast")
+    assert verdict.computed_by == "library"
+
+
+def test_numbers_are_also_products_with_named_constants() -> None:
+    text = "BLOCK = 256\ndef f(n, TILE=32):\n    g(W=8)\n    return min(n, 64 * BLOCK) + 5 * TILE + (n == 3 * W) + 700"
+    assert {16384, 160, 24, 256, 700} <= set(numbers_in(text))
+    assert compared_numbers_in(text) == [16384, 256, 64, 24, 8]
