@@ -18,7 +18,7 @@ from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case
 from mtmc_lsp.verify.delivery import REFUSED, delivery_check
 from mtmc_lsp.verify.foreign.further_calls import FurtherCalls
 from mtmc_lsp.verify.foreign.real_sizes import RealSizes
-from mtmc_lsp.verify.int32_overflow import FAR_CHECK, FAR_SEED, far_sizes
+from mtmc_lsp.verify.int32_overflow import FAR_CHECK, FAR_SEED, far_check, far_sizes
 from mtmc_lsp.verify.messages import CallPlan, CandidateRequest, GridOrder
 from mtmc_lsp.verify.near_misses import is_near_miss, settle
 from mtmc_lsp.verify.outcomes import (
@@ -46,6 +46,7 @@ SMALL_CASE_ELEMENTS = 512
 MANY_CALLS_SEED = 100
 USE_SEED = 200
 TOO_LARGE = "the workload is too large for Triton's interpreter; verify on a GPU, or name sizes that can vary"
+ORDER = "the results depend on the order in which the programs of a launch run, which is not fixed on a GPU"
 OTHER_RANDOM = "the reference draws random numbers, and a candidate may draw others in another order"
 
 
@@ -174,7 +175,8 @@ class VerificationEngine:
                     return Verification(verdict(VerdictStatus.UNCERTIFIABLE, OTHER_RANDOM))
                 smallest = failed if reproduction is None else self._shrunk(candidate, runner, failed)
                 reason = f"{smallest.reason} (on {smallest.case.label})"
-                if reproduction is None:
+                # The file runs the programs in their usual order.
+                if reproduction is None or smallest.needs_order:
                     return Verification(verdict(smallest.status, reason, smallest.failure))
                 # The failure may only occur after several calls, so the reproduction makes as many.
                 written = self._reference.reproduce(
@@ -204,24 +206,9 @@ class VerificationEngine:
         if why:
             return Check(FAR_CHECK, CheckStatus.SKIPPED, "", why)
         case = Case(sizes, "normal", self._reference.seed + FAR_SEED)
-        try:
-            # The other cases show which trivial answers would pass; on tensors of this size that takes seconds.
-            runner = CaseRunner(self._reference, self._process, candidate, self._trial, finds_trivial=False)
-            outcome = runner.outcome(self._prepared(case), CallPlan())
-        except MtmcError as error:
-            if error.kind is FailureKind.CANCELLED:
-                raise
-            return Check(FAR_CHECK, CheckStatus.SKIPPED, case.label, error.message)
-        if outcome is None:
-            return Check(FAR_CHECK, CheckStatus.SKIPPED, case.label, "the reference does not accept such sizes here")
-        # A lack of time or memory proves nothing about the code.
-        is_limit = outcome.status is VerdictStatus.TIMEOUT or outcome.is_out_of_memory
-        if not outcome.is_correct:
-            status = CheckStatus.SKIPPED if is_limit else CheckStatus.FAILED
-            return Check(FAR_CHECK, status, case.label, outcome.reason)
-        if candidate.needs_kernel and not outcome.launches:
-            return Check(FAR_CHECK, CheckStatus.SKIPPED, case.label, "no kernel runs at such sizes")
-        return Check(FAR_CHECK, CheckStatus.PASSED, case.label)
+        # The other cases show which trivial answers would pass; on tensors of this size that takes seconds.
+        runner = CaseRunner(self._reference, self._process, candidate, self._trial, finds_trivial=False)
+        return far_check(lambda: runner.outcome(self._prepared(case), CallPlan()), case, candidate.needs_kernel)
 
     def _start(self, candidate: Adapter) -> str:
         """Start both processes; returns the constructor arguments if the candidate takes any."""
@@ -293,9 +280,18 @@ class VerificationEngine:
     ) -> CaseOutcome | None:
         """The outcome of a case. An error slightly above its limit is measured on further seeds."""
         outcome = runner.outcome(prepared, plan)
+        if outcome is not None and not outcome.is_correct and plan.order is not GridOrder.USUAL:
+            outcome = self._with_order(outcome, runner.outcome(prepared, replace(plan, order=GridOrder.USUAL)))
         if outcome is None or not is_near_miss(outcome, self._reference.precision):
             return outcome
         return settle(outcome, lambda case: runner.outcome(self._prepared(case), CallPlan()), self._reference.precision)
+
+    @staticmethod
+    def _with_order(outcome: CaseOutcome, usual: CaseOutcome | None) -> CaseOutcome:
+        """A failure in another order of programs than the usual one, in which the same case may pass."""
+        if usual is None or not usual.is_correct:
+            return usual or outcome
+        return replace(outcome, reason=f"{ORDER}; {outcome.reason}", needs_order=True)
 
     def _plan(self, candidate: Adapter, case: Case, *, is_many: bool = False) -> CallPlan:
         """The calls on a case. Under the interpreter, only small cases are repeated, because large ones are slow."""
@@ -372,10 +368,10 @@ class VerificationEngine:
             largest = max(names, key=lambda name: sizes[name])
             case = replace(failed.case, sizes={**sizes, largest: sizes[largest] // 2})
             try:
-                outcome = runner.outcome(self._prepared(case), self._plan(candidate, case))
+                outcome = self._outcome(candidate, runner, self._prepared(case), self._plan(candidate, case))
             except MtmcError:
                 outcome = None
-            if outcome is None or outcome.status is not failed.status:
+            if outcome is None or outcome.status is not failed.status or outcome.needs_order != failed.needs_order:
                 fixed.add(largest)
             else:
                 failed = outcome

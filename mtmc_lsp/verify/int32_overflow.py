@@ -1,14 +1,17 @@
-"""Sizes at which element offsets exceed 32 bits, if the GPU has the memory for them."""
+"""A call at sizes at which element offsets exceed 32 bits, if the GPU has the memory for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from mtmc_lsp.core.dtypes import itemsize
+from mtmc_lsp.core.errors import FailureKind, MtmcError
 from mtmc_lsp.core.graph import InputKind, TensorType
+from mtmc_lsp.core.results import Check, CheckStatus, VerdictStatus
 from mtmc_lsp.core.sizes import conditions_hold
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.verify.cases import product_work
+from mtmc_lsp.verify.cases import Case, product_work
+from mtmc_lsp.verify.outcomes import CaseOutcome
 
 FAR_CHECK = "offsets beyond 2^31"
 FAR_SEED = 1000
@@ -49,6 +52,36 @@ def far_sizes(capture: Capture, free_bytes: float) -> tuple[dict[str, int], str]
     if needed > MEMORY_PART * free_bytes:
         return {}, f"{needed / 1e9:.0f} GB are needed, {MEMORY_PART * free_bytes / 1e9:.0f} GB may be used"
     return sizes, ""
+
+
+def far_check(run: Callable[[], CaseOutcome | None], case: Case, needs_kernel: bool) -> Check:
+    """The check of a call at such sizes; skipped, with the reason, if the call proves nothing.
+
+    Args:
+        run: calls the candidate on ``case``; ``None`` if the reference does not accept it.
+
+    Raises:
+        WorkerFailed: the run was cancelled.
+    """
+
+    def skipped(why: str) -> Check:
+        return Check(FAR_CHECK, CheckStatus.SKIPPED, case.label, why)
+
+    try:
+        outcome = run()
+    except MtmcError as error:
+        if error.kind is FailureKind.CANCELLED:
+            raise
+        return skipped(error.message)
+    if outcome is None:
+        return skipped("the reference does not accept such sizes here")
+    if not outcome.is_correct:
+        # A lack of time or memory proves nothing about the code.
+        is_limit = outcome.status is VerdictStatus.TIMEOUT or outcome.is_out_of_memory
+        return skipped(outcome.reason) if is_limit else Check(FAR_CHECK, CheckStatus.FAILED, case.label, outcome.reason)
+    if needs_kernel and not outcome.launches:
+        return skipped("no kernel runs at such sizes")
+    return Check(FAR_CHECK, CheckStatus.PASSED, case.label)
 
 
 def _counts(kind: TensorType, name: str) -> bool:

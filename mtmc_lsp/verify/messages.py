@@ -139,6 +139,8 @@ class GridOrder(Enum):
     """By their index."""
     REVERSED = "reversed"
     SHUFFLED = "shuffled"
+    INTERLEAVED = "interleaved"
+    """Each program pauses before each of its stores, while the others continue; only in small grids."""
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,8 @@ class CaseOutcome:
     """How often a call read contents of tensors in Python, if that was counted."""
     is_elsewhere: bool = False
     """Whether the candidate ran in other surroundings than those of the verification."""
+    needs_order: bool = False
+    """Whether it failed in another order of programs than the usual one, in which it passes."""
     programs: tuple[tuple[str, int, int], ...] = ()
     """For each launch the kernel's name, how many programs ran, and how many there are; empty if all ran."""
     uncompared: str = ""

@@ -80,6 +80,17 @@ def fast(x):
 """
 
 
+ADDED = """
+def fast(x):
+    x = x.contiguous()
+    out = torch.zeros(x.shape[1], dtype=x.dtype, device=x.device)
+    if x.numel():
+        grid = (triton.cdiv(x.shape[0], 16),)
+        parts[grid](x, out, x.shape[0], x.shape[1], SPAN=16, BLOCK=triton.next_power_of_2(x.shape[1]))
+    return out
+"""
+
+
 def sizes_check(verdict: Verdict) -> str:
     return next((c.detail for c in verdict.checks if c.name == REAL_SIZES and c.status is CheckStatus.PASSED), "")
 
@@ -126,6 +137,26 @@ def test_programs_that_rely_on_their_order_are_found(judge: Judge) -> None:
     )
     verdict = judge(DOUBLED.replace("SIZE", "20"), "doubled", ordered, "fast")
     assert verdict.status is VerdictStatus.INCORRECT, verdict.reason
+    assert "depend on the order in which the programs of a launch run" in verdict.reason
+
+
+def test_lost_updates_are_found_and_atomic_additions_are_right(judge: Judge) -> None:
+    """Both are right if the programs run one after the other."""
+    atomic = PARTS.split("@triton.jit\ndef add")[0].replace("part_ptr + tl.program_id(0) * columns", "part_ptr")
+    atomic = atomic.replace("tl.store(part_ptr + at, total, mask=at < columns)", "UPDATE") + ADDED
+    place = "part_ptr + at, {}, mask=at < columns"
+    loaded = f"tl.load({place.format('')}) + total".replace(", , ", ", ")
+    honest = judge(
+        SUMMED.replace("SIZE", "40"),
+        "summed",
+        atomic.replace("UPDATE", f"tl.atomic_add({place.format('total')})"),
+        "fast",
+    )
+    assert honest.is_correct, honest.reason
+    lossy = judge(
+        SUMMED.replace("SIZE", "40"), "summed", atomic.replace("UPDATE", f"tl.store({place.format(loaded)})"), "fast"
+    )
+    assert "depend on the order in which the programs of a launch run" in lossy.reason
 
 
 def test_results_of_numpy_are_labelled(judge: Judge) -> None:

@@ -7,6 +7,7 @@ real sizes a grid may have so many programs that only some can run: the first, t
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from inspect import signature
@@ -17,6 +18,7 @@ from typing import Any
 
 from mtmc_lsp.verify.messages import GridOrder
 from mtmc_lsp.verify.worker.interpreter.stores import Stores
+from mtmc_lsp.verify.worker.interpreter.turns import Turns
 
 Index = tuple[int, int, int]
 ENDS = 4
@@ -25,6 +27,8 @@ FEWEST = 8
 """The number of random programs in a sample, however long they take."""
 WHOLE_FACTOR = 4.0
 """A grid runs whole if that takes at most this multiple of a sample's time."""
+MOST_INTERLEAVED = 64
+"""Larger grids are shuffled instead of interleaved: each program is a thread."""
 MOST_SECONDS = 20.0
 """Processor time after which no further program of a sample starts."""
 WAITS = frozenset(("atomic_cas", "atomic_xchg", "atomic_poll", "volatile"))
@@ -40,6 +44,8 @@ class Grids:
     """Processor time for a sample of each grid; 0 runs all programs."""
     stores: Stores | None = None
     """Records what the programs store, if they are a sample."""
+    turns: Turns | None = None
+    """Set while programs run in turns."""
 
 
 current = Grids()
@@ -142,6 +148,13 @@ def _run(kernel: Any, arguments: dict[str, Any], builder: Any, *, waits: bool) -
 
     total = math.prod(grid)
     if current.stores is None:
+        if current.order is GridOrder.INTERLEAVED and 1 < total <= MOST_INTERLEAVED:
+            current.turns = Turns()
+            try:
+                current.turns.run(functools.partial(program, number) for number in range(total))
+            finally:
+                current.turns = None
+            return
         for number in _ordered(total):
             program(number)
         return
@@ -185,6 +198,10 @@ def _run_sample(program: Callable[[int], None], total: int, stores: Stores) -> i
 
 def _recorded(original: Any, record: str) -> Any:
     def operation(self: Any, ptrs: Any, *rest: Any, **named: Any) -> Any:
+        if current.turns is not None and record == "stored":
+            index = self.grid_idx
+            current.turns.pause()
+            self.set_grid_idx(*index)
         if current.stores is not None:
             # The mask follows the values in a store, and the addresses in a load.
             mask = rest[1] if record == "stored" else rest[0]
