@@ -16,6 +16,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import (
     EXPANDED,
     EXPANDED_COLUMNS,
+    NEAR,
     PACKED,
     SLICED,
     STEPPED,
@@ -30,6 +31,8 @@ from mtmc_lsp.verify.cases import (
 
 MOST_SIZES = 24
 """Limit for the cases with sizes from the text."""
+MOST_THRESHOLDS, LARGEST_VALUE = 12, 1e6
+"""So many numbers up to this one are tried as values."""
 MOST_VALUES = 8
 """Limit for the values of one name or expression; the largest count."""
 LONG_ROW = 8195
@@ -70,6 +73,8 @@ def edge_cases(capture: Capture, text: str, model: Case, *, interpreted: bool, s
     ]
     if any(is_float(item.type.dtype) for item in arguments):
         cases += [replace(model, distribution=name) for name in DISTRIBUTIONS]
+        if thresholds := thresholds_in(text):
+            cases.append(replace(model, distribution=NEAR + ", ".join(map(repr, thresholds))))
     # Elements that share memory cannot be written.
     written = {mutation.input for mutation in capture.graph.mutations} & {item.name for item in arguments}
     cases += [
@@ -90,6 +95,20 @@ def numbers_in(text: str) -> list[int]:
 def compared_numbers_in(text: str) -> list[int]:
     """Those of them that the text compares with something, or takes a remainder, minimum or maximum with."""
     return _sorted(_numbers(text, compared=True))
+
+
+def thresholds_in(text: str) -> list[float]:
+    """The numbers that values may be compared with, the largest first: a candidate may be wrong on one side of them."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []
+    nodes = [
+        part for node in ast.walk(tree) if isinstance(node, ast.expr) and _compares(node) for part in ast.walk(node)
+    ]
+    values = (node.value for node in nodes if isinstance(node, ast.Constant))
+    numbers = {float(value) for value in values if isinstance(value, (int, float))}
+    return sorted((number for number in numbers if 0 < number <= LARGEST_VALUE), reverse=True)[:MOST_THRESHOLDS]
 
 
 def _sorted(values: set[int]) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 
 from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.report.phrases import verdict_line
-from mtmc_lsp.verify.edge_cases import numbers_in
+from mtmc_lsp.verify.edge_cases import numbers_in, thresholds_in
 
 REFERENCE = """
 import torch
@@ -229,3 +229,16 @@ def test_a_candidate_that_changes_global_state_on_import_is_refused(judge) -> No
     verdict = judge(REFERENCE, "standard", candidate, "fast")
     assert verdict.status is VerdictStatus.INCORRECT
     assert "global state: it changes the default dtype" in verdict.reason
+
+
+def test_thresholds_of_values_are_found() -> None:
+    text = "def f(x, n):\n    y = tl.where(x > 13.75, x, 0)\n    return tl.minimum(y, 6) if n == 300 else y * 2.5"
+    assert thresholds_in(text) == [300.0, 13.75, 6.0]
+    assert thresholds_in("def (") == []
+
+
+def test_a_mistake_above_a_threshold_of_values_is_found(judge) -> None:
+    honest = STANDARD.replace("x = tl.load", "raw = tl.load").replace("centred = ", "x = WRONG\n    centred = ")
+    text = honest.replace("WRONG", "tl.where((raw > 1234.5) & (raw < 1300.0), raw * 1.01, raw)")
+    assert judge(REFERENCE, "standard", honest.replace("WRONG", "raw"), "fast").is_correct
+    assert judge(REFERENCE, "standard", text, "fast").status is VerdictStatus.INCORRECT

@@ -22,6 +22,7 @@ from mtmc_lsp.verify.cases import (
     ALIASED,
     EXPANDED,
     EXPANDED_COLUMNS,
+    NEAR,
     PACKED,
     SLICED,
     STEPPED,
@@ -48,6 +49,10 @@ GAP = 3
 """The unused columns between the rows of a sliced tensor: an odd number, so that no row is aligned."""
 MAGNITUDES = 3.0
 """``mixed`` values range over ten to the power of minus and plus this."""
+
+
+NEAR_SPREAD = 0.1
+"""The relative spread of values that are near a number."""
 
 
 def make_inputs(
@@ -173,10 +178,21 @@ def _distributed(value: torch.Tensor, distribution: str, generator: torch.Genera
         return torch.where(rows, torch.zeros_like(value), value)
     if distribution == "extreme":
         return (computable(value) * EXTREME).to(value.dtype)
+    if distribution.startswith(NEAR):
+        return _near(value, [float(number) for number in distribution.removeprefix(NEAR).split(", ")], generator)
     if distribution == "mixed":
         exponents = MAGNITUDES * (2.0 * torch.rand(shape, generator=generator, device=generator.device) - 1.0)
         return (computable(value) * torch.pow(10.0, exponents)).to(value.dtype)
     return (computable(value) * SCALES.get(distribution, 1.0)).to(value.dtype)
+
+
+def _near(value: torch.Tensor, numbers: Sequence[float], generator: torch.Generator) -> torch.Tensor:
+    """Half of the values are next to one of the numbers or its opposite, on both sides of it."""
+    device, wide = generator.device, computable(value)
+    choices = torch.tensor([sign * number for number in numbers for sign in (1, -1)], device=device, dtype=wide.dtype)
+    chosen = choices[torch.randint(len(choices), value.shape, generator=generator, device=device)]
+    is_near = torch.rand(value.shape, generator=generator, device=device) < 0.5
+    return torch.where(is_near, chosen * (1 + NEAR_SPREAD * wide), wide).to(value.dtype)
 
 
 def _whole(shape: Sequence[int], distribution: str, generator: torch.Generator) -> torch.Tensor:
