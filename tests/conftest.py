@@ -53,6 +53,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Random inputs of a test are the same in each run, whichever tests ran before."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
+
+
 @pytest.fixture
 def user_file(tmp_path: Path) -> Callable[[str], Path]:
     """Writes a user's file into a project of its own."""

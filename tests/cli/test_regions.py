@@ -143,6 +143,7 @@ DRIVER = """\
 import torch
 import plain_talks, with_regions
 
+torch.manual_seed(0)
 x, w = torch.randn(19, 64), torch.randn(64, 64)
 expected = plain_talks.talks(x, w)
 assert with_regions.talks_region_1_fits(x, w) and with_regions.talks_region_2_fits(x)
