@@ -168,8 +168,9 @@ def _oracle(
         tf32_distances = distances(perturbed_run(seed, tf32_products(capture.graph)))
         _tf32_state["observed"] = is_convolution_tf32 or _ran_tf32(results, oracle["results"], tf32_distances)
     # Libraries choose the precision for each size and call. If they use full precision on a small size, a candidate need not.
-    # On the workload itself the reference's error counts. The precision of gradients is chosen independently.
-    may_run_tf32 = capture.graph.allows_tf32 and kind == AUTOGRAD
+    # On the workload itself the reference's error counts. The precision of gradients and for other layouts is chosen
+    # independently, even of two calls of the same code: a transposed 3D convolution of strided images ran in either.
+    may_run_tf32 = capture.graph.allows_tf32 and (kind == AUTOGRAD or bool(case.layout))
     uses_tf32 = (may_run_tf32 or _tf32_state.get("observed", False)) and not is_first
 
     def raise_sensitivity(measured: Mapping[ResultKey, float]) -> None:
