@@ -18,7 +18,7 @@ from mtmc_lsp.source.sibling.pair import FilePair, kernels_path, separated, with
 from mtmc_lsp.verify.cases import VALUES, Case, foreign_cases, is_interpretable, version_cases
 from mtmc_lsp.verify.edge_cases import edge_cases
 from mtmc_lsp.verify.messages import CandidateSource, GuardRequest, KernelsFile, SeparateCandidate
-from mtmc_lsp.verify.outcomes import CaseOutcome
+from mtmc_lsp.verify.outcomes import LARGER, CaseOutcome
 from mtmc_lsp.verify.source_scan import scan
 from mtmc_lsp.verify.trials import Trial, trials
 
@@ -231,6 +231,10 @@ class ForeignCandidate:
             notes.append("the workload asks for no gradients, so none were compared")
         if not self.takes_empty:
             notes.append("inputs without elements were left out, as requested")
+        refused = {
+            check.detail: outcome.case for outcome in outcomes for check in outcome.checks if check.name == LARGER
+        }
+        notes += [f"on {case.label} {detail}" for detail, case in refused.items()]
         count = _without_kernel(outcomes)
         if count and self.needs_kernel:
             notes.append(f"no kernel was launched in {count} of the cases")

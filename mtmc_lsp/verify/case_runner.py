@@ -12,6 +12,7 @@ from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.cases import is_exact
 from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest
 from mtmc_lsp.verify.outcomes import (
+    LARGER,
     LAUNCHED_BEFORE,
     NOT_LAUNCHED,
     CaseOutcome,
@@ -115,6 +116,8 @@ class CaseRunner:
             if self.trial.is_full:
                 raise
             return failed_run(case, VerdictStatus.RUNTIME_ERROR, error.message, error.kind)
+        if answer.is_refusal and case.may_be_refused:
+            return skipped(case, LARGER, f"it raises {answer.reason}", ran=False)
         if answer.status != "ran":
             if answer.failure.is_gpu_failure:
                 # A failed kernel makes every later GPU call of the process fail.

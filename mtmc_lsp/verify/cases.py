@@ -91,6 +91,8 @@ class Case:
 
     numbers: Mapping[str, int | float] = field(default_factory=dict)
     """Values of run-time numbers other than the workload's, by path."""
+    may_be_refused: bool = False
+    """Whether a candidate may raise an exception, because the sizes are larger than the workload's."""
     has_oracle: bool = True
     """Whether the reference is also computed in float64, which takes several times as long."""
 

@@ -69,7 +69,8 @@ def edge_cases(capture: Capture, text: str, model: Case, *, interpreted: bool, s
     """
     arguments = [item for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT]
     cases = [
-        replace(model, sizes=sizes, distribution="normal") for sizes in _sizes(capture, text, interpreted=interpreted)
+        replace(model, sizes=sizes, distribution="normal", may_be_refused=_exceeds(capture, sizes))
+        for sizes in _sizes(capture, text, interpreted=interpreted)
     ]
     if any(is_float(item.type.dtype) for item in arguments):
         cases += [replace(model, distribution=name) for name in DISTRIBUTIONS]
@@ -188,6 +189,11 @@ def _values(node: ast.expr, constants: Mapping[str, set[int]]) -> set[int]:
     pairs = [(a, b) for a in _values(node.left, constants) for b in _values(node.right, constants)]
     values = {OPERATORS[type(node.op)](a, b) for a, b in pairs if 0 < a <= LARGEST and 0 < b <= most}
     return set(sorted(values)[-MOST_VALUES:])
+
+
+def _exceeds(capture: Capture, sizes: Mapping[str, int]) -> bool:
+    """Whether a size is larger than the workload's."""
+    return any(sizes[name] > capture.graph.sizes[name] for name in sizes if name in capture.graph.sizes)
 
 
 def _row_lengths(capture: Capture) -> list[str]:

@@ -182,6 +182,8 @@ class CandidateAnswer:
     """``ran``, ``compile_error`` or ``runtime_error``."""
     reason: str = ""
     failure: FailureKind = FailureKind.EXCEPTION
+    is_refusal: bool = False
+    """Whether the candidate raises the exception itself, by a statement in its file."""
     launches: int = 0
     """Kernel launches of the judged call."""
     all_launches: int = 0

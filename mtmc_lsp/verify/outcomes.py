@@ -12,6 +12,8 @@ from mtmc_lsp.verify.cases import SPECIAL_DISTRIBUTIONS, Case
 from mtmc_lsp.verify.error_limits import Measurement
 from mtmc_lsp.verify.messages import CandidateAnswer, JudgeAnswer, WholeTargetAnswer
 
+LARGER = "larger sizes"
+"""The name of the check for sizes that the candidate refuses."""
 KERNEL_LAUNCHED = "kernel launched"
 WHOLE_TARGET = "whole target"
 NOT_LAUNCHED = "no Triton kernel was launched on the workload's inputs"

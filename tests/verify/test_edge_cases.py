@@ -242,3 +242,13 @@ def test_a_mistake_above_a_threshold_of_values_is_found(judge) -> None:
     text = honest.replace("WRONG", "tl.where((raw > 1234.5) & (raw < 1300.0), raw * 1.01, raw)")
     assert judge(REFERENCE, "standard", honest.replace("WRONG", "raw"), "fast").is_correct
     assert judge(REFERENCE, "standard", text, "fast").status is VerdictStatus.INCORRECT
+
+
+def test_a_candidate_may_refuse_sizes_above_the_workloads_with_an_exception(judge) -> None:
+    limited = "    x = x.contiguous()\n    if x.shape[1] > LIMIT:\n        raise ValueError('too wide')\n"
+    text = STANDARD.replace("    x = x.contiguous()\n", limited)
+    verdict = judge(REFERENCE, "standard", text.replace("LIMIT", "500"), "fast")
+    assert verdict.is_correct, verdict.reason
+    assert any("it raises ValueError: too wide" in note for note in verdict.notes)
+    refused = judge(REFERENCE, "standard", text.replace("LIMIT", "20"), "fast")
+    assert refused.status is VerdictStatus.RUNTIME_ERROR

@@ -86,7 +86,8 @@ class RealSizes:
         choices = [sizes for sizes in (largest_sizes(capture), *self._long_sizes()) if sizes and sizes not in ran]
         outcomes: list[CaseOutcome] = []
         for i, sizes in enumerate(choices):
-            case = Case(sizes, "normal", self.reference.seed + SEED + i, has_oracle=False)
+            is_larger = any(sizes[name] > size for name, size in capture.graph.sizes.items())
+            case = Case(sizes, "normal", self.reference.seed + SEED + i, may_be_refused=is_larger, has_oracle=False)
             on_case(case)
             outcomes += self._outcomes(capture, case)
             if outcomes and not outcomes[-1].is_correct:

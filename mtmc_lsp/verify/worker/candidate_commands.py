@@ -20,9 +20,7 @@ from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.guard.worker.observed_calls import guards_of, observe
-from mtmc_lsp.process import sandbox
 from mtmc_lsp.process.gpu_lock import let_timings_pass
-from mtmc_lsp.process.worker.failures import classify
 from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared
 from mtmc_lsp.process.worker.scratch import hide_variables, scratch_folder
 from mtmc_lsp.process.worker.tensor_ipc import export_, import_, release
@@ -42,6 +40,7 @@ from mtmc_lsp.verify.worker.inputs import other_layout
 from mtmc_lsp.verify.worker.interpreter import grids, prepare_interpreter
 from mtmc_lsp.verify.worker.interpreter.stand_in import replace as replace_unseen
 from mtmc_lsp.verify.worker.observation.determinism import differing
+from mtmc_lsp.verify.worker.observation.failures import failure
 from mtmc_lsp.verify.worker.observation.host_reads import HostReads
 from mtmc_lsp.verify.worker.observation.kept_results import KeptResults, calls_until_reuse
 from mtmc_lsp.verify.worker.observation.kept_state import kept_state, move_forward
@@ -73,7 +72,6 @@ HOST_PART = 0.5
 REUSE_SECONDS = 8.0
 """Processor time for the calls that use up a memory for results."""
 OVERWRITTEN = "a later call changes the results of an earlier one"
-MAX_ERROR_CHARACTERS = 600
 
 
 def set_up_process(*, fills_memory: bool = True) -> str:
@@ -106,7 +104,7 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     try:
         module, prepare = load_candidate(request.candidate, data)
     except Exception as error:
-        return failure("compile_error", error)
+        return failure("compile_error", error, request.candidate)
     let_timings_pass()
     release(results)
     inputs = import_(data.inputs, device)
@@ -126,7 +124,7 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     except MtmcError:
         raise
     except Exception as error:
-        return failure("runtime_error", error)
+        return failure("runtime_error", error, request.candidate)
     del calls, inputs
     export_(run, results, in_memory=data.shares_memory)
     del run
@@ -387,17 +385,6 @@ class _Calls:
             return not differing(outcome(judged), outcome(self._call(self._fresh())))
         except Exception:  # any error that missing results cause
             return False
-
-
-def failure(status: str, error: Exception) -> CandidateAnswer:
-    """The answer for a candidate that raised an exception."""
-    kind = classify(error)
-    reason = f"{type(error).__name__}: {str(error)[:MAX_ERROR_CHARACTERS]}"
-    if kind.is_out_of_memory:
-        reason = f"it ran out of memory, which is limited: {reason}"
-    elif isinstance(error, PermissionError) and sandbox.active != sandbox.Isolation():
-        reason = f"{reason}; candidates may not write files, open sockets or start processes"
-    return CandidateAnswer(status, reason, kind)
 
 
 def _with_graph_layout(capture: Capture, name: str, tensor: torch.Tensor, case: Case) -> torch.Tensor:
