@@ -31,6 +31,8 @@ from mtmc_lsp.verify.cases import (
 
 MOST_SIZES = 24
 """Limit for the cases with sizes from the text."""
+FILLING = frozenset(("where", "load", "full", "masked_fill"))
+"""Functions that replace values by a number."""
 MOST_THRESHOLDS, LARGEST_VALUE = 12, 1e6
 """So many numbers up to this one are tried as values."""
 MOST_VALUES = 8
@@ -45,8 +47,8 @@ LEAST_LONG, LARGEST_LONG, MOST_LONG = 1 << 14, 1 << 23, 2
 """Such numbers, and so many of them, are tried in one long dimension."""
 SMALL_SIZE = 3
 """The other sizes of a case, where all cannot be as large as the number in the text."""
-DISTRIBUTIONS = ("offset", "ties", "zero rows", "extreme", "negative")
-"""A mean far above the spread, many equal values, rows of zeros, large values, and negative values only."""
+DISTRIBUTIONS = ("offset", "low", "ties", "zero rows", "extreme", "negative")
+"""A mean far above the spread, and far below 0; many equal values, rows of zeros, large values, and negative values only."""
 OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -99,14 +101,13 @@ def compared_numbers_in(text: str) -> list[int]:
 
 
 def thresholds_in(text: str) -> list[float]:
-    """The numbers that values may be compared with, the largest first: a candidate may be wrong on one side of them."""
+    """The numbers that values are compared with or replaced by, the largest first: a candidate may be wrong beyond them."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
         return []
-    nodes = [
-        part for node in ast.walk(tree) if isinstance(node, ast.expr) and _compares(node) for part in ast.walk(node)
-    ]
+    expressions = [node for node in ast.walk(tree) if isinstance(node, ast.expr)]
+    nodes = [part for node in expressions if _compares(node) or _name(node) in FILLING for part in ast.walk(node)]
     values = (node.value for node in nodes if isinstance(node, ast.Constant))
     numbers = {float(value) for value in values if isinstance(value, (int, float))}
     return sorted((number for number in numbers if 0 < number <= LARGEST_VALUE), reverse=True)[:MOST_THRESHOLDS]
@@ -144,10 +145,16 @@ def _numbers(text: str, *, compared: bool) -> set[int]:
     return {value for node in nodes for value in _values(node, constants)}
 
 
+def _name(node: ast.expr) -> str:
+    """The name of the function that an expression calls; empty if it calls none."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else str(getattr(node.func, "id", ""))
+
+
 def _compares(node: ast.expr) -> bool:
-    if isinstance(node, ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        return name in LIMITING
+    if _name(node) in LIMITING:
+        return True
     return isinstance(node, ast.Compare) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod))
 
 

@@ -11,12 +11,25 @@ from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.messages import CallPlan, Surroundings
 from mtmc_lsp.verify.outcomes import CaseOutcome
 from mtmc_lsp.verify.reference import PreparedCase
+from mtmc_lsp.verify.use.check import use_case
 
 CALLS_AT_OTHER_TIMES = 16
 """Repeats with other clocks, chance and addresses. What happens once in eight calls is missed once in nine verifications."""
 MORE_VALUES = 32
 """Further values for a candidate that reads contents in Python. What one of ten draws decides is missed once in 29 times."""
-DISTRIBUTIONS = ("normal", "uniform", "mixed", "normal", "extreme", "constant", "normal", "offset")
+DISTRIBUTIONS = (
+    "normal",
+    "zero rows",
+    "uniform",
+    "mixed",
+    "ties",
+    "zero rows",
+    "extreme",
+    "low",
+    "constant",
+    "normal",
+    "offset",
+)
 SURROUNDINGS = "surroundings"
 """The name of the check."""
 WHERE = {
@@ -47,7 +60,9 @@ class FurtherCalls:
             smallest: a case that may be called often.
         """
         if any(outcome.host_reads for outcome in passed):
-            yield from self._with_more_values(smallest)
+            capture = self.runner.trial.capture
+            several_rows = use_case([outcome.case for outcome in passed if outcome.ran], capture, smallest.seed)
+            yield from self._with_more_values((smallest, several_rows))
         for kind in (Surroundings.EARLY, Surroundings.LATE):
             is_late = kind is Surroundings.LATE
             plan = CallPlan(True, CALLS_AT_OTHER_TIMES, self.repeat_seconds, adds_instance=is_late, surroundings=kind)
@@ -55,10 +70,10 @@ class FurtherCalls:
         yield from self._in_program(first)
         self.next_process()
 
-    def _with_more_values(self, smallest: Case) -> Iterator[CaseOutcome]:
+    def _with_more_values(self, cases: Sequence[Case]) -> Iterator[CaseOutcome]:
         for i in range(MORE_VALUES):
             distribution = DISTRIBUTIONS[i % len(DISTRIBUTIONS)]
-            case = replace(smallest, distribution=distribution, seed=smallest.seed + 1 + i)
+            case = replace(cases[i % len(cases)], distribution=distribution, seed=cases[0].seed + 1 + i)
             outcome = self.runner.outcome(self.prepare(case), CallPlan())
             if outcome is not None:
                 yield outcome

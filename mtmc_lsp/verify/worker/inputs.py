@@ -42,8 +42,8 @@ SPECIAL_PART = 0.02
 FEWEST_WITH_OTHERS, OTHER_PART = 8, 0.1
 """The fewest labels of which some are ignored, and the part of them."""
 OFFSET, EXTREME = 100.0, 30.0
-"""The mean of ``offset`` values, whose spread is about 1, and the scale of ``extreme`` ones."""
-ZERO_PART = 0.25
+"""The mean of ``offset`` values, minus that of ``low`` ones; their spread is about 1. The scale of ``extreme`` values."""
+ZERO_PART = 0.5
 """The part of the rows that are 0 in ``zero rows``."""
 GAP = 3
 """The unused columns between the rows of a sliced tensor: an odd number, so that no row is aligned."""
@@ -169,6 +169,8 @@ def _distributed(value: torch.Tensor, distribution: str, generator: torch.Genera
         return _with_special(value, SPECIAL[distribution], generator)
     if distribution == "offset":
         return (computable(value) + OFFSET).to(value.dtype)
+    if distribution == "low":
+        return (computable(value) - OFFSET).to(value.dtype)
     if distribution == "negative":
         return -computable(value).abs().to(value.dtype)
     if distribution == "ties":
@@ -187,12 +189,19 @@ def _distributed(value: torch.Tensor, distribution: str, generator: torch.Genera
 
 
 def _near(value: torch.Tensor, numbers: Sequence[float], generator: torch.Generator) -> torch.Tensor:
-    """Half of the values are next to one of the numbers or its opposite, on both sides of it."""
+    """Values around the numbers: each row has such values on both sides of some numbers, or only values beyond one of them."""
     device, wide = generator.device, computable(value)
     choices = torch.tensor([sign * number for number in numbers for sign in (1, -1)], device=device, dtype=wide.dtype)
-    chosen = choices[torch.randint(len(choices), value.shape, generator=generator, device=device)]
-    is_near = torch.rand(value.shape, generator=generator, device=device) < 0.5
-    return torch.where(is_near, chosen * (1 + NEAR_SPREAD * wide), wide).to(value.dtype)
+
+    def chosen(shape: Sequence[int]) -> torch.Tensor:
+        return choices[torch.randint(len(choices), tuple(shape), generator=generator, device=device)]
+
+    is_near, is_beyond = (
+        torch.rand(shape, generator=generator, device=device) < 0.5 for shape in (value.shape, (*value.shape[:-1], 1))
+    )
+    around = torch.where(is_near, chosen(value.shape) * (1 + NEAR_SPREAD * wide), wide)
+    beyond = wide + 2 * chosen((*value.shape[:-1], 1))
+    return torch.where(is_beyond, beyond, around).to(value.dtype)
 
 
 def _whole(shape: Sequence[int], distribution: str, generator: torch.Generator) -> torch.Tensor:
