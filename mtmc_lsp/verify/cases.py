@@ -60,6 +60,8 @@ EXPANDED, EXPANDED_COLUMNS = "expanded", "expanded columns"
 """The first, or the last, dimension repeats the same memory."""
 NEAR = "near "
 """The beginning of a distribution of values next to numbers, which follow: ``near 6.0, 100``. The others are normal."""
+WITHIN = "within "
+"""The beginning of a distribution of values that are mostly smaller than a number, which follows."""
 SPECIAL_DISTRIBUTIONS = ("denormal", "infinite", "nan")
 """Distributions on which the output may differ from a constant only by NaN and infinity, so they reveal no trivial answers."""
 EXACT_OPERATIONS = frozenset(MATRIX_PRODUCTS) | frozenset(
@@ -80,8 +82,8 @@ class Case:
     sizes: Mapping[str, int]
     distribution: str
     """``normal``, ``uniform``, ``large``, ``tiny``, ``mixed``, ``constant``, ``integers``, ``bits``, one of
-    :data:`SPECIAL_DISTRIBUTIONS`, :data:`NEAR` with numbers, one of :data:`~mtmc_lsp.verify.edge_cases.DISTRIBUTIONS`, or
-    ``given`` (by ``get_inputs``)."""
+    :data:`SPECIAL_DISTRIBUTIONS`, :data:`NEAR` or :data:`WITHIN` with numbers, one of
+    :data:`~mtmc_lsp.verify.edge_cases.DISTRIBUTIONS`, or ``given`` (by ``get_inputs``)."""
     seed: int
     kind: str = VALUES
     """One of :data:`VALUES`, :data:`FLOAT64`, :data:`AUTOGRAD`, :data:`ON_CPU`."""

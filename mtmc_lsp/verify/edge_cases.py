@@ -23,6 +23,7 @@ from mtmc_lsp.verify.cases import (
     TRANSPOSED,
     UNALIGNED,
     VALUES,
+    WITHIN,
     Case,
     is_small_enough,
     raised_sizes,
@@ -33,6 +34,8 @@ MOST_SIZES = 24
 """Limit for the cases with sizes from the text."""
 FILLING = frozenset(("where", "load", "full", "masked_fill"))
 """Functions that replace values by a number."""
+MOST_SMALL = 3
+"""Limit for the thresholds below which all values are in one case."""
 MOST_THRESHOLDS, LARGEST_VALUE = 12, 1e6
 """So many numbers up to this one are tried as values."""
 MOST_VALUES = 8
@@ -78,6 +81,8 @@ def edge_cases(capture: Capture, text: str, model: Case, *, interpreted: bool, s
         cases += [replace(model, distribution=name) for name in DISTRIBUTIONS]
         if thresholds := thresholds_in(text):
             cases.append(replace(model, distribution=NEAR + ", ".join(map(repr, thresholds))))
+            small = [number for number in thresholds if number < 1][-MOST_SMALL:]
+            cases += [replace(model, distribution=f"{WITHIN}{number!r}") for number in small]
     # Elements that share memory cannot be written.
     written = {mutation.input for mutation in capture.graph.mutations} & {item.name for item in arguments}
     cases += [

@@ -23,6 +23,7 @@ from mtmc_lsp.verify.messages import CandidateSource, CaseRequest
 from mtmc_lsp.verify.worker.inputs import dotted, prepared_call, replace_tensor, reusing, slots_of
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu
+from mtmc_lsp.verify.worker.observation.kept_state import kept_state
 from mtmc_lsp.verify.worker.observation.process_changes import ProcessChanges
 from mtmc_lsp.verify.worker.run_target import is_interpreted, module_of, target_source
 from mtmc_lsp.verify.worker.surroundings import current
@@ -33,6 +34,8 @@ Prepare = Callable[..., tuple[Call, list[Any]]]
 
 _loaded: dict[str, Any] = {}
 """Modules of separate candidates, by their text."""
+state_after_loading: dict[Any, dict[str, Any]] = {}
+"""By module of a separate candidate: what :func:`kept_state` gave when it was loaded."""
 changed_by_loading: set[str] = set()
 """What loading or constructing a separate candidate changed in the process."""
 
@@ -64,6 +67,7 @@ def module_of_candidate(target: Target, source: str) -> Any:
         changes = ProcessChanges()
         _loaded[text] = load_user_module(target.path, text, name, in_place=not _loaded, execute=current.run)
         changed_by_loading.update(changes.by_import(_loaded[text]))
+        state_after_loading[_loaded[text]] = kept_state(_loaded[text], None)
     return _loaded[text]
 
 

@@ -35,7 +35,7 @@ from mtmc_lsp.verify.messages import (
     CandidateSource,
     Surroundings,
 )
-from mtmc_lsp.verify.worker.callers import Prepare, changed_by_loading, load_candidate
+from mtmc_lsp.verify.worker.callers import Prepare, changed_by_loading, load_candidate, state_after_loading
 from mtmc_lsp.verify.worker.inputs import other_layout
 from mtmc_lsp.verify.worker.interpreter import grids, prepare_interpreter
 from mtmc_lsp.verify.worker.interpreter.stand_in import replace as replace_unseen
@@ -43,7 +43,7 @@ from mtmc_lsp.verify.worker.observation.determinism import differing
 from mtmc_lsp.verify.worker.observation.failures import failure
 from mtmc_lsp.verify.worker.observation.host_reads import HostReads
 from mtmc_lsp.verify.worker.observation.kept_results import KeptResults, calls_until_reuse
-from mtmc_lsp.verify.worker.observation.kept_state import kept_state, move_forward
+from mtmc_lsp.verify.worker.observation.kept_state import kept_state, lengthen, move_forward
 from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
 from mtmc_lsp.verify.worker.observation.process_changes import ProcessChanges
 from mtmc_lsp.verify.worker.observation.process_reads import reads_of_process, watch_reads
@@ -333,13 +333,17 @@ class _Calls:
             after = kept_state(self._module, instance)
             changed |= {name for name, value in after.items() if before.get(name, value) != value}
             before = after
-        if not changed:
+        loaded = state_after_loading.get(self._module, {})
+        # Calls on equal inputs add no entries for other shapes.
+        grown = {name for name, value in loaded.items() if before.get(name, value) != value} - changed
+        if not changed and not grown:
             return []
         move_forward(self._module, instance, changed)
+        lengthen(self._module, grown)
         is_same = self._gives(judged)
         # Memory for results in turn is used again after many calls.
         is_separate = self._kept is None or not self._kept.is_overwritten()
-        return sorted(changed) if not (is_same and is_separate) else []
+        return sorted(changed | grown) if not (is_same and is_separate) else []
 
     def _refusal(self) -> str:
         """Why the guard refuses the call; empty if there is no guard."""

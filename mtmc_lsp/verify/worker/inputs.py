@@ -29,6 +29,7 @@ from mtmc_lsp.verify.cases import (
     STRIDED,
     TRANSPOSED,
     UNALIGNED,
+    WITHIN,
 )
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
@@ -180,6 +181,8 @@ def _distributed(value: torch.Tensor, distribution: str, generator: torch.Genera
         return torch.where(rows, torch.zeros_like(value), value)
     if distribution == "extreme":
         return (computable(value) * EXTREME).to(value.dtype)
+    if distribution.startswith(WITHIN):
+        return (computable(value) * (float(distribution.removeprefix(WITHIN)) / 2)).to(value.dtype)
     if distribution.startswith(NEAR):
         return _near(value, [float(number) for number in distribution.removeprefix(NEAR).split(", ")], generator)
     if distribution == "mixed":

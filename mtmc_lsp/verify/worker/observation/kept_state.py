@@ -44,6 +44,15 @@ def move_forward(module: ModuleType, instance: torch.nn.Module | None, names: Co
                 place.set(moved)
 
 
+def lengthen(module: ModuleType, names: Collection[str]) -> None:
+    """Add entries to the containers of these names, as calls with many other shapes would."""
+    for place in [*_places(module, None)]:
+        if place.name in names and isinstance(place.value, (dict, set)):
+            _lengthen(place.value)
+        elif place.name in names and isinstance(place.value, (list, deque)):
+            place.value.extend(list(place.value)[-1:] * MANY_ENTRIES)
+
+
 def _moved(value: Any) -> Any:
     """A count after many calls; lists and dictionaries are changed in place."""
     if type(value) in (int, float) or _is_count(value):
