@@ -234,7 +234,7 @@ class ForeignCandidate:
         refused = {
             check.detail: outcome.case for outcome in outcomes for check in outcome.checks if check.name == LARGER
         }
-        notes += [f"on {case.label} {detail}" for detail, case in refused.items()]
+        notes += [f"on {case.text(trial.capture.graph)} {detail}" for detail, case in refused.items()]
         count = _without_kernel(outcomes)
         if count and self.needs_kernel:
             notes.append(f"no kernel was launched in {count} of the cases")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -71,6 +72,10 @@ EXACT_OPERATIONS = frozenset(MATRIX_PRODUCTS) | frozenset(
 )
 """ATen operations that map small whole numbers to whole numbers without rounding."""
 
+AUTOMATIC = re.compile(r"s\d+")
+"""Names of sizes that the user gave none."""
+MOST_SHAPES = 4
+"""Limit for the shapes in a description."""
 UNITS = 16
 """Sizes that are no multiple of this are divided by no tile; half of it is 16 bytes of two-byte elements."""
 
@@ -106,9 +111,22 @@ class Case:
     @property
     def label(self) -> str:
         """A description for messages."""
-        sizes = ", ".join(f"{name}={value}" for name, value in (*self.sizes.items(), *self.numbers.items()))
-        kind = "".join(f"{word}, " for word in (self.kind, self.layout) if word and word != VALUES)
-        return f"{sizes + ', ' if sizes else ''}{kind}{self.distribution}, seed {self.seed}"
+        return self._label([f"{name}={value}" for name, value in self.sizes.items()])
+
+    def text(self, graph: Graph) -> str:
+        """A description with the user's names: sizes if they have names, or else the shapes of arguments."""
+        if not any(AUTOMATIC.fullmatch(name) for name in self.sizes):
+            return self.label
+        arguments = [item for item in graph.inputs if item.kind is InputKind.ARGUMENT]
+        shapes = [
+            f"{item.access}[{', '.join(str(size.value(self.sizes)) for size in item.type.shape)}]" for item in arguments
+        ]
+        return self._label([*shapes[:MOST_SHAPES], *(["..."] if len(shapes) > MOST_SHAPES else [])])
+
+    def _label(self, sizes: Sequence[str]) -> str:
+        numbers = [f"{name}={value}" for name, value in self.numbers.items()]
+        kinds = [word for word in (self.kind, self.layout) if word and word != VALUES]
+        return ", ".join([*sizes, *numbers, *kinds, self.distribution, f"seed {self.seed}"])
 
 
 def is_exact(capture: Capture) -> bool:

@@ -174,7 +174,7 @@ class VerificationEngine:
                 if failed.status is VerdictStatus.INCORRECT and draws_otherwise:
                     return Verification(verdict(VerdictStatus.UNCERTIFIABLE, OTHER_RANDOM))
                 smallest = failed if reproduction is None else self._shrunk(candidate, runner, failed)
-                reason = f"{smallest.reason} (on {smallest.case.label})"
+                reason = f"{smallest.reason} (on {smallest.case.text(trial.capture.graph)})"
                 # The file runs the programs in their usual order.
                 if reproduction is None or smallest.needs_order:
                     return Verification(verdict(smallest.status, reason, smallest.failure))

@@ -252,3 +252,9 @@ def test_a_candidate_may_refuse_sizes_above_the_workloads_with_an_exception(judg
     assert any("it raises ValueError: too wide" in note for note in verdict.notes)
     refused = judge(REFERENCE, "standard", text.replace("LIMIT", "20"), "fast")
     assert refused.status is VerdictStatus.RUNTIME_ERROR
+
+
+def test_messages_name_shapes_where_sizes_have_no_names(judge) -> None:
+    unnamed = REFERENCE.replace("x=f32[N,D] N=37 D=24", "x=f32[37,24]")
+    verdict = judge(unnamed, "standard", STANDARD.replace("+ 1e-6", "+ 1e-2"), "fast")
+    assert "(on x[" in verdict.reason and "s0" not in verdict.reason

@@ -117,7 +117,7 @@ class RealSizes:
         if outcome.is_correct:
             check = Check(REAL_SIZES, CheckStatus.PASSED, case.label, _shares(outcome))
             return [replace(outcome, checks=(*outcome.checks, check))]
-        return [replace(outcome, reason=f"{outcome.reason} (on {case.label})")]
+        return [replace(outcome, reason=f"{outcome.reason} (on {case.text(capture.graph)})")]
 
     def _proves_nothing(self, outcome: CaseOutcome) -> bool:
         """Whether a limit ended the call, its results were not compared, or it launched no kernel."""

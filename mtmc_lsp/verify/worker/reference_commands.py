@@ -125,7 +125,7 @@ def expected_results(data: CaseRequest, module: Any, inputs: dict[str, torch.Ten
     try:
         return expected_of(module, capture, inputs, device_for(capture, case.kind), case, is_first=data.is_first)
     except Exception as error:
-        raise user_error(error, capture.workload.target, f"on {case.label}") from error
+        raise user_error(error, capture.workload.target, f"on {case.text(capture.graph)}") from error
 
 
 def _require_numbers(capture: Capture, results: list[Any]) -> None:

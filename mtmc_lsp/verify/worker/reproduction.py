@@ -36,7 +36,7 @@ def reproduce(request: ReproduceRequest) -> ReproduceAnswer:
     init, named = data.init or NO_ARGUMENTS, {spec.name: spec.constant for spec in capture.workload.init_arguments}
     values = {
         "REASON": request.reason.replace("\\", "/").replace('"""', "'''"),
-        "CASE": data.case.label,
+        "CASE": data.case.text(capture.graph),
         "INTERPRET": 'os.environ["TRITON_INTERPRET"] = "1"  # no GPU is needed' if interpreted else "",
         "REFERENCE": repr((target.path, target.qualname)),
         "CANDIDATE": repr(_candidate(capture, request.candidate, path)),

@@ -61,7 +61,7 @@ def use_reference(request: UseReferenceRequest) -> UseScript:
     try:
         subject = reference_subject(module, data, inputs, device)
     except Exception as error:
-        raise user_error(error, capture.workload.target, f"on {data.case.label}") from error
+        raise user_error(error, capture.workload.target, f"on {data.case.text(data.call.graph)}") from error
     if sum(tensor.numel() for tensor in subject.tensors.state.values()) > MOST_ELEMENTS:
         return UseScript((), skipped=TOO_LARGE)
     expected, subject = expectations(subject, least=TF32_ERROR if capture.graph.allows_tf32 else 0.0)
