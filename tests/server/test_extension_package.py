@@ -24,6 +24,9 @@ CATEGORIES = {
 """The categories of the Visual Studio Marketplace."""
 MAX_KEYWORDS = 30
 MIN_ICON = 128
+SITUATIONS = ("first-step", "second-step", "after-keep", "failure", "no-workload", "killed", "report")
+PICTURES = EXTENSION / "media" / "pictures"
+MAX_PICTURE_BYTES = 2_000_000
 RESTRICTED = ("python", "serverPython", "installSpec")
 """Settings that name programs: an untrusted workspace must not set them."""
 
@@ -134,3 +137,20 @@ def test_the_first_choice_names_the_default_of_the_server(name: str) -> None:
 def test_an_untrusted_workspace_cannot_choose_programs() -> None:
     restricted = PACKAGE["capabilities"]["untrustedWorkspaces"]["restrictedConfigurations"]
     assert set(restricted) == {f"mtmc.{name}" for name in RESTRICTED}
+
+
+def test_each_situation_has_a_picture_in_both_themes_and_all_are_small() -> None:
+    files = sorted(PICTURES.iterdir())
+    assert [file.name for file in files] == sorted(
+        f"{name}-{theme}.png" for name in SITUATIONS for theme in ("light", "dark")
+    )
+    assert sum(file.stat().st_size for file in files) < MAX_PICTURE_BYTES
+
+
+def test_the_readmes_show_the_pictures() -> None:
+    for readme in (EXTENSION / "README.md", EXTENSION.parent / "README.md"):
+        shown = re.findall(r"!\[[^]]+\]\((\S+)\)", readme.read_text())
+        assert shown
+        assert all(
+            (readme.parent / picture).parent == PICTURES and (readme.parent / picture).exists() for picture in shown
+        )
