@@ -76,7 +76,35 @@ function colourAt(pixels, at) {
   return (pixels[at] << 16) | (pixels[at + 1] << 8) | pixels[at + 2];
 }
 
-/** An opaque image with at most 256 colours: the most frequent ones, and the nearest of them for every other. */
+/** At most 256 colours, so that each of the given ones is near one of them: the error is the smallest for which that is possible. */
+function paletteFor(colours) {
+  for (let error = 0; ; error += 2) {
+    const palette = [];
+    for (const colour of colours) {
+      if (distanceTo(palette, colour).distance > error ** 2) palette.push(channels(colour));
+      if (palette.length > MAX_COLOURS) break;
+    }
+    if (palette.length <= MAX_COLOURS) return palette;
+  }
+}
+
+function channels(colour) {
+  return [colour >> 16, (colour >> 8) & 0xff, colour & 0xff];
+}
+
+/** The index of the nearest colour, and the square of its distance. */
+function distanceTo(palette, colour) {
+  const [red, green, blue] = channels(colour);
+  let [index, distance] = [-1, Infinity];
+  for (let at = 0; at < palette.length; at++) {
+    const [r, g, b] = palette[at];
+    const here = (r - red) ** 2 + (g - green) ** 2 + (b - blue) ** 2;
+    if (here < distance) [index, distance] = [at, here];
+  }
+  return { index, distance };
+}
+
+/** An opaque image with at most 256 colours; frequent colours are unchanged. */
 export function compress(data) {
   const { width, height, pixels } = decode(data);
   const counts = new Map();
@@ -84,16 +112,9 @@ export function compress(data) {
     const colour = colourAt(pixels, at);
     counts.set(colour, (counts.get(colour) ?? 0) + 1);
   }
-  const kept = [...counts].sort(([, a], [, b]) => b - a).slice(0, MAX_COLOURS).map(([colour]) => colour);
-  const channels = (colour) => [colour >> 16, (colour >> 8) & 0xff, colour & 0xff];
-  const palette = kept.map(channels);
-  const indices = new Map(kept.map((colour, index) => [colour, index]));
-  const nearest = (colour) => {
-    const [red, green, blue] = channels(colour);
-    const distances = palette.map(([r, g, b]) => (r - red) ** 2 + (g - green) ** 2 + (b - blue) ** 2);
-    return distances.indexOf(Math.min(...distances));
-  };
-  for (const colour of counts.keys()) if (!indices.has(colour)) indices.set(colour, nearest(colour));
+  const colours = [...counts].sort(([, a], [, b]) => b - a).map(([colour]) => colour);
+  const palette = paletteFor(colours);
+  const indices = new Map(colours.map((colour) => [colour, distanceTo(palette, colour).index]));
   const image = Buffer.alloc(width * height);
   for (let at = 0; at < image.length; at++) image[at] = indices.get(colourAt(pixels, 3 * at));
   return file(width, height, PALETTE, chunk("PLTE", Buffer.from(palette.flat())), compressed(image, width));
