@@ -5,19 +5,15 @@
 // With --repeat, all parts run N times, without retries, and the last line says how many of these runs passed completely.
 import { mkdirSync, rmSync } from "node:fs";
 import { join } from "node:path";
-import { parseArgs } from "node:util";
 import { SHOTS } from "./editor.mjs";
+import { readArguments, repeatRuns } from "./repeat.mjs";
 
 /** Parts with time measurements run first and alone. */
 const ALONE = ["load"];
 /** Each part has its own editor. Two lanes run concurrently, to use two cores while imports block. */
 const LANES = [["life"], ["review", "start", "trust"]];
 const PARTS = [...ALONE, ...LANES.flat()];
-const { values, positionals: requested } = parseArgs({ options: { repeat: { type: "string", default: "1" } }, allowPositionals: true });
-const repeat = Number(values.repeat);
-if (!Number.isInteger(repeat) || repeat < 1) throw new Error(`--repeat ${values.repeat}: give a number of runs, at least 1`);
-const unknown = requested.filter((part) => !PARTS.includes(part));
-if (unknown.length > 0) throw new Error(`unknown part ${unknown.join(", ")}; parts: ${PARTS.join(", ")}`);
+const { repeat, requested } = readArguments(process.argv.slice(2), PARTS);
 rmSync(SHOTS, { recursive: true, force: true });
 mkdirSync(SHOTS, { recursive: true });
 /** In CI, a failed part is retried once, because browsers on shared machines are flaky. Retries are reported. */
@@ -84,10 +80,4 @@ async function completeRun() {
   return failed.length === 0;
 }
 
-let complete = 0;
-for (let run = 1; run <= repeat; run++) {
-  if (repeat > 1) console.log(`# run ${run} of ${repeat}`);
-  if (await completeRun()) complete += 1;
-}
-if (repeat > 1) console.log(`${complete} of ${repeat} complete runs passed`);
-process.exitCode = complete === repeat ? 0 : 1;
+process.exitCode = (await repeatRuns(repeat, completeRun, console.log)) ? 0 : 1;
