@@ -22,9 +22,9 @@ def f(x):
 def snippet(heading: str, command: str) -> str:
     """The code below a heading that starts like this, with the command of the fake server in the place of ``command``."""
     section = DOCUMENTED.read_text().partition(f"### {heading}")[2]
-    found = re.search(r"```\w+\n(.*?)```", section, re.DOTALL)
-    assert found is not None and '"mtmc-lsp"' in found[1], heading
-    return found[1].replace('"mtmc-lsp"', command)
+    match = re.search(r"```\w+\n(.*?)```", section, re.DOTALL)
+    assert match is not None and '"mtmc-lsp"' in match[1], heading
+    return match[1].replace('"mtmc-lsp"', command)
 
 
 def quoted_command() -> str:

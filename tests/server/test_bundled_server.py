@@ -74,11 +74,11 @@ def users_environment(folder: Path) -> Path:
     python = folder / "bin" / "python"
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     purelib = Path(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
-    ours = {name for library in libraries() for name in modules(library)} - {"typing_extensions"}
+    bundled = {name for library in libraries() for name in modules(library)} - {"typing_extensions"}
     torch = installed("torch")
     assert torch is not None
     for path in torch.parent.iterdir():
-        if path.name.split(".")[0] not in ours and path.suffix != ".pth" and not path.name.startswith("mtmc"):
+        if path.name.split(".")[0] not in bundled and path.suffix != ".pth" and not path.name.startswith("mtmc"):
             (purelib / path.name).symlink_to(path)
     (purelib / "attr.py").write_text(f'__version__ = "{USERS}"\n')
     return python

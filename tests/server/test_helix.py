@@ -30,8 +30,8 @@ pytestmark = pytest.mark.skipif(HELIX is None, reason="Helix is not installed, f
 
 def version() -> tuple[int, ...]:
     output = subprocess.run([str(HELIX), "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"(\d+)\.(\d+)", output)
-    return tuple(map(int, found.groups())) if found else ()
+    match = re.search(r"(\d+)\.(\d+)", output)
+    return tuple(map(int, match.groups())) if match else ()
 
 
 class Terminal:

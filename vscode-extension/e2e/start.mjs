@@ -27,15 +27,15 @@ function environment(path) {
   const made = spawnSync(PYTHON, ["-m", "venv", path], { encoding: "utf8" });
   assert.equal(made.status, 0, made.stderr);
   const output = (python, code) => spawnSync(python, ["-c", code], { encoding: "utf8" }).stdout.trim();
-  const own = output(join(path, "bin/python"), "import sysconfig; print(sysconfig.get_path('purelib'))");
-  const theirs = output(PYTHON, "import importlib.util, os; print(os.path.dirname(os.path.dirname(importlib.util.find_spec('torch').origin)))");
+  const purelib = output(join(path, "bin/python"), "import sysconfig; print(sysconfig.get_path('purelib'))");
+  const source = output(PYTHON, "import importlib.util, os; print(os.path.dirname(os.path.dirname(importlib.util.find_spec('torch').origin)))");
   const linked = join(path, "torch-and-the-like");
   mkdirSync(linked);
-  for (const name of readdirSync(theirs)) {
-    if (!SERVER_PACKAGES.test(name) && !name.endsWith(".pth")) symlinkSync(join(theirs, name), join(linked, name));
+  for (const name of readdirSync(source)) {
+    if (!SERVER_PACKAGES.test(name) && !name.endsWith(".pth")) symlinkSync(join(source, name), join(linked, name));
   }
-  writeFileSync(join(own, "torch.pth"), `${linked}\n`);
-  return { python: join(path, "bin/python"), purelib: own };
+  writeFileSync(join(purelib, "torch.pth"), `${linked}\n`);
+  return { python: join(path, "bin/python"), purelib };
 }
 
 /** Names of the installed packages of an environment. */

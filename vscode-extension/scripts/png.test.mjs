@@ -14,11 +14,11 @@ function image(colourAt) {
 
 /** The content of all chunks with a name. */
 function chunks(data, name) {
-  const found = [];
+  const contents = [];
   for (let at = 8; at < data.length; at += 12 + data.readUInt32BE(at)) {
-    if (data.toString("latin1", at + 4, at + 8) === name) found.push(data.subarray(at + 8, at + 8 + data.readUInt32BE(at)));
+    if (data.toString("latin1", at + 4, at + 8) === name) contents.push(data.subarray(at + 8, at + 8 + data.readUInt32BE(at)));
   }
-  return Buffer.concat(found);
+  return Buffer.concat(contents);
 }
 
 /** The RGB pixels of an image with a palette and no filters. */
