@@ -1,7 +1,9 @@
 """Run a module of this package like ``python -m``, without importing anything from the working folder.
 
 Usage: ``python -I mtmc_lsp/launch.py MODULE ...``. With ``-I`` Python ignores the working folder and PYTHONPATH. The package is
-loaded from the folder of this file, and its dependencies from where they are installed.
+loaded from the folder of this file, and its dependencies from where they are installed. The VS Code extension brings them in
+``mtmc-libraries`` beside the package: in ``any``, and in one folder for each platform. Only our processes search these folders.
+Workers run user code and start without this file, so they see the user's packages alone.
 """
 
 import importlib.util
@@ -12,6 +14,8 @@ import sys
 
 DEPENDENCIES = ("tree_sitter", "tree_sitter_python", "pygls", "lsprotocol", "typer", "rich", "pynvml")
 """Packages that our processes import."""
+BUNDLED = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "mtmc-libraries")
+"""The folder with the libraries that the VS Code extension brings."""
 
 
 def _register_package() -> None:
@@ -24,6 +28,14 @@ def _register_package() -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules["mtmc_lsp"] = module
     spec.loader.exec_module(module)
+
+
+def _use_bundled_libraries() -> None:
+    """Search the libraries of the extension first: the package was tested with them, not with the user's versions."""
+    sys.path[:0] = [os.path.join(BUNDLED, "any"), os.path.join(BUNDLED, f"{sys.platform}-{os.uname().machine}")]
+    # The openai package is optional and not bundled; it may be among the user's packages.
+    if sys.prefix == sys.base_prefix:
+        site.addsitedir(site.getusersitepackages())
 
 
 def _lacks_dependencies() -> bool:
@@ -55,7 +67,10 @@ def main() -> None:
         sys.exit("error: start it as `python -I launch.py MODULE`")
     del sys.argv[0]
     _register_package()
-    _find_dependencies()
+    if os.path.isdir(BUNDLED):
+        _use_bundled_libraries()
+    else:
+        _find_dependencies()
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 

@@ -43,6 +43,10 @@ RAISED = (
     "and arithmetic or launches that are saved can be worth more than the traffic."
 )
 """Why a step that raises the traffic was accepted."""
+IN_THE_EDITOR = (
+    "In the editor, the line above the function has the commands: <b>Keep</b> writes a pending step into the file, "
+    "<b>Discard</b> drops it, and <b>Undo</b> takes a kept step out again. The other steps stay."
+)
 LEAST_RISE = 1.005
 """Ratio of traffic from which a step is called out."""
 
@@ -62,7 +66,7 @@ class RunPage:
     """``None`` while the run is active, or if it was interrupted."""
     exchanges: Sequence[Exchange] = ()
     kept_steps: frozenset[int] | None = None
-    """Indices of the steps that the user's file contains; ``None`` if unknown."""
+    """Indices of the steps that the user's file contains, for a page in an editor; ``None`` for other pages."""
 
     @property
     def accepted(self) -> list[Step]:
@@ -94,8 +98,14 @@ class RunPage:
         lines += [f"<p>{escape(line)}</p>" for line in (" · ".join(fact for fact in facts if fact), verified) if line]
         lines += [f'<p class="quiet">{escape(note)}</p>' for note in assumed]
         when = datetime.datetime.fromtimestamp(self.started, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        origin = " · ".join((self.path, f"run {self.run}", when, step_counts(self.steps)))
+        origin = " · ".join((self.path, f"run {self.run}", when, self._step_counts()))
         return "\n".join([*lines, f'<p class="quiet">{escape(origin)}</p>', "</header>"])
+
+    def _step_counts(self) -> str:
+        if self.kept_steps is None:
+            return step_counts(self.steps)
+        count = len(self.accepted)
+        return f"{count} {'step' if count == 1 else 'steps'}, {len(self.kept_steps)} of them in the file"
 
     def _next(self) -> str:
         spec, run = shlex.quote(f"{self.path}::{self.target}"), self.run
@@ -105,14 +115,13 @@ class RunPage:
         elif self.result.status not in KEPT:
             items.append((f"mtmc profile {spec}", "shows where the time of a call goes"))
         else:
-            pending = {step.index for step in self.accepted} - (self.kept_steps or frozenset())
-            if pending:
-                items.append(
-                    (f"mtmc apply {run}", "writes the kernels into your file; or keep the steps in the editor")
-                )
+            if self.kept_steps is None:
+                items.append((f"mtmc apply {run}", "writes the kernels into your file"))
             items.append((f"mtmc why {spec}", "says whether the kernels run for your calls, and what refuses them"))
             items.append((f"mtmc export {run} --out kernels.py", "writes the version as a file of its own"))
         lines = [f"<li><code>{escape(command)}</code> {escape(effect)}</li>" for command, effect in items]
+        if self.kept_steps is not None and self.accepted:
+            lines.insert(0, f"<li>{IN_THE_EDITOR}</li>")
         if self.result is not None and self.result.status in KEPT:
             lines.append(
                 "<li>Only calls without gradients (<code>torch.no_grad()</code> or "

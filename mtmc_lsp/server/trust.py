@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from lsprotocol import types as lsp
+from pygls.exceptions import JsonRpcMethodNotFound
 from pygls.lsp.server import LanguageServer
 
 from mtmc_lsp.app.folder_decisions import StoredStrings, state_folder
 
 TRUST, REFUSE = "Trust this folder", "Cancel"
+CANNOT_ASK = "To trust every folder that you open, set the initialization option `trusted` in its configuration."
+"""What to do in an editor that does not support ``window/showMessageRequest``, such as Helix."""
 
 
 class Trust:
@@ -28,13 +31,17 @@ class Trust:
         """Whether the folder is trusted; asks the user unless the user or the client already trusts it."""
         if self.has(root, is_linked=is_linked):
             return True
-        answer = await server.window_show_message_request_async(
-            lsp.ShowMessageRequestParams(
-                type=lsp.MessageType.Warning,
-                message=f"This runs the code in {root}: its files are imported and their functions called. Trust it?",
-                actions=[lsp.MessageActionItem(TRUST), lsp.MessageActionItem(REFUSE)],
-            )
+        question = lsp.ShowMessageRequestParams(
+            type=lsp.MessageType.Warning,
+            message=f"This runs the code in {root}: its files are imported and their functions called. Trust it?",
+            actions=[lsp.MessageActionItem(TRUST), lsp.MessageActionItem(REFUSE)],
         )
+        try:
+            answer = await server.window_show_message_request_async(question)
+        except JsonRpcMethodNotFound:
+            text = f"This runs the code in {root}, which is not trusted, and your editor cannot ask. {CANNOT_ASK}"
+            server.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Error, text))
+            return False
         if answer is None or answer.title != TRUST:
             return False
         self.remember(root)

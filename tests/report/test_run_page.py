@@ -86,8 +86,15 @@ def test_steps_are_kept_or_pending_if_the_review_state_is_known() -> None:
     result = run("better", "better", "wrong elsewhere")
     body = page_of(result, kept_steps=frozenset({1})).body
     assert re.findall(r'<span class="state">(\w+)</span>', body) == ["kept", "pending"]
-    assert "mtmc apply abc" in body
-    assert "mtmc apply abc" not in page_of(result, kept_steps=frozenset({1, 2})).body, "there is nothing left to write"
+    assert "2 steps, 1 of them in the file" in body
+
+
+def test_a_page_in_the_editor_names_the_editors_commands_and_others_those_of_the_terminal() -> None:
+    result = run("better", "better")
+    body = page_of(result, kept_steps=frozenset({1})).body
+    assert "<b>Keep</b> writes" in body and "<b>Undo</b> takes a kept step out" in body
+    assert "mtmc apply" not in body
+    assert "mtmc apply abc" in page_of(result).body and "<b>Keep</b>" not in page_of(result).body
 
 
 def test_the_page_answers_in_the_order_of_a_readers_questions() -> None:

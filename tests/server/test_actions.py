@@ -47,13 +47,16 @@ async def test_a_function_is_offered_all_applicable_actions(ide: Editor) -> None
     assert "no generated kernel" in actions["verify"].disabled.reason
 
 
-async def test_an_action_gets_its_command_when_it_is_resolved(ide: Editor) -> None:
+async def test_an_action_has_its_command_before_it_is_resolved(ide: Editor) -> None:
     uri = ide.open(MODEL)
     action = (await ide.actions(uri, "return x * 2"))["optimize"]
-    assert action.command is None
-    resolved = await ide.client.code_action_resolve_async(action)
-    assert resolved.command.command == "mtmc.optimize"
-    assert list(resolved.command.arguments) == [{"uri": uri, "target": "Block.forward"}]
+    assert action.command.command == "mtmc.optimize"
+    assert list(action.command.arguments) == [{"uri": uri, "target": "Block.forward"}]
+
+
+async def test_an_action_gets_its_edit_when_it_is_resolved(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    assert (await ide.actions(uri, "return x + 1"))["addWorkload"].edit is None
 
 
 async def test_a_directive_is_inserted_above_the_function(ide: Editor) -> None:

@@ -183,6 +183,17 @@ async def test_code_runs_only_in_a_folder_that_is_trusted(tmp_path: Path) -> Non
         assert ide.questions == [], "the answer is stored"
 
 
+async def test_a_client_that_cannot_ask_for_trust_says_how_to_configure_it(tmp_path: Path) -> None:
+    (tmp_path / "user").mkdir()
+    async with editor(tmp_path / "user", options={}) as ide:
+        uri = ide.open(MODEL)
+        del ide.client.protocol.fm.features[lsp.WINDOW_SHOW_MESSAGE_REQUEST]
+        assert await ide.command("optimize", uri, "f") is None
+        message = (await ide.until(lambda: ide.client.messages))[0].message
+        assert str(ide.root) in message and "initialization option `trusted`" in message
+        assert not (ide.root / ".mtmc").exists()
+
+
 async def test_a_client_without_progress_gets_the_outcome_as_a_message(tmp_path: Path) -> None:
     async with editor(tmp_path, client_capabilities=capabilities(window=lsp.WindowClientCapabilities())) as ide:
         uri = ide.open(MODEL)

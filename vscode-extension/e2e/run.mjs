@@ -1,26 +1,26 @@
 // Tests the extension in a real VS Code with the real server, on the CPU. Screenshots (light and dark theme) go to e2e/shots.
 //
-//   python3 scripts/dev.py e2e (installs the requirements), then: npm run package && npm run e2e [-- PART ...]
+//   python3 scripts/dev.py e2e (installs the requirements), then: npm run package && npm run e2e [-- PART ... --repeat N]
+//
+// With --repeat, all parts run N times, without retries, and the last line says how many of these runs passed completely.
 import { mkdirSync, rmSync } from "node:fs";
 import { join } from "node:path";
 import { SHOTS } from "./editor.mjs";
+import { readArguments, repeatRuns } from "./repeat.mjs";
 
 /** Parts with time measurements run first and alone. */
 const ALONE = ["load"];
 /** Each part has its own editor. Two lanes run concurrently, to use two cores while imports block. */
 const LANES = [["life"], ["review", "start", "trust"]];
 const PARTS = [...ALONE, ...LANES.flat()];
-const requested = process.argv.slice(2);
-const unknown = requested.filter((part) => !PARTS.includes(part));
-if (unknown.length > 0) throw new Error(`unknown part ${unknown.join(", ")}; parts: ${PARTS.join(", ")}`);
+const { repeat, requested } = readArguments(process.argv.slice(2), PARTS);
 rmSync(SHOTS, { recursive: true, force: true });
 mkdirSync(SHOTS, { recursive: true });
 /** In CI, a failed part is retried once, because browsers on shared machines are flaky. Retries are reported. */
-const RETRIES = process.env.CI ? 1 : 0;
+const RETRIES = process.env.CI && repeat === 1 ? 1 : 0;
 const done = new Set();
 const failed = [];
 const flaky = [];
-const startTime = Date.now();
 
 /** A scenario failed and was already reported. */
 class Failed extends Error {}
@@ -64,12 +64,20 @@ async function parts(lane) {
   }
 }
 
-await parts(ALONE);
-await Promise.all(LANES.map(parts));
-const summary = [
-  `${done.size} scenarios passed in ${((Date.now() - startTime) / 1000).toFixed(0)} s`,
-  ...(flaky.length > 0 ? [`passed only after a retry: ${flaky.join(", ")}`] : []),
-  ...(failed.length > 0 ? [`failed: ${failed.join(", ")}`] : []),
-];
-console.log(summary.join("; "));
-process.exitCode = failed.length > 0 ? 1 : 0;
+/** Runs all requested parts once and prints a summary. Returns whether they passed. */
+async function completeRun() {
+  const startTime = Date.now();
+  done.clear();
+  failed.length = flaky.length = 0;
+  await parts(ALONE);
+  await Promise.all(LANES.map(parts));
+  const summary = [
+    `${done.size} scenarios passed in ${((Date.now() - startTime) / 1000).toFixed(0)} s`,
+    ...(flaky.length > 0 ? [`passed only after a retry: ${flaky.join(", ")}`] : []),
+    ...(failed.length > 0 ? [`failed: ${failed.join(", ")}`] : []),
+  ];
+  console.log(summary.join("; "));
+  return failed.length === 0;
+}
+
+process.exitCode = (await repeatRuns(repeat, completeRun, console.log)) ? 0 : 1;

@@ -1,4 +1,5 @@
-// Bundles the extension into one file. `--production` creates the published bundle: minified, with the licence.
+// Bundles the extension into one file. `--production` creates the published bundle: minified, with the licence and the language server.
+import { spawnSync } from "node:child_process";
 import { copyFileSync, rmSync } from "node:fs";
 import { build } from "esbuild";
 
@@ -26,4 +27,7 @@ await build({
 copyFileSync("../examples/rmsnorm_residual.py", "dist/rmsnorm_residual.py");
 if (production) {
   copyFileSync("../LICENSE", "LICENSE");
+  const python = process.env.MTMC_PYTHON ?? "../.venv/bin/python";
+  const { status, error } = spawnSync(python, ["scripts/bundle_server.py"], { stdio: "inherit" });
+  if (status !== 0) throw error ?? new Error("the language server could not be bundled; run `python3 scripts/dev.py setup` in the repository first");
 }

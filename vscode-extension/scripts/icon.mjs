@@ -1,6 +1,6 @@
 // Draws media/icon.png (256 x 256): a grid of tiles, some of them highlighted, for operations that became one kernel.
 import { writeFileSync } from "node:fs";
-import { crc32, deflateSync } from "node:zlib";
+import { encodeRgba } from "./png.mjs";
 
 const SIZE = 256;
 const NIGHT = [24, 28, 44];
@@ -38,24 +38,8 @@ function pixel(x, y) {
   return a === 0 ? [0, 0, 0, 0] : [sum[0] / a, sum[1] / a, sum[2] / a, a / 16].map(Math.round);
 }
 
-function chunk(name, data) {
-  const body = Buffer.concat([Buffer.from(name, "latin1"), data]);
-  const out = Buffer.alloc(8 + body.length);
-  out.writeUInt32BE(data.length, 0);
-  body.copy(out, 4);
-  out.writeUInt32BE(crc32(body), 4 + body.length);
-  return out;
-}
-
-const rows = [];
+const pixels = [];
 for (let y = 0; y < SIZE; y++) {
-  rows.push(0);
-  for (let x = 0; x < SIZE; x++) rows.push(...pixel(x, y));
+  for (let x = 0; x < SIZE; x++) pixels.push(...pixel(x, y));
 }
-const header = Buffer.alloc(13);
-header.writeUInt32BE(SIZE, 0);
-header.writeUInt32BE(SIZE, 4);
-header.set([8, 6, 0, 0, 0], 8);
-const signature = Buffer.from([0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a]);
-const parts = [chunk("IHDR", header), chunk("IDAT", deflateSync(Buffer.from(rows), { level: 9 })), chunk("IEND", Buffer.alloc(0))];
-writeFileSync("media/icon.png", Buffer.concat([signature, ...parts]));
+writeFileSync("media/icon.png", encodeRgba(SIZE, SIZE, pixels));

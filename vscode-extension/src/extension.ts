@@ -45,7 +45,7 @@ class Extension implements vscode.Disposable {
 
   constructor(private readonly context: vscode.ExtensionContext) {
     const folder = vscode.Uri.joinPath(context.globalStorageUri, "server").fsPath;
-    this.server = new Server(folder, (command, args, next) => this.execute(command, args, next));
+    this.server = new Server(folder, context.asAbsolutePath("dist/server"), (command, args, next) => this.execute(command, args, next));
     this.runs = new Runs(this.server, context.workspaceState);
     this.pages = new ReviewPages(this.runs, this.server);
     this.diffs = new Diffs(this.server, this.runs);

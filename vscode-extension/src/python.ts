@@ -1,8 +1,11 @@
 /** Finds the interpreter for the server, and installs the server into it. */
 
 import { execFile } from "node:child_process";
+import { existsSync, readFileSync } from "node:fs";
+import { join } from "node:path";
 import * as vscode from "vscode";
-import { candidates, installCommand, ISOLATED, PROBE, readProbe, type Candidate, type Probe, type Probed } from "./core/interpreters";
+import { has } from "./core/fields";
+import { candidates, installCommand, ISOLATED, PROBE, readProbe, type Bundle, type Candidate, type Probe, type Probed } from "./core/interpreters";
 
 const PROBE_MS = 20_000;
 const PYTHON_EXTENSION = "ms-python.python";
@@ -43,8 +46,16 @@ export interface Ready extends Candidate {
   readonly launcher: string;
 }
 
+/** The server in a folder of the extension; undefined in a development build. */
+export function bundledServer(folder: string): Bundle | undefined {
+  const file = join(folder, "bundle.json");
+  if (!existsSync(file)) return undefined;
+  const values: unknown = JSON.parse(readFileSync(file, "utf8"));
+  return has(values, { version: "string" }) ? { folder, version: String(values["version"]) } : undefined;
+}
+
 /** The first interpreter that can run the server, and the probes of all interpreters up to it. */
-export async function findServer(cwd: string): Promise<{ ready: Ready | undefined; probed: Probed[] }> {
+export async function findServer(cwd: string, bundle: Bundle | undefined): Promise<{ ready: Ready | undefined; probed: Probed[] }> {
   const settings = vscode.workspace.getConfiguration("mtmc");
   const folders = (vscode.workspace.workspaceFolders ?? []).map((folder) => folder.uri.fsPath);
   const all = candidates({
@@ -57,17 +68,18 @@ export async function findServer(cwd: string): Promise<{ ready: Ready | undefine
   });
   const probed: Probed[] = [];
   for (const candidate of all) {
-    const answer = await probe(candidate.path, cwd);
+    const answer = await probe(candidate.path, cwd, bundle);
     probed.push({ candidate, probe: answer });
     if (answer.kind === "ready") return { ready: { ...candidate, launcher: answer.launcher }, probed };
   }
   return { ready: undefined, probed };
 }
 
-function probe(path: string, cwd: string): Promise<Probe> {
+function probe(path: string, cwd: string, bundle: Bundle | undefined): Promise<Probe> {
   return new Promise((resolve) => {
-    execFile(path, [ISOLATED, "-c", PROBE], { cwd, timeout: PROBE_MS }, (error, stdout) => {
-      resolve(error === null ? readProbe(stdout) : { kind: "broken", reason: error.message.split("\n")[0] ?? "" });
+    const args = [ISOLATED, "-c", PROBE, ...(bundle === undefined ? [] : [bundle.folder])];
+    execFile(path, args, { cwd, timeout: PROBE_MS }, (error, stdout) => {
+      resolve(error === null ? readProbe(stdout, bundle) : { kind: "broken", reason: error.message.split("\n")[0] ?? "" });
     });
   });
 }

@@ -7,7 +7,7 @@ import { has } from "./core/fields";
 import { failure, installTarget, ISOLATED, SERVER_MODULE } from "./core/interpreters";
 import { readGpu, readHistory, readJob, readReviews, type Argument, type JobState, type PastRun, type Review } from "./core/model";
 import { readPage, type ReportPage, type Shown } from "./core/panel";
-import { chosenPython, findServer, install, installSpec, type Ready } from "./python";
+import { bundledServer, chosenPython, findServer, install, installSpec, type Ready } from "./python";
 import { createTracing } from "./tracing";
 
 /** Commands that run code of the workspace, so they need workspace trust. */
@@ -46,10 +46,12 @@ export class Server implements vscode.Disposable {
 
   /**
    * @param folder working directory of the server, outside the workspace: pip would import files of the workspace.
+   * @param bundle folder of the server that the extension brings.
    * @param handler called for every MTMC command.
    */
   constructor(
     private readonly folder: string,
+    private readonly bundle: string,
     private readonly handler: CommandHandler,
   ) {}
 
@@ -87,7 +89,7 @@ export class Server implements vscode.Disposable {
     if (this.client !== undefined) return;
     this.setState("starting");
     mkdirSync(this.folder, { recursive: true });
-    const { ready, probed } = await findServer(this.folder);
+    const { ready, probed } = await findServer(this.folder, bundledServer(this.bundle));
     for (const { candidate, probe } of probed) {
       this.log.info(`${candidate.path} (${candidate.from}): ${JSON.stringify(probe)}`);
     }
@@ -200,7 +202,7 @@ export class Server implements vscode.Disposable {
 
   /** Installs the server into the detected interpreter and starts it. */
   async install(): Promise<void> {
-    const { ready, probed } = await findServer(this.folder);
+    const { ready, probed } = await findServer(this.folder, bundledServer(this.bundle));
     const target = ready?.path ?? installTarget(probed)?.path;
     if (target === undefined) {
       await this.offerRemedies(failure(probed), undefined);

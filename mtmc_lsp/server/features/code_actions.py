@@ -1,6 +1,7 @@
 """Code actions for the target at the cursor.
 
-An action stores only its target; its edit or command is computed when the action is resolved.
+An action has its command from the beginning: Helix runs no command that it gets when it resolves the action. Edits are computed
+when the action is resolved.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ REVIEW_KIND = f"{KIND}.review"
 REVIEW_NAMES = ("keep", "keepAll", "discard", "undo", "undoAll", "diff", "tryAnother", "preview", "resume")
 USE_COMPILER = "useCompiler"
 """The action that adds ``@torch.compile`` to the target."""
+EDITS = ("addWorkload", USE_COMPILER)
+"""Actions with an edit instead of a command."""
 
 
 def register(server: Server) -> None:
@@ -197,7 +200,7 @@ def _action(ls: Server, document: Document, entry: OutlineEntry, offer: _Offer) 
     )
     if offer.disabled:
         action.disabled = lsp.CodeActionDisabled(offer.disabled)
-    elif not _supports_resolve(ls):
+    elif offer.name not in EDITS or not _supports_resolve(ls):
         return resolve(ls, action)
     return action
 

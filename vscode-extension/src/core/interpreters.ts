@@ -7,7 +7,13 @@ export interface Candidate {
   readonly from: string;
 }
 
-/** Result of probing an interpreter. */
+/** The server that the extension brings. */
+export interface Bundle {
+  readonly folder: string;
+  readonly version: string;
+}
+
+/** Result of probing an interpreter. `ready`: `server` is the version that starts, `launcher` the file that starts it. */
 export type Probe =
   | { readonly kind: "ready"; readonly python: string; readonly server: string; readonly path: string; readonly launcher: string }
   | { readonly kind: "missing"; readonly python: string; readonly path: string }
@@ -23,19 +29,29 @@ export interface Probed {
 /** Isolated mode: no imports from the working directory or from PYTHONPATH, which may contain the workspace. */
 export const ISOLATED = "-I";
 
-/** The server module, which the launcher from {@link PROBE} runs. */
+/** The server module, which the launcher runs. */
 export const SERVER_MODULE = "mtmc_lsp.server.app";
 
-/** The probe program, run with {@link ISOLATED}; it prints one line of JSON. */
+/**
+ * The probe program, run with {@link ISOLATED} and the folder of the bundled server, if there is one; it prints one line of JSON.
+ * `fits`: the compiled libraries of the bundle can be imported.
+ */
 export const PROBE = [
-  "import importlib.util, json, os, site, sys",
+  "import importlib.util, json, os, platform, site, sys",
   // Isolated mode also ignores packages of the user site directory.
   "if sys.prefix == sys.base_prefix: site.addsitedir(site.getusersitepackages())",
   "spec = importlib.util.find_spec('mtmc_lsp')",
   "launcher = os.path.join(os.path.dirname(spec.origin or ''), 'launch.py') if spec is not None else ''",
   "installed = os.path.isfile(launcher) and importlib.util.find_spec('pygls') is not None",
   "version = __import__('mtmc_lsp').__version__ if installed and sys.version_info >= (3, 10) else None",
-  "print(json.dumps({'python': list(sys.version_info[:3]), 'server': version, 'path': sys.executable, 'launcher': launcher}))",
+  "fits = False",
+  "if sys.argv[1:]:",
+  "    sys.path.insert(0, os.path.join(sys.argv[1], 'mtmc-libraries', sys.platform + '-' + platform.machine()))",
+  "    try:",
+  "        import tree_sitter, tree_sitter_python",
+  "        fits = tree_sitter.__file__.startswith(sys.argv[1])",
+  "    except ImportError: pass",
+  "print(json.dumps({'python': list(sys.version_info[:3]), 'server': version, 'path': sys.executable, 'launcher': launcher, 'fits': fits}))",
 ].join("\n");
 
 const MIN_MINOR = 10;
@@ -72,8 +88,26 @@ export function candidates(sources: Sources): Candidate[] {
   });
 }
 
-/** Parses the output of {@link PROBE}. */
-export function readProbe(output: string): Probe {
+/** Whether a version is at least another one. A pre-release such as `0.2.0rc1` is older than `0.2.0`. */
+export function isAtLeast(version: string, other: string): boolean {
+  const [numbers, others] = [releaseNumbers(version), releaseNumbers(other)];
+  for (let index = 0; index < Math.max(numbers.length, others.length); index++) {
+    const difference = (numbers[index] ?? 0) - (others[index] ?? 0);
+    if (difference !== 0) return difference > 0;
+  }
+  return !isPreRelease(version) || isPreRelease(other);
+}
+
+function releaseNumbers(version: string): number[] {
+  return (/^\d+(\.\d+)*/.exec(version)?.[0] ?? "0").split(".").map(Number);
+}
+
+function isPreRelease(version: string): boolean {
+  return /^[\d.]+(a|b|rc|dev)/.test(version);
+}
+
+/** Parses the output of {@link PROBE}. An installed server is used only if it is at least as new as the bundled one. */
+export function readProbe(output: string, bundle?: Bundle): Probe {
   const line = output.trim().split("\n").at(-1) ?? "";
   let values: unknown;
   try {
@@ -90,7 +124,13 @@ export function readProbe(output: string): Probe {
   const server = "server" in values ? values.server : null;
   const path = "path" in values && typeof values.path === "string" ? values.path : "";
   const launcher = "launcher" in values && typeof values.launcher === "string" ? values.launcher : "";
-  return typeof server === "string" && launcher !== "" ? { kind: "ready", python, server, path, launcher } : { kind: "missing", python, path };
+  const installed: Probe | undefined = typeof server === "string" && launcher !== "" ? { kind: "ready", python, server, path, launcher } : undefined;
+  const bundled: Probe | undefined =
+    bundle !== undefined && "fits" in values && values.fits === true
+      ? { kind: "ready", python, server: bundle.version, path, launcher: `${bundle.folder}/mtmc_lsp/launch.py` }
+      : undefined;
+  if (installed !== undefined && bundled !== undefined) return isAtLeast(installed.server, bundled.server) ? installed : bundled;
+  return installed ?? bundled ?? { kind: "missing", python, path };
 }
 
 /** The interpreter to install into: the first one that is new enough. */

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import { test } from "node:test";
-import { candidates, failure, installCommand, installTarget, ISOLATED, PROBE, readProbe, type Probed, type Sources } from "../core/interpreters";
+import { candidates, failure, installCommand, installTarget, isAtLeast, ISOLATED, PROBE, readProbe, type Probed, type Sources } from "../core/interpreters";
 
 const SOURCES: Sources = { serverPython: "", python: "", extension: undefined, folders: ["/work"], trusted: true, windows: false };
 
@@ -39,8 +39,42 @@ test("a probe is parsed even if other output precedes it", () => {
   assert.equal(readProbe("[]").kind, "broken");
 });
 
+const BUNDLE = { folder: "/ext/server", version: "0.2.0" };
+
+/** The server that starts in an interpreter with an installed version, or none; `fits`: the bundle can be imported. */
+function started(server: string | null, fits: boolean): string[] {
+  const probe = readProbe(JSON.stringify({ python: [3, 12, 1], server, path: "/p", launcher: server === null ? "" : "/site/launch.py", fits }), BUNDLE);
+  return probe.kind === "ready" ? [probe.server, probe.launcher] : [probe.kind];
+}
+
+test("an interpreter without the server runs the bundled one, if its libraries can be imported", () => {
+  assert.deepEqual(started(null, true), ["0.2.0", "/ext/server/mtmc_lsp/launch.py"]);
+  assert.deepEqual(started(null, false), ["missing"]);
+});
+
+test("an installed server is used if it is at least as new as the bundled one, or if that cannot be imported", () => {
+  assert.deepEqual(started("0.2.0", true), ["0.2.0", "/site/launch.py"]);
+  assert.deepEqual(started("0.10.0", true), ["0.10.0", "/site/launch.py"]);
+  assert.deepEqual(started("0.1.9", true), ["0.2.0", "/ext/server/mtmc_lsp/launch.py"]);
+  assert.deepEqual(started("0.1.9", false), ["0.1.9", "/site/launch.py"]);
+});
+
+test("an interpreter that is too old runs no server, bundled or not", () => {
+  assert.equal(readProbe('{"python": [3, 9, 1], "server": null, "fits": true}', BUNDLE).kind, "old");
+});
+
+test("versions are compared by their numbers, and a pre-release is older than its release", () => {
+  assert.ok(isAtLeast("0.10", "0.9.5") && isAtLeast("1.0", "1.0.0") && isAtLeast("1.0.0", "1.0") && isAtLeast("1.0.post1", "1.0") && isAtLeast("0.2.0+local", "0.2.0"));
+  assert.ok(!isAtLeast("0.9.5", "0.10") && !isAtLeast("1.0rc1", "1.0") && !isAtLeast("1.0.dev3", "1.0") && !isAtLeast("", "0.1"));
+  assert.ok(isAtLeast("1.0", "1.0rc1") && isAtLeast("1.0rc1", "1.0rc1"));
+});
+
 test("the probe is a valid Python program", () => {
-  assert.notEqual(readProbe(execFileSync("python3", [ISOLATED, "-c", PROBE], { encoding: "utf8" })).kind, "broken");
+  for (const folder of [[], ["/no/such/folder"]]) {
+    const output = execFileSync("python3", [ISOLATED, "-c", PROBE, ...folder], { encoding: "utf8" });
+    assert.notEqual(readProbe(output, BUNDLE).kind, "broken");
+    assert.match(output, /"fits": false/);
+  }
 });
 
 test("the message says what is wrong, which interpreter, and what to do", () => {
