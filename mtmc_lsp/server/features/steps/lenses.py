@@ -32,7 +32,11 @@ def code_lenses(ls: Server, params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
     jobs = {job.target: job for job in reversed(ls.jobs.active) if job.path == document.path}
     review_states = {review_state.review.qualname: review_state for review_state in ls.review_states(document)}
     # The directive above a class is also that of its methods.
-    offered = {entry.target.qualname for entry in document.outline.targets if entry.has_directive}
+    offered = {
+        entry.target.qualname for entry in document.outline.targets if entry.has_directive and not entry.is_broken
+    }
+    if document.syntax_errors:
+        offered.clear()
     for entry in document.outline.targets:
         name = entry.target.qualname
         lens_range = document.text.line_range(entry.first_line - 1)
@@ -51,7 +55,7 @@ def _titles(
         titles += [(f"⟳ {progress_line(job)}", "jobs", None), ("Cancel", "cancel", None)]
     if review_state is not None:
         titles += _review_titles(review_state, job)
-    elif job is None and name in offered and name.rpartition(".")[0] not in offered and not entry.is_broken:
+    elif job is None and name in offered and name.rpartition(".")[0] not in offered:
         titles.append(("Optimize to Triton kernel", "optimize", None))
     return titles
 
