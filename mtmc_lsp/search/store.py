@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -53,10 +54,18 @@ COLUMNS = {
     "setups": ["run", "document"],
 }
 """The tables with the names of their columns. A store contains nothing else."""
+KNOWN_DOCUMENTS = 64
+"""Number of documents whose values are kept: a review reads the same run many times."""
 RETRY_SECONDS = 0.02
 """The pause before a lock that SQLite does not wait for is tried again."""
 PROGRESS_STEPS = 100_000
 """Number of instructions of SQLite, some milliseconds, between two checks of the time."""
+
+
+@lru_cache(maxsize=KNOWN_DOCUMENTS)
+def _parsed(kind: type[T], document: str) -> T:
+    """The value of a document. Values are immutable, so equal documents share one."""
+    return from_json(kind, json.loads(document))
 
 
 @dataclass(frozen=True)
@@ -210,7 +219,7 @@ class Store:
             DamagedStore: it is none.
         """
         try:
-            return from_json(kind, json.loads(str(document)))
+            return _parsed(kind, str(document))
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             raise self._damaged(f"a document is no {kind.__name__} ({error})") from None
 
@@ -267,7 +276,7 @@ class Store:
         """How a run was started; None if that was not stored, or another version wrote it."""
         rows = self._rows("select document from setups where run = ?", run_id)
         try:
-            return from_json(kind, json.loads(rows[0][0])) if rows else None
+            return _parsed(kind, str(rows[0][0])) if rows else None
         except (TypeError, ValueError, RecursionError):
             return None
 

@@ -52,7 +52,9 @@ RUN_JOBS = ("optimize", "resume", "undo", "another", CERTIFY)
 STORE_SECONDS = 5.0
 """How long the server waits for a store that another process has locked, and for one query."""
 REFRESH_SECONDS = 0.05
-"""Delay that combines several changes of runs into one refresh request."""
+"""Minimum time between two refreshes: the first change is shown at once, the next ones are combined."""
+LENS_SECONDS = 2.0
+"""How long a request to refresh lenses waits for the client, before it is repeated."""
 INCREMENTAL_JOBS = ("optimize", "resume")
 """Kinds of jobs whose steps can be kept while the search is running. The others replace a run when they finish."""
 
@@ -113,6 +115,8 @@ class Server(LanguageServer):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stale: set[str] = set()
         """URIs of documents whose runs changed since the last refresh."""
+        self._refreshed_at = self._awaits_lenses_until = 0.0
+        """In event loop time: the last refresh, and the end of the wait for the client's request for lenses."""
 
     def report_server_error(self, error: Exception, source: Any) -> None:
         """Log internal errors instead of showing a message box."""
@@ -352,15 +356,28 @@ class Server(LanguageServer):
     def refresh(self, uri: str) -> None:
         """Ask the client to refresh everything that depends on runs. Several calls in a short time are combined."""
         if not self._stale:
-            asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._refresh)
+            loop = asyncio.get_running_loop()
+            loop.call_at(max(loop.time(), self._refreshed_at + REFRESH_SECONDS), self._refresh)
         self._stale.add(uri)
+
+    def lenses_requested(self) -> None:
+        """The client requested lenses, so they are up to date until the next change."""
+        self._awaits_lenses_until = 0.0
+
+    def _refresh_lenses(self, now: float) -> None:
+        """Ask the client to request lenses, once until it does so: VS Code waits for 250 ms without a refresh."""
+        workspace = self.client_capabilities.workspace
+        can_refresh = workspace is not None and workspace.code_lens is not None and workspace.code_lens.refresh_support
+        if can_refresh and now > self._awaits_lenses_until:
+            self._awaits_lenses_until = now + LENS_SECONDS
+            self.workspace_code_lens_refresh(None)
 
     def _refresh(self) -> None:
         stale, self._stale = self._stale, set()
-        workspace = self.client_capabilities.workspace
+        self._refreshed_at = now = asyncio.get_running_loop().time()
         # These requests refresh all open documents.
-        if workspace is not None and workspace.code_lens is not None and workspace.code_lens.refresh_support:
-            self.workspace_code_lens_refresh(None)
+        self._refresh_lenses(now)
+        workspace = self.client_capabilities.workspace
         if workspace is not None and workspace.inlay_hint is not None and workspace.inlay_hint.refresh_support:
             self.workspace_inlay_hint_refresh(None)
         for refresher in self.refresh_listeners:

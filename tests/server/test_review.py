@@ -12,6 +12,8 @@ from editor import Editor, capabilities, editor
 from lsprotocol import types as lsp
 from pygls.uris import to_fs_path
 
+from mtmc_lsp.server.server import LENS_SECONDS
+
 pytestmark = pytest.mark.asyncio
 
 MODEL = """\
@@ -77,6 +79,19 @@ async def test_lenses_show_the_first_pending_step(ide: Editor) -> None:
         "Next",
         "Keep all 3",
     ]
+
+
+async def test_lenses_are_refreshed_once_until_the_client_requests_them(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    began = asyncio.get_running_loop().time()
+    await ide.optimized(uri, "f")
+    waits = (asyncio.get_running_loop().time() - began) / LENS_SECONDS
+    # Progress would otherwise postpone them again and again: VS Code waits for a time without refreshes.
+    assert 1 <= ide.refreshed.count("lens") <= 1 + waits
+    await ide.lenses(uri)
+    count = ide.refreshed.count("lens")
+    await ide.command("keep", uri, "f")
+    await ide.until(lambda: ide.refreshed.count("lens") > count)
 
 
 async def test_code_actions_offer_the_same_commands(ide: Editor) -> None:

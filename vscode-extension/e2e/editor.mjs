@@ -267,6 +267,29 @@ export class Window {
     return titles;
   }
 
+  /** Clicks, and returns the milliseconds from the click until the lenses of the window match `pattern`, as the page sees both. */
+  async timedClick(locator, pattern) {
+    await locator.waitFor();
+    await this.page.evaluate(([source, milliseconds]) => {
+      const isShown = () => [...document.querySelectorAll(".codelens-decoration")].some(({ textContent }) => new RegExp(source).test(textContent));
+      window.mtmcClickToLens = new Promise((resolve, reject) => {
+        setTimeout(() => { reject(new Error(`no lens shows ${source}`)); }, milliseconds);
+        document.addEventListener("mousedown", () => {
+          const clicked = performance.now();
+          const observer = new MutationObserver(() => {
+            if (!isShown()) return;
+            observer.disconnect();
+            resolve(performance.now() - clicked);
+          });
+          observer.observe(document.body, { subtree: true, childList: true, characterData: true });
+        }, { capture: true, once: true });
+      });
+      window.mtmcClickToLens.catch(() => undefined);
+    }, [pattern.source, TIMEOUT_MS]);
+    await locator.click();
+    return this.page.evaluate(() => window.mtmcClickToLens);
+  }
+
   /** Clicks and counts the click. */
   async click(locator) {
     this.clicks += 1;

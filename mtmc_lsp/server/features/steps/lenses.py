@@ -25,6 +25,7 @@ def register(server: Server) -> None:
 
 def code_lenses(ls: Server, params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
     """The lenses of a file: for targets with a job, a run, or example inputs."""
+    ls.lenses_requested()
     document = ls.document(params.text_document.uri)
     if document is None:
         return []
