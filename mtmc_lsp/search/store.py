@@ -32,8 +32,8 @@ class DamagedStore(EnvironmentNotAble):
 
 STORE = "store.db"
 """The file in the project's ``.mtmc``."""
-VERSION = 1
-"""Of the tables and of the JSON documents in them."""
+VERSION = 2
+"""Of the tables and of the JSON documents in them. Version 1 had no table ``reviewed``, which opening a store adds."""
 LOCK_SECONDS = 30.0
 """How long a write waits for a write of another process."""
 TABLES = """
@@ -46,12 +46,15 @@ create table if not exists exchanges (
     run text not null references runs(id), number integer not null, step integer not null, document text not null,
     primary key (run, number));
 create table if not exists setups (run text primary key references runs(id), document text not null);
+create table if not exists reviewed (
+    path text not null, qualname text not null, change text not null, primary key (path, qualname, change));
 """
 COLUMNS = {
     "runs": ["id", "path", "qualname", "source_hash", "environment", "started", "status", "result"],
     "steps": ["run", "number", "document"],
     "exchanges": ["run", "number", "step", "document"],
     "setups": ["run", "document"],
+    "reviewed": ["path", "qualname", "change"],
 }
 """The tables with the names of their columns. A store contains nothing else."""
 KNOWN_DOCUMENTS = 64
@@ -123,7 +126,7 @@ class Store:
         # A store of somebody else may contain views and triggers that compute anything, for ever.
         self._db.execute("pragma trusted_schema=off")
         version = self._db.execute("pragma user_version").fetchone()[0]
-        if version not in (0, VERSION):
+        if version not in range(VERSION + 1):
             raise EnvironmentNotAble(
                 f"the store of runs has version {version}, and this program reads version {VERSION}",
                 where=Location(str(self._file)),
@@ -139,7 +142,7 @@ class Store:
         for name, columns in COLUMNS.items():
             if [row[1] for row in self._db.execute(f"pragma table_xinfo({name})")] != columns:
                 raise sqlite3.DatabaseError(f"its table {name} has other columns")
-        if not version:
+        if version != VERSION:
             self._db.execute(f"pragma user_version={VERSION}")
 
     def _use_write_ahead_log(self) -> None:
@@ -260,6 +263,13 @@ class Store:
         with self._explained_errors():
             self._db.execute("update runs set status = ?, result = ? where id = ?", row)
 
+    def mark_reviewed(self, path: str, qualname: str, change: str, *, is_reviewed: bool) -> None:
+        """Store whether the user reviewed a change of a target, given by a hash."""
+        add = "insert or ignore into reviewed values (?, ?, ?)"
+        remove = "delete from reviewed where path = ? and qualname = ? and change = ?"
+        with self._explained_errors():
+            self._db.execute(add if is_reviewed else remove, (path, qualname, change))
+
     # Reading -----------------------------------------------------------------------------------------------------
 
     def steps(self, run_id: str) -> list[Step]:
@@ -271,6 +281,11 @@ class Store:
         """The requests to a model in a run and their answers, in order."""
         rows = self._rows("select document from exchanges where run = ? order by number", run_id)
         return [self._decoded(Exchange, row[0]) for row in rows]
+
+    def reviewed(self, path: str) -> set[tuple[str, str]]:
+        """The target and the hash of each change in a file that the user reviewed."""
+        rows = self._rows("select qualname, change from reviewed where path = ?", path)
+        return {(str(row[0]), str(row[1])) for row in rows}
 
     def config(self, run_id: str, kind: type[T]) -> T | None:
         """How a run was started; None if that was not stored, or another version wrote it."""

@@ -6,6 +6,7 @@ after checking out another branch, and after a restart.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -152,6 +153,8 @@ class Reviews:
     """Run and number of the selected step, by path and target."""
     _definitions: dict[str, tuple[Outline, Definitions]] = field(default_factory=dict)
     """Cached definitions of open files, by path."""
+    _reviewed: set[tuple[str, str, str]] = field(default_factory=set)
+    """Path, target and hash of each change that the user marked as reviewed."""
 
     def put(self, review: Review) -> None:
         """Add or update an active or finished run."""
@@ -202,6 +205,20 @@ class Reviews:
         """Select the step that is shown of a run."""
         self._selected[review.path, review.qualname] = (review.run, index)
 
+    def is_reviewed(self, review: Review, step: Step) -> bool:
+        """Whether the user marked a step as reviewed. The mark is for the lines that it adds."""
+        return (review.path, review.qualname, change_of(step)) in self._reviewed
+
+    def mark(self, review: Review, step: Step, *, is_reviewed: bool) -> None:
+        """Mark a step as reviewed, or not."""
+        mark = (review.path, review.qualname, change_of(step))
+        (self._reviewed.add if is_reviewed else self._reviewed.discard)(mark)
+
+    def put_reviewed(self, path: str, changes: Iterable[tuple[str, str]]) -> None:
+        """The stored marks of a file: the target and the hash of each change."""
+        others = {mark for mark in self._reviewed if mark[0] != path}
+        self._reviewed = others | {(path, *change) for change in changes}
+
     def _changes(self, review: Review, outline: Outline) -> tuple[str, ...]:
         if not review.dependencies:
             return ()
@@ -251,6 +268,12 @@ def _kept_count(accepted: Sequence[Step], block: str | None) -> int:
     if block is None:
         return 0
     return max((n for n, step in enumerate(accepted, 1) if _block(step).rstrip("\n") == block.rstrip("\n")), default=0)
+
+
+def change_of(step: Step) -> str:
+    """A hash of the lines that a step adds, wherever they are: it stays the same while an earlier step is taken out."""
+    added = [line for line in step.diff.split("\n") if line.startswith("+") and not line.startswith("+++ ")]
+    return hashlib.sha256("\n".join(added).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def make_review(

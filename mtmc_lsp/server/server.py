@@ -281,7 +281,11 @@ class Server(LanguageServer):
         self.refresh(job.uri)
 
     async def _stored(self, path: str) -> list[Review]:
-        return await self.read_store(path, lambda store: stored_reviews(path, store)) or []
+        stored = await self.read_store(path, lambda store: (stored_reviews(path, store), store.reviewed(path)))
+        if stored is None:
+            return []
+        self.reviews.put_reviewed(path, stored[1])
+        return stored[0]
 
     async def read_store(self, path: str, read: Callable[[Store], T]) -> T | None:
         """Read the store of a file's project in a thread. None if there is none, or if it cannot be read, which is reported."""

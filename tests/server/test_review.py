@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from editor import Editor, capabilities, editor
@@ -88,10 +89,14 @@ async def test_lenses_are_refreshed_once_until_the_client_requests_them(ide: Edi
     waits = (asyncio.get_running_loop().time() - began) / LENS_SECONDS
     # Progress would otherwise postpone them again and again: VS Code waits for a time without refreshes.
     assert 1 <= ide.refreshed.count("lens") <= 1 + waits
-    await ide.lenses(uri)
     count = ide.refreshed.count("lens")
-    await ide.command("keep", uri, "f")
-    await ide.until(lambda: ide.refreshed.count("lens") > count)
+
+    async def is_refreshed_again() -> bool:
+        await ide.lenses(uri)
+        await ide.command("select", uri, "f", step=1)
+        return ide.refreshed.count("lens") > count + 1
+
+    await ide.until_async(is_refreshed_again, LENS_SECONDS / 2)
 
 
 async def test_code_actions_offer_the_same_commands(ide: Editor) -> None:
@@ -266,6 +271,32 @@ async def test_a_manually_edited_kernel_is_replaced_only_after_confirmation(ide:
     assert await ide.command("keepAll", uri, "f") is True
     assert ide.texts[uri] == with_steps(1, 3, 4)
     assert "was edited" in ide.questions[0].message
+
+
+async def test_a_reviewed_mark_is_shown_stored_and_taken_off_again(tmp_path: Path) -> None:
+    async with editor(tmp_path) as ide:
+        uri = await pending(ide)
+        await ide.command("markReviewed", uri, "f")
+        assert (await ide.lenses(uri))[0].endswith(" · reviewed")
+        assert [step["reviewed"] for step in await _steps(ide, uri)] == [True, False, False, False]
+        actions = await ide.actions(uri, "def f")
+        assert "as not reviewed" in actions["markReviewed"].title
+    # After a restart, and after another step was taken out.
+    async with editor(tmp_path) as ide:
+        uri = ide.open(MODEL)
+        await ide.until_async(lambda: ide.lenses(uri))
+        assert (await ide.lenses(uri))[0].endswith(" · reviewed")
+        await ide.command("markReviewed", uri, "f")
+        assert "reviewed" not in (await ide.lenses(uri))[0]
+    async with editor(tmp_path) as ide:
+        uri = ide.open(MODEL)
+        await ide.until_async(lambda: ide.lenses(uri))
+        assert "reviewed" not in (await ide.lenses(uri))[0]
+
+
+async def _steps(ide: Editor, uri: str) -> list[Any]:
+    (found,) = await ide.client.protocol.send_request_async("mtmc/reviews", {"uri": uri})
+    return list(found["run"]["steps"])
 
 
 async def test_a_run_without_gain_offers_no_steps(ide: Editor) -> None:

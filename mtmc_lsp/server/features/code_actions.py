@@ -32,7 +32,18 @@ from mtmc_lsp.source.torch_compile.decorator import add_compile_decorator
 from mtmc_lsp.source.workload.suggestion import suggest_directive
 
 REVIEW_KIND = f"{KIND}.review"
-REVIEW_NAMES = ("keep", "keepAll", "discard", "undo", "undoAll", "diff", "tryAnother", "preview", "resume")
+REVIEW_NAMES = (
+    "keep",
+    "keepAll",
+    "discard",
+    "undo",
+    "undoAll",
+    "diff",
+    "tryAnother",
+    "markReviewed",
+    "preview",
+    "resume",
+)
 USE_COMPILER = "useCompiler"
 """The action that adds ``@torch.compile`` to the target."""
 
@@ -163,6 +174,10 @@ def _review_offers(ls: Server, document: Document, entry: OutlineEntry) -> list[
             _Offer("diff", f"Diff of {title}"),
             _Offer("discard", f"Discard {title}", stale_reason or active_reason),
             _Offer("tryAnother", f"Retry: another step instead of {title}", stale_reason or active_reason),
+            _Offer(
+                "markReviewed",
+                f"Mark {title} as {'not ' if ls.reviews.is_reviewed(review_state.review, step) else ''}reviewed",
+            ),
             _Offer("keepAll", f"Keep all {len(review_state.pending)} steps", stale_reason),
         ]
         if not ls.options.diff_view:
