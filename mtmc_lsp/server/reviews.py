@@ -153,6 +153,8 @@ class Reviews:
     """Run and number of the selected step, by path and target."""
     _definitions: dict[str, tuple[Outline, Definitions]] = field(default_factory=dict)
     """Cached definitions of open files, by path."""
+    _earlier: dict[tuple[str, str], list[Review]] = field(default_factory=dict)
+    """Runs that were replaced because a step was taken out, newest first: undo in the editor brings their text back."""
     _reviewed: set[tuple[str, str, str]] = field(default_factory=set)
     """Path, target and hash of each change that the user marked as reviewed."""
 
@@ -160,6 +162,14 @@ class Reviews:
         """Add or update an active or finished run."""
         self._newest[review.path, review.qualname] = review
         self._blocks.update(_block(step).rstrip("\n") for step in review.accepted)
+
+    def put_earlier(self, review: Review) -> None:
+        """Remember a run that was replaced because one of its steps was taken out."""
+        self._earlier.setdefault((review.path, review.qualname), []).insert(0, review)
+
+    def forget_earlier(self, path: str, qualname: str) -> None:
+        """A new search replaces all runs of a target."""
+        self._earlier.pop((path, qualname), None)
 
     def get(self, path: str, qualname: str) -> Review | None:
         """The newest run of a target."""
@@ -182,11 +192,14 @@ class Reviews:
             if current is None or current.started < review.started or current.run == review.run:
                 self.put(review)
 
-    def review_state(self, review: Review, outline: Outline, kernels: bytes | None = None) -> ReviewState | None:
+    def review_state(
+        self, review: Review, outline: Outline, kernels: bytes | None = None, *, follows_text: bool = False
+    ) -> ReviewState | None:
         """The state of a run; None if the file no longer contains the target.
 
         Args:
             kernels: the file of kernels that the file imports, if any.
+            follows_text: whether to return the state of an earlier run instead, if the file contains steps of that one.
         """
         outlined = outline.find(review.qualname)
         if outlined is None:
@@ -194,6 +207,10 @@ class Reviews:
         part = _with_block(review.qualname, outlined.chunk, outline.text, kernels)
         original, block = self._read(review.qualname, part)
         kept_count = _kept_count(review.accepted, block)
+        if follows_text and not kept_count:
+            earlier_runs = self._earlier.get((review.path, review.qualname), ())
+            counts = ((earlier, _kept_count(earlier.accepted, block)) for earlier in earlier_runs)
+            review, kept_count = next(((earlier, count) for earlier, count in counts if count), (review, 0))
         is_edited = block is not None and not kept_count and block.rstrip("\n") not in self._blocks
         is_changed = review.measured_text is not None and original != review.measured_text
         run, index = self._selected.get((review.path, review.qualname), ("", 0))

@@ -102,7 +102,7 @@ async def test_lenses_are_refreshed_once_until_the_client_requests_them(ide: Edi
 async def test_code_actions_offer_the_same_commands(ide: Editor) -> None:
     uri = await pending(ide)
     actions = await ide.actions(uri, "torch.relu", only="refactor.rewrite.mtmc.review")
-    assert list(actions) == ["keep", "diff", "discard", "tryAnother", "keepAll", "preview"]
+    assert list(actions) == ["keep", "diff", "discard", "tryAnother", "markReviewed", "keepAll", "preview"]
     assert actions["keep"].title == "Keep 1/3: Action 1"
     resolved = await ide.client.code_action_resolve_async(actions["keep"])
     assert resolved.command.command == "mtmc.keep"
@@ -220,6 +220,25 @@ async def test_undo_in_the_editor_makes_a_kept_step_pending_again(ide: Editor) -
     assert (await ide.lenses(uri))[0].startswith("1/3 ")
     ide.set(uri, with_steps(1, 3))
     assert (await ide.lenses(uri))[0].startswith("3/3 ")
+
+
+async def test_undo_in_the_editor_after_an_undone_step_brings_back_its_run(ide: Editor) -> None:
+    uri = await pending(ide)
+    await ide.command("keepAll", uri, "f")
+    kept = ide.texts[uri]
+    await ide.command("undo", uri, "f", step=1)
+    undone = ide.texts[uri]
+    assert (await ide.lenses(uri))[0].startswith(("⟳", "✓ 2 steps kept"))
+    ide.set(uri, kept)
+    await ide.until_async(lambda: _shows(ide, uri, "✓ 3 steps kept"))
+    # The steps of the run that the text is from can be taken out again, and the result is the same.
+    await ide.command("undo", uri, "f", step=1)
+    assert ide.texts[uri] == undone
+    await ide.until_async(lambda: _shows(ide, uri, "✓ 2 steps kept"))
+
+
+async def _shows(ide: Editor, uri: str, words: str) -> bool:
+    return any(words in title for title in await ide.lenses(uri))
 
 
 async def test_try_another_continues_from_the_previous_version(ide: Editor) -> None:
@@ -341,8 +360,7 @@ async def test_after_a_restart_steps_are_pending_and_the_run_can_be_resumed(tmp_
     assert (tmp_path / "model.py").read_text() == text
     async with editor(tmp_path) as ide:
         uri = ide.open(text)
-        await ide.until(lambda: "lens" in ide.refreshed)
-        lenses = await ide.lenses(uri)
+        lenses = await ide.until_async(lambda: ide.lenses(uri))
         assert lenses[0].startswith("1/1 Action 1 · 1.25x")
         assert lenses[-1] == "Go on with the run"
         await ide.command("keep", uri, "f")

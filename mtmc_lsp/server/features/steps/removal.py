@@ -108,6 +108,7 @@ async def _remove(ls: Server, document: Document, review_state: ReviewState, ste
     label = f"{'Undo' if is_kept else 'Discard'}: {step_title(step)}"
     if not is_written:
         return await _revise(ls, document, review_state, step, label)
+    ls.reviews.put_earlier(review)
     await ls.load_reviews(document)
     kept_keys = [s.action.key for s in review_state.kept_steps if s is not step]
     if is_kept:
@@ -143,7 +144,7 @@ async def _take_back_failed(ls: Server, job: Job, unverified: Review) -> None:
     uri, qualname = job.uri, job.target
     document = ls.document(uri) if job.state is JobState.DONE else None
     before = ls.reviews.review_state(unverified, document.outline, imported_kernels(ls, document)) if document else None
-    after = ls.review_state(document, qualname) if document is not None else None
+    after = ls.review_state(document, qualname, follows_text=False) if document is not None else None
     if before is None or after is None or len(before.kept_steps) == len(after.kept_steps):
         return
     await _write_kept_steps(
@@ -172,7 +173,7 @@ async def _revise(ls: Server, document: Document, review_state: ReviewState, ste
 async def _write_kept_steps(ls: Server, uri: str, qualname: str, kept_keys: list[str], label: str) -> None:
     """Write the kept steps of a changed run to the file. Writing stops before the first step that no longer works."""
     document = ls.document(uri)
-    review_state = ls.review_state(document, qualname) if document is not None else None
+    review_state = ls.review_state(document, qualname, follows_text=False) if document is not None else None
     if document is None or review_state is None:
         return
     accepted = review_state.review.accepted
