@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mtmc_lsp.core.chat import Exchange
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location
@@ -66,7 +66,7 @@ PROGRESS_STEPS = 100_000
 
 
 @lru_cache(maxsize=KNOWN_DOCUMENTS)
-def _parsed(kind: type[T], document: str) -> T:
+def _parsed(kind: Any, document: str) -> Any:
     """The value of a document. Values are immutable, so equal documents share one."""
     return from_json(kind, json.loads(document))
 
@@ -222,7 +222,8 @@ class Store:
             DamagedStore: it is none.
         """
         try:
-            return _parsed(kind, str(document))
+            value: T = _parsed(kind, str(document))
+            return value
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             raise self._damaged(f"a document is no {kind.__name__} ({error})") from None
 

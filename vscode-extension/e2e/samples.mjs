@@ -44,6 +44,9 @@ def pair(x):
     return torch.sigmoid(ranked) * ranked
 `;
 
+/** PAIR in the middle of a long file, so that its function has to be scrolled into view. */
+export const TALL = PAIR.replace("\n\n\n# mtmc", `\n\n${"# A line above.\n".repeat(90)}\n\n# mtmc`) + `\n\n${"# A line below.\n".repeat(90)}`;
+
 /** One step. */
 export const SMALL = `import torch
 

@@ -9,6 +9,9 @@ import type { Runs } from "./state";
 /** URI scheme of review pages. A page stays open from step to step, so its URI names only the function. */
 export const REVIEW_SCHEME = "mtmc-review";
 
+/** Key of the stored list of functions with an open page. VS Code does not reopen pages after a window reload. */
+const OPEN_PAGES = "openPages";
+
 /** The function of a review page; undefined for other documents. */
 export function targetOf(uri: vscode.Uri | undefined): Argument | undefined {
   return uri?.scheme === REVIEW_SCHEME ? (JSON.parse(uri.query) as Argument) : undefined;
@@ -44,13 +47,20 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
   private readonly whole = new Set<string>();
   /** Number of kept steps of each review when it was last seen. */
   private readonly kept = new Map<string, number>();
+  /** Functions whose page was open before the window was reloaded. */
+  private readonly reopened: Set<string>;
   private readonly subscriptions: vscode.Disposable[];
 
   constructor(
     private readonly runs: Runs,
     private readonly server: Server,
+    private readonly storage: vscode.Memento,
   ) {
+    this.reopened = new Set(storage.get<string[]>(OPEN_PAGES, []));
     this.subscriptions = [
+      vscode.window.tabGroups.onDidChangeTabs(() => {
+        if (this.reopened.size === 0) void this.storage.update(OPEN_PAGES, this.openPages().map(keyOf));
+      }),
       vscode.workspace.registerTextDocumentContentProvider(REVIEW_SCHEME, this),
       vscode.languages.registerCodeLensProvider({ scheme: REVIEW_SCHEME }, this),
       vscode.window.registerFileDecorationProvider(this),
@@ -108,7 +118,7 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
     const count = review.pending.indexOf(step.index) + 1;
     const titles: [string, string][] = [[count > 1 ? `Keep these ${count}` : "Keep", "keep"]];
     if (!review.isActive) titles.push(["Discard", "discard"], ["Retry", "tryAnother"]);
-    titles.push(["Diff", "diff"]);
+    titles.push(["Diff", "diff"], [step.reviewed ? "Not reviewed" : "Reviewed", "markReviewed"]);
     if (neighbour(review, false) !== undefined) titles.push(["Previous", "previousPending"]);
     if (neighbour(review, true) !== undefined) titles.push(["Next", "nextPending"], [`Keep all ${review.pending.length}`, "keepAll"]);
     titles.push([this.whole.has(keyOf(review)) ? "Fold" : "Show all lines", "showAllLines"]);
@@ -146,6 +156,7 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
       const key = keyOf(review);
       const isPending = selectedStep(review) !== undefined && !review.stale;
       if (isPending && this.searched.delete(key)) this.openAfterRun(review);
+      if (isPending && this.reopened.delete(key)) this.reopen(review);
       if (isPending && this.shown.has(key) && this.shown.get(key) !== stateOf(review)) {
         this.shown.set(key, stateOf(review));
         this.changed.fire(uriOf(review));
@@ -158,6 +169,18 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
     this.marksChanged.fire(undefined);
     this.lensesChanged.fire();
     this.updateContexts();
+  }
+
+  /** The functions with an open page. */
+  private openPages(): Argument[] {
+    const tabs = vscode.window.tabGroups.all.flatMap((group) => group.tabs);
+    return tabs.flatMap((tab) => (tab.input instanceof vscode.TabInputText ? (targetOf(tab.input.uri) ?? []) : []));
+  }
+
+  /** Opens the page of a function again that was open before the window was reloaded. */
+  private reopen(review: Review): void {
+    const isOpen = this.openPages().some((of) => keyOf(of) === keyOf(review));
+    if (!isOpen) void this.open(review, true);
   }
 
   private openAfterRun(review: Review): void {
@@ -214,7 +237,7 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
 /** Identifies what a page shows. */
 function stateOf(review: Review): string {
   const step = selectedStep(review);
-  return [review.run.run, step?.index, step?.position, step?.numbers].join("#");
+  return [review.run.run, step?.index, step?.position, step?.numbers, step?.reviewed].join("#");
 }
 
 /** Keeps the function on the screen: keeping or undoing a step moves it. */
