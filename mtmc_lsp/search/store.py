@@ -65,9 +65,15 @@ PROGRESS_STEPS = 100_000
 """Number of instructions of SQLite, some milliseconds, between two checks of the time."""
 
 
-@lru_cache(maxsize=KNOWN_DOCUMENTS)
-def _parsed(kind: Any, document: str) -> Any:
+def _parsed(kind: type[T], document: str) -> T:
     """The value of a document. Values are immutable, so equal documents share one."""
+    known_kind: Any = kind
+    value: T = _known_value(known_kind, document)
+    return value
+
+
+@lru_cache(maxsize=KNOWN_DOCUMENTS)
+def _known_value(kind: Any, document: str) -> Any:
     return from_json(kind, json.loads(document))
 
 
@@ -222,8 +228,7 @@ class Store:
             DamagedStore: it is none.
         """
         try:
-            value: T = _parsed(kind, str(document))
-            return value
+            return _parsed(kind, str(document))
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             raise self._damaged(f"a document is no {kind.__name__} ({error})") from None
 
