@@ -269,6 +269,11 @@ class Store:
         with self._explained_errors():
             self._db.execute("update runs set status = ?, result = ? where id = ?", row)
 
+    def set_started(self, run_id: str, started: float) -> None:
+        """Change when a run started: the newest run of a target is the one that counts."""
+        with self._explained_errors():
+            self._db.execute("update runs set started = ? where id = ?", (started, run_id))
+
     def mark_reviewed(self, path: str, qualname: str, change: str, *, is_reviewed: bool) -> None:
         """Store whether the user reviewed a change of a target, given by a hash."""
         add = "insert or ignore into reviewed values (?, ?, ?)"

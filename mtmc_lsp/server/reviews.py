@@ -7,6 +7,7 @@ after checking out another branch, and after a restart.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -164,12 +165,36 @@ class Reviews:
         self._blocks.update(_block(step).rstrip("\n") for step in review.accepted)
 
     def put_earlier(self, review: Review) -> None:
-        """Remember a run that was replaced because one of its steps was taken out."""
-        self._earlier.setdefault((review.path, review.qualname), []).insert(0, review)
+        """Remember a run that was replaced because a kept step was taken out, or its result."""
+        runs = self._earlier.setdefault((review.path, review.qualname), [])
+        runs[:] = [review, *(run for run in runs if run.run != review.run)]
+
+    def has_earlier(self, path: str, qualname: str, run: str) -> bool:
+        """Whether a run was replaced because a kept step was taken out."""
+        return any(review.run == run for review in self._earlier.get((path, qualname), ()))
 
     def forget_earlier(self, path: str, qualname: str) -> None:
         """A new search replaces all runs of a target."""
         self._earlier.pop((path, qualname), None)
+
+    def follow(self, path: str, outline: Outline, kernels: bytes | None) -> list[Review]:
+        """Return to the earlier runs whose steps the file contains after an edit, and not those of the newest run.
+
+        Returns:
+            The runs that are the newest now.
+        """
+        returned = []
+        for review in [review for review in self.of(path) if self._earlier.get((path, review.qualname))]:
+            runs = self._earlier[path, review.qualname]
+            states = [self.review_state(item, outline, kernels) for item in (review, *runs)]
+            match = next((state for state in states if state is not None and state.kept_count), None)
+            if match is not None and match.review is not review:
+                runs.remove(match.review)
+                runs.insert(0, review)
+                newest = replace(match.review, started=time.time())
+                self.put(newest)
+                returned.append(newest)
+        return returned
 
     def get(self, path: str, qualname: str) -> Review | None:
         """The newest run of a target."""
@@ -192,14 +217,11 @@ class Reviews:
             if current is None or current.started < review.started or current.run == review.run:
                 self.put(review)
 
-    def review_state(
-        self, review: Review, outline: Outline, kernels: bytes | None = None, *, follows_text: bool = False
-    ) -> ReviewState | None:
+    def review_state(self, review: Review, outline: Outline, kernels: bytes | None = None) -> ReviewState | None:
         """The state of a run; None if the file no longer contains the target.
 
         Args:
             kernels: the file of kernels that the file imports, if any.
-            follows_text: whether to return the state of an earlier run instead, if the file contains steps of that one.
         """
         outlined = outline.find(review.qualname)
         if outlined is None:
@@ -207,10 +229,6 @@ class Reviews:
         part = _with_block(review.qualname, outlined.chunk, outline.text, kernels)
         original, block = self._read(review.qualname, part)
         kept_count = _kept_count(review.accepted, block)
-        if follows_text and not kept_count:
-            earlier_runs = self._earlier.get((review.path, review.qualname), ())
-            counts = ((earlier, _kept_count(earlier.accepted, block)) for earlier in earlier_runs)
-            review, kept_count = next(((earlier, count) for earlier, count in counts if count), (review, 0))
         is_edited = block is not None and not kept_count and block.rstrip("\n") not in self._blocks
         is_changed = review.measured_text is not None and original != review.measured_text
         run, index = self._selected.get((review.path, review.qualname), ("", 0))

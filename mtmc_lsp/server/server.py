@@ -147,17 +147,16 @@ class Server(LanguageServer):
         document = self.documents.get(uri)
         return document if document is not None and document.is_python else None
 
-    def review_state(self, document: Document, qualname: str, *, follows_text: bool = True) -> ReviewState | None:
-        """The newest run of a target, compared with the current text; an earlier one if undo in the editor brought it back."""
-        review, kernels = self.reviews.get(document.path, qualname), imported_kernels(self, document)
-        if review is None:
-            return None
-        return self.reviews.review_state(review, document.outline, kernels, follows_text=follows_text)
+    def review_state(self, document: Document, qualname: str) -> ReviewState | None:
+        """The newest run of a target, compared with the current text."""
+        review = self.reviews.get(document.path, qualname)
+        kernels = imported_kernels(self, document)
+        return self.reviews.review_state(review, document.outline, kernels) if review is not None else None
 
     def review_states(self, document: Document) -> list[ReviewState]:
         """The runs of all targets of the file, compared with the current text."""
         reviews, kernels = self.reviews.of(document.path), imported_kernels(self, document)
-        states = [self.reviews.review_state(review, document.outline, kernels, follows_text=True) for review in reviews]
+        states = [self.reviews.review_state(review, document.outline, kernels) for review in reviews]
         return [review_state for review_state in states if review_state is not None]
 
     def _definitions(self, path: str) -> Definitions | None:
@@ -258,11 +257,14 @@ class Server(LanguageServer):
         if job.answer.get("event") == "result":
             result = from_json(RunResult, job.answer["result"])
             started = time.time() - result.seconds
+            review = make_review(result.id, job.path, job.target, started, result.steps, result=result)
             if job.kind == CERTIFY and previous is not None and previous.run != result.id:
-                # Another step was removed meanwhile, and its run is verified next.
+                # Another step was removed meanwhile, and its run is verified next; or undo in the editor returned to another run.
+                if self.reviews.has_earlier(job.path, job.target, result.id):
+                    self.reviews.put_earlier(review)
                 return
             self.prepare_removal()
-            self.reviews.put(make_review(result.id, job.path, job.target, started, result.steps, result=result))
+            self.reviews.put(review)
         elif job.state is JobState.RUNNING and job.kind in INCREMENTAL_JOBS:
             run_name = f"job {job.id}"
             self.reviews.forget_earlier(job.path, job.target)

@@ -222,19 +222,30 @@ async def test_undo_in_the_editor_makes_a_kept_step_pending_again(ide: Editor) -
     assert (await ide.lenses(uri))[0].startswith("3/3 ")
 
 
-async def test_undo_in_the_editor_after_an_undone_step_brings_back_its_run(ide: Editor) -> None:
-    uri = await pending(ide)
-    await ide.command("keepAll", uri, "f")
-    kept = ide.texts[uri]
-    await ide.command("undo", uri, "f", step=1)
-    undone = ide.texts[uri]
-    assert (await ide.lenses(uri))[0].startswith(("⟳", "✓ 2 steps kept"))
-    ide.set(uri, kept)
-    await ide.until_async(lambda: _shows(ide, uri, "✓ 3 steps kept"))
-    # The steps of the run that the text is from can be taken out again, and the result is the same.
-    await ide.command("undo", uri, "f", step=1)
-    assert ide.texts[uri] == undone
-    await ide.until_async(lambda: _shows(ide, uri, "✓ 2 steps kept"))
+async def test_undo_in_the_editor_after_an_undone_step_brings_back_its_run(tmp_path: Path) -> None:
+    async with editor(tmp_path) as ide:
+        uri = await pending(ide)
+        await ide.command("keepAll", uri, "f")
+        kept = ide.texts[uri]
+        await ide.command("undo", uri, "f", step=1)
+        undone = ide.texts[uri]
+        await ide.until_async(lambda: _shows(ide, uri, "✓ 2 steps kept"))
+        ide.set(uri, kept)
+        await ide.until_async(lambda: _shows(ide, uri, "✓ 3 steps kept"))
+        ide.set(uri, undone)
+        await ide.until_async(lambda: _shows(ide, uri, "✓ 2 steps kept"))
+        ide.set(uri, kept)
+        # The steps of the run that the text is from can be taken out again, and the result is the same.
+        await ide.command("undo", uri, "f", step=1)
+        assert ide.texts[uri] == undone
+        ide.set(uri, kept)
+        await ide.until_async(lambda: _shows(ide, uri, "✓ 3 steps kept"))
+    # The store follows too.
+    async with editor(tmp_path) as ide:
+        uri = ide.open(kept)
+        await ide.until_async(lambda: _shows(ide, uri, "✓ 3 steps kept"))
+        await ide.command("undoAll", uri, "f")
+        await ide.until_async(lambda: _shows(ide, uri, "1/3 Action 1"))
 
 
 async def _shows(ide: Editor, uri: str, words: str) -> bool:

@@ -118,7 +118,7 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
     const count = review.pending.indexOf(step.index) + 1;
     const titles: [string, string][] = [[count > 1 ? `Keep these ${count}` : "Keep", "keep"]];
     if (!review.isActive) titles.push(["Discard", "discard"], ["Retry", "tryAnother"]);
-    titles.push(["Diff", "diff"], [step.reviewed ? "Not reviewed" : "Reviewed", "markReviewed"]);
+    titles.push(["Diff", "diff"], [step.reviewed ? "✓ Reviewed" : "Mark reviewed", "markReviewed"]);
     if (neighbour(review, false) !== undefined) titles.push(["Previous", "previousPending"]);
     if (neighbour(review, true) !== undefined) titles.push(["Next", "nextPending"], [`Keep all ${review.pending.length}`, "keepAll"]);
     titles.push([this.whole.has(keyOf(review)) ? "Fold" : "Show all lines", "showAllLines"]);
