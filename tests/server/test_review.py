@@ -158,6 +158,15 @@ async def test_discarding_a_pending_step_removes_it_from_the_later_steps(ide: Ed
     assert ide.texts[uri] == with_steps(1, 4)
 
 
+async def test_a_function_whose_steps_are_all_discarded_can_be_optimised_again(ide: Editor) -> None:
+    uri = await pending(
+        ide, MODEL.replace("better wrong better better", "better").replace("def f", "# mtmc: x=f32[8]\ndef f")
+    )
+    await ide.command("discard", uri, "f")
+    await ide.until_async(lambda: _shows(ide, uri, "Optimize to Triton kernel"))
+    assert len(await ide.lenses(uri)) == 1
+
+
 async def test_steps_can_be_discarded_while_the_others_are_verified(ide: Editor) -> None:
     uri = await pending(ide)
     assert await ide.command("discard", uri, "f", step=1) is True

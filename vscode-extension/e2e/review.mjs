@@ -182,8 +182,9 @@ export async function run(scenario) {
       await page.keyboard.press("Control+z");
       await w.thread("2 steps kept").waitFor();
       await until("the file has both again", async () => text() === kept);
+      // The text is that of a run in which the step is pending.
       await page.keyboard.press("Control+Shift+z");
-      await w.thread("1 step kept").waitFor();
+      await w.thread("2/2 ").waitFor();
       await until("the file has one step again", async () => text() === one);
       await page.keyboard.press("Control+z");
       await w.thread("2 steps kept").waitFor();

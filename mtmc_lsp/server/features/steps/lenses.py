@@ -56,7 +56,8 @@ def _titles(
         titles += [(f"⟳ {progress_line(job)}", "jobs", None), ("Cancel", "cancel", None)]
     if review_state is not None:
         titles += _review_titles(ls, review_state, job)
-    elif job is None and name in offered and name.rpartition(".")[0] not in offered:
+    # Also after a run of which no step is left.
+    if not titles and name in offered and name.rpartition(".")[0] not in offered:
         titles.append(("Optimize to Triton kernel", "optimize", None))
     return titles
 
