@@ -238,8 +238,14 @@ function stepRow(review: Review, step: Step): Row {
     ...(look.colour === undefined ? {} : { colour: look.colour }),
     context,
     argument,
-    children: [],
+    // Narrow views cut the reason off behind the name of the step.
+    ...(isAccepted || step.reason === "" ? { children: [] } : { children: [whyRow(review, step)], isFolded: true }),
   };
+}
+
+function whyRow(review: Review, { index, reason }: Step): Row {
+  const row = base(review, "reason");
+  return { ...row, id: `${row.id}#${index}#reason`, label: reason, description: "", tooltip: reason, icon: "", children: [] };
 }
 
 /** Why a trial was not accepted: `rejected: not faster: 0.98x (0.97 to 0.99) over eager`. */

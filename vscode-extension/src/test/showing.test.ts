@@ -28,6 +28,8 @@ test("trials are below the version that they began with, each with its reason, a
   const shown = (all: readonly Row[] | undefined): string[] | undefined => all?.map(({ label, description }) => `${label} | ${description}`);
   assert.deepEqual(shown(row?.children), ["fuse part 1 | rejected: not faster: 0.98x", "2/2 Fuse part 2 | verified"]);
   assert.deepEqual(shown(row?.children[1]?.children), ["fuse part 3 | failed: it does not compile", "Split the sum | verifying"]);
+  assert.deepEqual(shown(row?.children[0]?.children), ["not faster: 0.98x | "]);
+  assert.equal(row?.children[0]?.isFolded, true);
   const [begun] = rows([], [job({ step: 1, action: "fuse all", stage: "compiling" })], []);
   assert.deepEqual(shown(begun?.children), ["Fuse all | compiling"]);
 });
