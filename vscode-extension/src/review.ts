@@ -118,9 +118,10 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
     const count = review.pending.indexOf(step.index) + 1;
     const titles: [string, string][] = [[count > 1 ? `Keep these ${count}` : "Keep", "keep"]];
     if (!review.isActive) titles.push(["Discard", "discard"], ["Retry", "tryAnother"]);
-    titles.push(["Diff", "diff"], [step.reviewed ? "✓ Reviewed" : "Mark reviewed", "markReviewed"]);
+    titles.push(["Diff", "diff"]);
     if (neighbour(review, false) !== undefined) titles.push(["Previous", "previousPending"]);
     if (neighbour(review, true) !== undefined) titles.push(["Next", "nextPending"], [`Keep all ${review.pending.length}`, "keepAll"]);
+    titles.push([step.reviewed ? "✓ Reviewed" : "Mark reviewed", "markReviewed"]);
     titles.push([this.whole.has(keyOf(review)) ? "Fold" : "Show all lines", "showAllLines"]);
     const range = new vscode.Range(0, 0, 0, 0);
     return titles.map(([title, name]) => new vscode.CodeLens(range, { title, command: `mtmc.${name}`, arguments: [{ uri, target, step: step.index }] }));
@@ -240,8 +241,9 @@ function stateOf(review: Review): string {
   return [review.run.run, step?.index, step?.position, step?.numbers, step?.reviewed].join("#");
 }
 
-/** Keeps the function on the screen: keeping or undoing a step moves it. */
+/** Keeps the function on the screen: keeping or undoing a step moves it, and undo in the editor scrolls to the end of a line. */
 function keepVisible(review: Review): void {
   const editor = vscode.window.visibleTextEditors.find(({ document }) => document.uri.toString() === review.uri);
-  editor?.revealRange(new vscode.Range(review.line, 0, review.line, 0), vscode.TextEditorRevealType.InCenterIfOutsideViewport);
+  // For a range of two lines, VS Code also scrolls to the first column.
+  editor?.revealRange(new vscode.Range(review.line, 0, review.line + 1, 0), vscode.TextEditorRevealType.InCenterIfOutsideViewport);
 }
