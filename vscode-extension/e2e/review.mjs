@@ -260,7 +260,7 @@ export async function run(scenario) {
         await w.pageButton("Previous").click();
         await w.reviewPage("1/2 ");
         // On the page: in a narrow editor, the end of the lenses is outside, and the browser would scroll the editor to it.
-        await w.pageButton("Keep").click();
+        await w.pageButton("Keep$").click();
         await w.thread("2/2 ").waitFor();
         await seen(size, "after keep");
         await w.line("def pair").click();
@@ -271,7 +271,7 @@ export async function run(scenario) {
       await w.pageButton("Discard").click();
       await w.thread("1/1 ").waitFor();
       await seen([1024, 768], "after discard");
-      await w.pageButton("Keep").click();
+      await w.pageButton("Keep$").click();
       await w.thread("1 step kept").waitFor();
       await seen([1024, 768], "all kept");
       await w.shot("kept-small");
