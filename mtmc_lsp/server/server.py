@@ -31,7 +31,7 @@ from mtmc_lsp.server.jobs import Job, Jobs, JobState
 from mtmc_lsp.server.kernels_file.texts import imported_kernels
 from mtmc_lsp.server.model_consent import ModelConsent
 from mtmc_lsp.server.options import SECTION, ClientSettings, Options, read_settings
-from mtmc_lsp.server.progress import Reporter
+from mtmc_lsp.server.progress import Lenses, Reporter
 from mtmc_lsp.server.protocol import Protocol
 from mtmc_lsp.server.reviews import Review, Reviews, ReviewState, make_review, stored_reviews
 from mtmc_lsp.server.text import ERRORS, Document
@@ -53,8 +53,6 @@ STORE_SECONDS = 5.0
 """How long the server waits for a store that another process has locked, and for one query."""
 REFRESH_SECONDS = 0.05
 """Minimum time between two refreshes: the first change is shown at once, the next ones are combined."""
-LENS_SECONDS = 2.0
-"""How long a request to refresh lenses waits for the client, before it is repeated."""
 INCREMENTAL_JOBS = ("optimize", "resume")
 """Kinds of jobs whose steps can be kept while the search is running. The others replace a run when they finish."""
 
@@ -83,6 +81,7 @@ class Server(LanguageServer):
         """Whether opening a trusted file prepares the workers of its first run."""
         self.jobs = Jobs(host_command, self._on_job, self.warm_workers.lend)
         self.reporter = Reporter(self)
+        self.lenses = Lenses(self)
         self.shown_documents: dict[str, str] = {}
         """Generated read-only documents by URI."""
         self.shown_folder: Path | None = None
@@ -115,8 +114,8 @@ class Server(LanguageServer):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stale: set[str] = set()
         """URIs of documents whose runs changed since the last refresh."""
-        self._refreshed_at = self._awaits_lenses_until = 0.0
-        """In event loop time: the last refresh, and the end of the wait for the client's request for lenses."""
+        self._refreshed_at = 0.0
+        """When the client was asked to refresh last, in event loop time."""
 
     def report_server_error(self, error: Exception, source: Any) -> None:
         """Log internal errors instead of showing a message box."""
@@ -128,6 +127,7 @@ class Server(LanguageServer):
 
     async def close(self) -> None:
         """Stop jobs (their results are stored), and remove temporary files."""
+        self.lenses.close()
         await self.jobs.close()
         await asyncio.to_thread(self.warm_workers.close)
         self.documents.clear()
@@ -368,23 +368,11 @@ class Server(LanguageServer):
             loop.call_at(max(loop.time(), self._refreshed_at + REFRESH_SECONDS), self._refresh)
         self._stale.add(uri)
 
-    def lenses_requested(self) -> None:
-        """The client requested lenses, so they are up to date until the next change."""
-        self._awaits_lenses_until = 0.0
-
-    def _refresh_lenses(self, now: float) -> None:
-        """Ask the client to request lenses, once until it does so: VS Code waits for 250 ms without a refresh."""
-        workspace = self.client_capabilities.workspace
-        can_refresh = workspace is not None and workspace.code_lens is not None and workspace.code_lens.refresh_support
-        if can_refresh and now > self._awaits_lenses_until:
-            self._awaits_lenses_until = now + LENS_SECONDS
-            self.workspace_code_lens_refresh(None)
-
     def _refresh(self) -> None:
         stale, self._stale = self._stale, set()
-        self._refreshed_at = now = asyncio.get_running_loop().time()
+        self._refreshed_at = asyncio.get_running_loop().time()
         # These requests refresh all open documents.
-        self._refresh_lenses(now)
+        self.lenses.refresh()
         workspace = self.client_capabilities.workspace
         if workspace is not None and workspace.inlay_hint is not None and workspace.inlay_hint.refresh_support:
             self.workspace_inlay_hint_refresh(None)

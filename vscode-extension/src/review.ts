@@ -140,7 +140,9 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
     if (review === undefined || selectedStep(review) === undefined) return;
     const file = vscode.window.visibleTextEditors.find(({ document }) => document.uri.toString() === review.uri);
     const viewColumn = file?.viewColumn === vscode.ViewColumn.One ? vscode.ViewColumn.Two : vscode.ViewColumn.Beside;
+    const before = this.shown.get(keyOf(review));
     this.shown.set(keyOf(review), stateOf(review));
+    if (before !== undefined && before !== stateOf(review)) this.changed.fire(uriOf(review));
     await this.closePages((other) => keyOf(other) !== keyOf(review));
     await vscode.window.showTextDocument(uriOf(review), { viewColumn, preserveFocus, preview: false });
     keepVisible(review);

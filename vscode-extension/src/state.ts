@@ -157,6 +157,8 @@ export class Runs implements vscode.Disposable {
       const newest = this.reviews.map((review) => `${review.uri} ${review.run.run}`).join("\n");
       if (newest !== this.newest) {
         this.newest = newest;
+        // The steps are shown at once.
+        this.changed.fire();
         this.past = await this.server.history();
       }
     } catch (error) {

@@ -25,7 +25,7 @@ def register(server: Server) -> None:
 
 def code_lenses(ls: Server, params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
     """The lenses of a file: for targets with a job, a run, or example inputs."""
-    ls.lenses_requested()
+    ls.lenses.requested()
     document = ls.document(params.text_document.uri)
     if document is None:
         return []
