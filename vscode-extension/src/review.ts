@@ -180,16 +180,15 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
     return tabs.flatMap((tab) => (tab.input instanceof vscode.TabInputText ? (targetOf(tab.input.uri) ?? []) : []));
   }
 
-  /** Opens the page of a function again that was open before the window was reloaded. */
+  /** Opens the page of a function again that was open before the window was reloaded, if the function is still visible. */
   private reopen(review: Review): void {
     const isOpen = this.openPages().some((of) => keyOf(of) === keyOf(review));
-    if (!isOpen) void this.open(review, true);
+    if (!isOpen && isShown(review)) void this.open(review, true);
   }
 
   private openAfterRun(review: Review): void {
-    const isVisible = vscode.window.visibleTextEditors.some(({ document }) => document.uri.toString() === review.uri);
     const setting = vscode.workspace.getConfiguration("mtmc").get<string>("review", "beside");
-    if (isVisible && setting === "beside") void this.open(review, true);
+    if (isShown(review) && setting === "beside") void this.open(review, true);
   }
 
   /** Closes the pages of some functions. */
@@ -235,6 +234,11 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
   dispose(): void {
     for (const subscription of this.subscriptions) subscription.dispose();
   }
+}
+
+/** Whether an editor shows the file of a review. */
+function isShown(review: Review): boolean {
+  return vscode.window.visibleTextEditors.some(({ document }) => document.uri.toString() === review.uri);
 }
 
 /** Identifies what a page shows. */
