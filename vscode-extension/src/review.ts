@@ -3,6 +3,7 @@
 import * as vscode from "vscode";
 import { isSearch, neighbour, pendingText, selectedStep, type Argument, type Review } from "./core/model";
 import { page, type Page } from "./core/page";
+import { stepOf } from "./diff";
 import type { Server } from "./server";
 import type { Runs } from "./state";
 
@@ -216,7 +217,7 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
 
   private updateContexts(): void {
     const document = vscode.window.activeTextEditor?.document.uri;
-    const uri = targetOf(document)?.uri ?? document?.toString();
+    const uri = (targetOf(document) ?? stepOf(document))?.uri ?? document?.toString();
     const here = this.runs.reviews.filter((review) => review.uri === uri);
     const isPending = (review: Review): boolean => review.pending.length > 0 && !review.stale;
     const contexts = {
