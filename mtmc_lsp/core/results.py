@@ -132,6 +132,8 @@ class BaselineTime:
     """Median time in a CUDA graph; only for short calls that can be captured."""
     compile_seconds: float | None = None
     """Compile time, not part of any time above; ``None`` if nothing is compiled."""
+    peak_bytes: int | None = None
+    """As in :class:`Timing`."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,8 @@ class Timing:
     """Median host time per call: the latency that the caller sees for small kernels."""
     graph_us: float | None = None
     """Median time of the candidate in a CUDA graph: excludes launch overhead, which dominates short calls."""
+    peak_bytes: int | None = None
+    """The most device memory that one call allocates, results included; ``None`` if it was not measured."""
     conditions: Conditions | None = None
     """State of the GPU during the measurement."""
     measured_at: float = 0.0
@@ -196,6 +200,12 @@ class Timing:
         """Speedup over the baseline called ``name``; ``None`` if it did not run."""
         baseline = self.baseline(name)
         return baseline.speedup if baseline is not None else None
+
+    def more_bytes(self, name: str) -> int | None:
+        """How much more device memory a call allocates at most than the baseline called ``name``; ``None`` if that is unknown."""
+        baseline = self.baseline(name)
+        other = baseline.peak_bytes if baseline is not None else None
+        return self.peak_bytes - other if self.peak_bytes is not None and other is not None else None
 
     def speed_over(self, name: str) -> Speed | None:
         """The candidate compared with the baseline called ``name``; ``None`` if it did not run."""

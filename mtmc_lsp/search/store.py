@@ -9,9 +9,10 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mtmc_lsp.core.chat import Exchange
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location
@@ -31,8 +32,8 @@ class DamagedStore(EnvironmentNotAble):
 
 STORE = "store.db"
 """The file in the project's ``.mtmc``."""
-VERSION = 1
-"""Of the tables and of the JSON documents in them."""
+VERSION = 2
+"""Of the tables and of the JSON documents in them. Version 1 had no table ``reviewed``, which opening a store adds."""
 LOCK_SECONDS = 30.0
 """How long a write waits for a write of another process."""
 TABLES = """
@@ -45,18 +46,35 @@ create table if not exists exchanges (
     run text not null references runs(id), number integer not null, step integer not null, document text not null,
     primary key (run, number));
 create table if not exists setups (run text primary key references runs(id), document text not null);
+create table if not exists reviewed (
+    path text not null, qualname text not null, change text not null, primary key (path, qualname, change));
 """
 COLUMNS = {
     "runs": ["id", "path", "qualname", "source_hash", "environment", "started", "status", "result"],
     "steps": ["run", "number", "document"],
     "exchanges": ["run", "number", "step", "document"],
     "setups": ["run", "document"],
+    "reviewed": ["path", "qualname", "change"],
 }
 """The tables with the names of their columns. A store contains nothing else."""
+KNOWN_DOCUMENTS = 64
+"""Number of documents whose values are kept: a review reads the same run many times."""
 RETRY_SECONDS = 0.02
 """The pause before a lock that SQLite does not wait for is tried again."""
 PROGRESS_STEPS = 100_000
 """Number of instructions of SQLite, some milliseconds, between two checks of the time."""
+
+
+def _parsed(kind: type[T], document: str) -> T:
+    """The value of a document. Values are immutable, so equal documents share one."""
+    known_kind: Any = kind
+    value: T = _known_value(known_kind, document)
+    return value
+
+
+@lru_cache(maxsize=KNOWN_DOCUMENTS)
+def _known_value(kind: Any, document: str) -> Any:
+    return from_json(kind, json.loads(document))
 
 
 @dataclass(frozen=True)
@@ -114,7 +132,7 @@ class Store:
         # A store of somebody else may contain views and triggers that compute anything, for ever.
         self._db.execute("pragma trusted_schema=off")
         version = self._db.execute("pragma user_version").fetchone()[0]
-        if version not in (0, VERSION):
+        if version not in range(VERSION + 1):
             raise EnvironmentNotAble(
                 f"the store of runs has version {version}, and this program reads version {VERSION}",
                 where=Location(str(self._file)),
@@ -130,7 +148,7 @@ class Store:
         for name, columns in COLUMNS.items():
             if [row[1] for row in self._db.execute(f"pragma table_xinfo({name})")] != columns:
                 raise sqlite3.DatabaseError(f"its table {name} has other columns")
-        if not version:
+        if version != VERSION:
             self._db.execute(f"pragma user_version={VERSION}")
 
     def _use_write_ahead_log(self) -> None:
@@ -210,7 +228,7 @@ class Store:
             DamagedStore: it is none.
         """
         try:
-            return from_json(kind, json.loads(str(document)))
+            return _parsed(kind, str(document))
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             raise self._damaged(f"a document is no {kind.__name__} ({error})") from None
 
@@ -251,6 +269,18 @@ class Store:
         with self._explained_errors():
             self._db.execute("update runs set status = ?, result = ? where id = ?", row)
 
+    def set_started(self, run_id: str, started: float) -> None:
+        """Change when a run started: the newest run of a target is the one that counts."""
+        with self._explained_errors():
+            self._db.execute("update runs set started = ? where id = ?", (started, run_id))
+
+    def mark_reviewed(self, path: str, qualname: str, change: str, *, is_reviewed: bool) -> None:
+        """Store whether the user reviewed a change of a target, given by a hash."""
+        add = "insert or ignore into reviewed values (?, ?, ?)"
+        remove = "delete from reviewed where path = ? and qualname = ? and change = ?"
+        with self._explained_errors():
+            self._db.execute(add if is_reviewed else remove, (path, qualname, change))
+
     # Reading -----------------------------------------------------------------------------------------------------
 
     def steps(self, run_id: str) -> list[Step]:
@@ -263,11 +293,16 @@ class Store:
         rows = self._rows("select document from exchanges where run = ? order by number", run_id)
         return [self._decoded(Exchange, row[0]) for row in rows]
 
+    def reviewed(self, path: str) -> set[tuple[str, str]]:
+        """The target and the hash of each change in a file that the user reviewed."""
+        rows = self._rows("select qualname, change from reviewed where path = ?", path)
+        return {(str(row[0]), str(row[1])) for row in rows}
+
     def config(self, run_id: str, kind: type[T]) -> T | None:
         """How a run was started; None if that was not stored, or another version wrote it."""
         rows = self._rows("select document from setups where run = ?", run_id)
         try:
-            return from_json(kind, json.loads(rows[0][0])) if rows else None
+            return _parsed(kind, str(rows[0][0])) if rows else None
         except (TypeError, ValueError, RecursionError):
             return None
 

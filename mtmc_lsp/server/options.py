@@ -26,6 +26,8 @@ class Options:
     """Whether the client offers to add a missing workload, based on ``mtmc/runState``; the server then does not offer it."""
     shows_results: bool = False
     """Whether the client shows the result of a job, based on ``mtmc/runState``; the server then shows only failures."""
+    marks_syntax_errors: bool = False
+    """Whether another server of the client marks syntax errors, so that this one does not."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from mtmc_lsp.server.server import Server
 
 RUN_STATE = "mtmc/runState"
+LENS_SECONDS = 1.0
+"""How long a refresh of lenses waits for the client's request, before it is repeated."""
+LENS_REPEATS = 3
+"""How often it is repeated: a client that shows no file requests no lenses."""
 
 
 @attrs.define
@@ -130,6 +134,41 @@ class Reporter:
             failure.to_json() if job.is_over and failure is not None else None,
         )
         self._server.protocol.notify(RUN_STATE, state)
+
+
+class Lenses:
+    """Asks the client to refresh lenses.
+
+    VS Code requests lenses 250 ms after the last refresh, so a refresh is not repeated while a request is expected. But VS Code
+    forgets the refresh if the editor loses the focus meanwhile.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._timer: asyncio.TimerHandle | None = None
+        """Runs while a request of the client is expected."""
+
+    def refresh(self) -> None:
+        """Have the client request lenses, unless it will do so anyway."""
+        workspace = self._server.client_capabilities.workspace
+        can_refresh = workspace is not None and workspace.code_lens is not None and workspace.code_lens.refresh_support
+        if can_refresh and self._timer is None:
+            self._ask(LENS_REPEATS)
+
+    def requested(self) -> None:
+        """The client requested lenses, so they are up to date until the next change."""
+        self.close()
+
+    def close(self) -> None:
+        """Expect no request any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _ask(self, repeats: int) -> None:
+        self._server.workspace_code_lens_refresh(None)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(LENS_SECONDS, self._ask, repeats - 1) if repeats else None
 
 
 def _is_followed_by_question(job: Job) -> bool:

@@ -6,6 +6,8 @@ after checking out another branch, and after a restart.
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -152,11 +154,47 @@ class Reviews:
     """Run and number of the selected step, by path and target."""
     _definitions: dict[str, tuple[Outline, Definitions]] = field(default_factory=dict)
     """Cached definitions of open files, by path."""
+    _earlier: dict[tuple[str, str], list[Review]] = field(default_factory=dict)
+    """Runs that were replaced because a step was taken out, newest first: undo in the editor brings their text back."""
+    _reviewed: set[tuple[str, str, str]] = field(default_factory=set)
+    """Path, target and hash of each change that the user marked as reviewed."""
 
     def put(self, review: Review) -> None:
         """Add or update an active or finished run."""
         self._newest[review.path, review.qualname] = review
         self._blocks.update(_block(step).rstrip("\n") for step in review.accepted)
+
+    def put_earlier(self, review: Review) -> None:
+        """Remember a run that was replaced because a kept step was taken out, or its result."""
+        runs = self._earlier.setdefault((review.path, review.qualname), [])
+        runs[:] = [review, *(run for run in runs if run.run != review.run)]
+
+    def has_earlier(self, path: str, qualname: str, run: str) -> bool:
+        """Whether a run was replaced because a kept step was taken out."""
+        return any(review.run == run for review in self._earlier.get((path, qualname), ()))
+
+    def forget_earlier(self, path: str, qualname: str) -> None:
+        """A new search replaces all runs of a target."""
+        self._earlier.pop((path, qualname), None)
+
+    def follow(self, path: str, outline: Outline, kernels: bytes | None) -> list[Review]:
+        """Return to the earlier runs whose steps the file contains after an edit, and not those of the newest run.
+
+        Returns:
+            The runs that are the newest now.
+        """
+        returned = []
+        for review in [review for review in self.of(path) if self._earlier.get((path, review.qualname))]:
+            runs = self._earlier[path, review.qualname]
+            states = [self.review_state(item, outline, kernels) for item in (review, *runs)]
+            match = next((state for state in states if state is not None and state.kept_count), None)
+            if match is not None and match.review is not review:
+                runs.remove(match.review)
+                runs.insert(0, review)
+                newest = replace(match.review, started=time.time())
+                self.put(newest)
+                returned.append(newest)
+        return returned
 
     def get(self, path: str, qualname: str) -> Review | None:
         """The newest run of a target."""
@@ -201,6 +239,20 @@ class Reviews:
     def select(self, review: Review, index: int) -> None:
         """Select the step that is shown of a run."""
         self._selected[review.path, review.qualname] = (review.run, index)
+
+    def is_reviewed(self, review: Review, step: Step) -> bool:
+        """Whether the user marked a step as reviewed. The mark is for the lines that it adds."""
+        return (review.path, review.qualname, change_of(step)) in self._reviewed
+
+    def mark(self, review: Review, step: Step, *, is_reviewed: bool) -> None:
+        """Mark a step as reviewed, or not."""
+        mark = (review.path, review.qualname, change_of(step))
+        (self._reviewed.add if is_reviewed else self._reviewed.discard)(mark)
+
+    def put_reviewed(self, path: str, changes: Iterable[tuple[str, str]]) -> None:
+        """The stored marks of a file: the target and the hash of each change."""
+        others = {mark for mark in self._reviewed if mark[0] != path}
+        self._reviewed = others | {(path, *change) for change in changes}
 
     def _changes(self, review: Review, outline: Outline) -> tuple[str, ...]:
         if not review.dependencies:
@@ -251,6 +303,12 @@ def _kept_count(accepted: Sequence[Step], block: str | None) -> int:
     if block is None:
         return 0
     return max((n for n, step in enumerate(accepted, 1) if _block(step).rstrip("\n") == block.rstrip("\n")), default=0)
+
+
+def change_of(step: Step) -> str:
+    """A hash of the lines that a step adds, wherever they are: it stays the same while an earlier step is taken out."""
+    added = [line for line in step.diff.split("\n") if line.startswith("+") and not line.startswith("+++ ")]
+    return hashlib.sha256("\n".join(added).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def make_review(

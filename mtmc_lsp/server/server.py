@@ -31,7 +31,7 @@ from mtmc_lsp.server.jobs import Job, Jobs, JobState
 from mtmc_lsp.server.kernels_file.texts import imported_kernels
 from mtmc_lsp.server.model_consent import ModelConsent
 from mtmc_lsp.server.options import SECTION, ClientSettings, Options, read_settings
-from mtmc_lsp.server.progress import Reporter
+from mtmc_lsp.server.progress import Lenses, Reporter
 from mtmc_lsp.server.protocol import Protocol
 from mtmc_lsp.server.reviews import Review, Reviews, ReviewState, make_review, stored_reviews
 from mtmc_lsp.server.text import ERRORS, Document
@@ -52,7 +52,7 @@ RUN_JOBS = ("optimize", "resume", "undo", "another", CERTIFY)
 STORE_SECONDS = 5.0
 """How long the server waits for a store that another process has locked, and for one query."""
 REFRESH_SECONDS = 0.05
-"""Delay that combines several changes of runs into one refresh request."""
+"""Minimum time between two refreshes: the first change is shown at once, the next ones are combined."""
 INCREMENTAL_JOBS = ("optimize", "resume")
 """Kinds of jobs whose steps can be kept while the search is running. The others replace a run when they finish."""
 
@@ -81,6 +81,7 @@ class Server(LanguageServer):
         """Whether opening a trusted file prepares the workers of its first run."""
         self.jobs = Jobs(host_command, self._on_job, self.warm_workers.lend)
         self.reporter = Reporter(self)
+        self.lenses = Lenses(self)
         self.shown_documents: dict[str, str] = {}
         """Generated read-only documents by URI."""
         self.shown_folder: Path | None = None
@@ -113,6 +114,8 @@ class Server(LanguageServer):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stale: set[str] = set()
         """URIs of documents whose runs changed since the last refresh."""
+        self._refreshed_at = 0.0
+        """When the client was asked to refresh last, in event loop time."""
 
     def report_server_error(self, error: Exception, source: Any) -> None:
         """Log internal errors instead of showing a message box."""
@@ -124,6 +127,7 @@ class Server(LanguageServer):
 
     async def close(self) -> None:
         """Stop jobs (their results are stored), and remove temporary files."""
+        self.lenses.close()
         await self.jobs.close()
         await asyncio.to_thread(self.warm_workers.close)
         self.documents.clear()
@@ -253,13 +257,17 @@ class Server(LanguageServer):
         if job.answer.get("event") == "result":
             result = from_json(RunResult, job.answer["result"])
             started = time.time() - result.seconds
+            review = make_review(result.id, job.path, job.target, started, result.steps, result=result)
             if job.kind == CERTIFY and previous is not None and previous.run != result.id:
-                # Another step was removed meanwhile, and its run is verified next.
+                # Another step was removed meanwhile, and its run is verified next; or undo in the editor returned to another run.
+                if self.reviews.has_earlier(job.path, job.target, result.id):
+                    self.reviews.put_earlier(review)
                 return
             self.prepare_removal()
-            self.reviews.put(make_review(result.id, job.path, job.target, started, result.steps, result=result))
+            self.reviews.put(review)
         elif job.state is JobState.RUNNING and job.kind in INCREMENTAL_JOBS:
             run_name = f"job {job.id}"
+            self.reviews.forget_earlier(job.path, job.target)
             unchanged_steps = (
                 _unchanged_steps(previous.steps, job.steps) if previous is not None and previous.run == run_name else []
             )
@@ -277,7 +285,11 @@ class Server(LanguageServer):
         self.refresh(job.uri)
 
     async def _stored(self, path: str) -> list[Review]:
-        return await self.read_store(path, lambda store: stored_reviews(path, store)) or []
+        stored = await self.read_store(path, lambda store: (stored_reviews(path, store), store.reviewed(path)))
+        if stored is None:
+            return []
+        self.reviews.put_reviewed(path, stored[1])
+        return stored[0]
 
     async def read_store(self, path: str, read: Callable[[Store], T]) -> T | None:
         """Read the store of a file's project in a thread. None if there is none, or if it cannot be read, which is reported."""
@@ -352,15 +364,16 @@ class Server(LanguageServer):
     def refresh(self, uri: str) -> None:
         """Ask the client to refresh everything that depends on runs. Several calls in a short time are combined."""
         if not self._stale:
-            asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._refresh)
+            loop = asyncio.get_running_loop()
+            loop.call_at(max(loop.time(), self._refreshed_at + REFRESH_SECONDS), self._refresh)
         self._stale.add(uri)
 
     def _refresh(self) -> None:
         stale, self._stale = self._stale, set()
-        workspace = self.client_capabilities.workspace
+        self._refreshed_at = asyncio.get_running_loop().time()
         # These requests refresh all open documents.
-        if workspace is not None and workspace.code_lens is not None and workspace.code_lens.refresh_support:
-            self.workspace_code_lens_refresh(None)
+        self.lenses.refresh()
+        workspace = self.client_capabilities.workspace
         if workspace is not None and workspace.inlay_hint is not None and workspace.inlay_hint.refresh_support:
             self.workspace_inlay_hint_refresh(None)
         for refresher in self.refresh_listeners:

@@ -20,7 +20,15 @@ from mtmc_lsp.source.blocks import BEGIN, END
 from mtmc_lsp.source.chunks import Change, Chunk
 from mtmc_lsp.source.lint import Context, Finding, check, context_of, is_checked
 from mtmc_lsp.source.outline import Outline, Outliner
-from mtmc_lsp.source.syntax import MAX_DEPTH, parsable, parse_tree, with_line_feeds
+from mtmc_lsp.source.syntax import (
+    MAX_DEPTH,
+    PythonError,
+    line_start,
+    parsable,
+    parse_tree,
+    python_error,
+    with_line_feeds,
+)
 
 NEWLINE = re.compile(rb"\r\n|\n|\r")
 MAX_ANALYSED_BYTES = 500_000
@@ -211,6 +219,8 @@ class Document:
         self._outline: Outline | None = None
         self._context: Context | None = None
         self._findings_by_chunk: dict[bytes, tuple[Finding, ...]] = {}
+        self._errors_by_chunk: dict[bytes, PythonError | None] = {}
+        """Syntax errors of the statements, as of the last pause in typing."""
         self.settle_timer: asyncio.TimerHandle | None = None
         """Timer that waits until the user stops typing."""
         self.pushed_at = 0.0
@@ -266,6 +276,26 @@ class Document:
             return False
         self._outline = self._outliner.outline(self.text.source, self.text.root)
         return self._outline.chunks != before.chunks
+
+    def check_syntax(self) -> bool:
+        """Look for syntax errors, after a pause in typing. Returns whether they changed."""
+        before = self.syntax_errors
+        cached, too_deep = self._errors_by_chunk, {chunk.start for chunk in self.outline.too_deep}
+        texts = [self.indented(chunk) for chunk in self.outline.chunks if chunk.start not in too_deep]
+        self._errors_by_chunk = {text: cached[text] if text in cached else python_error(text) for text in texts}
+        return self.syntax_errors != before
+
+    @property
+    def syntax_errors(self) -> list[PythonError]:
+        """The first syntax error of each statement, in lines of the file. Statements that are being typed have none yet."""
+        errors = ((chunk, self._errors_by_chunk.get(self.indented(chunk))) for chunk in self.outline.chunks)
+        return [error.moved(chunk.line) for chunk, error in errors if error is not None]
+
+    def indented(self, chunk: Chunk) -> bytes:
+        """The text of a top-level statement with its indentation, which Python refuses."""
+        start = line_start(self.text.data, chunk.start)
+        indentation = self.text.data[start : chunk.start]
+        return chunk.text if indentation.strip() else indentation + chunk.text
 
     def block_at(self, line: int) -> str | None:
         """The target whose generated block contains a 0-based line."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 import tree_sitter_python
 from tree_sitter import Language, Node, Parser, Point, Range, Tree
@@ -21,6 +24,11 @@ _STRING_OR_COMMENT = re.compile(
     rb"""|"(?:[^"\\\n]+|\\.)*"?|\'(?:[^\'\\\n]+|\\.)*\'?|\#[^\n]*""",
     re.DOTALL,
 )
+
+_NAMED_LINE = re.compile(r"\bline (\d+)")
+NEWER_NODES = {"type_alias_statement", "type_parameter"}
+NEWER_MESSAGES = ("f-string", "multiple exception types must be parenthesized")
+"""Syntax of later Python versions, which the user's interpreter may accept although this one does not."""
 
 # Start of a top-level statement: not indented, and not a keyword that continues the previous statement.
 _STARTS = re.compile(rb"^(?!(?:else|elif|except|finally)\b)[^\s#)\]}]", re.MULTILINE)
@@ -171,6 +179,35 @@ def first_error(node: Node) -> Node | None:
     if not node.has_error:
         return None
     return next((item for item in walk(node) if item.is_error or item.is_missing), None)
+
+
+class PythonError(NamedTuple):
+    """A syntax error in Python's words."""
+
+    line: int
+    """1-based."""
+    message: str
+
+    def moved(self, lines: int) -> PythonError:
+        """The same error in a text with more lines above it. Messages name lines too."""
+        message = _NAMED_LINE.sub(lambda match: f"line {int(match[1]) + lines}", self.message)
+        return PythonError(self.line + lines, message)
+
+
+def python_error(text: bytes) -> PythonError | None:
+    """The first syntax error that Python reports for a text. None for syntax that only later versions of Python accept."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(text)
+        return None
+    except SyntaxError as error:
+        line, message = error.lineno or 0, error.msg
+    except (ValueError, RecursionError, MemoryError):
+        return None
+    root = parse(text)
+    is_newer = message.startswith(NEWER_MESSAGES) or any(node.type in NEWER_NODES for node in walk(root))
+    return None if not line or (is_newer and not root.has_error) else PythonError(line, message)
 
 
 def undecorated(node: Node) -> Node:

@@ -105,6 +105,21 @@ def test_a_store_with_an_unreadable_step_is_set_aside(tmp_path: Path) -> None:
     db.close()
 
 
+def test_a_store_of_version_1_gets_the_table_of_reviewed_changes(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "store.db") as db:
+        db.execute("drop table reviewed")
+        db.execute("pragma user_version=1")
+    db.close()
+    for _ in range(2):
+        with Store(tmp_path) as store:
+            store.mark_reviewed("/project/model.py", "f", "abc", is_reviewed=True)
+            assert store.reviewed("/project/model.py") == {("f", "abc")}
+    with Store(tmp_path) as store:
+        store.mark_reviewed("/project/model.py", "f", "abc", is_reviewed=False)
+        assert store.reviewed("/project/model.py") == set()
+
+
 def test_a_locked_store_is_reported_and_stays_in_place(tmp_path: Path) -> None:
     Store(tmp_path).close()
     holder = sqlite3.connect(tmp_path / "store.db", isolation_level=None)

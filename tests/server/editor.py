@@ -7,7 +7,7 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -225,6 +225,14 @@ class Editor:
         while not (value := condition()):
             assert asyncio.get_running_loop().time() < deadline, "timeout"
             await asyncio.sleep(0.02)
+        return value
+
+    async def until_async(self, request: Callable[[], Awaitable[Any]], seconds: float = 60.0) -> Any:
+        """Repeat a request until its answer is truthy. Returns the answer."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not (value := await request()):
+            assert asyncio.get_running_loop().time() < deadline, "timeout"
+            await asyncio.sleep(0.05)
         return value
 
 

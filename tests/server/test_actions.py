@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from editor import Editor
+from editor import Editor, editor
 from lsprotocol import types as lsp
+
+from mtmc_lsp.source.syntax import python_error
 
 pytestmark = pytest.mark.asyncio
 
@@ -71,9 +75,74 @@ async def test_kernels_and_functions_with_syntax_errors_get_a_reason_and_a_remed
     uri = ide.open(MODEL)
     assert "launches this kernel" in (await ide.actions(uri, "def kernel"))["optimize"].disabled.reason
     broken = (await ide.actions(uri, "def broken"))["optimize"]
-    assert broken.disabled.reason == "broken has a syntax error. Fix it first."
-    # Other functions of the file are not affected.
+    reason = "Line 26 has a syntax error: invalid syntax. Fix it first."
+    assert broken.disabled.reason == reason
+    # Half a second later it is known for the other functions too: the file cannot be imported.
+    await ide.until_async(lambda: _reason(ide, uri, "torch.relu"))
+    assert await _reason(ide, uri, "torch.relu") == reason
+    ide.replace(uri, "return x +\n", "return x + 1\n")
     assert (await ide.actions(uri, "torch.relu"))["optimize"].disabled is None
+
+
+async def _reason(ide: Editor, uri: str, text: str) -> str:
+    disabled = (await ide.actions(uri, text))["optimize"].disabled
+    return disabled.reason if disabled is not None else ""
+
+
+@pytest.mark.parametrize(
+    ("statement", "line", "message"),
+    [
+        ("    y = (x + 1", 7, "'(' was never closed"),
+        ("    y = x.", 7, "invalid syntax"),
+        ("      y = 3", 7, "unexpected indent"),
+        ("  y = 3", 7, "unexpected indent"),
+        ("    if x", 7, "expected ':'"),
+        ("    if x:", 8, "expected an indented block after 'if' statement on line 7"),
+    ],
+)
+async def test_a_syntax_error_is_marked_at_its_line_and_optimize_names_it(
+    ide: Editor, statement: str, line: int, message: str
+) -> None:
+    uri = ide.open(
+        f"import torch\n\n\n# mtmc: x=f32[8]\ndef f(x):\n    x = x * 2\n{statement}\n    return torch.relu(x)\n"
+    )
+    mark = await ide.until_async(lambda: _syntax_mark(ide, uri))
+    assert (mark.range.start.line, mark.message, mark.source) == (line - 1, f"Syntax error: {message}.", "mtmc")
+    params = {"uri": uri, "line": 6}
+    answer = await ide.client.protocol.send_request_async("mtmc/targetAt", params)
+    assert (answer.target, answer.reason) == ("", f"Line {line} has a syntax error: {message}. Fix it first.")
+    assert "Optimize to Triton kernel" not in await ide.lenses(uri)
+    ide.replace(uri, f"{statement}\n", "")
+    assert await _syntax_mark(ide, uri) is None
+    assert (await ide.client.protocol.send_request_async("mtmc/targetAt", params)).target == "f"
+
+
+async def test_syntax_of_later_pythons_is_no_error() -> None:
+    for text in (b"type X = int\n", b"def f[T](x): pass\n", b'y = f"{d["a"]}"\n'):
+        assert python_error(text) is None
+
+
+async def test_files_without_torch_and_clients_that_mark_syntax_errors_get_no_mark(tmp_path: Path) -> None:
+    async with editor(tmp_path, options={"trusted": True, "marksSyntaxErrors": True}) as ide:
+        uri = ide.open("import torch\n\n\ndef f(x):\n    return torch.relu(x\n")
+        await ide.until_async(lambda: _is_checked(ide, uri))
+        assert await _syntax_mark(ide, uri) is None
+    async with editor(tmp_path) as ide:
+        uri = ide.open("def f(x):\n    return (x\n", "plain.py")
+        other = ide.open("import torch\n\n\ndef f(x):\n    return torch.relu(x\n")
+        await ide.until_async(lambda: _syntax_mark(ide, other))
+        assert await _syntax_mark(ide, uri) is None
+
+
+async def _is_checked(ide: Editor, uri: str) -> bool:
+    """Whether the pause after which syntax errors are marked is over: the function is no longer offered."""
+    return "Optimize to Triton kernel" not in await ide.lenses(uri)
+
+
+async def _syntax_mark(ide: Editor, uri: str) -> lsp.Diagnostic | None:
+    params = lsp.DocumentDiagnosticParams(lsp.TextDocumentIdentifier(uri))
+    report = await ide.client.text_document_diagnostic_async(params)
+    return next((item for item in report.items if item.code == "syntax-error"), None)
 
 
 async def test_a_file_that_is_not_on_disk_must_be_saved_first(ide: Editor) -> None:

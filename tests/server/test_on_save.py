@@ -35,6 +35,8 @@ def save(ide: Editor, uri: str) -> None:
 
 async def checked(ide: Editor, uri: str) -> None:
     """Save, and wait for the end of the check, which sends a refresh request."""
+    # As editors do after the last refresh: until then, there is no further one.
+    await ide.lenses(uri)
     before = len(ide.refreshed)
     save(ide, uri)
     await ide.until(lambda: len(ide.refreshed) > before)

@@ -6,11 +6,14 @@ import asyncio
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from editor import Editor, capabilities, editor
 from lsprotocol import types as lsp
 from pygls.uris import to_fs_path
+
+from mtmc_lsp.server.progress import LENS_REPEATS, LENS_SECONDS
 
 pytestmark = pytest.mark.asyncio
 
@@ -79,10 +82,32 @@ async def test_lenses_show_the_first_pending_step(ide: Editor) -> None:
     ]
 
 
+async def test_lenses_are_refreshed_once_until_the_client_requests_them(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    began = asyncio.get_running_loop().time()
+    await ide.optimized(uri, "f")
+    waits = (asyncio.get_running_loop().time() - began) / LENS_SECONDS
+    # Progress would otherwise postpone them again and again: VS Code waits for a time without refreshes.
+    assert 1 <= ide.refreshed.count("lens") <= 1 + waits
+    count = ide.refreshed.count("lens")
+
+    async def is_refreshed_again() -> bool:
+        await ide.lenses(uri)
+        await ide.command("select", uri, "f", step=1)
+        return ide.refreshed.count("lens") > count + 1
+
+    await ide.until_async(is_refreshed_again)
+    # VS Code forgets a refresh while the editor loses the focus, so it is repeated, but not for ever.
+    await ide.lenses(uri)
+    count = ide.refreshed.count("lens")
+    await ide.command("select", uri, "f", step=3)
+    await ide.until(lambda: ide.refreshed.count("lens") == count + 1 + LENS_REPEATS)
+
+
 async def test_code_actions_offer_the_same_commands(ide: Editor) -> None:
     uri = await pending(ide)
     actions = await ide.actions(uri, "torch.relu", only="refactor.rewrite.mtmc.review")
-    assert list(actions) == ["keep", "diff", "discard", "tryAnother", "keepAll", "preview"]
+    assert list(actions) == ["keep", "diff", "discard", "tryAnother", "markReviewed", "keepAll", "preview"]
     assert actions["keep"].title == "Keep 1/3: Action 1"
     resolved = await ide.client.code_action_resolve_async(actions["keep"])
     assert resolved.command.command == "mtmc.keep"
@@ -136,6 +161,15 @@ async def test_discarding_a_pending_step_removes_it_from_the_later_steps(ide: Ed
     await lens(ide, uri, "2/2 Action 4 · 1.56x · verified")
     await ide.command("keep", uri, "f")
     assert ide.texts[uri] == with_steps(1, 4)
+
+
+async def test_a_function_whose_steps_are_all_discarded_can_be_optimised_again(ide: Editor) -> None:
+    uri = await pending(
+        ide, MODEL.replace("better wrong better better", "better").replace("def f", "# mtmc: x=f32[8]\ndef f")
+    )
+    await ide.command("discard", uri, "f")
+    await ide.until_async(lambda: _shows(ide, uri, "Optimize to Triton kernel"))
+    assert len(await ide.lenses(uri)) == 1
 
 
 async def test_steps_can_be_discarded_while_the_others_are_verified(ide: Editor) -> None:
@@ -202,6 +236,36 @@ async def test_undo_in_the_editor_makes_a_kept_step_pending_again(ide: Editor) -
     assert (await ide.lenses(uri))[0].startswith("3/3 ")
 
 
+async def test_undo_in_the_editor_after_an_undone_step_brings_back_its_run(tmp_path: Path) -> None:
+    async with editor(tmp_path) as ide:
+        uri = await pending(ide)
+        await ide.command("keepAll", uri, "f")
+        kept = ide.texts[uri]
+        await ide.command("undo", uri, "f", step=1)
+        undone = ide.texts[uri]
+        await ide.until_async(lambda: _shows(ide, uri, "✓ 2 steps kept"))
+        ide.set(uri, kept)
+        await ide.until_async(lambda: _shows(ide, uri, "✓ 3 steps kept"))
+        ide.set(uri, undone)
+        await ide.until_async(lambda: _shows(ide, uri, "✓ 2 steps kept"))
+        ide.set(uri, kept)
+        # The steps of the run that the text is from can be taken out again, and the result is the same.
+        await ide.command("undo", uri, "f", step=1)
+        assert ide.texts[uri] == undone
+        ide.set(uri, kept)
+        await ide.until_async(lambda: _shows(ide, uri, "✓ 3 steps kept"))
+    # The store follows too.
+    async with editor(tmp_path) as ide:
+        uri = ide.open(kept)
+        await ide.until_async(lambda: _shows(ide, uri, "✓ 3 steps kept"))
+        await ide.command("undoAll", uri, "f")
+        await ide.until_async(lambda: _shows(ide, uri, "1/3 Action 1"))
+
+
+async def _shows(ide: Editor, uri: str, words: str) -> bool:
+    return any(words in title for title in await ide.lenses(uri))
+
+
 async def test_try_another_continues_from_the_previous_version(ide: Editor) -> None:
     uri = await pending(ide)
     await ide.command("keep", uri, "f")
@@ -253,6 +317,32 @@ async def test_a_manually_edited_kernel_is_replaced_only_after_confirmation(ide:
     assert "was edited" in ide.questions[0].message
 
 
+async def test_a_reviewed_mark_is_shown_stored_and_taken_off_again(tmp_path: Path) -> None:
+    async with editor(tmp_path) as ide:
+        uri = await pending(ide)
+        await ide.command("markReviewed", uri, "f")
+        assert (await ide.lenses(uri))[0].endswith(" · reviewed")
+        assert [step["reviewed"] for step in await _steps(ide, uri)] == [True, False, False, False]
+        actions = await ide.actions(uri, "def f")
+        assert "as not reviewed" in actions["markReviewed"].title
+    # After a restart, and after another step was taken out.
+    async with editor(tmp_path) as ide:
+        uri = ide.open(MODEL)
+        await ide.until_async(lambda: ide.lenses(uri))
+        assert (await ide.lenses(uri))[0].endswith(" · reviewed")
+        await ide.command("markReviewed", uri, "f")
+        assert "reviewed" not in (await ide.lenses(uri))[0]
+    async with editor(tmp_path) as ide:
+        uri = ide.open(MODEL)
+        await ide.until_async(lambda: ide.lenses(uri))
+        assert "reviewed" not in (await ide.lenses(uri))[0]
+
+
+async def _steps(ide: Editor, uri: str) -> list[Any]:
+    (found,) = await ide.client.protocol.send_request_async("mtmc/reviews", {"uri": uri})
+    return list(found["run"]["steps"])
+
+
 async def test_a_run_without_gain_offers_no_steps(ide: Editor) -> None:
     uri = ide.open(MODEL)
     assert "no gain" in await ide.optimized(uri, "h")
@@ -295,8 +385,7 @@ async def test_after_a_restart_steps_are_pending_and_the_run_can_be_resumed(tmp_
     assert (tmp_path / "model.py").read_text() == text
     async with editor(tmp_path) as ide:
         uri = ide.open(text)
-        await ide.until(lambda: "lens" in ide.refreshed)
-        lenses = await ide.lenses(uri)
+        lenses = await ide.until_async(lambda: ide.lenses(uri))
         assert lenses[0].startswith("1/1 Action 1 · 1.25x")
         assert lenses[-1] == "Go on with the run"
         await ide.command("keep", uri, "f")

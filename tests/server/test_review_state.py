@@ -11,6 +11,11 @@ import pytest
 from editor import Editor, editor
 from lsprotocol import types as lsp
 
+from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.results import BaselineTime, Ratio, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.run import Step, StepStatus
+from mtmc_lsp.server.features.steps.wording import memory, numbers
+
 pytestmark = pytest.mark.asyncio
 
 MODEL = "# fake f: better wrong better\nimport torch\n\n\ndef f(x):\n    return torch.relu(x) + 1\n"
@@ -78,3 +83,25 @@ async def test_other_clients_get_no_notification(tmp_path: Path) -> None:
         await ide.optimized(uri, "f")
         await reviews(ide)
         assert told == []
+
+
+def _timed_step(peak: int | None, eager_peak: int | None) -> Step:
+    baselines = (
+        BaselineTime("eager", 410.0, Ratio(1.9, 1.88, 1.92), peak_bytes=eager_peak),
+        BaselineTime("compile", 670.0, Ratio(3.1, 3.0, 3.2)),
+    )
+    timing = Timing(216.0, baselines, "eager", Ratio(1.0, 1.0, 1.0), 50, "", 0.5, peak_bytes=peak)
+    verdict = Verdict(VerdictStatus.CORRECT, (), "gpu", 3e-7, 3e-7)
+    return Step(1, MacroAction(ActionKind.FUSE, (), (0, 0)), StepStatus.ACCEPTED, "", verdict=verdict, timing=timing)
+
+
+async def test_the_line_of_numbers_names_the_memory_where_it_was_measured() -> None:
+    line = "1.90x faster · 410 us -> 216 us · exact to 3e-07 (yours 3e-07) · 3.10x of torch.compile"
+    assert numbers(_timed_step(4096, 4096)) == f"{line} · 0 bytes more memory"
+    assert numbers(_timed_step(4096, None)) == numbers(_timed_step(None, 4096)) == line
+    assert [memory(value) for value in (512, -12_600_000, 999_700, 3_000_000_000)] == [
+        "512 bytes more memory",
+        "12.6 MB less memory",
+        "1 MB more memory",
+        "3 GB more memory",
+    ]

@@ -342,12 +342,6 @@ async def test_typed_inputs_are_checked_before_they_are_written(ide: Editor, inp
     assert (ide.texts[uri] == before) is bool(error)
 
 
-async def test_a_syntax_error_is_named_where_there_is_no_target(ide: Editor) -> None:
-    uri = ide.open("import torch\n\n\ndef f(x):\n    return torch.relu(x\n")
-    found = await ide.client.protocol.send_request_async("mtmc/targetAt", {"uri": uri, "line": 3})
-    assert "syntax error near line" in found.reason
-
-
 @pytest.mark.timeout(700)
 async def test_undoing_one_real_step_regenerates_and_verifies_the_others(tmp_path: Path) -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "two_stage_module.py"

@@ -292,8 +292,10 @@ async def test_every_code_has_a_page_and_every_page_a_code() -> None:
     from mtmc_lsp.server.features import diagnostics as feature
 
     source = (
-        Path(feature.__file__).read_text() + (Path(feature.__file__).parents[1] / "failures/feature.py").read_text()
+        Path(feature.__file__).read_text()
+        + (Path(feature.__file__).parents[1] / "failures/feature.py").read_text()
+        + (Path(feature.__file__).parents[1] / "failures/syntax.py").read_text()
     )
     pages = {path.stem for path in (docs.FOLDER / "diagnostics").glob("*.md")}
-    assert pages == {"incorrect", "stale", "not-faster", "unverified", "run-failed", "not-analysed"}
+    assert pages == {"incorrect", "stale", "not-faster", "unverified", "run-failed", "not-analysed", "syntax-error"}
     assert all(f'"{code}"' in source for code in pages)

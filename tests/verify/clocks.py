@@ -12,9 +12,16 @@ class Costing:
     """A call that takes so many microseconds on a pretended device, and perhaps more that its events do not see."""
 
     def __init__(
-        self, work: Callable[[], Any], us: float, *, hidden_us: float = 0.0, graph_us: float | None = None
+        self,
+        work: Callable[[], Any],
+        us: float,
+        *,
+        hidden_us: float = 0.0,
+        graph_us: float | None = None,
+        peak_bytes: int | None = None,
     ) -> None:
         self.work, self.us, self.hidden_us, self.graph_us = work, us, hidden_us, graph_us
+        self.peak_bytes = peak_bytes
 
     def __call__(self) -> Any:
         return self.work()
@@ -54,6 +61,9 @@ class FakeClock:
         cost = self._cost(run)
         return Costing(cost.work, cost.graph_us) if cost.graph_us is not None else None
 
+    def peak_bytes(self, run: Any) -> int | None:
+        return self._cost(run).peak_bytes
+
     def untouched(self) -> bool:
         return not self._touched
 
@@ -75,6 +85,9 @@ class HostClock:
         return us, us, us
 
     def captured(self, run: Any) -> None:
+        return None
+
+    def peak_bytes(self, run: Any) -> None:
         return None
 
     def untouched(self) -> bool:

@@ -28,7 +28,20 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             return (end.at - self.at) / 1e3
 
     buffer = SimpleNamespace(zero_=lambda: noted.append("flush"))
-    cuda = SimpleNamespace(Event=Event, synchronize=lambda: noted.append("wait"), current_stream=lambda: "own stream")
+    memory = SimpleNamespace(allocated=100, peak=0)
+
+    def reset_peak() -> None:
+        memory.peak = memory.allocated
+
+    cuda = SimpleNamespace(
+        Event=Event,
+        synchronize=lambda: noted.append("wait"),
+        current_stream=lambda: "own stream",
+        memory_allocated=lambda: memory.allocated,
+        max_memory_allocated=lambda: memory.peak,
+        reset_peak_memory_stats=reset_peak,
+    )
+    state.memory = memory
     monkeypatch.setattr(clocks, "torch", SimpleNamespace(cuda=cuda, empty=lambda *a, **k: buffer, int8=None))
     library = SimpleNamespace(cuCtxResetPersistingL2Cache=lambda: noted.append("reset") or int(state.failed))
     monkeypatch.setattr(clocks.ctypes, "CDLL", lambda name: library)
@@ -160,3 +173,18 @@ def test_a_replaced_method_of_events_or_a_replaced_host_clock_is_noticed(
         patch.setattr(time, "perf_counter", lambda: 0.0)
         assert not clock.untouched()
     assert clock.untouched()
+
+
+def test_the_peak_memory_of_a_call_is_what_it_allocates_and_not_what_was_there(gpu: SimpleNamespace) -> None:
+    clock = clocks.CudaClock()
+    gpu.memory.peak = 900
+
+    def call() -> None:
+        gpu.memory.allocated += 30
+        gpu.memory.peak = max(gpu.memory.peak, gpu.memory.allocated)
+        gpu.memory.allocated -= 30
+
+    assert clock.peak_bytes(call) == 30
+    # Functions that a candidate replaces have no effect.
+    gpu.cuda.max_memory_allocated = lambda: 0
+    assert clock.peak_bytes(call) == 30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -22,11 +23,11 @@ def held(
     seed: int = 0,
     touched: bool = False,
     least_us: float = 0.0,
-    **more: float,
+    **more: Any,
 ) -> Timing:
     x = torch.linspace(-3, 3, 50)
     candidate = Costing(lambda: work(x), us, **more)
-    own = Costing(lambda: torch.tanh(x), eager, graph_us=8.0)
+    own = Costing(lambda: torch.tanh(x), eager, graph_us=8.0, peak_bytes=3000)
     compiled = {"compile": Compiled(Costing(lambda: torch.tanh(x), 0.8 * eager), "", 3.0)}
     contest = Contenders(candidate, own, {"x": x}, compiled=compiled, bound_us=20.0, least_us=least_us)
     return run_paired_benchmark(contest, FakeClock(candidate, seed=seed, touched=touched), 0.0)
@@ -43,6 +44,12 @@ def test_a_faster_candidate_is_told_against_every_baseline() -> None:
     assert timing.noise.low < timing.noise.high
     assert timing.warm_us == pytest.approx(40.0, rel=0.05)
     assert timing.graph_us is None, "only short calls are replayed"
+
+
+def test_the_peak_memory_is_compared_with_the_users_code_where_it_is_measured() -> None:
+    assert held(40.0, peak_bytes=1000).more_bytes("eager") == -2000
+    assert held(40.0, peak_bytes=1000).more_bytes("compile") is None, "its memory is unknown"
+    assert held(40.0).more_bytes("eager") is None
 
 
 def test_the_same_code_is_the_same_and_three_percent_more_is_never_faster() -> None:

@@ -165,6 +165,11 @@ export class Window {
     return text.reduce((found, one) => found.filter({ hasText: one }), rows).first();
   }
 
+  /** The row of the step that an active run tries now, by its stage. */
+  trial(stage) {
+    return this.page.locator(".pane-body .monaco-list-row", { has: this.page.locator(".codicon-loading") }).filter({ hasText: stage }).first();
+  }
+
   /** A visible message, as a toast or in the notification centre. */
   seen(text) {
     return this.page.locator(".notification-list-item:visible", { hasText: text }).first();
@@ -198,6 +203,21 @@ export class Window {
 
   line(text) {
     return this.page.locator(".view-line", { hasText: text }).first();
+  }
+
+  /** Waits until a line is completely inside its editor and not covered. Returns the pixels from the top of the editor. */
+  async visibleAt(text) {
+    let place;
+    await until(`${text} is visible`, async () => {
+      place = await this.line(text).evaluate((line) => {
+        const [inner, outer] = [line, line.closest(".editor-instance")].map((element) => element.getBoundingClientRect());
+        const shown = document.elementFromPoint(inner.left + 20, inner.top + inner.height / 2);
+        const isInside = inner.top >= outer.top && inner.bottom <= Math.min(outer.bottom, window.innerHeight);
+        return isInside && line.contains(shown) ? Math.round(inner.top - outer.top) : null;
+      }, undefined, { timeout: 1000 });
+      return place !== null;
+    }, 20_000);
+    return place;
   }
 
   async ready() {
@@ -265,6 +285,29 @@ export class Window {
     await this.page.keyboard.press("Escape");
     await input.waitFor({ state: "hidden" });
     return titles;
+  }
+
+  /** Clicks, and returns the milliseconds from the click until the lenses of the window match `pattern`, as the page sees both. */
+  async timedClick(locator, pattern) {
+    await locator.waitFor();
+    await this.page.evaluate(([source, milliseconds]) => {
+      const isShown = () => [...document.querySelectorAll(".codelens-decoration")].some(({ textContent }) => new RegExp(source).test(textContent));
+      window.mtmcClickToLens = new Promise((resolve, reject) => {
+        setTimeout(() => { reject(new Error(`no lens shows ${source}`)); }, milliseconds);
+        document.addEventListener("mousedown", () => {
+          const clicked = performance.now();
+          const observer = new MutationObserver(() => {
+            if (!isShown()) return;
+            observer.disconnect();
+            resolve(performance.now() - clicked);
+          });
+          observer.observe(document.body, { subtree: true, childList: true, characterData: true });
+        }, { capture: true, once: true });
+      });
+      window.mtmcClickToLens.catch(() => undefined);
+    }, [pattern.source, TIMEOUT_MS]);
+    await locator.click();
+    return this.page.evaluate(() => window.mtmcClickToLens);
   }
 
   /** Clicks and counts the click. */

@@ -53,6 +53,29 @@ export async function run(scenario) {
       await w.shot("failure-row");
       await w.command("Notifications: Clear All Notifications");
     });
+    await scenario(w, "a syntax error is marked at its line, and Optimize names that line", async () => {
+      await w.file(join(one, "failing.py"));
+      await w.line("scores = ").click();
+      await page.keyboard.press("End");
+      await page.keyboard.type(" +");
+      const mark = page.locator(".squiggly-error").first();
+      await until("the mark is in the edited line", async () => {
+        const [line, squiggle] = [await w.line("scores = ").boundingBox(), await mark.boundingBox()];
+        return Math.abs(line.y - squiggle.y) < line.height;
+      });
+      await w.command("MTMC: Optimize to Triton kernel");
+      await w.message("Line 6 has a syntax error: invalid syntax. Fix it first.");
+      await w.command("Problems: Focus on Problems View");
+      await page.locator(".markers-panel .monaco-list-row", { hasText: "syntax-error" }).first().waitFor();
+      await w.shot("syntax-error");
+      await w.line("scores = ").click();
+      await page.keyboard.press("End");
+      for (let index = 0; index < 2; index++) await page.keyboard.press("Backspace");
+      await until("the file is as it was", async () => readFileSync(join(one, "failing.py"), "utf8") === FAILING);
+      await page.locator(".markers-panel .monaco-list-row", { hasText: "syntax-error" }).first().waitFor({ state: "detached" });
+      await w.command("View: Hide Panel");
+      await w.command("Notifications: Clear All Notifications");
+    });
     await scenario(w, "editing the function stops its run", async () => {
       await w.file(join(one, "endless.py"));
       await w.lightbulb("torch.tanh", "Optimize to Triton kernel");

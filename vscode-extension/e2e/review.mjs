@@ -4,13 +4,13 @@ import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { Editor, LONG, PYTHON, retry, until } from "./editor.mjs";
 import { isBusy } from "./load.mjs";
-import { BLOCK, KERNEL, expected } from "./samples.mjs";
+import { BLOCK, KERNEL, TALL, expected } from "./samples.mjs";
 
 export async function run(scenario) {
   const machine = { "mtmc.serverPython": PYTHON, "mtmc.python": PYTHON, "mtmc.archs": ["sm_90"] };
   const editor = await Editor.start({ machine, flags: ["--disable-workspace-trust"] });
   try {
-    const workspace = editor.folder("work", { "pyproject.toml": "", "model.py": BLOCK, "copying.py": KERNEL });
+    const workspace = editor.folder("work", { "pyproject.toml": "", "model.py": BLOCK, "copying.py": KERNEL, "tall.py": TALL });
     const model = join(workspace, "model.py");
     const text = () => readFileSync(model, "utf8");
     const folder = editor.folder("expected", { "pyproject.toml": "" });
@@ -32,7 +32,11 @@ export async function run(scenario) {
     });
     await scenario(w, "the light bulb optimises: three steps are pending, and the file is unchanged", async () => {
       await w.lightbulb("scores = ", "Optimize to Triton kernel");
+      // The step that is tried now is the last row, below the version that it begins with.
+      await w.trial(/verifying|compiling/).waitFor({ timeout: LONG });
       await w.thread("1/").waitFor({ timeout: LONG });
+      await w.status.filter({ hasText: /steps? accepted · \d+ s/ }).waitFor({ timeout: LONG });
+      await w.row("1/").waitFor();
       await w.shot("running");
       await w.status.filter({ hasText: "CPU: verified, not timed" }).waitFor({ timeout: LONG });
       await w.thread("1/3 ").waitFor();
@@ -73,11 +77,24 @@ export async function run(scenario) {
       await page.keyboard.press("Escape");
     });
     await scenario(w, "pending steps are restored after a reload", async () => {
+      await w.reviewPage("1/3 ");
       await page.reload();
       await w.thread("1/3 ").waitFor();
-      // By key: a reload may close the page.
-      await w.keys("scores = ", "r");
       await w.reviewPage("1/3 ");
+      assert.equal(await page.locator(".tab", { hasText: "Review of block" }).count(), 1, "the page is open once");
+    });
+    await scenario(w, "a reviewed step is marked in the lens, on its page and in the tree, also after a reload", async () => {
+      await w.command("MTMC: Focus on Runs View");
+      await w.keys("scores = ", "v");
+      await w.thread(/1\/3 .* · reviewed/).waitFor();
+      await w.reviewPage("· reviewed");
+      await w.row("1/3 ", "reviewed").waitFor();
+      await w.shot("reviewed");
+      await page.reload();
+      await w.thread(/1\/3 .* · reviewed/).waitFor();
+      await w.reviewPage("· reviewed");
+      await w.pageButton("✓ Reviewed").click();
+      await w.thread(/1\/3 .* · verified(?! · reviewed)/).waitFor();
     });
     await scenario(w, "diff editors show one step, all steps, and the steps up to one against all", async () => {
       await w.button("1/3 ", "Diff").click();
@@ -149,6 +166,30 @@ export async function run(scenario) {
       await until("steps 1 and 3 are on disk", async () => text() === both);
       await w.shot("kept");
     });
+    await scenario(w, "undo in the editor after a keep and after an undo: the steps follow the text", async () => {
+      const kept = text();
+      await w.thread("2 steps kept").waitFor();
+      await w.line("def block").click();
+      await page.keyboard.press("Control+z");
+      await w.thread("2/2 ").waitFor();
+      await page.keyboard.press("Control+Shift+z");
+      await w.thread("2 steps kept").waitFor();
+      await w.button("2 steps kept", "Undo$").click();
+      await w.thread("1 step kept").waitFor();
+      await until("the file has one step", async () => text() !== kept && text() !== BLOCK);
+      const one = text();
+      await w.line("def block").click();
+      await page.keyboard.press("Control+z");
+      await w.thread("2 steps kept").waitFor();
+      await until("the file has both again", async () => text() === kept);
+      // The text is that of a run in which the step is pending.
+      await page.keyboard.press("Control+Shift+z");
+      await w.thread("2/2 ").waitFor();
+      await until("the file has one step again", async () => text() === one);
+      await page.keyboard.press("Control+z");
+      await w.thread("2 steps kept").waitFor();
+      await until("the file has both", async () => text() === kept);
+    });
     await scenario(w, "undo all restores every byte, and the steps are pending again", async () => {
       await w.command("MTMC: Undo all steps");
       await w.thread("1/2 ").waitFor();
@@ -191,9 +232,59 @@ export async function run(scenario) {
         await past.waitFor({ timeout: 4 * patience });
       }, () => undefined);
       await w.shot("history");
-      await page.locator(".pane-body .monaco-list-row[aria-level='2']", { hasText: "model.py · not timed ·" }).first().click();
+      await page.locator(".pane-body .monaco-list-row[aria-level='2']", { hasText: "model.py · not timed ·" }).last().click();
       const frame = await w.report(/block/);
       await until("it is the earlier run", async () => (await frame.locator("section.step").count()) === 3);
+      await w.command("View: Close All Editors");
+    });
+    await scenario(w, "the function's first line is visible in all review states, in windows of two sizes", async () => {
+      const tall = join(workspace, "tall.py");
+      await w.file(tall);
+      await w.command("MTMC: Focus on Runs View");
+      await page.keyboard.press("Control+g");
+      await page.keyboard.type("98");
+      await page.keyboard.press("Enter");
+      await w.lightbulb("torch.sigmoid", "Optimize to Triton kernel");
+      await w.thread("1/2 ").waitFor({ timeout: LONG });
+      await w.status.filter({ hasText: "2 pending steps" }).waitFor({ timeout: LONG });
+      const seen = async (size, state) => console.log(`   ${size.join(" x ")}, ${state}: ${await w.visibleAt("def pair")} px below the top of the editor`);
+      for (const size of [[1440, 900], [1024, 768]]) {
+        const [width, height] = size;
+        await page.setViewportSize({ width, height });
+        await w.command("MTMC: Review the pending step");
+        await w.reviewPage("1/2 ");
+        await seen(size, "first step");
+        await w.pageButton("Next").click();
+        await w.reviewPage("2/2 ");
+        await seen(size, "second step");
+        await w.pageButton("Previous").click();
+        await w.reviewPage("1/2 ");
+        // On the page: in a narrow editor, the end of the lenses is outside, and the browser would scroll the editor to it.
+        await w.pageButton("Keep$").click();
+        await w.thread("2/2 ").waitFor();
+        await seen(size, "after keep");
+        // At its start: the browser would scroll the editor to the middle of a long line.
+        await w.line("def pair").click({ position: { x: 60, y: 5 } });
+        await page.keyboard.press("Control+z");
+        await w.thread("1/2 ").waitFor();
+        await seen(size, "after undo in the editor");
+      }
+      await w.pageButton("Discard").click();
+      await w.thread("1/1 ").waitFor();
+      await seen([1024, 768], "after discard");
+      await until("the other step is verified", async () => /· verified/.test(await w.thread("1/1 ").innerText()), LONG);
+      await w.reviewPage("checks passed");
+      await retry(async (patience) => {
+        // The lenses are drawn again when the step is verified, which can lose a click.
+        await w.pageButton("Keep$").click({ timeout: 4 * patience });
+        await w.thread("1 step kept").waitFor({ timeout: 4 * patience });
+      }, () => undefined);
+      await seen([1024, 768], "all kept");
+      await w.shot("kept-small");
+      await w.keys("def pair", "u");
+      await until("the file is as it was", async () => readFileSync(tall, "utf8") === TALL);
+      await seen([1024, 768], "after undo");
+      await page.setViewportSize({ width: 1440, height: 900 });
       await w.command("View: Close All Editors");
     });
     await scenario(w, "static checks are shown as diagnostics, and explained", async () => {

@@ -9,7 +9,7 @@ import { SHOTS } from "./editor.mjs";
 import { readArguments, repeatRuns } from "./repeat.mjs";
 
 /** Parts with time measurements run first and alone. */
-const ALONE = ["load"];
+const ALONE = ["load", "removal"];
 /** Each part has its own editor. Two lanes run concurrently, to use two cores while imports block. */
 const LANES = [["life"], ["review", "start", "trust"]];
 const PARTS = [...ALONE, ...LANES.flat()];

@@ -17,6 +17,22 @@ def block(x):
     return torch.exp(-mixed) / (1.0 + mixed)
 `;
 
+/** Five steps, to take several of them out. */
+export const LADDER = `import torch
+
+
+# mtmc: x=f32[B,C] B=8 C=32
+def ladder(x):
+    a = torch.sort(torch.relu(x) + 1.0, -1).values
+    b = torch.sort(torch.sigmoid(a) * a, 0).values
+    c = torch.sort(torch.tanh(b) - b, -1).values
+    d = torch.sort(torch.exp(-c) * (1.0 + c), 0).values
+    e = torch.sort(torch.cos(d + 1.0) * d, -1).values
+    f = torch.sort(torch.relu(e - 0.5) * 2.0, 0).values
+    g = torch.sort(torch.abs(f) + torch.sigmoid(f), -1).values
+    return torch.softmax(g * 0.5, -1)
+`;
+
 /** The first two steps of BLOCK. */
 export const PAIR = `import torch
 
@@ -27,6 +43,9 @@ def pair(x):
     ranked = torch.sort(scores, -1).values
     return torch.sigmoid(ranked) * ranked
 `;
+
+/** PAIR in the middle of a long file, so that its function has to be scrolled into view. */
+export const TALL = PAIR.replace("\n\n\n# mtmc", `\n\n${"# A line above.\n".repeat(90)}\n\n# mtmc`) + `\n\n${"# A line below.\n".repeat(90)}`;
 
 /** One step. */
 export const SMALL = `import torch

@@ -47,7 +47,7 @@ class Extension implements vscode.Disposable {
     const folder = vscode.Uri.joinPath(context.globalStorageUri, "server").fsPath;
     this.server = new Server(folder, context.asAbsolutePath("dist/server"), (command, args, next) => this.execute(command, args, next));
     this.runs = new Runs(this.server, context.workspaceState);
-    this.pages = new ReviewPages(this.runs, this.server);
+    this.pages = new ReviewPages(this.runs, this.server, context.workspaceState);
     this.diffs = new Diffs(this.server, this.runs);
     this.report = new Report(vscode.Uri.joinPath(context.extensionUri, "dist"), this.server, this.runs);
     const views = [new RunsView(this.runs), new Status(this.server, this.runs), this.pages, this.diffs, this.report];

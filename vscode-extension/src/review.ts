@@ -3,11 +3,15 @@
 import * as vscode from "vscode";
 import { isSearch, neighbour, pendingText, selectedStep, type Argument, type Review } from "./core/model";
 import { page, type Page } from "./core/page";
+import { stepOf } from "./diff";
 import type { Server } from "./server";
 import type { Runs } from "./state";
 
 /** URI scheme of review pages. A page stays open from step to step, so its URI names only the function. */
 export const REVIEW_SCHEME = "mtmc-review";
+
+/** Key of the stored list of functions with an open page. VS Code does not reopen pages after a window reload. */
+const OPEN_PAGES = "openPages";
 
 /** The function of a review page; undefined for other documents. */
 export function targetOf(uri: vscode.Uri | undefined): Argument | undefined {
@@ -44,13 +48,20 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
   private readonly whole = new Set<string>();
   /** Number of kept steps of each review when it was last seen. */
   private readonly kept = new Map<string, number>();
+  /** Functions whose page was open before the window was reloaded. */
+  private readonly reopened: Set<string>;
   private readonly subscriptions: vscode.Disposable[];
 
   constructor(
     private readonly runs: Runs,
     private readonly server: Server,
+    private readonly storage: vscode.Memento,
   ) {
+    this.reopened = new Set(storage.get<string[]>(OPEN_PAGES, []));
     this.subscriptions = [
+      vscode.window.tabGroups.onDidChangeTabs(() => {
+        if (this.reopened.size === 0) void this.storage.update(OPEN_PAGES, this.openPages().map(keyOf));
+      }),
       vscode.workspace.registerTextDocumentContentProvider(REVIEW_SCHEME, this),
       vscode.languages.registerCodeLensProvider({ scheme: REVIEW_SCHEME }, this),
       vscode.window.registerFileDecorationProvider(this),
@@ -111,6 +122,7 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
     titles.push(["Diff", "diff"]);
     if (neighbour(review, false) !== undefined) titles.push(["Previous", "previousPending"]);
     if (neighbour(review, true) !== undefined) titles.push(["Next", "nextPending"], [`Keep all ${review.pending.length}`, "keepAll"]);
+    titles.push([step.reviewed ? "✓ Reviewed" : "Mark reviewed", "markReviewed"]);
     titles.push([this.whole.has(keyOf(review)) ? "Fold" : "Show all lines", "showAllLines"]);
     const range = new vscode.Range(0, 0, 0, 0);
     return titles.map(([title, name]) => new vscode.CodeLens(range, { title, command: `mtmc.${name}`, arguments: [{ uri, target, step: step.index }] }));
@@ -129,7 +141,9 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
     if (review === undefined || selectedStep(review) === undefined) return;
     const file = vscode.window.visibleTextEditors.find(({ document }) => document.uri.toString() === review.uri);
     const viewColumn = file?.viewColumn === vscode.ViewColumn.One ? vscode.ViewColumn.Two : vscode.ViewColumn.Beside;
+    const before = this.shown.get(keyOf(review));
     this.shown.set(keyOf(review), stateOf(review));
+    if (before !== undefined && before !== stateOf(review)) this.changed.fire(uriOf(review));
     await this.closePages((other) => keyOf(other) !== keyOf(review));
     await vscode.window.showTextDocument(uriOf(review), { viewColumn, preserveFocus, preview: false });
     keepVisible(review);
@@ -146,6 +160,7 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
       const key = keyOf(review);
       const isPending = selectedStep(review) !== undefined && !review.stale;
       if (isPending && this.searched.delete(key)) this.openAfterRun(review);
+      if (isPending && this.reopened.delete(key)) this.reopen(review);
       if (isPending && this.shown.has(key) && this.shown.get(key) !== stateOf(review)) {
         this.shown.set(key, stateOf(review));
         this.changed.fire(uriOf(review));
@@ -160,10 +175,21 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
     this.updateContexts();
   }
 
+  /** The functions with an open page. */
+  private openPages(): Argument[] {
+    const tabs = vscode.window.tabGroups.all.flatMap((group) => group.tabs);
+    return tabs.flatMap((tab) => (tab.input instanceof vscode.TabInputText ? (targetOf(tab.input.uri) ?? []) : []));
+  }
+
+  /** Opens the page of a function again that was open before the window was reloaded, if the function is still visible. */
+  private reopen(review: Review): void {
+    const isOpen = this.openPages().some((of) => keyOf(of) === keyOf(review));
+    if (!isOpen && isShown(review)) void this.open(review, true);
+  }
+
   private openAfterRun(review: Review): void {
-    const isVisible = vscode.window.visibleTextEditors.some(({ document }) => document.uri.toString() === review.uri);
     const setting = vscode.workspace.getConfiguration("mtmc").get<string>("review", "beside");
-    if (isVisible && setting === "beside") void this.open(review, true);
+    if (isShown(review) && setting === "beside") void this.open(review, true);
   }
 
   /** Closes the pages of some functions. */
@@ -191,7 +217,7 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
 
   private updateContexts(): void {
     const document = vscode.window.activeTextEditor?.document.uri;
-    const uri = targetOf(document)?.uri ?? document?.toString();
+    const uri = (targetOf(document) ?? stepOf(document))?.uri ?? document?.toString();
     const here = this.runs.reviews.filter((review) => review.uri === uri);
     const isPending = (review: Review): boolean => review.pending.length > 0 && !review.stale;
     const contexts = {
@@ -211,14 +237,20 @@ export class ReviewPages implements vscode.TextDocumentContentProvider, vscode.C
   }
 }
 
+/** Whether an editor shows the file of a review. */
+function isShown(review: Review): boolean {
+  return vscode.window.visibleTextEditors.some(({ document }) => document.uri.toString() === review.uri);
+}
+
 /** Identifies what a page shows. */
 function stateOf(review: Review): string {
   const step = selectedStep(review);
-  return [review.run.run, step?.index, step?.position, step?.numbers].join("#");
+  return [review.run.run, step?.index, step?.position, step?.numbers, step?.reviewed].join("#");
 }
 
-/** Keeps the function on the screen: keeping or undoing a step moves it. */
+/** Keeps the function on the screen: keeping or undoing a step moves it, and undo in the editor scrolls to the end of a line. */
 function keepVisible(review: Review): void {
   const editor = vscode.window.visibleTextEditors.find(({ document }) => document.uri.toString() === review.uri);
-  editor?.revealRange(new vscode.Range(review.line, 0, review.line, 0), vscode.TextEditorRevealType.InCenterIfOutsideViewport);
+  // For a range of two lines, VS Code also scrolls to the first column.
+  editor?.revealRange(new vscode.Range(review.line, 0, review.line + 1, 0), vscode.TextEditorRevealType.InCenterIfOutsideViewport);
 }

@@ -20,6 +20,12 @@ type Protocol = typeof import("vscode-languageclient/node");
 const MAX_RESTARTS = 4;
 const RESTART_WINDOW_MS = 180_000;
 
+/** Whether Pylance marks syntax errors, so that each is marked once. */
+function pylanceIsUsed(): boolean {
+  const choice = vscode.workspace.getConfiguration("python").get("languageServer", "Default");
+  return vscode.extensions.getExtension("ms-python.vscode-pylance") !== undefined && ["Default", "Pylance"].includes(choice);
+}
+
 /** State of the server. */
 export type ServerState = "stopped" | "installing" | "starting" | "ready" | "failed";
 
@@ -116,7 +122,7 @@ export class Server implements vscode.Disposable {
       documentSelector: [{ scheme: "file", language: "python" }],
       outputChannel: this.log,
       traceOutputChannel: this.tracing.channel,
-      initializationOptions: { trusted: vscode.workspace.isTrusted, runState: true, diffView: true, offersWorkload: true, showsResults: true },
+      initializationOptions: { trusted: vscode.workspace.isTrusted, runState: true, diffView: true, offersWorkload: true, showsResults: true, marksSyntaxErrors: pylanceIsUsed() },
       errorHandler: this.errorHandler(protocol, () => hasRun),
       // `begin` reports the failure.
       initializationFailedHandler: () => false,

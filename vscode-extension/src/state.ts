@@ -8,6 +8,9 @@ import type { Server } from "./server";
 /** Delay after the last change before the review state is requested. */
 const SETTLE_MS = 150;
 
+/** Maximum delay after the first change: a run reports changes more often than that. */
+const LATEST_MS = 500;
+
 /** Key of the stored list of files with pending steps, which is restored after a window reload. */
 const PENDING_FILES = "pendingFiles";
 
@@ -28,6 +31,8 @@ export class Runs implements vscode.Disposable {
   private readonly changed = new vscode.EventEmitter<void>();
   private readonly subscriptions: vscode.Disposable[];
   private timer: NodeJS.Timeout | undefined;
+  /** When the first change happened that the review state does not contain yet. */
+  private changedAt: number | undefined;
   /** Resolves when the stored files are open; before that, the list is not overwritten. */
   private restored: Promise<void> | undefined;
   readonly onChange = this.changed.event;
@@ -133,7 +138,12 @@ export class Runs implements vscode.Disposable {
 
   private scheduleRefresh(): void {
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => void this.refresh(), SETTLE_MS);
+    const now = Date.now();
+    this.changedAt ??= now;
+    this.timer = setTimeout(() => {
+      this.changedAt = undefined;
+      void this.refresh();
+    }, Math.max(0, Math.min(SETTLE_MS, this.changedAt + LATEST_MS - now)));
   }
 
   /** Requests the current review state. */
@@ -147,6 +157,8 @@ export class Runs implements vscode.Disposable {
       const newest = this.reviews.map((review) => `${review.uri} ${review.run.run}`).join("\n");
       if (newest !== this.newest) {
         this.newest = newest;
+        // The steps are shown at once.
+        this.changed.fire();
         this.past = await this.server.history();
       }
     } catch (error) {

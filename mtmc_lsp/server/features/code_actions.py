@@ -16,6 +16,7 @@ from mtmc_lsp.core.run import RunStatus
 from mtmc_lsp.core.workload import TargetKind
 from mtmc_lsp.report.phrases import compiler_line
 from mtmc_lsp.server.edits import workspace_edit
+from mtmc_lsp.server.failures.syntax import target_error
 from mtmc_lsp.server.features.quick_fixes import quick_fixes
 from mtmc_lsp.server.features.steps.wording import position, step_title
 from mtmc_lsp.server.handshake import CODE_ACTION_KIND as KIND
@@ -32,7 +33,18 @@ from mtmc_lsp.source.torch_compile.decorator import add_compile_decorator
 from mtmc_lsp.source.workload.suggestion import suggest_directive
 
 REVIEW_KIND = f"{KIND}.review"
-REVIEW_NAMES = ("keep", "keepAll", "discard", "undo", "undoAll", "diff", "tryAnother", "preview", "resume")
+REVIEW_NAMES = (
+    "keep",
+    "keepAll",
+    "discard",
+    "undo",
+    "undoAll",
+    "diff",
+    "tryAnother",
+    "markReviewed",
+    "preview",
+    "resume",
+)
 USE_COMPILER = "useCompiler"
 """The action that adds ``@torch.compile`` to the target."""
 EDITS = ("addWorkload", USE_COMPILER)
@@ -119,7 +131,9 @@ def _offers(ls: Server, document: Document, entry: OutlineEntry) -> list[_Offer]
         _Offer("measure", "Measure this function", disabled_reason or kernel_reason),
         _Offer("verify", "Verify against reference", disabled_reason or no_kernel_reason),
         _Offer(
-            "addWorkload", "Add a workload directive", _syntax_error_reason(entry) or kernel_reason or directive_reason
+            "addWorkload",
+            "Add a workload directive",
+            target_error(document, entry) or kernel_reason or directive_reason,
         ),
         _Offer("record", "Record inputs from a command", disabled_reason or kernel_reason),
     ]
@@ -134,16 +148,12 @@ def _optimize_title(ls: Server, document: Document, entry: OutlineEntry) -> str:
 
 def _disabled_reason(ls: Server, document: Document, entry: OutlineEntry) -> str:
     """Why the target cannot be optimised now, with the remedy; empty if it can."""
-    if reason := _syntax_error_reason(entry):
+    if reason := target_error(document, entry):
         return reason
     if not document.path or not os.path.isfile(document.path):
         return "The file does not exist on disk. Save it first."
     job = ls.jobs.for_target(document.path, entry.target.qualname)
     return f"A job for it is already active: {job.title}. Wait for it or cancel it." if job is not None else ""
-
-
-def _syntax_error_reason(entry: OutlineEntry) -> str:
-    return f"{entry.target.qualname} has a syntax error. Fix it first." if entry.is_broken else ""
 
 
 def _review_offers(ls: Server, document: Document, entry: OutlineEntry) -> list[_Offer]:
@@ -167,6 +177,10 @@ def _review_offers(ls: Server, document: Document, entry: OutlineEntry) -> list[
             _Offer("diff", f"Diff of {title}"),
             _Offer("discard", f"Discard {title}", stale_reason or active_reason),
             _Offer("tryAnother", f"Retry: another step instead of {title}", stale_reason or active_reason),
+            _Offer(
+                "markReviewed",
+                f"Mark {title} as {'not ' if ls.reviews.is_reviewed(review_state.review, step) else ''}reviewed",
+            ),
             _Offer("keepAll", f"Keep all {len(review_state.pending)} steps", stale_reason),
         ]
         if not ls.options.diff_view:

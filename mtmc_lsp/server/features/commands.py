@@ -16,6 +16,7 @@ from pygls.exceptions import JsonRpcInvalidParams
 from mtmc_lsp.core.action import capitalized
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.server.failures.failure import failure_text
+from mtmc_lsp.server.failures.syntax import error_near, target_error
 from mtmc_lsp.server.features.code_actions import directive_edit, proposed_directive
 from mtmc_lsp.server.jobs import Job
 from mtmc_lsp.server.kernels_file.texts import is_unsaved, whole_text
@@ -24,7 +25,7 @@ from mtmc_lsp.server.server import CERTIFY, RUN_JOBS, Server
 from mtmc_lsp.server.text import ERRORS, Document
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import OutlineEntry
-from mtmc_lsp.source.syntax import first_error, line_start, parse
+from mtmc_lsp.source.syntax import line_start
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.source.workload.directive import parse_directive
 
@@ -205,15 +206,11 @@ def target_at(ls: Server, params: Any) -> dict[str, str] | None:
     if document is None:
         return None
     entry = document.outline.target_at(line)
-    if entry is not None and not entry.is_broken:
+    error = target_error(document, entry) if entry is not None else error_near(document, line)
+    if error:
+        return {"target": "", "reason": error}
+    if entry is not None:
         return {"target": entry.target.qualname, "reason": ""}
-    error = first_error(parse(document.text.data))
-    if error is not None:
-        where = f"line {error.start_point[0] + 1}"
-        return {
-            "target": "",
-            "reason": f"The file has a syntax error near {where}. Fix it, then run the command again.",
-        }
     names = ", ".join(item.target.qualname for item in document.outline.targets[:5])
     found = f" This file has {names}." if names else " This file has none."
     return {"target": "", "reason": f"Put the cursor in a PyTorch function or module.{found}"}

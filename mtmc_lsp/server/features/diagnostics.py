@@ -13,6 +13,7 @@ from mtmc_lsp.core.run import RunStatus
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.docs import page
 from mtmc_lsp.server.failures.feature import failure_diagnostics
+from mtmc_lsp.server.failures.syntax import syntax_diagnostics
 from mtmc_lsp.server.handshake import SOURCE
 from mtmc_lsp.server.kernels_file.texts import block_place, whole_text
 from mtmc_lsp.server.reviews import ReviewState
@@ -30,7 +31,7 @@ NOT_ANALYSED = "not-analysed"
 PUSH_SECONDS = 0.01
 """Minimum time between two pushes: the first edit of a burst is checked immediately, the others together."""
 SETTLE_SECONDS = 0.5
-"""Time without edits before a file with errors is outlined completely."""
+"""Time without edits before syntax errors are marked, and a file with errors is outlined completely."""
 
 
 def register(server: Server) -> None:
@@ -61,13 +62,21 @@ def did_change(ls: Server, params: lsp.DidChangeTextDocumentParams) -> None:
         for listener in ls.change_listeners:
             listener(document)
         ls.refresh_dependents(document.path)
-        if document.settle_timer is not None:
-            document.settle_timer.cancel()
-        document.settle_timer = asyncio.get_running_loop().call_later(SETTLE_SECONDS, _settle, ls, document)
+        settle_later(ls, document)
+
+
+def settle_later(ls: Server, document: Document) -> None:
+    """Look for syntax errors, and outline a file that has some completely, once it is not edited for a moment."""
+    if document.settle_timer is not None:
+        document.settle_timer.cancel()
+    document.settle_timer = asyncio.get_running_loop().call_later(SETTLE_SECONDS, _settle, ls, document)
 
 
 def _settle(ls: Server, document: Document) -> None:
-    if ls.document(document.uri) is document and document.settle():
+    if ls.document(document.uri) is not document:
+        return
+    has_changed = document.settle()
+    if document.check_syntax() or has_changed:
         ls.refresh(document.uri)
 
 
@@ -118,7 +127,7 @@ def diagnostics_of(ls: Server, document: Document) -> list[lsp.Diagnostic]:
         if path == document.path and not verdict.is_correct and text == whole_text(ls, document, qualname):
             outlined = document.outline.find(qualname)
             diagnostics += [_incorrect(ls, document, outlined.target, verdict)] if outlined is not None else []
-    diagnostics += failure_diagnostics(ls, document)
+    diagnostics += [*failure_diagnostics(ls, document), *syntax_diagnostics(ls, document)]
     ignored = ls.settings.ignored_checks
     diagnostics += [
         diagnostic_of(document, start, item) for start, item in document.findings if item.code not in ignored

@@ -10,6 +10,7 @@ from lsprotocol import types as lsp
 
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import STORE
+from mtmc_lsp.server.features.diagnostics import settle_later
 from mtmc_lsp.server.options import SECTION, read_options, read_settings
 from mtmc_lsp.server.server import Server
 from mtmc_lsp.server.text import path_of
@@ -87,9 +88,10 @@ async def _read_configuration(ls: Server, pushed: object) -> None:
 
 
 async def did_open(ls: Server, params: lsp.DidOpenTextDocumentParams) -> None:
-    """Load the stored runs of the file, and prepare the workers of a first run."""
+    """Load the stored runs of the file, look for syntax errors, and prepare the workers of a first run."""
     document = ls.document(params.text_document.uri)
     if document is not None:
+        settle_later(ls, document)
         ls.warm_up(document)
         await ls.load_reviews(document)
 

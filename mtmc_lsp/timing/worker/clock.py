@@ -41,6 +41,9 @@ class Clock(Protocol):
     def captured(self, run: Run) -> Run | None:
         """The call as a replay of a CUDA graph; None if it cannot be captured."""
 
+    def peak_bytes(self, run: Run) -> int | None:
+        """The most memory of the device that one call allocates, beyond what is allocated before; None if unknown."""
+
     def untouched(self) -> bool:
         """Whether the timing functions are unchanged since before any candidate was loaded."""
 
@@ -58,6 +61,8 @@ class CudaClock:
         self._event, self._elapsed = torch.cuda.Event, torch.cuda.Event.elapsed_time
         self._record = torch.cuda.Event.record
         self._synchronize, self._now = torch.cuda.synchronize, time.perf_counter
+        self._allocated, self._peak = torch.cuda.memory_allocated, torch.cuda.max_memory_allocated
+        self._reset_peak = torch.cuda.reset_peak_memory_stats
         self._stream = torch.cuda.current_stream()
         self._buffer = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
         self._reset = _persisting_reset()
@@ -112,6 +117,17 @@ class CudaClock:
             return None
         replay: Run = graph.replay
         return replay
+
+    def peak_bytes(self, run: Run) -> int | None:
+        # Results of earlier calls are freed; what the call keeps from call to call is allocated before.
+        self._synchronize()
+        before = self._allocated()
+        self._reset_peak()
+        result = run()
+        self._synchronize()
+        peak = self._peak() - before
+        del result
+        return int(peak)
 
     def untouched(self) -> bool:
         # Functions in variables are compared by identity; methods read from a class are new objects each time.

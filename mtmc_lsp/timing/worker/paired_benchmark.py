@@ -100,6 +100,7 @@ def run_paired_benchmark(
         batch = warm(clock, setup.candidate, median)
         is_launched = median < SMALL_US or host > HOST_SHARE * median
         graphs = graph_medians(clock, contenders) if is_launched else {}
+        peaks = {name: clock.peak_bytes(run) for name, run in contenders.items()}
     retest.after()
     check_plausible(median, batch, setup.least_us)
     if not clock.untouched():
@@ -109,7 +110,7 @@ def run_paired_benchmark(
         raise MeasurementRejected(
             f"threads that it started still run after the candidate returned: {', '.join(running_threads)}"
         )
-    timing = summarise(samples, graphs, setup)
+    timing = summarise(samples, graphs, setup, peaks)
     method = f"{clock.method}, contenders interleaved in random order, medians"
     return replace(timing, warm_us=batch.event_us / batch.calls, method=method)
 
@@ -138,9 +139,16 @@ def check_plausible(median: float, batch: Warm, least_us: float) -> None:
 
 
 def summarise(
-    samples: Mapping[str, list[tuple[float, float]]], graphs: Mapping[str, float], setup: Contenders
+    samples: Mapping[str, list[tuple[float, float]]],
+    graphs: Mapping[str, float],
+    setup: Contenders,
+    peaks: Mapping[str, int | None],
 ) -> Timing:
-    """The timing of the candidate against every baseline, from the samples."""
+    """The timing of the candidate against every baseline, from the samples.
+
+    Args:
+        peaks: the most device memory that a call of each contender allocates.
+    """
     device_us = {name: [device for device, _ in values] for name, values in samples.items()}
     noise = ratio_of(device_us["control"], device_us["candidate"])
     baselines = []
@@ -151,7 +159,8 @@ def summarise(
             median = statistics.median(device_us[name])
             seconds = round(compiled.seconds, 3) if compiled is not None else None
             speed = speed_of(ratio, noise)
-            baselines.append(BaselineTime(name, median, ratio, speed, "", graphs.get(name), seconds))
+            graph_us, peak = graphs.get(name), peaks.get(name)
+            baselines.append(BaselineTime(name, median, ratio, speed, "", graph_us, seconds, peak))
         elif compiled is not None:
             baselines.append(BaselineTime(name, 0.0, None, note=compiled.note))
     best = min((b for b in baselines if b.name != "previous" and b.speedup), key=lambda b: b.median_us)
@@ -167,4 +176,5 @@ def summarise(
         roofline=min(1.0, setup.bound_us / median) if median else 0.0,
         host_us=statistics.median(host for _, host in samples["candidate"]),
         graph_us=graphs.get("candidate"),
+        peak_bytes=peaks.get("candidate"),
     )

@@ -60,6 +60,8 @@ export interface Step {
   readonly position: string;
   readonly outcome: string;
   readonly numbers: string;
+  /** Whether the user marked the lines that it adds as reviewed. */
+  readonly reviewed: boolean;
 }
 
 export interface Run {

@@ -54,7 +54,7 @@ export function page(step: Step, after: string, target: string, isWhole: boolean
       out.push(line);
     });
   };
-  note(`${step.position} ${step.title}`);
+  note(`${step.position} ${step.title}${step.reviewed ? " · reviewed" : ""}`);
   note(step.numbers);
   out.push("");
   const dispatch = dispatchOf(lines);

@@ -84,7 +84,7 @@ function pastStepRow(past: PastRun, step: PastStep): Row {
   return {
     id: `history#${past.run}#${step.index}`,
     label,
-    ...outcomeText(label, step.status, step.outcome),
+    ...outcomeText(label, step.status, step.status === "accepted" ? step.outcome : joinReason(step)),
     tooltip: [step.text, step.reason].filter((part) => part !== "").join("\n"),
     ...STEP_ICONS[step.status],
     context: "past-step",
@@ -130,8 +130,34 @@ function jobRow(job: JobState): Row {
     description: `${fileName(job.uri)} · ${text}`,
     tooltip: `${job.kind} of ${job.target}: ${text}`,
     icon: "sync~spin",
-    children: [],
+    children: activeTrial(job, []),
   };
+}
+
+/** The step that a run tries now: the last row below the version that it begins with. */
+function activeTrial(job: JobState, steps: readonly Step[]): Row[] {
+  if (job.step === 0 || steps.some(({ index }) => index === job.step)) return [];
+  const row = base(job, "trial");
+  return [{ ...row, id: `${row.id}#trial#${job.step}`, label: capitalized(job.action), description: job.stage, tooltip: `${job.action}: ${job.stage}`, icon: "loading~spin", children: [] }];
+}
+
+function capitalized(text: string): string {
+  return text.slice(0, 1).toUpperCase() + text.slice(1);
+}
+
+/** The trials of a run as a tree: those that were not accepted are below the version that they began with. */
+function trialRows(review: Review, job: JobState | undefined): Row[] {
+  const accepted = new Set(acceptedSteps(review).map(({ index }) => index));
+  const first: Row[] = [];
+  const versions: { row: Row; trials: Row[] }[] = [];
+  for (const step of review.run.steps) {
+    const row = stepRow(review, step);
+    if (accepted.has(step.index)) versions.push({ row, trials: [] });
+    else (versions.at(-1)?.trials ?? first).push(row);
+  }
+  if (job !== undefined) (versions.at(-1)?.trials ?? first).push(...activeTrial(job, review.run.steps));
+  // With another id than the row without trials: VS Code would keep that collapsed.
+  return [...first, ...versions.map(({ row, trials }) => (trials.length === 0 ? row : { ...row, id: `${row.id}#version`, children: trials }))];
 }
 
 function base(of: Argument, context: string): Pick<Row, "id" | "label" | "argument" | "context"> {
@@ -156,7 +182,7 @@ function runRow(review: Review, job: JobState | undefined, plan: Plan | undefine
     children: [
       // Collapsed, because the steps repeat most of it.
       ...(plan === undefined ? [] : [{ ...planRow(plan), id: `${plan.uri}#${plan.target}#planned`, isFolded: true }]),
-      ...run.steps.map((step) => stepRow(review, step)),
+      ...trialRows(review, job),
     ],
   };
 }
@@ -190,10 +216,11 @@ function stepRow(review: Review, step: Step): Row {
   // Only accepted steps are counted, here and everywhere else.
   const name = isAccepted ? `${step.position} ${step.title}` : step.action.text;
   const look = isPending
-    ? { icon: "circle-filled", colour: "charts.yellow", word: "pending" }
+    ? { icon: step.reviewed ? "eye" : "circle-filled", colour: "charts.yellow", word: step.reviewed ? "pending · reviewed" : "pending" }
     : isKept
       ? { icon: "pass-filled", colour: "testing.iconPassed", word: "kept" }
       : { ...STEP_ICONS[step.status], word: step.status };
+  const outcome = isAccepted ? joinParts(step.outcome, isPending && step.reviewed ? "reviewed" : "") : joinReason(step);
   const context = review.stale
     ? "step-stale"
     : isPending
@@ -205,14 +232,25 @@ function stepRow(review: Review, step: Step): Row {
     id: `${review.uri}#${review.target}#${step.index}`,
     label: name,
     // The row of the run already says that it was not timed.
-    ...outcomeText(name, look.word, step.timing === null ? step.outcome.replace(/^.* · /, "") : step.outcome),
+    ...outcomeText(name, look.word, isAccepted && step.timing === null ? outcome.replace(/^not timed · /, "") : outcome),
     tooltip: [isAccepted ? `${step.title}\n${step.numbers}` : step.action.text, step.action.rationale, step.reason].filter((part) => part !== "").join("\n"),
     icon: look.icon,
     ...(look.colour === undefined ? {} : { colour: look.colour }),
     context,
     argument,
-    children: [],
+    // Narrow views cut the reason off behind the name of the step.
+    ...(isAccepted || step.reason === "" ? { children: [] } : { children: [whyRow(review, step)], isFolded: true }),
   };
+}
+
+function whyRow(review: Review, { index, reason }: Step): Row {
+  const row = base(review, "reason");
+  return { ...row, id: `${row.id}#${index}#reason`, label: reason, description: "", tooltip: reason, icon: "", children: [] };
+}
+
+/** Why a trial was not accepted: `rejected: not faster: 0.98x (0.97 to 0.99) over eager`. */
+function joinReason({ status, reason }: Pick<Step, "status" | "reason">): string {
+  return reason === "" ? "" : `${status}: ${reason}`;
 }
 
 function planRow(plan: Plan): Row {

@@ -15,6 +15,7 @@ export function step(index: number, changes: Partial<Step> = {}): Step {
     position: index === 1 ? "1/2" : "2/2",
     outcome: "not timed · verified",
     numbers: "not timed: no GPU · exact to 1e-07 (yours 2e-07) · 1 checks passed in Triton's interpreter",
+    reviewed: false,
     ...changes,
   };
 }

@@ -1,21 +1,37 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { fileName, rows } from "../core/tree";
+import { fileName, rows, type Row } from "../core/tree";
 import type { PastRun } from "../core/model";
 import { job, review, step } from "./samples";
 
 test("the context of each row matches its available commands", () => {
   const [row] = rows([review({ kept: [1], pending: [3, 4], run: { ...review().run, steps: [step(1), step(2, { status: "failed", outcome: "" }), step(3), step(4)] } })], [], []);
   assert.equal(row?.context, "run-pending-kept");
-  assert.deepEqual(row.children.map((child) => child.context), ["step-kept", "tried", "step-pending", "step-pending"]);
-  assert.deepEqual(row.children.map((child) => child.argument.step), [1, 2, 3, 4]);
+  assert.deepEqual(row.children.map((child) => child.context), ["step-kept", "step-pending", "step-pending"]);
+  assert.deepEqual(row.children.map((child) => child.argument.step), [1, 3, 4]);
+  assert.deepEqual(row.children[0]?.children.map((child) => child.context), ["tried"]);
   assert.match(row.description, /^model\.py · not timed · 2 pending · 1 kept$/);
 });
 
 test("screen readers get the state that the icon of a step shows", () => {
   const [row] = rows([review({ kept: [1], pending: [3] })], [], []);
-  assert.deepEqual(row?.children.map((child) => child.description), ["verified", "rejected", "verified"]);
-  assert.deepEqual(row.children.map((child) => child.spoken?.split(" · ")[1]), ["kept", "rejected", "pending"]);
+  assert.deepEqual(row?.children.map((child) => child.description), ["verified", "verified"]);
+  assert.deepEqual(row.children.map((child) => child.spoken?.split(" · ")[1]), ["kept", "pending"]);
+  assert.deepEqual(row.children[0]?.children.map((child) => child.spoken?.split(" · ")[1]), ["rejected"]);
+});
+
+test("trials are below the version that they began with, each with its reason, and the active one is last", () => {
+  const rejected = step(1, { status: "rejected", reason: "not faster: 0.98x", outcome: "" });
+  const failed = step(3, { status: "failed", reason: "it does not compile", outcome: "" });
+  const growing = review({ kept: [], pending: [2], run: { ...review().run, status: "running", steps: [rejected, step(2), failed] } });
+  const [row] = rows([growing], [job({ step: 4, action: "split the sum", stage: "verifying" })], []);
+  const shown = (all: readonly Row[] | undefined): string[] | undefined => all?.map(({ label, description }) => `${label} | ${description}`);
+  assert.deepEqual(shown(row?.children), ["fuse part 1 | rejected: not faster: 0.98x", "2/2 Fuse part 2 | verified"]);
+  assert.deepEqual(shown(row?.children[1]?.children), ["fuse part 3 | failed: it does not compile", "Split the sum | verifying"]);
+  assert.deepEqual(shown(row?.children[0]?.children), ["not faster: 0.98x | "]);
+  assert.equal(row?.children[0]?.isFolded, true);
+  const [begun] = rows([], [job({ step: 1, action: "fuse all", stage: "compiling" })], []);
+  assert.deepEqual(shown(begun?.children), ["Fuse all | compiling"]);
 });
 
 test("a timed run shows the outcome of its last step", () => {
@@ -65,5 +81,5 @@ test("earlier runs are listed last, with their steps and reports", () => {
   assert.equal(all.at(-1)?.label, "Earlier runs");
   assert.match(row?.description ?? "", /^model\.py · no gain · /);
   assert.deepEqual(row?.argument, { uri: past.uri, target: "f", past: "r0" });
-  assert.deepEqual(row.children.map((child) => [child.label, child.description, child.tooltip, child.context]), [["1. fuse all", "rejected", "fuse all\nIt was slower.", "past-step"]]);
+  assert.deepEqual(row.children.map((child) => [child.label, child.description, child.tooltip, child.context]), [["1. fuse all", "rejected: It was slower.", "fuse all\nIt was slower.", "past-step"]]);
 });

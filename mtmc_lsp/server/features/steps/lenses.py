@@ -25,6 +25,7 @@ def register(server: Server) -> None:
 
 def code_lenses(ls: Server, params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
     """The lenses of a file: for targets with a job, a run, or example inputs."""
+    ls.lenses.requested()
     document = ls.document(params.text_document.uri)
     if document is None:
         return []
@@ -32,31 +33,36 @@ def code_lenses(ls: Server, params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
     jobs = {job.target: job for job in reversed(ls.jobs.active) if job.path == document.path}
     review_states = {review_state.review.qualname: review_state for review_state in ls.review_states(document)}
     # The directive above a class is also that of its methods.
-    offered = {entry.target.qualname for entry in document.outline.targets if entry.has_directive}
+    offered = {
+        entry.target.qualname for entry in document.outline.targets if entry.has_directive and not entry.is_broken
+    }
+    if document.syntax_errors:
+        offered.clear()
     for entry in document.outline.targets:
         name = entry.target.qualname
         lens_range = document.text.line_range(entry.first_line - 1)
-        for title, command, step in _titles(entry, jobs.get(name), review_states.get(name), offered):
+        for title, command, step in _titles(ls, entry, jobs.get(name), review_states.get(name), offered):
             argument = {"uri": document.uri, "target": name, **({"step": step} if step is not None else {})}
             lenses.append(lsp.CodeLens(lens_range, command=lsp.Command(title, f"mtmc.{command}", arguments=[argument])))
     return lenses
 
 
 def _titles(
-    entry: OutlineEntry, job: Job | None, review_state: ReviewState | None, offered: Collection[str]
+    ls: Server, entry: OutlineEntry, job: Job | None, review_state: ReviewState | None, offered: Collection[str]
 ) -> list[Title]:
     name = entry.target.qualname
     titles: list[Title] = []
     if job is not None:
         titles += [(f"⟳ {progress_line(job)}", "jobs", None), ("Cancel", "cancel", None)]
     if review_state is not None:
-        titles += _review_titles(review_state, job)
-    elif job is None and name in offered and name.rpartition(".")[0] not in offered and not entry.is_broken:
+        titles += _review_titles(ls, review_state, job)
+    # Also after a run of which no step is left.
+    if not titles and name in offered and name.rpartition(".")[0] not in offered:
         titles.append(("Optimize to Triton kernel", "optimize", None))
     return titles
 
 
-def _review_titles(review_state: ReviewState, job: Job | None) -> list[Title]:
+def _review_titles(ls: Server, review_state: ReviewState, job: Job | None) -> list[Title]:
     review = review_state.review
     # Steps can be removed while the others are verified.
     is_active = job is not None and job.kind != "certify"
@@ -65,7 +71,7 @@ def _review_titles(review_state: ReviewState, job: Job | None) -> list[Title]:
         return [] if is_active else [(f"{change} · Optimize again", "optimize", None)]
     titles: list[Title] = []
     if review_state.pending:
-        titles += _pending_titles(review_state, is_active=is_active)
+        titles += _pending_titles(ls, review_state, is_active=is_active)
     elif review_state.kept_count:
         titles += _kept_titles(review_state, is_active=is_active)
     if review.status is RunStatus.RUNNING and job is None:
@@ -73,11 +79,12 @@ def _review_titles(review_state: ReviewState, job: Job | None) -> list[Title]:
     return titles
 
 
-def _pending_titles(review_state: ReviewState, *, is_active: bool) -> list[Title]:
+def _pending_titles(ls: Server, review_state: ReviewState, *, is_active: bool) -> list[Title]:
     step = review_state.selected
     assert step is not None
     number = step.index
-    title = f"{position(review_state, step)} {step_title(step)} · {outcome(step)}"
+    mark = " · reviewed" if ls.reviews.is_reviewed(review_state.review, step) else ""
+    title = f"{position(review_state, step)} {step_title(step)} · {outcome(step)}{mark}"
     before = review_state.pending.index(step)
     keep = "Keep" if before == 0 else f"Keep these {before + 1}"
     titles: list[Title] = [(title, "diff", number), (keep, "keep", number)]

@@ -7,6 +7,7 @@ afterwards. If one of the kept steps fails that, the file gets the last verified
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lsprotocol import types as lsp
 
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.run import Step
+from mtmc_lsp.search.store import Store
 from mtmc_lsp.server.features.commands import resolve_target, start
 from mtmc_lsp.server.features.steps.review import (
     chosen_step,
@@ -43,6 +45,7 @@ def register(server: Server) -> None:
     server.command("mtmc.discard")(discard)
     server.command("mtmc.undo")(undo)
     server.command("mtmc.undoAll")(undo_all)
+    server.change_listeners.append(lambda document: follow_text(server, document))
 
 
 async def discard(ls: Server, *arguments: Any) -> Any:
@@ -75,6 +78,17 @@ async def undo_all(ls: Server, *arguments: Any) -> bool:
     if new == FilePair(document.text.data, kernels):
         return _report_not_removable(ls, document, qualname)
     return await apply_pair(ls, document, kernels, new, f"Undo all steps of {qualname}")
+
+
+def follow_text(ls: Server, document: Document) -> None:
+    """After undo (or redo) in the editor, return to the run whose steps the text contains, also in the store."""
+    for review in ls.reviews.follow(document.path, document.outline, imported_kernels(ls, document)):
+        ls.background(ls.read_store(review.path, partial(_make_newest, review)))
+        ls.refresh(document.uri)
+
+
+def _make_newest(review: Review, store: Store) -> None:
+    store.set_started(review.run, review.started)
 
 
 async def _remove(ls: Server, document: Document, review_state: ReviewState, step: Step) -> Any:
@@ -112,6 +126,7 @@ async def _remove(ls: Server, document: Document, review_state: ReviewState, ste
     kept_keys = [s.action.key for s in review_state.kept_steps if s is not step]
     if is_kept:
         await _write_kept_steps(ls, document.uri, review.qualname, kept_keys, label)
+        ls.reviews.put_earlier(review)
     if not is_verified:
         # An earlier verification is of a run that no longer counts. It may take seconds to end.
         begin = _certify(ls, document.uri, document.path, review.qualname)

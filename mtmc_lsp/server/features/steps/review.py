@@ -24,7 +24,7 @@ from mtmc_lsp.server.handshake import DIFF_SCHEME
 from mtmc_lsp.server.kernels_file.edits import apply_pair
 from mtmc_lsp.server.kernels_file.texts import imported_kernels, present_kernels
 from mtmc_lsp.server.protocol import shows_content
-from mtmc_lsp.server.reviews import ReviewState
+from mtmc_lsp.server.reviews import ReviewState, change_of
 from mtmc_lsp.server.server import CERTIFY, Server
 from mtmc_lsp.server.text import Document
 from mtmc_lsp.source.compose import compose, strip_generated
@@ -40,6 +40,7 @@ def register(server: Server) -> None:
     server.command("mtmc.keepAll")(keep_all)
     server.command("mtmc.preview")(preview)
     server.command("mtmc.select")(select)
+    server.command("mtmc.markReviewed")(mark_reviewed)
     server.command("mtmc.diff")(diff)
     server.command("mtmc.tryAnother")(try_another)
     server.command("mtmc.resume")(resume)
@@ -105,6 +106,21 @@ async def select(ls: Server, *arguments: Any) -> bool:
     if review_state is None or step not in review_state.pending:
         return report_nothing(ls, "to select")
     ls.reviews.select(review_state.review, step.index)
+    ls.refresh(document.uri)
+    return True
+
+
+async def mark_reviewed(ls: Server, *arguments: Any) -> bool:
+    """Mark a pending step as reviewed, or take the mark off again: the given step, or the selected one."""
+    document, review_state, argument = await standing(ls, arguments)
+    step = chosen_step(review_state, argument, selected(review_state))
+    if review_state is None or step is None or step not in review_state.pending:
+        return report_nothing(ls, "to mark as reviewed")
+    review = review_state.review
+    is_reviewed = not ls.reviews.is_reviewed(review, step)
+    ls.reviews.mark(review, step, is_reviewed=is_reviewed)
+    names, change = (review.path, review.qualname), change_of(step)
+    await ls.read_store(review.path, lambda store: store.mark_reviewed(*names, change, is_reviewed=is_reviewed))
     ls.refresh(document.uri)
     return True
 

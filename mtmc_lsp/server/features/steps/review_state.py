@@ -64,6 +64,7 @@ def _as_json(ls: Server, document: Document, review_state: ReviewState) -> dict[
         step["position"] = position(review_state, accepted_step) if accepted_step is not None else ""
         step["outcome"] = outcome(accepted_step) if accepted_step is not None else ""
         step["numbers"] = numbers(accepted_step) if accepted_step is not None else ""
+        step["reviewed"] = accepted_step is not None and ls.reviews.is_reviewed(review_state.review, accepted_step)
     return {
         "uri": document.uri,
         "version": document.version,
