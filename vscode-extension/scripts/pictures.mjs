@@ -30,6 +30,7 @@ async function review(editor) {
   await w.thread("1/3 ").waitFor({ timeout: LONG });
   await w.status.filter({ hasText: "CPU: verified" }).waitFor({ timeout: LONG });
   await w.reviewPage("1/3 ");
+  await w.pageButton("Discard").waitFor();
   await picture(w, "first-step");
   await w.pageButton("Next").click();
   await w.thread("2/3 ").waitFor();
@@ -59,6 +60,7 @@ async function failure(editor) {
   await w.message("RuntimeError");
   await w.page.locator(".squiggly-error").first().waitFor({ timeout: LONG });
   await w.row("failing", "RuntimeError").waitFor();
+  await w.page.locator(".codelens-decoration", { hasText: "Optimize to Triton kernel" }).waitFor();
   await picture(w, "failure");
   await w.close();
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection
 
 from lsprotocol import types as lsp
@@ -14,6 +15,8 @@ from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Server
 from mtmc_lsp.source.outline import OutlineEntry
 
+MOST_TITLE = 36
+"""Characters of a step's title; the review page and the tree show it whole."""
 Title = tuple[str, str, int | None]
 """Title, command and step."""
 
@@ -84,7 +87,9 @@ def _pending_titles(ls: Server, review_state: ReviewState, *, is_active: bool) -
     assert step is not None
     number = step.index
     mark = " · reviewed" if ls.reviews.is_reviewed(review_state.review, step) else ""
-    title = f"{position(review_state, step)} {step_title(step)} · {outcome(step)}{mark}"
+    # The commands after the title are to be seen beside a review page, too.
+    short = textwrap.shorten(step_title(step), MOST_TITLE, placeholder="…")
+    title = f"{position(review_state, step)} {short} · {outcome(step)}{mark}"
     before = review_state.pending.index(step)
     keep = "Keep" if before == 0 else f"Keep these {before + 1}"
     titles: list[Title] = [(title, "diff", number), (keep, "keep", number)]
