@@ -258,3 +258,23 @@ def test_messages_name_shapes_where_sizes_have_no_names(judge) -> None:
     unnamed = REFERENCE.replace("x=f32[N,D] N=37 D=24", "x=f32[37,24]")
     verdict = judge(unnamed, "standard", STANDARD.replace("+ 1e-6", "+ 1e-2"), "fast")
     assert "(on x[" in verdict.reason and "s0" not in verdict.reason
+
+
+RUNNING = """
+import torch
+
+
+# mtmc: x=f32[N,D] N=5 D=64
+def running(x):
+    return x.cumsum(-1)
+"""
+
+
+def test_a_running_sum_may_add_one_number_after_the_other(judge) -> None:
+    """Torch on a CPU adds in double precision; the error of float32 grows with the square root of the length."""
+    begin, end = STANDARD.index("    centred ="), STANDARD.index("\n\n\ndef fast")
+    stored = "    tl.store(out_ptr + row * columns + at, {}, mask=mask)"
+    honest = STANDARD[:begin] + stored.format("tl.cumsum(x, 0)") + STANDARD[end:]
+    assert judge(RUNNING, "running", honest, "fast").is_correct
+    rounded = honest.replace("tl.cumsum(x, 0)", "tl.cumsum(x.to(tl.bfloat16).to(tl.float32), 0)")
+    assert judge(RUNNING, "running", rounded, "fast").status is VerdictStatus.INCORRECT
