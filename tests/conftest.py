@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 SLOW_MODULES = frozenset(
     f"tests/{name}.py"
     for name in """
-    capture/test_einsum codegen/test_accuracy cli/test_crashes cli/test_dependencies cli/test_hostile_project cli/test_interpreters
+    capture/test_einsum codegen/test_accuracy codegen/test_image_sizes codegen/test_run_time_numbers cli/test_crashes cli/test_dependencies cli/test_hostile_project cli/test_interpreters
     cli/test_record cli/test_regions codegen/test_attention_masks codegen/test_families codegen/test_large_tensors
     codegen/test_masked_operands codegen/test_moments codegen/test_random_chains codegen/test_recurrent_kernels
     codegen/test_running_products codegen/test_special_values_of_functions codegen/test_special_values_of_losses
@@ -39,7 +39,8 @@ SLOW_MODULES = frozenset(
     planning/test_pooling planning/test_precisions planning/test_recurrence planning/test_sequences
     planning/test_side_by_side planning/test_split server/test_cancel server/test_fuzz server/test_hostile_folders
     server/test_hostile_workspaces
-    search/test_public_suite verify/test_choices verify/test_faults verify/test_pair_cheats verify/test_pairs verify/test_timer_commands
+    search/test_public_suite verify/test_choices verify/test_faults verify/test_pair_cheats verify/test_pairs
+    verify/test_real_sizes verify/test_state verify/test_surroundings verify/test_timer_commands
     """.split()
 )
 """Modules that take more than 12 s each and that other fast tests cover in part. They get the mark ``slow``."""

@@ -41,7 +41,7 @@ USES: dict[str, tuple[str, str, tuple[int, ...]]] = {
 def inputs_of(capture: Capture, case: Any) -> dict[str, torch.Tensor]:
     module = load_user_module(capture.workload.target.path, None, capture.module_name, in_place=True)
     call = build_call(module, capture.workload, "cpu", {**capture.workload.sizes}, values=False)
-    return make_inputs(capture, call, case.sizes, case.distribution, case.seed, "cpu", False)
+    return make_inputs(capture, call, case.sizes, case.distribution, case.seed, "cpu")
 
 
 @pytest.mark.parametrize("name", USES)

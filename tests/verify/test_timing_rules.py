@@ -95,16 +95,22 @@ def test_the_headline_is_against_the_best_baseline_and_a_failed_one_says_why() -
         return Contenders(int, int, {}, compiled=named, bound_us=40.0)
 
     made = Compiled(int, "", 12.5)
-    timing = summarise(samples, {"candidate": 44.0, "eager": 150.0}, contest(compile=made, max_autotune=made))
+    timing = summarise(
+        samples,
+        {"candidate": 44.0, "eager": 150.0},
+        contest(compile=made, max_autotune=made),
+        {"candidate": 4096, "eager": 8192},
+    )
     assert timing.best == "max-autotune"
     assert timing.speed_over("best") is Speed.FASTER
     assert timing.roofline == pytest.approx(0.8, rel=0.02)
     assert timing.host_us == 30.0
     assert timing.graph_us == 44.0
+    assert timing.more_bytes("eager") == -4096
     assert timing.against("previous").ratio == pytest.approx(1.2, rel=0.02)
     assert [b.compile_seconds for b in timing.baselines] == [None, 12.5, 12.5, None]
     del samples["compile"], samples["max-autotune"]
-    timing = summarise(samples, {}, contest(compile=Compiled(None, "torch.compile failed: KeyError")))
+    timing = summarise(samples, {}, contest(compile=Compiled(None, "torch.compile failed: KeyError")), {})
     assert timing.best == "eager"
     assert [b.name for b in timing.baselines] == ["eager", "compile", "previous"], "what was not asked for is not named"
     failed = next(b for b in timing.baselines if b.name == "compile")
