@@ -15,7 +15,7 @@ from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out, shares_e
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.verify.cases import AUTOGRAD, VALUES, Case
+from mtmc_lsp.verify.cases import AUTOGRAD, EXPANDED_COLUMNS, VALUES, Case
 from mtmc_lsp.verify.error_limits import FACTORS, NOISE, exceeds_tolerance
 from mtmc_lsp.verify.worker.choices import Choice, ChoiceRecorder, ScoreNoise, TiedChoices
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
@@ -40,9 +40,10 @@ MANY_DRAWS, SMALL = 8, 1 << 22
 """The number of draws if the inputs have at most ``SMALL`` elements: the largest of eight is unlikely to be too small."""
 SUSPECT = 0.02
 """A reference error above this exceeds every tolerance except float8's: either rounding is magnified, or the oracle differs."""
-SCAN_ERROR = 0.05
-"""Error of a running sum of n random numbers, one after the other, as a part of epsilon times the square root of n: at most 0.38
-in 30 draws each of n from 64 to 65,536, divided by the factor of the budget. Torch on a CPU adds in higher precision."""
+SCAN_ERROR, EQUAL_SCAN_ERROR = 0.05, 0.012
+"""Error of a running sum of n numbers, one after the other, divided by the factor of the budget: as a part of epsilon times the
+square root of n for random numbers (at most 0.38 in 30 draws each of n from 64 to 65,536), and of epsilon times n for equal ones,
+whose rounding adds up (at most 0.09). Torch on a CPU adds in higher precision."""
 TF32_ERROR = 2.0**-11
 """Relative error of one rounding to TF32's ten bits."""
 TF32_SHARE = 0.25
@@ -190,7 +191,9 @@ def _oracle(
     errors = reference_errors(expected, exact)
     length = scan_length(capture.graph, case.sizes)
     widest = {i: EPSILON["float64" if _name(expected[i]) == "float64" else "float32"] for i in errors if length}
-    raise_sensitivity({i: SCAN_ERROR * epsilon * length**0.5 for i, epsilon in widest.items()})
+    has_equal = case.distribution == "constant" or case.layout == EXPANDED_COLUMNS
+    growth = max(SCAN_ERROR * length**0.5, EQUAL_SCAN_ERROR * length if has_equal else 0.0)
+    raise_sensitivity({i: growth * epsilon for i, epsilon in widest.items()})
     ties = dict[ResultKey, Ties]()
     following = dict[ResultKey, IllConditioned]()
     if recorder.choices:

@@ -36,7 +36,7 @@ def patch_interpreter(replace: Any = setattr) -> None:
     _patched.append(interpreter)
     _splat_booleans(interpreter, replace)
     # Other versions of Triton lack some of these internals. A kernel that needs such a patch then fails with an error.
-    for patch in (_pass_float_arguments, _round_to_float8, _define_libdevice, _choose_first_config):
+    for patch in (_pass_float_arguments, _round_to_float8, _scan_in_steps, _define_libdevice, _choose_first_config):
         with contextlib.suppress(AttributeError, ImportError):
             patch(interpreter, replace)
 
@@ -105,6 +105,32 @@ def _round_to_float8(interpreter: Any, replace: Any) -> None:
         return wide.clamp(-largest, largest).to(float8[target]).view(torch.uint8).numpy()
 
     replace(interpreter, "_convert_float", _convert_float)
+
+
+def _scan_in_steps(interpreter: Any, replace: Any) -> None:
+    """Compute running sums and products as a GPU does, in steps of 1, 2, 4, ...: one after the other, rounding adds up."""
+    import numpy
+
+    def stepwise(operation: Any, original: Any) -> Any:
+        def scan(self: Any, input: Any) -> Any:
+            data = input.handle.data
+            if not numpy.issubdtype(data.dtype, numpy.floating):
+                return original(self, input)
+            step, length = 1, data.shape[self.axis]
+            while step < length:
+                later = [slice(None)] * data.ndim
+                earlier = list(later)
+                later[self.axis], earlier[self.axis] = slice(step, None), slice(None, -step)
+                following = data.copy()
+                following[tuple(later)] = operation(data[tuple(later)], data[tuple(earlier)])
+                data, step = following, 2 * step
+            return [self.to_tensor(data, input.dtype)]
+
+        return scan
+
+    scans = interpreter.ScanOps
+    replace(scans, "cumsum", stepwise(numpy.add, scans.cumsum))
+    replace(scans, "cumprod", stepwise(numpy.multiply, scans.cumprod))
 
 
 def _define_libdevice(interpreter: Any, replace: Any) -> None:
