@@ -61,6 +61,7 @@ from mtmc_lsp.verify.worker.run_target import (
     use_one_thread,
 )
 from mtmc_lsp.verify.worker.surroundings import current
+from mtmc_lsp.verify.worker.surroundings.stand_in_gpu import describe_gpu
 
 LEAST_REPEATS = 4
 """Repeats that are made even after their time is over, if as many are requested."""
@@ -87,6 +88,7 @@ def set_up_process(*, fills_memory: bool = True) -> str:
         if not current.is_program():
             use_one_thread()
         prepare_interpreter(replace_unseen)
+        describe_gpu(replace_unseen)
     folder = scratch_folder()
     assert folder is not None
     return os.path.join(folder, RESULTS)

@@ -36,7 +36,14 @@ def patch_interpreter(replace: Any = setattr) -> None:
     _patched.append(interpreter)
     _splat_booleans(interpreter, replace)
     # Other versions of Triton lack some of these internals. A kernel that needs such a patch then fails with an error.
-    for patch in (_pass_float_arguments, _round_to_float8, _scan_in_steps, _define_libdevice, _choose_first_config):
+    for patch in (
+        _pass_float_arguments,
+        _round_to_float8,
+        _scan_in_steps,
+        _exchange_floats,
+        _define_libdevice,
+        _choose_first_config,
+    ):
         with contextlib.suppress(AttributeError, ImportError):
             patch(interpreter, replace)
 
@@ -131,6 +138,23 @@ def _scan_in_steps(interpreter: Any, replace: Any) -> None:
     scans = interpreter.ScanOps
     replace(scans, "cumsum", stepwise(numpy.add, scans.cumsum))
     replace(scans, "cumprod", stepwise(numpy.multiply, scans.cumprod))
+
+
+def _exchange_floats(interpreter: Any, replace: Any) -> None:
+    """Let ``tl.atomic_xchg`` take floats, as a GPU does: their bits are exchanged as integers."""
+    import numpy
+
+    builder, handle, exchange = interpreter.InterpreterBuilder, interpreter.TensorHandle, interpreter._ir.ATOMIC_OP.XCHG
+    original = builder.create_atomic_rmw
+
+    def create_atomic_rmw(self: Any, operation: Any, ptr: Any, val: Any, *rest: Any) -> Any:
+        kind = val.data.dtype
+        if operation != exchange or not numpy.issubdtype(kind, numpy.floating):
+            return original(self, operation, ptr, val, *rest)
+        bits = handle(val.data.view(f"int{8 * kind.itemsize}"), getattr(interpreter.tl, f"int{8 * kind.itemsize}"))
+        return handle(original(self, operation, ptr, bits, *rest).data.view(kind), val.dtype.scalar)
+
+    replace(builder, "create_atomic_rmw", create_atomic_rmw)
 
 
 def _define_libdevice(interpreter: Any, replace: Any) -> None:

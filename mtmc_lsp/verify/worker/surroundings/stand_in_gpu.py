@@ -57,16 +57,32 @@ def _on_cpu(value: Any) -> Any:
     return "cpu" if isinstance(value, str) and value.partition(":")[0] == GPU.type else value
 
 
-def _replace_cuda() -> None:
+def describe_gpu(replace: Callable[[Any, str, Any], None]) -> None:
+    """Let torch describe a GPU, on which no tensor is: kernels choose grids by the number of multiprocessors.
+
+    Args:
+        replace: sets an attribute of a module to another function.
+    """
+    for name, answer in _descriptions().items():
+        replace(torch.cuda, name, answer)
+
+
+def _descriptions() -> dict[str, Callable[..., Any]]:
     properties = SimpleNamespace(**PROPERTIES)
+    return {
+        "get_device_capability": lambda device=None: CAPABILITY,
+        "get_device_name": lambda device=None: PROPERTIES["name"],
+        "get_device_properties": lambda device=None: properties,
+    }
+
+
+def _replace_cuda() -> None:
     answers: Mapping[str, Callable[..., Any]] = {
+        **_descriptions(),
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "synchronize": lambda device=None: None,
-        "get_device_capability": lambda device=None: CAPABILITY,
-        "get_device_name": lambda device=None: PROPERTIES["name"],
-        "get_device_properties": lambda device=None: properties,
         "set_device": lambda device: None,
         "_exchange_device": lambda device: 0,
         "_maybe_exchange_device": lambda device: 0,
