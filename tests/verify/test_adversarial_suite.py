@@ -47,5 +47,6 @@ def test_a_sample_of_the_wrong_candidates_differs_from_its_reference_in_use():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_wrong_candidate_differs_from_its_reference_in_use_and_every_honest_one_agrees():
     _check()
