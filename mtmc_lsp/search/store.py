@@ -270,7 +270,7 @@ class Store:
             self._db.execute("update runs set status = ?, result = ? where id = ?", row)
 
     def set_started(self, run_id: str, started: float) -> None:
-        """Change when a run started: the newest run of a target is the one that counts."""
+        """Change when a run started. Of the runs of a target, the newest counts."""
         with self._explained_errors():
             self._db.execute("update runs set started = ? where id = ?", (started, run_id))
 

@@ -6,6 +6,7 @@ A kernel that is wrong beyond some size has that size, or a block size, in its t
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -37,7 +38,7 @@ FILLING = frozenset(("where", "load", "full", "masked_fill"))
 MOST_SMALL = 3
 """Limit for the thresholds below which all values are in one case."""
 MOST_THRESHOLDS, LARGEST_VALUE = 12, 1e6
-"""So many numbers up to this one are tried as values."""
+"""Limits for the thresholds that a case uses: their number, and the largest one."""
 MOST_VALUES = 8
 """Limit for the values of one name or expression; the largest count."""
 LONG_ROW = 8195
@@ -47,7 +48,7 @@ LIMITING = frozenset(("min", "max", "minimum", "maximum", "clamp"))
 LEAST, LARGEST = 4, 1 << 17
 """Smaller numbers in the text are sizes that are tried anyway, and larger ones take too long."""
 LEAST_LONG, LARGEST_LONG, MOST_LONG = 1 << 14, 1 << 23, 2
-"""Such numbers, and so many of them, are tried in one long dimension."""
+"""Numbers from the first to the second become the length of one dimension; at most two numbers do."""
 SMALL_SIZE = 3
 """The other sizes of a case, where all cannot be as large as the number in the text."""
 DISTRIBUTIONS = ("offset", "low", "ties", "zero rows", "extreme", "negative")
@@ -74,7 +75,7 @@ def edge_cases(capture: Capture, text: str, model: Case, *, interpreted: bool, s
     """
     arguments = [item for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT]
     cases = [
-        replace(model, sizes=sizes, distribution="normal", may_be_refused=_exceeds(capture, sizes))
+        replace(model, sizes=sizes, distribution="normal", may_be_refused=exceeds_workload(capture, sizes))
         for sizes in _sizes(capture, text, interpreted=interpreted)
     ]
     if any(is_float(item.type.dtype) for item in arguments):
@@ -107,11 +108,7 @@ def compared_numbers_in(text: str) -> list[int]:
 
 def thresholds_in(text: str) -> list[float]:
     """The numbers that values are compared with or replaced by, the largest first: a candidate may be wrong beyond them."""
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return []
-    expressions = [node for node in ast.walk(tree) if isinstance(node, ast.expr)]
+    expressions = _expressions(text)
     nodes = [part for node in expressions if _compares(node) or _name(node) in FILLING for part in ast.walk(node)]
     values = (node.value for node in nodes if isinstance(node, ast.Constant))
     numbers = {float(value) for value in values if isinstance(value, (int, float))}
@@ -139,15 +136,23 @@ def long_sizes(capture: Capture, text: str) -> list[dict[str, int]]:
 
 
 def _numbers(text: str, *, compared: bool) -> set[int]:
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return set()
-    constants = _constants(tree)
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr)]
+    constants, nodes = _constants(_tree(text)), _expressions(text)
     if compared:
         nodes = [part for node in nodes if _compares(node) for part in ast.walk(node) if isinstance(part, ast.expr)]
     return {value for node in nodes for value in _values(node, constants)}
+
+
+@functools.lru_cache(maxsize=1)
+def _tree(text: str) -> ast.Module:
+    """The syntax tree of a text; an empty one if it does not parse."""
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        return ast.Module([], [])
+
+
+def _expressions(text: str) -> list[ast.expr]:
+    return [node for node in ast.walk(_tree(text)) if isinstance(node, ast.expr)]
 
 
 def _name(node: ast.expr) -> str:
@@ -203,7 +208,7 @@ def _values(node: ast.expr, constants: Mapping[str, set[int]]) -> set[int]:
     return set(sorted(values)[-MOST_VALUES:])
 
 
-def _exceeds(capture: Capture, sizes: Mapping[str, int]) -> bool:
+def exceeds_workload(capture: Capture, sizes: Mapping[str, int]) -> bool:
     """Whether a size is larger than the workload's."""
     return any(sizes[name] > capture.graph.sizes[name] for name in sizes if name in capture.graph.sizes)
 
@@ -223,22 +228,23 @@ def _sizes(capture: Capture, text: str, *, interpreted: bool) -> list[dict[str, 
     """
     graph, numbers = capture.graph, numbers_in(text)
     variable = [name for name in capture.variable_sizes if name in graph.sizes]
+    small = dict.fromkeys(variable, SMALL_SIZE)
+
+    def with_long(name: str, length: int) -> dict[str, int]:
+        return raised_sizes(graph, {**graph.sizes, **small, name: length}, variable)
+
     edges = [edge for n in compared_numbers_in(text) for edge in (n + 1, n, n - 1)]
     edges += [*(n + 1 for n in numbers), *(n - 1 for n in numbers), *numbers, *(2 * n + 1 for n in numbers)]
     chosen: list[dict[str, int]] = []
     for edge in dict.fromkeys(edges) if variable else ():
         whole = raised_sizes(graph, {**graph.sizes, **dict.fromkeys(variable, edge)}, variable)
-        small = dict.fromkeys(variable, SMALL_SIZE)
-        single = [raised_sizes(graph, {**graph.sizes, **small, name: edge}, variable) for name in variable]
+        single = [with_long(name, edge) for name in variable]
         # One case for all sizes, or else one for each while the others are small.
         choices = [whole] if is_small_enough(graph, whole, interpreted=interpreted) else single
         chosen += [
             sizes for sizes in choices if sizes not in chosen and is_small_enough(graph, sizes, interpreted=interpreted)
         ]
-    rows = [
-        raised_sizes(graph, {**graph.sizes, **dict.fromkeys(variable, SMALL_SIZE), name: LONG_ROW}, variable)
-        for name in _row_lengths(capture)
-    ]
+    rows = [with_long(name, LONG_ROW) for name in _row_lengths(capture)]
     chosen = [*(sizes for sizes in rows if is_small_enough(graph, sizes, interpreted=interpreted)), *chosen]
     # Each size is 1 while the others are not small.
     reduced = reduced_sizes(capture)

@@ -171,7 +171,7 @@ class CallPlan:
     order: GridOrder = GridOrder.USUAL
     """In which order the interpreter runs the programs of all launches."""
     sample_seconds: float = 0.0
-    """Processor time for each launch, of which the interpreter then runs a sample of the programs; 0 runs all."""
+    """If not 0, the interpreter runs only a sample of the programs of each launch, for this processor time."""
 
 
 @dataclass(frozen=True)

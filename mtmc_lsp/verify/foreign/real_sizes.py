@@ -15,7 +15,7 @@ from mtmc_lsp.verify.adapters import Adapter
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.case_runner import STOPS, CaseRunner
 from mtmc_lsp.verify.cases import Case, conditions_allow, product_work
-from mtmc_lsp.verify.edge_cases import long_sizes
+from mtmc_lsp.verify.edge_cases import exceeds_workload, long_sizes
 from mtmc_lsp.verify.messages import CallPlan
 from mtmc_lsp.verify.outcomes import CaseOutcome
 from mtmc_lsp.verify.reference import Reference
@@ -86,7 +86,7 @@ class RealSizes:
         choices = [sizes for sizes in (largest_sizes(capture), *self._long_sizes()) if sizes and sizes not in ran]
         outcomes: list[CaseOutcome] = []
         for i, sizes in enumerate(choices):
-            is_larger = any(sizes[name] > size for name, size in capture.graph.sizes.items())
+            is_larger = exceeds_workload(capture, sizes)
             case = Case(sizes, "normal", self.reference.seed + SEED + i, may_be_refused=is_larger, has_oracle=False)
             on_case(case)
             outcomes += self._outcomes(capture, case)

@@ -59,7 +59,7 @@ def _titles(
         titles += [(f"⟳ {progress_line(job)}", "jobs", None), ("Cancel", "cancel", None)]
     if review_state is not None:
         titles += _review_titles(ls, review_state, job)
-    # Also after a run of which no step is left.
+    # After all steps of a run are discarded, the target can be optimised again.
     if not titles and name in offered and name.rpartition(".")[0] not in offered:
         titles.append(("Optimize to Triton kernel", "optimize", None))
     return titles

@@ -192,10 +192,8 @@ def _patch_reductions(interpreter: Any, replace: Any) -> None:
         if not any(self.combine_fn is getattr(tl.standard, name) for name in extremes):
             return self.generic_reduce(inputs)
         result = reduce(self, (self.to_tensor(_wide(inputs[0].handle), tl.float32),))
-        return tl.tensor(
-            interpreter.TensorHandle(_narrow(result.handle.data), tl.bfloat16),
-            tl.block_type(tl.bfloat16, list(result.shape)) if result.type.is_block() else tl.bfloat16,
-        )
+        data = _narrow(result.handle.data)
+        return self.to_tensor(data if result.type.is_block() else data.item(), tl.bfloat16)
 
     def apply_to_scan(self: Any, inputs: Any) -> Any:
         if not _is_bfloat16(inputs[0].handle) or self.combine_fn not in stepwise:

@@ -1,7 +1,7 @@
 """Runs the programs of a launch in other orders, or only a sample of them. Runs in workers.
 
 A GPU starts the programs of a grid in no fixed order, while Triton's interpreter runs them one after the other. At a workload's
-real sizes a grid may have so many programs that only some can run: the first, the last and random ones.
+real sizes, all programs of a grid may take too long. Then the first, the last and random ones run.
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ def patch_grids(replace: Callable[[Any, str, Any], None]) -> None:
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         kernel = self.fn
-        is_sample, waits = current.stores is not None, _may_wait(kernel)
-        if not is_sample and (current.order is GridOrder.USUAL or waits):
+        is_usual = current.stores is None and current.order is GridOrder.USUAL
+        waits = not is_usual and _may_wait(kernel)
+        if is_usual or (current.stores is None and waits):
             return call(self, *args, **kwargs)
         if current.stores is not None:
             current.stores.begin([*args, *kwargs.values()])

@@ -37,11 +37,6 @@ class Stores(TorchDispatchMode):  # type: ignore[misc]
         self._most = 0
         """The largest such number of the current launch."""
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all programs of all launches ran."""
-        return all(ran == total for _, ran, total in self.launches)
-
     def begin(self, arguments: Iterable[Any]) -> None:
         """A launch with these arguments begins."""
         self._arguments = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
@@ -52,7 +47,11 @@ class Stores(TorchDispatchMode):  # type: ignore[misc]
         self._most, self._of_program = max(self._most, self._of_program), 0
 
     def end(self, name: str, ran: int, total: int) -> None:
-        """The launch ended after so many of its programs."""
+        """The launch ended.
+
+        Args:
+            ran: the number of programs that ran, of ``total``.
+        """
         self.launches.append((name, ran, total))
         self._all += self._stored
         if ran == total:
