@@ -92,6 +92,17 @@ export class Editor {
     return new Window(page, this);
   }
 
+  /** Kills the language server of a window, and waits for the message and for the next server. */
+  async killServer(w, message) {
+    // Directly after a fork, a child process still has the command line of the server.
+    await until("one server runs", async () => this.languageServers().length === 1);
+    const [server] = this.languageServers();
+    process.kill(server, "SIGKILL");
+    await w.message(message);
+    await until("another server runs", async () => this.languageServers().length === 1 && this.languageServers()[0] !== server);
+    await w.ready();
+  }
+
   /** Process ids of the language servers of this editor. */
   languageServers() {
     return readdirSync("/proc").filter((name) => {

@@ -84,13 +84,7 @@ async function killed(editor) {
   await w.ready();
   await w.lightbulb("scores = ", "Optimize to Triton kernel");
   await w.thread("1/").waitFor({ timeout: LONG });
-  // Directly after a fork, a child process still has the command line of the server.
-  await until("one server runs", async () => editor.languageServers().length === 1);
-  const [server] = editor.languageServers();
-  process.kill(server, "SIGKILL");
-  await w.message("stopped while it worked on block");
-  await until("another server runs", async () => editor.languageServers().length === 1 && editor.languageServers()[0] !== server);
-  await w.ready();
+  await editor.killServer(w, "stopped while it worked on block");
   await w.thread("1/1 ").waitFor();
   await w.page.locator(".codelens-decoration a", { hasText: "Go on with the run" }).waitFor();
   await w.status.filter({ hasText: "CPU: verified" }).waitFor();
