@@ -231,7 +231,7 @@ class Server(LanguageServer):
             self.background(asyncio.to_thread(importlib.import_module, "mtmc_lsp.app.revisions.recompose"))
 
     async def loaded(self, document: Document) -> None:
-        """Wait until the stored runs of an opened file are loaded."""
+        """Wait until the stored runs of an opened file are loaded, and the stored part of a run that was stopped."""
         if document.path in self._loading:
             await self._loading[document.path].wait()
 
@@ -275,13 +275,18 @@ class Server(LanguageServer):
             steps = [*unchanged_steps, *(from_json(Step, item) for item in job.steps[len(unchanged_steps) :])]
             self.reviews.put(make_review(run_name, job.path, job.target, started, steps))
         elif previous is not None and (previous.run == f"job {job.id}" or (job.is_over and job.kind == CERTIFY)):
-            # The job was stopped: load the stored part of the run, which can be resumed.
-            self.background(self._reload(job))
+            # The job was stopped: load the stored part of the run, which can be resumed. Commands wait until then: the
+            # review still has the name of the job, which is not in the store.
+            done = self._loading[job.path] = asyncio.Event()
+            self.background(self._reload(job, done))
 
-    async def _reload(self, job: Job) -> None:
-        for review in await self._stored(job.path):
-            if review.qualname == job.target:
-                self.reviews.put(review)
+    async def _reload(self, job: Job, done: asyncio.Event) -> None:
+        try:
+            for review in await self._stored(job.path):
+                if review.qualname == job.target:
+                    self.reviews.put(review)
+        finally:
+            done.set()
         self.refresh(job.uri)
 
     async def _stored(self, path: str) -> list[Review]:
