@@ -65,6 +65,14 @@ class MacroAction:
         return f"{self.kind.value}({'+'.join(self.region)};{params})"
 
 
+@dataclass(frozen=True)
+class Stop:
+    """A planner's decision to end the search."""
+
+    reason: str
+    """Reason for the user, a sentence that begins with a small letter and has no full stop."""
+
+
 def capitalized(text: str) -> str:
     """The text with a capital first letter, as titles and sentences begin."""
     return text[:1].upper() + text[1:]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.action import MacroAction, Stop
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.results import BaselineTime, Check, CompileReport, Timing, Verdict
@@ -39,8 +39,8 @@ class CannotCode(Exception):
 class Planner(Protocol):
     """Chooses the next optimisation."""
 
-    def propose(self, state: State) -> MacroAction | None:
-        """The next action, or ``None`` if nothing is worth trying. Never an action whose key is in the history."""
+    def propose(self, state: State) -> MacroAction | Stop:
+        """The next action, or ``Stop`` if nothing is worth trying. Never an action whose key is in the history."""
 
 
 class Coder(Protocol):

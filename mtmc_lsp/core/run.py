@@ -212,3 +212,5 @@ class RunResult:
     """Performance limits used for planning."""
     work: Work | None = None
     """Work of the user's code."""
+    end_reason: str = ""
+    """Why no further step was tried: a limit, or the planner's reason to stop."""

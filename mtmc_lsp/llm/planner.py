@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mtmc_lsp.actions.base import lines_text
-from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.action import MacroAction, Stop
 from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, truncate_answer, truncation_notice
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
@@ -17,7 +17,7 @@ from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.profile_text import profile_text
 from mtmc_lsp.llm.prompting import Part, fit_prompt
-from mtmc_lsp.planners.roofline import RooflinePlanner
+from mtmc_lsp.planners.roofline import NOTHING_LEFT, RooflinePlanner
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.targets import find_definition
 
@@ -26,6 +26,7 @@ MAX_ACTIONS = 24
 MAX_OPERATIONS = 120
 """Maximum number of graph operations in a prompt."""
 MAX_REASON_LENGTH = 240
+MODEL_STOPS = "the model expects no gain from another step"
 SYSTEM = """\
 You choose the next optimisation of a PyTorch function that is converted to Triton kernels, one step at a time.
 Another program implements, verifies and times the step; an incorrect or slower step is undone.
@@ -43,26 +44,26 @@ class LlmPlanner:
         self._ranking = ranking
         self._context_tokens = context_tokens
 
-    def propose(self, state: State) -> MacroAction | None:
-        """The action that the model chose, or None.
+    def propose(self, state: State) -> MacroAction | Stop:
+        """The action that the model chose, or its decision to stop.
 
         Raises:
             ModelNotUsable: the endpoint, the API key or the model is missing or invalid.
         """
         actions = self._ranking.ranked(state)[:MAX_ACTIONS]
         if not actions:
-            return None
+            return NOTHING_LEFT
         try:
             choice, reason = self._choice(state, actions)
-        except BudgetSpent:
-            return None
+        except BudgetSpent as spent:
+            return Stop(str(spent))
         except ModelFailed as failure:
             return replace(
                 actions[0],
                 rationale=f"{actions[0].rationale} (Fallback, the model gave no usable choice: {failure.message}.)",
             )
         if choice == 0:
-            return None
+            return Stop(f"the model expects no gain from another step: {reason}" if reason else MODEL_STOPS)
         action = actions[choice - 1]
         return replace(action, rationale=f"{action.rationale} The model: {reason}" if reason else action.rationale)
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from mtmc_lsp.actions.base import Situation
 from mtmc_lsp.actions.catalogue import proposals
-from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.action import MacroAction, Stop
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.schedule.precision_modes import as_run
 from mtmc_lsp.schedule.schedule import Schedule
 
+NOTHING_LEFT = Stop("no other legal action is expected to save time")
 CUT_SHORT = "Planning stopped at the run's time limit; with a larger budget it may find a better step."
 
 
@@ -35,9 +36,9 @@ class RooflinePlanner:
         """The planner that the settings describe."""
         return cls(strict=settings.precision == "strict", exclude=settings.exclude_actions)
 
-    def propose(self, state: State) -> MacroAction | None:
-        """The best untried action, or None."""
-        return next(iter(self.ranked(state)), None)
+    def propose(self, state: State) -> MacroAction | Stop:
+        """The best untried action."""
+        return next(iter(self.ranked(state)), NOTHING_LEFT)
 
     def ranked(self, state: State) -> list[MacroAction]:
         """All untried legal actions worth trying, best first."""

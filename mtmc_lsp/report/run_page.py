@@ -97,6 +97,8 @@ class RunPage:
         lines = [f"<header><h1>{escape(self.target)}</h1>", f'<p class="headline">{escape(summary)}</p>']
         lines += [f"<p>{escape(line)}</p>" for line in (" · ".join(fact for fact in facts if fact), verified) if line]
         lines += [f'<p class="quiet">{escape(note)}</p>' for note in assumed]
+        if self.result is not None and self.result.end_reason:
+            lines.append(f'<p class="quiet">{escape(f"The search ended: {self.result.end_reason}.")}</p>')
         when = datetime.datetime.fromtimestamp(self.started, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
         origin = " · ".join((self.path, f"run {self.run}", when, self._step_counts()))
         return "\n".join([*lines, f'<p class="quiet">{escape(origin)}</p>', "</header>"])

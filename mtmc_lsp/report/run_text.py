@@ -141,6 +141,8 @@ class RunText:
             show(self.out, joined((times, inputs_text(result.workload))), indent=2, lines=1)
         counts = joined((step_counts(result.steps), f"{result.seconds:.0f} s", f"run {result.id}"))
         show(self.out, counts, style="dim", indent=2, lines=1)
+        if result.end_reason:
+            show(self.out, f"The search ended: {result.end_reason}", style="dim", indent=2, lines=1)
         if result.model_use is not None:
             show(self.out, model_line(result.model_use), style="dim", indent=2, lines=1)
         for note in result.workload.assumed[: None if self.verbose else NOTES]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.action import MacroAction, Stop
 from mtmc_lsp.core.errors import FailureKind, GpuInUse, MeasurementRejected, MtmcError
 from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.protocols import (
@@ -99,6 +99,8 @@ class GreedySearch:
         self._verifies_later = self._has_gpu and not self._asks_model
         self._certification = Certification(self._measurer)
         self._deadline = float("inf")
+        self._end_reason = ""
+        """Why no further step was tried."""
         self._trial_seconds = 0.0
         """How long the last trial took."""
 
@@ -140,6 +142,7 @@ class GreedySearch:
             seconds=time.monotonic() - began,
             offer=offer,
             untimed=self._untimed_baselines(),
+            end_reason=self._end_reason,
         )
 
     def _explore(self) -> None:
@@ -147,21 +150,24 @@ class GreedySearch:
         while True:
             self._settle(wait=False)
             action = self._next_action()
-            if action is not None:
+            if isinstance(action, MacroAction):
                 self._try(action)
             elif self._certification.pending:
                 # A failed verification makes room for other actions.
                 self._settle(wait=True)
             elif not self._complete_timing():
                 # With the times of all baselines, the planner may know a further action.
+                self._end_reason = action.reason
                 return
 
-    def _next_action(self) -> MacroAction | None:
+    def _next_action(self) -> MacroAction | Stop:
         remaining = self._deadline - time.monotonic()
-        if len(self._steps) >= self._limits.steps or remaining <= self._needed_seconds():
-            return None
+        if len(self._steps) >= self._limits.steps:
+            return Stop(f"the limit of {self._limits.steps} steps is reached")
+        if remaining <= self._needed_seconds():
+            return Stop("the rest of the budget is too short for another step")
         if self._has_failed_too_often():
-            return None
+            return Stop("the last steps in a row were not accepted")
         return self._planner.propose(self._state(remaining * PLANNING_SHARE))
 
     def _needed_seconds(self) -> float:

@@ -64,6 +64,7 @@ def run_result(
     seconds: float,
     offer: CompilerOffer | None = None,
     untimed: Sequence[BaselineTime] = (),
+    end_reason: str = "",
 ) -> RunResult:
     """The document of a run.
 
@@ -74,6 +75,7 @@ def run_result(
         seconds: wall time of the run.
         offer: ``torch.compile`` instead of the kernels.
         untimed: the baselines that could have been timed, with the reason why they were not; those in ``timing`` are left out.
+        end_reason: why no further step was tried.
     """
     status = _status(steps, timing, components)
     kept = best if status in (RunStatus.IMPROVED, RunStatus.UNMEASURED) else root
@@ -101,6 +103,7 @@ def run_result(
         offer=offer,
         device=device,
         work=estimated_work(capture.graph, root.schedule, device),
+        end_reason=end_reason,
     )
 
 

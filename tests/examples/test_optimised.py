@@ -8,6 +8,7 @@ import pytest
 
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.codegen.coder import BuiltinCoder
+from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.device.choice import planning_model
@@ -40,7 +41,8 @@ def test_an_example_goes_through_without_a_gpu(file: str, interpreter_worker: Wo
     capture = run_capture(find_workload(str(path), text, target), text, interpreter_worker, 120)
     planner, coder = RooflinePlanner(), BuiltinCoder()
     best, steps = coder.start(capture, text.decode()), list[Step]()
-    while (action := planner.propose(State(capture, best, tuple(steps), planning_model(ARCHS), False))) is not None:
+    device = planning_model(ARCHS)
+    while isinstance(action := planner.propose(State(capture, best, tuple(steps), device, False)), MacroAction):
         best = coder.write(capture, best, action)
         steps.append(Step(len(steps) + 1, action, StepStatus.ACCEPTED, "", candidate=best))
     assert steps

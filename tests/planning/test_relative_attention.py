@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mtmc_lsp.codegen.coder import BuiltinCoder
+from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
@@ -72,7 +73,9 @@ def test_every_planned_step_can_be_written(has_gpu: bool, captured) -> None:
     capture = captured(LARGE, "attend")
     candidate, kinds = start(capture, LARGE), []
     planner, history = RooflinePlanner(), list[Step]()
-    while (action := planner.propose(state(capture, candidate, history, has_gpu))) is not None and len(history) < 8:
+    while len(history) < 8 and isinstance(
+        action := planner.propose(state(capture, candidate, history, has_gpu)), MacroAction
+    ):
         if "variants" in action.params:
             history.append(Step(len(history) + 1, action, StepStatus.REJECTED, ""))
             continue

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
+from mtmc_lsp.core.action import ActionKind, Expected, MacroAction, Stop
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import FailureKind, MtmcError, ResultsDiffer, TargetRaises, WorkerFailed
 from mtmc_lsp.core.graph import Graph, Node
@@ -67,10 +67,10 @@ class FakePlanner:
         self._actions = actions
         self.seen: list[State] = []
 
-    def propose(self, state: State) -> MacroAction | None:
+    def propose(self, state: State) -> MacroAction | Stop:
         self.seen.append(state)
         tried = {step.action.key for step in state.history}
-        return next((item for item in self._actions if item.key not in tried), None)
+        return next((item for item in self._actions if item.key not in tried), Stop("no action is left"))
 
 
 class FakeCoder:

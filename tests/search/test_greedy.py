@@ -75,6 +75,14 @@ def test_steps_of_an_earlier_run_are_not_measured_again() -> None:
     assert told[:3] == ["replayed 1", "replayed 2", "replayed 3"]
 
 
+def test_a_run_says_why_it_ended() -> None:
+    better = [action(i, "better") for i in range(3)]
+    assert search(better).end_reason == "no action is left"
+    assert search(better, limits=Limits(steps=2)).end_reason == "the limit of 2 steps is reached"
+    wrong = [action(i, "wrong") for i in range(6)]
+    assert search(wrong).end_reason == "the last steps in a row were not accepted"
+
+
 class FarSeeing(FakeMeasurer):
     """Says what becomes of versions beyond 2^31 elements, by the number of steps in them."""
 

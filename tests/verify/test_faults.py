@@ -10,7 +10,7 @@ import pytest
 from handwritten import RMS
 from pairs import HONEST, REFERENCE, changed
 
-from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
+from mtmc_lsp.core.action import ActionKind, Expected, MacroAction, Stop
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
@@ -62,9 +62,13 @@ class Script:
     def __init__(self, candidates: dict[str, Candidate]) -> None:
         self._candidates = candidates
 
-    def propose(self, state: State) -> MacroAction | None:
+    def propose(self, state: State) -> MacroAction | Stop:
         left = list(self._candidates)[len(state.history) :]
-        return MacroAction(ActionKind.FUSE, (left[0],), (1, 1), {}, left[0], Expected(10.0)) if left else None
+        return (
+            MacroAction(ActionKind.FUSE, (left[0],), (1, 1), {}, left[0], Expected(10.0))
+            if left
+            else Stop("all are tried")
+        )
 
     def start(self, capture: Capture, source: str) -> Candidate:
         return Candidate("root", None, None, source, None, None)

@@ -160,6 +160,7 @@ def merged(results: Sequence[tuple[CodeRegion | None, RunResult]], plain: str) -
         status=main.status if kept else _status([result.status for _, result in results]),
         offer=None,
         seconds=sum(result.seconds for _, result in results),
+        end_reason=last.end_reason,
     )
 
 

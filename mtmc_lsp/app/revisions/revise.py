@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from mtmc_lsp.app.revisions.recompose import UNDONE, first_unverified
 from mtmc_lsp.app.run_recorder import Revision
-from mtmc_lsp.core.action import REMARK, MacroAction
+from mtmc_lsp.core.action import REMARK, MacroAction, Stop
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.protocols import Planner, Repairer, State
 from mtmc_lsp.core.results import CompileReport, Timing
@@ -95,10 +95,10 @@ class _ListPlanner:
         self._actions = list(actions)
         self._then = then
 
-    def propose(self, state: State) -> MacroAction | None:
+    def propose(self, state: State) -> MacroAction | Stop:
         if self._actions:
             return self._actions.pop(0)
-        return self._then.propose(state) if self._then is not None else None
+        return self._then.propose(state) if self._then is not None else Stop("all chosen steps were written again")
 
 
 class _RederivingJudge(Judge):

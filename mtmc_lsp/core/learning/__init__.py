@@ -1,0 +1,1 @@
+"""Policies and the measured transitions that they learn from."""
