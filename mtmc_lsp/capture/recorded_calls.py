@@ -64,12 +64,17 @@ class RecordedCall:
         # Without a word, parameters are as the constructor creates them, which is float32 with few exceptions.
         words = replace(self.module_form, dtype="") if self.module_dtype == "float32" else self.module_form
         module = [f"module={words.words}"] if words.words else []
-        return " ".join(["# mtmc:", *module, *arguments, *(["init:", *init] if init else [])])
+        trained = [
+            leaf.name for leaf in leaves_of(self.arguments) if leaf.tensor is not None and leaf.tensor.requires_grad
+        ]
+        trained = trained or (["parameters"] if self.under_autograd and self.init_arguments else [])
+        gradients = [f"grad={','.join(trained)}"] if trained and self.under_autograd else []
+        return " ".join(["# mtmc:", *module, *arguments, *gradients, *(["init:", *init] if init else [])])
 
     @property
     def module_form(self) -> ModuleForm:
-        """The dtype and mode of the module. Calls that record gradients run the original code, so their mode does not count."""
-        is_training = self.in_training == self.count and not self.under_autograd
+        """The dtype and mode of the module."""
+        is_training = self.in_training == self.count
         return ModuleForm(self.module_dtype, True if self.in_training and is_training else None)
 
 
@@ -87,8 +92,8 @@ class RecordedTarget:
 
     @property
     def typical(self) -> RecordedCall | None:
-        """The most frequent calls, if possible ones that kernels can serve: without gradients. None if there are no calls."""
-        served = (call for call in self.calls if not call.unusable and not call.records_gradients)
+        """The most frequent calls, if possible ones that can become a workload. None if there are no calls."""
+        served = (call for call in self.calls if not call.unusable)
         return next(served, self.calls[0] if self.calls else None)
 
     @property
@@ -153,7 +158,12 @@ def _merged(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     elif "tensor" in a:
         low = [t["low"] for t in (a["tensor"], b["tensor"]) if "low" in t]
         high = [t["high"] for t in (a["tensor"], b["tensor"]) if "high" in t]
-        item["tensor"] = {**a["tensor"], **({"low": min(low), "high": max(high)} if low else {})}
+        needs = a["tensor"].get("requires_grad", False) or b["tensor"].get("requires_grad", False)
+        item["tensor"] = {
+            **a["tensor"],
+            **({"low": min(low), "high": max(high)} if low else {}),
+            "requires_grad": needs,
+        }
     elif "constant" in a:
         item["varies"] = a.get("varies", False) or b.get("varies", False) or a["constant"] != b["constant"]
     return item
@@ -222,6 +232,7 @@ def argument_spec(item: Mapping[str, Any]) -> ArgumentSpec:
             None if stride == _dense(shape) or math.prod(shape) == 0 else tuple(Size.of(step) for step in stride),
             low,
             high,
+            requires_grad=bool(tensor.get("requires_grad")) and is_float(tensor["dtype"]),
         ),
     )
 
@@ -303,6 +314,7 @@ def recorded_workload(target: Target, call: RecordedCall, *, training: bool) -> 
         call.arguments,
         call.init_arguments if target.class_name else (),
         module=ModuleForm(call.module_dtype, training if target.class_name else None),
+        trains=call.under_autograd > 0,
     )
 
 
@@ -313,8 +325,3 @@ def _assumed(record: RecordedTarget, call: RecordedCall) -> Iterable[str]:
         yield f"{name} varied between calls; the workload uses {value!r}"
     if call.in_training and not call.module_form.training:
         yield "the module was recorded in training mode; it is optimised in evaluation mode"
-    if call.under_autograd:
-        yield (
-            f"{call.under_autograd} of these calls recorded gradients; the Triton version has no backward pass, "
-            "so such calls continue to run the original code"
-        )

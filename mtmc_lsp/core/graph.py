@@ -23,6 +23,8 @@ class InputKind(Enum):
     """A buffer of the module. Its sizes are not varied either."""
     ATTRIBUTE = "attribute"
     """A tensor in a plain attribute of the module. Like a buffer, but it may be on another device than the arguments."""
+    TANGENT = "tangent"
+    """The gradient of a result, which the backward pass gets."""
 
 
 @dataclass(frozen=True)
@@ -284,6 +286,18 @@ class TensorContainer:
 
 
 @dataclass(frozen=True)
+class Backward:
+    """The backward pass in a graph: what it gets and what it computes. The nodes that no result needs belong to it."""
+
+    tangents: tuple[GraphInput, ...]
+    """The gradients of results that the backward pass gets. They are no inputs of the target."""
+    results: tuple[int, ...]
+    """For each tangent the number of its result."""
+    gradients: tuple[str, ...]
+    """The inputs whose gradients are the last outputs of the graph, in that order."""
+
+
+@dataclass(frozen=True)
 class Graph:
     """A functional ATen graph: nodes in execution order, with symbolic sizes and the conditions under which it is valid."""
 
@@ -325,6 +339,8 @@ class Graph:
     """Precision of fp32 matmuls in the user's code: ``ieee`` or ``tf32``."""
     fp32_convolution: str = "ieee"
     """Precision of fp32 convolutions in the user's code on a GPU: ``ieee`` or ``tf32`` (PyTorch's default)."""
+    backward: Backward | None = None
+    """Set if the graph contains the backward pass, too."""
     observed_convolution_modes: Mapping[str, str] = field(default_factory=dict)
     """Precision observed for individual float32 convolutions on the workload's GPU, by node name. Where TF32 is allowed, the
     library decides for each convolution."""
@@ -393,7 +409,31 @@ class Graph:
     @property
     def results(self) -> tuple[Ref | None, ...]:
         """The target's return values, without the attributes that it sets."""
-        return self.outputs[: len(self.outputs) - len(self.state_attributes)]
+        return self.forward_outputs[: len(self.forward_outputs) - len(self.state_attributes)]
+
+    @property
+    def sources(self) -> tuple[GraphInput, ...]:
+        """All tensors that nodes may read and that no node computes: the inputs, and the tangents of a backward pass."""
+        return (*self.inputs, *self.backward.tangents) if self.backward else self.inputs
+
+    @property
+    def forward_outputs(self) -> tuple[Ref, ...]:
+        """The outputs without the gradients."""
+        return self.outputs[: len(self.outputs) - len(self.backward.gradients)] if self.backward else self.outputs
+
+    @cached_property
+    def backward_nodes(self) -> frozenset[str]:
+        """The nodes of the backward pass: those that neither a result nor a written input needs."""
+        if self.backward is None:
+            return frozenset()
+        pending = [ref.name for ref in self.forward_outputs] + [mutation.value.name for mutation in self.mutations]
+        forward: set[str] = set()
+        while pending:
+            name = pending.pop()
+            if name in self.named and name not in forward:
+                forward.add(name)
+                pending += [ref.name for ref in self.named[name].inputs()]
+        return frozenset(self.named) - forward
 
     @cached_property
     def escaping(self) -> frozenset[Ref]:
@@ -407,7 +447,7 @@ class Graph:
 
     @cached_property
     def _input_types(self) -> Mapping[str, TensorType]:
-        return {item.name: item.type for item in self.inputs}
+        return {item.name: item.type for item in self.sources}
 
     @cached_property
     def _readers(self) -> Mapping[str, tuple[Node, ...]]:

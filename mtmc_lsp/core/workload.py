@@ -235,6 +235,8 @@ class Workload:
     """How the module is prepared before the call; open for functions."""
     state: tuple[StateTensor, ...] = ()
     """State tensors that the target was observed to keep between calls: passed as extra arguments, returned as extra results."""
+    trains: bool = False
+    """Whether calls record gradients: of arguments whose description says so, and of the module's parameters."""
 
     @property
     def tensors(self) -> Mapping[str, TensorSpec]:

@@ -362,6 +362,7 @@ def argument_record(name: str, value: Any, torch: types.ModuleType) -> dict[str,
             return {"name": name, "other": "tensor that is not strided"}
         tensor: dict[str, Any] = {"shape": list(value.shape), "stride": list(value.stride())}
         tensor["dtype"] = str(value.dtype).replace("torch.", "")
+        tensor["requires_grad"] = value.requires_grad and torch.is_grad_enabled()
         return {"name": name, "tensor": tensor}
     if _is_constant(value):
         return {"name": name, "constant": value}

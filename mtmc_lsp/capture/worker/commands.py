@@ -38,6 +38,7 @@ from mtmc_lsp.capture.worker.module_structure import aliases_in, class_name, use
 from mtmc_lsp.capture.worker.modules.attribute_tensors import containers_of
 from mtmc_lsp.capture.worker.modules.irrelevant_values import without_irrelevant_values
 from mtmc_lsp.capture.worker.modules.module_dtype import with_module_dtype
+from mtmc_lsp.capture.worker.passes.gradients import GradientTrace, NotTrainable, why_not_trainable
 from mtmc_lsp.capture.worker.passes.graph_cleanup import (
     Layout,
     remove_dead_nodes,
@@ -47,6 +48,7 @@ from mtmc_lsp.capture.worker.passes.graph_cleanup import (
 )
 from mtmc_lsp.capture.worker.passes.masked_updates import refuse_unknown_sizes, rewrite_masked_updates
 from mtmc_lsp.capture.worker.passes.noop_writes import remove_noop_writes
+from mtmc_lsp.capture.worker.passes.one_hot_gradients import compare_instead_of_scattering
 from mtmc_lsp.capture.worker.passes.recurrent_layers import single_recurrent_operators
 from mtmc_lsp.capture.worker.passes.redundant_nodes import remove_redundant_nodes
 from mtmc_lsp.capture.worker.passes.row_writes import stack_rows
@@ -98,7 +100,7 @@ def capture(request: CaptureRequest) -> Capture:
     def with_state(workload: Workload) -> Capture:
         while True:
             try:
-                return _capture_once(module, workload, request.variables, text)
+                return _with_gradients_if_possible(module, workload, request.variables, text)
             except StateFound as state:
                 workload = replace(workload, state=(*workload.state, *state.tensors))
 
@@ -118,10 +120,31 @@ def _device(workload: Workload) -> str:
     return "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
 
 
-def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str], text: Sequence[str]) -> Capture:
+def _with_gradients_if_possible(
+    module: Any, workload: Workload, variables: Mapping[int, str], text: Sequence[str]
+) -> Capture:
+    """Capture the target with its backward pass if the workload asks for gradients; without it if that is not supported."""
+    if not workload.trains or workload.target.region is not None:
+        return _capture_once(module, workload, variables, text, trains=False)
+    try:
+        return _capture_once(module, workload, variables, text, trains=True)
+    except (NotTrainable, TargetUnsupported) as error:
+        reason = error.message if isinstance(error, TargetUnsupported) else str(error)
+    found = _capture_once(module, workload, variables, text, trains=False)
+    note = f"the kernels get no backward pass, so calls that record gradients run your code: {reason}"
+    return replace(found, workload=replace(found.workload, assumed=(*found.workload.assumed, note)))
+
+
+def _capture_once(
+    module: Any, workload: Workload, variables: Mapping[int, str], text: Sequence[str], *, trains: bool
+) -> Capture:
     """Capture the target.
 
+    Args:
+        trains: whether to capture the backward pass, too.
+
     Raises:
+        NotTrainable: the backward pass is not supported.
         StateFound: the target has state tensors that the workload does not list.
     """
     device = _device(workload)
@@ -141,7 +164,7 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
         with calling:
             returned = run_eagerly(module, call, inputs, workload.target)
     before = non_parameter_tensors(call.instance)
-
+    gradients = GradientTrace(_need_gradients(call, workload, inputs)) if trains else None
     export = partial(
         export_graph,
         inputs=inputs,
@@ -152,10 +175,12 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
         target_result=call.target_result,
         # A directive of numbers and ``get_inputs`` state sizes once, and kernels for constant image sizes can be faster.
         windows_vary=bool(workload.sizes) or workload.source is WorkloadSource.RECORDED,
+        gradients=gradients,
     )
 
     def cleaned(graph: Graph) -> Graph:
         graph = remove_noop_writes(stack_rows(rewrite_masked_updates(with_layouts(graph, returned))))
+        graph = compare_instead_of_scattering(graph)
         return remove_dead_nodes(remove_redundant_nodes(graph))
 
     def traced(of: Call) -> Graph:
@@ -192,7 +217,8 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     uses.refuse_writes(workload.target, {item.access for item in workload.state})
     refuse_random(graph, workload.target)
     refuse_hidden_mutations(graph, workload.target)
-    notes += _gradient_notes(workload)
+    if trains and (why := why_not_trainable(graph)):
+        raise NotTrainable(why)
     constants = _constants(call, without_irrelevant_values(call.instance, uses.reads), workload.target)
     free = {*flags.modes, *flags.arguments, *(item.access for item in graph.numbers)}
     constants = {access: value for access, value in constants.items() if access not in free}
@@ -347,14 +373,12 @@ def _check_inputs(inputs: list[InputTensor], target: Target) -> None:
             raise TargetUnsupported(f"{item.access} has dtype {item.value.dtype}, which is not supported", where=where)
 
 
-def _gradient_notes(workload: Workload) -> tuple[str, ...]:
-    names = [path for path, tensor in workload.tensors.items() if tensor.requires_grad]
-    if not names:
-        return ()
-    return (
-        f"the workload has gradients for {', '.join(names)}: the Triton version has no backward pass, so calls that record "
-        "gradients run the original code; only calls under torch.no_grad() get faster",
-    )
+def _need_gradients(call: Call, workload: Workload, inputs: Sequence[InputTensor]) -> list[bool]:
+    """For each input, whether the workload asks for its gradient: ``grad=`` names arguments, and parameters follow."""
+    arguments = {path for path, tensor in workload.tensors.items() if tensor.requires_grad}
+    parameters = dict(call.instance.named_parameters()) if call.instance is not None else {}
+    trained = {access_of(name) for name, parameter in parameters.items() if parameter.requires_grad}
+    return [item.path in arguments if item.kind is InputKind.ARGUMENT else item.access in trained for item in inputs]
 
 
 def _constants(call: Call, reads: dict[str, object], target: Target) -> dict[str, object]:

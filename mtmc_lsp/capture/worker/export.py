@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.export import Dim, export
+from torch.export._trace import _export as _export_with
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from mtmc_lsp.capture.result_structure import PLAIN, RESULTS, SIZES, structure_of, tensors_of
@@ -32,6 +33,7 @@ from mtmc_lsp.capture.worker.graph_reader import (
 from mtmc_lsp.capture.worker.literal_tensors import literal_inputs
 from mtmc_lsp.capture.worker.passes.decompositions import decompositions
 from mtmc_lsp.capture.worker.passes.free_sizes import FreeSizes
+from mtmc_lsp.capture.worker.passes.gradients import GradientTrace, backward_decompositions
 from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import Cause, NonPolynomialSize, Watch
 from mtmc_lsp.capture.worker.size_conditions import Question, recording_questions
 from mtmc_lsp.core.errors import Location, MtmcError, TargetUnsupported
@@ -61,12 +63,30 @@ class _Module(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 class _FlatTarget:
     """The target as a function of tensors only. It returns the result tensors and the numbers that depend on input sizes."""
 
-    def __init__(self, function: Any, class_name: Callable[[type], str], target_result: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        function: Any,
+        class_name: Callable[[type], str],
+        target_result: Callable[[Any], Any],
+        gradients: GradientTrace | None = None,
+    ) -> None:
         self._function, self._class_name, self._target_result = function, class_name, target_result
+        self.gradients = gradients
+        """Set if the function is traced together with its backward pass, whose gradients are then further results."""
         self.returns = ""
         """Structure of the last return value. Such a number is ``sizes[0]``, indexed by its position among these numbers."""
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
+        if self.gradients is None:
+            return self._results(tensors)[0]
+        leaves = self.gradients.leaves(tensors)
+        with torch.enable_grad():
+            returned, results = self._results(leaves)
+            gradients = self.gradients.gradients(results, leaves)
+        return [item.detach() if isinstance(item, torch.Tensor) else item for item in (*returned, *gradients)]
+
+    def _results(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+        """The results with the numbers, and the results alone."""
         versions = [tensor._version for tensor in tensors]
         value = self._function(*tensors)
         numbers: list[torch.SymInt] = []
@@ -91,7 +111,7 @@ class _FlatTarget:
             if any(is_other_view(result, tensor) for tensor in changed)
         }
         self.returns = structure_of(self._target_result(value), self._class_name, leaf_text, views)
-        return (*results, *numbers)
+        return (*results, *numbers), results
 
 
 def _view_text(view: torch.Tensor, number: int, number_text: Callable[[Any], str]) -> str:
@@ -106,9 +126,10 @@ def _recording_lines(path: str, watch: Watch | None = None) -> Iterator[None]:
     """During an export, record for every node the innermost line of the user's file, and show the node to ``watch``.
 
     Export's stack traces keep only frames named ``forward``. A node's ``stack_trace`` survives decomposition, so it stores the
-    line.
+    line. An operation of the backward pass has the line of the operation whose gradient it computes: autograd numbers both alike.
     """
     original = torch.fx.proxy.TracerBase.create_node
+    lines: dict[int, int] = {}
 
     def create_node(self: Any, *args: Any, **kwargs: Any) -> Any:
         node = original(self, *args, **kwargs)
@@ -118,8 +139,12 @@ def _recording_lines(path: str, watch: Watch | None = None) -> Iterator[None]:
         while frame is not None:
             if frame.f_code.co_filename == path:
                 node.meta["stack_trace"] = f"{LINE_MARK}{frame.f_lineno}"
+                lines[torch.autograd._get_sequence_nr() - 1] = frame.f_lineno
                 break
             frame = frame.f_back
+        differentiated = torch._C._current_autograd_node()
+        if differentiated is not None and (line := lines.get(differentiated._sequence_nr())):
+            node.meta["stack_trace"] = f"{LINE_MARK}{line}"
         return node
 
     torch.fx.proxy.TracerBase.create_node = create_node
@@ -139,6 +164,7 @@ def export_graph(
     target_result: Callable[[Any], Any] = lambda value: value,
     *,
     windows_vary: bool = True,
+    gradients: GradientTrace | None = None,
 ) -> tuple[Graph, tuple[str, ...]]:
     """Export ``function`` on ``inputs``. Returns the graph, and notes on the sizes that are fixed.
 
@@ -149,11 +175,12 @@ def export_graph(
         text: the lines of the target's file.
         target_result: the return value of the target, from the value that ``function`` returns; state tensors follow it there.
         windows_vary: whether sizes of images may vary if windows or divisions of the sizes read them.
+        gradients: traces the backward pass, too; None for the forward pass alone.
 
     Raises:
         TargetUnsupported: the target cannot be exported; names file and line if known.
     """
-    flat = _FlatTarget(function, class_name, target_result)
+    flat = _FlatTarget(function, class_name, target_result, gradients)
     sizes = FreeSizes([item.value for item in inputs], [item.size_names for item in inputs], windows_vary=windows_vary)
     module_inputs = {i for i, item in enumerate(inputs) if item.kind is not InputKind.ARGUMENT}
     attempts = 0
@@ -173,7 +200,7 @@ def export_graph(
             sizes.fix(sizes.units)
             continue
         attempts, written = attempts + 1, literal_inputs(program)
-        reader = Reader(program, inputs, variables, target, flat.returns, written, questions, sizes)
+        reader = Reader(program, inputs, variables, target, flat.returns, written, questions, sizes, gradients)
         non_polynomial = reader.non_polynomial_symbols()
         constants = sizes.with_same_name(dimension for dimension, symbols in reader.symbols_at.items() if not symbols)
         if any(reader.symbols_at[dimension] for dimension in constants):
@@ -182,8 +209,8 @@ def export_graph(
             continue
         if not non_polynomial:
             # Decomposition takes longer than the export, so it runs only if all remaining symbolic sizes are supported.
-            expanded = _expanded(program, target)
-            reader = Reader(expanded, inputs, variables, target, flat.returns, written, questions, sizes)
+            expanded = _expanded(program, target, is_trained=gradients is not None)
+            reader = Reader(expanded, inputs, variables, target, flat.returns, written, questions, sizes, gradients)
             non_polynomial = reader.non_polynomial_symbols()
         if not non_polynomial:
             return reader.read(), tuple(_size_notes(inputs, reader, sizes, text))
@@ -192,8 +219,8 @@ def export_graph(
                 sizes.divide(dimension, non_polynomial[symbol])
     sizes.fix_all()
     program, questions = _export(flat, inputs, sizes, target)
-    written, program = literal_inputs(program), _expanded(program, target)
-    return Reader(program, inputs, variables, target, flat.returns, written, questions, sizes).read(), (
+    written, program = literal_inputs(program), _expanded(program, target, is_trained=gradients is not None)
+    return Reader(program, inputs, variables, target, flat.returns, written, questions, sizes, gradients).read(), (
         "the graph is valid only for the sizes of the workload",
     )
 
@@ -219,12 +246,12 @@ def _size_notes(inputs: Sequence[InputTensor], reader: Reader, sizes: FreeSizes,
             yield f"{name} {limit}, because {why}"
 
 
-def _expanded(program: Any, target: Target) -> Any:
+def _expanded(program: Any, target: Target, *, is_trained: bool) -> Any:
     """Decompose an exported program into functional operators, and some operators into simpler ones."""
     speed_up_export()
     with _recording_lines(target.path), torch.no_grad():
         try:
-            return program.run_decompositions(decompositions())
+            return program.run_decompositions(decompositions() | (backward_decompositions() if is_trained else {}))
         except Exception as error:
             raise export_error(error, target) from error
 
@@ -259,7 +286,12 @@ def _export(
     tensors = tuple(item.value for item in inputs)
     with _recording_lines(target.path, watch), recording_questions(target.path) as questions, torch.no_grad():
         try:
-            return export(_Module(flat), tensors, dynamic_shapes=(shapes,), strict=False), questions
+            module = _Module(flat)
+            if flat.gradients is not None:
+                # Below autograd's dispatch, where the operators of the backward pass are traced, too.
+                dispatch = {"strict": False, "pre_dispatch": False}
+                return _export_with(module, tensors, dynamic_shapes=(shapes,), **dispatch), questions
+            return export(module, tensors, dynamic_shapes=(shapes,), strict=False), questions
         except Exception as error:
             if watch is not None and watch.factors:
                 # Torch may have wrapped the exception.

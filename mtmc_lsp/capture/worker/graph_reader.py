@@ -16,6 +16,7 @@ from mtmc_lsp.capture.result_structure import RESULTS, SIZES, fill_structure, is
 from mtmc_lsp.capture.worker.literal_tensors import nested_literals
 from mtmc_lsp.capture.worker.passes.aten_aliases import canonical
 from mtmc_lsp.capture.worker.passes.free_sizes import FreeSizes
+from mtmc_lsp.capture.worker.passes.gradients import SHAPE_ONLY, TANGENT, GradientTrace
 from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import (
     CONSTANT,
     WINDOWS,
@@ -30,7 +31,18 @@ from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import (
 )
 from mtmc_lsp.capture.worker.size_conditions import Guard, Question, condition, equal_factors, guards_of, strongest
 from mtmc_lsp.core.errors import Location, TargetUnsupported
-from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
+from mtmc_lsp.core.graph import (
+    INPUT_DEVICE,
+    Argument,
+    Backward,
+    Graph,
+    GraphInput,
+    InputKind,
+    Mutation,
+    Node,
+    Ref,
+    TensorType,
+)
 from mtmc_lsp.core.sizes import FUNCTIONS, Size, greater_than
 from mtmc_lsp.core.workload import Target
 
@@ -73,9 +85,13 @@ class Reader:
         literal_names: Set[str],
         questions: Sequence[Question],
         free: FreeSizes,
+        gradients: GradientTrace | None = None,
     ) -> None:
         self.program = program
         self.free = free
+        self.gradients = gradients
+        self.tangents: list[GraphInput] = []
+        """The gradients of results, which the backward pass gets."""
         self.questions = questions
         self.returns = returns
         self.inputs = inputs
@@ -266,15 +282,34 @@ class Reader:
             GraphInput(item.name, item.access, item.kind, self.type(node.meta["val"]), item.value.requires_grad)
             for node, item in zip(self.placeholders, self.inputs, strict=True)
         ]
-        return Graph(
+        graph = Graph(
             inputs=tuple(inputs),
-            nodes=tuple(self._with_variables(nodes)),
+            nodes=tuple(nodes),
             outputs=outputs,
             returns=self._returns(sizes),
             sizes=self.sizes,
             mutations=mutations,
             conditions=self._conditions(),
+            backward=self._backward(),
         )
+        return replace(graph, nodes=tuple(self._with_variables(graph)))
+
+    def _backward(self) -> Backward | None:
+        if self.gradients is None:
+            return None
+        gradients = tuple(self.inputs[i].name for i in self.gradients.inputs)
+        return Backward(tuple(self.tangents), tuple(self.gradients.results), gradients)
+
+    def _tangent(self, kind: TensorType) -> Ref:
+        """The input for the gradient of the next result."""
+        assert self.gradients is not None
+        number = self.gradients.results[len(self.tangents)]
+        name = f"grad_out_{number}" if len(self.gradients.results) > 1 else "grad_out"
+        while name in self.used_names:
+            name += "_"
+        self.used_names.add(name)
+        self.tangents.append(GraphInput(name, name, InputKind.TANGENT, kind))
+        return Ref(name)
 
     def _literal(self, node: torch.fx.Node) -> Node:
         kind = self.type(node.meta["val"])
@@ -317,6 +352,12 @@ class Reader:
             source = references[node.args[0].name]
             assert isinstance(source, Ref) and isinstance(node.args[1], int)
             references[node.name] = Ref(source.name, node.args[1])
+            return None
+        if str(node.target) == TANGENT:
+            references[node.name] = self._tangent(self.type(value))
+            return None
+        if self.gradients is not None and str(node.target) in SHAPE_ONLY:
+            references[node.name] = references[node.args[0].name]
             return None
         if "_local_scalar_dense" in str(node.target) or "aten.item." in str(node.target):
             raise depends_on_values(self.target, line_of(node))
@@ -402,12 +443,12 @@ class Reader:
             return value
         return str(value)
 
-    def _with_variables(self, nodes: list[Node]) -> list[Node]:
+    def _with_variables(self, graph: Graph) -> list[Node]:
         """Name the last node of each assignment's line after the assigned variable."""
-        last = {node.line: i for i, node in enumerate(nodes) if node.line}
+        last = {node.line: node.name for node in graph.nodes if node.line and node.name not in graph.backward_nodes}
         return [
-            replace(node, variable=self.variables.get(node.line, "")) if last.get(node.line) == i else node
-            for i, node in enumerate(nodes)
+            replace(node, variable=self.variables.get(node.line, "")) if last.get(node.line) == node.name else node
+            for node in graph.nodes
         ]
 
     def _conditions(self) -> tuple[str, ...]:

@@ -47,6 +47,8 @@ from mtmc_lsp.source.workload.value_syntax import Value
 __all__ = ["module_form", "parse_directive", "suggest_directive", "workload_from_annotations"]
 
 OPTIONS = ("device", "grad", "module")
+PARAMETERS = "parameters"
+"""In ``grad=``: the module's parameters. They get gradients with any ``grad=``; the word is for inputs that get none."""
 
 
 def parse_directive(text: bytes, target: Target, path: str) -> Workload | None:
@@ -214,6 +216,7 @@ class _Builder:
             self.line,
             tuple(assumed),
             self.module,
+            trains=bool(self._grad()),
         )
 
     def _sizes_and_init(self) -> tuple[dict[str, int], list[Entry]]:
@@ -329,16 +332,24 @@ class _Builder:
     def _check_grad(self, specs: dict[str, TensorSpec]) -> None:
         for name in self._grad():
             spec = specs.get(name)
+            if self._is_parameters(name, specs):
+                continue
             if spec is None or not spec.requires_grad:
                 problem = (
                     "is not a tensor argument of the target"
                     if spec is None
                     else f"is {spec.dtype}, which has no gradient"
                 )
-                floats = ", ".join(n for n, s in specs.items() if "float" in s.dtype) or "none"
+                possible = [n for n, s in specs.items() if "float" in s.dtype]
+                possible += [PARAMETERS] if self.target.class_name else []
+                floats = ", ".join(possible) or "none"
                 raise self.reader.error(
                     f"grad={name}: {name} {problem}", self.options["grad"].line, f"Possible arguments: {floats}."
                 )
+
+    def _is_parameters(self, name: str, specs: Mapping[str, TensorSpec]) -> bool:
+        """Whether ``grad=`` names the module's parameters alone, not an argument."""
+        return name == PARAMETERS and name not in specs and bool(self.target.class_name)
 
     def _grad(self) -> list[str]:
         return self.options["grad"].value.split(",") if "grad" in self.options else []
