@@ -38,6 +38,8 @@ class CudaGraph:
             raise IllegalAction("cuda-graph: the schedule has no kernel yet")
         if schedule.cuda_graph:
             raise IllegalAction("cuda-graph: the call is replayed already")
+        if ir.graph.backward is not None:
+            raise IllegalAction("cuda-graph: autograd runs the backward pass apart from the call")
         arguments = {item.name for item in ir.graph.inputs if item.kind is InputKind.ARGUMENT}
         if any(mutation.input in arguments for mutation in ir.graph.mutations):
             raise IllegalAction("cuda-graph: the call changes its arguments")
@@ -57,9 +59,9 @@ class CudaGraph:
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """Where replaying the present version from a graph was measured to be much faster than launching it."""
         timing = situation.timing
-        if timing is None or timing.graph_us is None or not situation.has_gpu:
-            return
         graph = situation.ir.graph
+        if timing is None or timing.graph_us is None or not situation.has_gpu or graph.backward is not None:
+            return
         moved = [i.type for i in graph.inputs if i.kind is InputKind.ARGUMENT]
         moved += [graph.type_of(ref) for ref in graph.outputs]
         copies = sum(2.0 * tensor_bytes(kind, graph.sizes) / situation.device.bandwidth * 1e6 for kind in moved)

@@ -57,6 +57,9 @@ class SideBySide:
             if reason := _reason_against(ir, region, plans[key].config):
                 raise IllegalAction(f"side-by-side: {reason}")
         others = tuple(group for group in schedule.side_by_side if not set(group) & set(named))
+        for group in groups:
+            if {key in ir.graph.backward_nodes for key in group} == {True, False}:
+                raise IllegalAction("side-by-side: the backward pass runs later than the forward pass")
         changed = replace(schedule, side_by_side=(*others, *groups))
         try:
             launches(ir, changed)
@@ -124,6 +127,7 @@ def _shared(situation: Situation) -> list[tuple[str, ...]]:
     order = _Order(ir, all_launches)
     groups: list[list[int]] = []
     warps: dict[int, int] = {}
+    is_later = [launch[0].nodes[0] in ir.graph.backward_nodes for launch in all_launches]
     for i, launch in enumerate(all_launches):
         [unit, *others] = launch
         if others or unit.plan is None or unit.region is None:
@@ -134,7 +138,7 @@ def _shared(situation: Situation) -> list[tuple[str, ...]]:
         warps[i] = unit.plan.config.warps
         for members in groups:
             counts = [warps[each] for each in (*members, i)]
-            is_similar = max(counts) <= MOST_TIMES_WARPS * min(counts)
+            is_similar = max(counts) <= MOST_TIMES_WARPS * min(counts) and is_later[members[0]] == is_later[i]
             if is_similar and len(members) < MOST_BESIDE and order.may_join(members[0], i):
                 members.append(i)
                 order.join(members)

@@ -46,12 +46,27 @@ def result_name(ir: KernelIR, nodes: Collection[str]) -> str:
     if last not in graph.named:
         return ""
     node = graph.node(last)
+    if node.name in graph.backward_nodes:
+        return gradient_name(graph, nodes)
     if node.variable:
         return node.variable
     positions = [number for number, ref in enumerate(graph.results, 1) if ref is not None and ref.name == last]
     if positions:
         return "the result" if len(graph.results) == 1 else f"result {positions[0]}"
     return layer_of(graph, node)
+
+
+def gradient_name(graph: Graph, nodes: Collection[str]) -> str:
+    """Which gradients the nodes compute: ``the gradients of x and weight``; ``the backward pass`` if none of them is a result."""
+    assert graph.backward is not None
+    pairs = zip(graph.outputs[len(graph.forward_outputs) :], graph.backward.gradients, strict=True)
+    access = {item.name: item.access for item in graph.inputs}
+    names = [access[name] for ref, name in pairs if ref.name in nodes]
+    if not names:
+        return "the backward pass"
+    if len(names) > MOST_NAMES:
+        return f"{len(names)} gradients"
+    return f"the gradient{'s' if len(names) > 1 else ''} of {joined(names)}"
 
 
 def kernel_title(ir: KernelIR, nodes: Collection[str]) -> str:

@@ -20,4 +20,7 @@ def launcher_calls(graph: Graph, code: GeneratedCode, sizes: Sequence[Mapping[st
         shape, stride = (tuple(size.value(values) for size in sizes) for sizes in (kind.shape, kind.stride))
         return TensorLayout(shape, stride, kind.dtype)
 
-    return LauncherCalls(launcher[1], tuple(tuple(layout(i.type, values) for i in graph.inputs) for values in sizes))
+    trained = graph.backward.gradients if graph.backward is not None else ()
+    numbers = tuple(number for number, item in enumerate(graph.inputs) if item.name in trained)
+    calls = tuple(tuple(layout(item.type, values) for item in graph.inputs) for values in sizes)
+    return LauncherCalls(launcher[1], calls, numbers)

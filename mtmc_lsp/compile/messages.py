@@ -27,6 +27,8 @@ class LauncherCalls:
     """Name of the function in the module."""
     inputs: tuple[tuple[TensorLayout, ...], ...]
     """The tensors of each call."""
+    trained: tuple[int, ...] = ()
+    """Numbers of the tensors whose gradients the backward pass computes, which then runs, too."""
 
 
 @dataclass(frozen=True)

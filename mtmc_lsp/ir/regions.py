@@ -128,6 +128,9 @@ def analyse(ir: KernelIR, nodes: Iterable[str], recomputed: Iterable[str] = ()) 
     torch_calls = sorted((chosen & ir.opaque) & set(positions), key=positions.__getitem__)
     if torch_calls:
         raise CannotFuse(f"{ir.graph.node(torch_calls[0]).op} stays a torch call")
+    backward = chosen & ir.graph.backward_nodes
+    if backward and backward != chosen:
+        raise CannotFuse("the backward pass runs later than the forward pass")
     _check_convex(ir, members, chosen)
     outputs = used_outside(ir, ordered)
     if not outputs:

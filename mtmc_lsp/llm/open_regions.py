@@ -85,6 +85,9 @@ class BuiltinFirstPlanner(RooflinePlanner):
 
 
 def _open_actions(state: State) -> Iterator[MacroAction]:
+    if state.capture.graph.backward is not None:
+        # A model gets one launcher to edit; with a backward pass there are two.
+        return
     schedule = from_json(Schedule, state.candidate.schedule)
     ir = ir_of(state.capture.graph, schedule)
     in_open_regions = _written(state)

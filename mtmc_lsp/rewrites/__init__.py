@@ -25,6 +25,7 @@ from mtmc_lsp.rewrites import (
     split_full_reduction,
 )
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite, Edit, apply_edit
+from mtmc_lsp.rewrites.saved_values import computing_again
 from mtmc_lsp.schedule.schedule import Rewrite, Schedule
 
 ALGEBRA = (
@@ -73,7 +74,7 @@ def apply_rewrite(graph: Graph, rewrite: Rewrite) -> Graph:
 @lru_cache(maxsize=64)
 def _apply_rewrites(box: GraphBox, rewrites: tuple[Rewrite, ...]) -> Graph:
     if not rewrites:
-        return box.graph
+        return computing_again(box.graph)
     return apply_rewrite(_apply_rewrites(box, rewrites[:-1]), rewrites[-1])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.codegen.kernel.snippets import call_text, joined
@@ -87,6 +87,7 @@ def write_guard(
     uses_atomics: bool = False,
     up_to_date: str = "",
     unpacked: Unpacking | None = None,
+    trained: Collection[str] | None = None,
 ) -> str:
     """Source of the guard function.
 
@@ -96,6 +97,7 @@ def write_guard(
         limits: further conditions over named sizes.
         aligned: graph inputs whose addresses must be multiples of 16 bytes.
         uses_atomics: whether the Triton version is non-deterministic because it uses atomic additions.
+        trained: graph inputs whose gradients the Triton version computes; None if it records none.
         up_to_date: condition that the target's globals and functions are unchanged; empty to skip the check.
     """
     size_bindings = bindings(graph, names)
@@ -115,7 +117,7 @@ def write_guard(
     # Some classes of tensors raise in further conditions, so this one comes first.
     conditions = [f"{PLAIN_CALL}(tensors)"]
     conditions.append("not torch.is_autocast_enabled()")
-    conditions.append("not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))")
+    conditions += _gradient_conditions(graph, tensors, trained)
     conditions += _group_checks(group_inputs or (), names)
     conditions += _shapes(graph, names, texts, exact, group_inputs)
     conditions += _inspected_only(graph, texts)
@@ -145,6 +147,19 @@ def write_guard(
         f'    """{summary}."""\n'
         f"{cache_lookups(text, accesses, parameters, _stores(graph) if as_tuple else {})}"
     )
+
+
+def _gradient_conditions(graph: Graph, tensors: Sequence[str], trained: Collection[str] | None) -> list[str]:
+    """Autograd may need no gradient that the Triton version does not compute."""
+    if trained is None:
+        return ["not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))"]
+    floats = [
+        text
+        for item, text in zip(graph.inputs, tensors, strict=True)
+        if item.name not in trained and "float" in item.type.dtype
+    ]
+    others = [f"not (torch.is_grad_enabled() and ({' or '.join(f'{text}.requires_grad' for text in floats)}))"]
+    return ["not torch.compiler.is_compiling()", *(others if floats else [])]
 
 
 GUARD_SUMMARY = "Whether the Triton version supports these arguments; otherwise the original code runs"

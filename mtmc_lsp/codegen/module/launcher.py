@@ -367,6 +367,18 @@ class Launcher:
             operator: name of the operator, which ``torch.compile`` and ``torch.export`` can trace.
             summary: docstring of the launcher, one line.
         """
+        source = self.finish_function(name, operator.removesuffix("_triton"), summary)
+        if not self.is_operator():
+            return source
+        kernels = list(dict.fromkeys(launch.kernel for launch in self.launches))
+        return source + "\n".join(["", "", *self._operator(name, operator, kernels, len(self.ir.graph.outputs))]) + "\n"
+
+    def finish_function(self, name: str, base: str, summary: str) -> str:
+        """The source of the launcher alone.
+
+        Args:
+            base: begins the name of the function that creates the tables.
+        """
         graph = self.ir.graph
         returned = [self.variables[ref] for ref in graph.outputs]
         for mutation in graph.mutations:
@@ -383,7 +395,7 @@ class Launcher:
             first = self.input_names[graph.inputs[0].name]
             prelude.append(f"seed = torch.randint(2**31 - 1, ({count},), device={first}.device)")
         kernels = list(dict.fromkeys(launch.kernel for launch in self.launches))
-        tables = self._tables(operator.removesuffix("_triton"))
+        tables = self._tables(base)
         if tables is not None:
             prelude.append(f"{', '.join(tables.results)}{',' * (len(tables.results) == 1)} = {tables.call}")
         prelude += [f"{variable} = {text}" for text, variable in self._numbers.items()]
@@ -396,8 +408,6 @@ class Launcher:
         ]
         if returned:
             lines.append(f"    return {', '.join(returned)}")
-        if self.is_operator():
-            lines += ["", "", *self._operator(name, operator, kernels, len(returned))]
         return "\n".join(lines) + "\n"
 
     def _tables(self, base: str) -> TableFunction | None:

@@ -74,7 +74,7 @@ def _in_ascii(letter: str) -> str:
 
 def value_name(ir: KernelIR, ref: Ref) -> str:
     """A name for a value: the user's variable if there is one, else derived from its role or its operation."""
-    for item in ir.graph.inputs:
+    for item in ir.graph.sources:
         if item.name == ref.name:
             return item.name
     node = ir.graph.node(ref.name)

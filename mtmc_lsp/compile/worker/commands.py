@@ -66,7 +66,7 @@ def _jobs(request: CompileRequest) -> list[Job]:
     if request.calls is not None:
         launcher = getattr(module, request.calls.launcher)
         for inputs in request.calls.inputs:
-            launches += find_launches(launcher, inputs)
+            launches += find_launches(launcher, inputs, request.calls.trained)
     launches = list({repr(launch): launch for launch in launches}.values())
     return [(module, launch, arch) for launch in launches for arch in request.archs]
 

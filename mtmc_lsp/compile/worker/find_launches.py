@@ -17,8 +17,11 @@ TAKEN = {"grid", "warmup", *OPTIONS}
 """Keywords of a launch that are no parameters of the kernel."""
 
 
-def find_launches(launcher: Any, inputs: Sequence[TensorLayout]) -> list[KernelLaunch]:
-    """The kernel launches of one call; allocates no memory and runs no kernel."""
+def find_launches(launcher: Any, inputs: Sequence[TensorLayout], trained: Sequence[int] = ()) -> list[KernelLaunch]:
+    """The kernel launches of one call, and of its backward pass if inputs are ``trained``.
+
+    Allocates no memory and runs no kernel.
+    """
     launches: list[KernelLaunch] = []
 
     def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
@@ -30,7 +33,14 @@ def find_launches(launcher: Any, inputs: Sequence[TensorLayout]) -> list[KernelL
     original = JITFunction.run
     JITFunction.run = run
     try:
-        launcher(*tensors)
+        with torch.set_grad_enabled(bool(trained)):
+            for number in trained:
+                tensors[number].requires_grad_()
+            returned = launcher(*tensors)
+            if trained:
+                returned = returned if isinstance(returned, tuple) else (returned,)
+                results = [result for result in returned if result.requires_grad]
+                torch.autograd.backward(results, [torch.empty_like(result) for result in results])
     finally:
         JITFunction.run = original
     return list({repr(item): item for item in launches}.values())

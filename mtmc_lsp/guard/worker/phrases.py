@@ -12,6 +12,8 @@ from mtmc_lsp.guard.worker.refusal import Refusal, Scope
 MADE_FOR = "the kernels were made for"
 MAX_VALUE_CHARACTERS = 60
 STALE = "run mtmc optimize again"
+COMPILED = "torch.compile traces the call; kernels with a backward pass run in eager mode alone"
+NOT_COMPUTED = "which the kernels compute no gradient of: add it to grad= and optimise again"
 GRADIENTS = "gradients are recorded{names}: call it under torch.no_grad() or torch.inference_mode()"
 FIXED: Mapping[str, str] = {
     "not torch.is_autocast_enabled()": f"autocast is on; {MADE_FOR} calls without it",
@@ -32,7 +34,9 @@ def phrase(refusal: Refusal) -> str:
         if part in source:
             return text
     if "torch.is_grad_enabled()" in source:
-        return _gradients(scope)
+        return _gradients(source, scope)
+    if source == "not torch.compiler.is_compiling()":
+        return COMPILED
     if isinstance(condition, ast.Compare) and len(condition.ops) == 1:
         return _comparison(condition, scope)
     if isinstance(condition, ast.Call):
@@ -63,8 +67,11 @@ def _generic(condition: ast.expr, scope: Scope) -> str:
     return f"`{scope.text(condition)}` does not hold"
 
 
-def _gradients(scope: Scope) -> str:
+def _gradients(source: str, scope: Scope) -> str:
     names = [name for name, tensor in _named_tensors(scope) if tensor.requires_grad]
+    without = [name for name in names if f"{name}.requires_grad" in source]
+    if without:
+        return f"gradients are recorded for {', '.join(without)}, {NOT_COMPUTED}"
     shown = f" for {', '.join(names[:2])}{', ...' if len(names) > 2 else ''}" if names else ""
     return GRADIENTS.format(names=shown)
 

@@ -142,7 +142,7 @@ def _lower(graph_box: GraphBox) -> KernelIR:
     builder = Builder(graph)
     opaque: set[str] = set()
     counters, tables = call_counters(graph), constant_tables(graph)
-    for item in graph.inputs:
+    for item in graph.sources:
         name = builder.add(PrimOp.INPUT, (), item.type.shape, item.type.dtype, input=item.name)
         builder.values[item.name, 0] = name
     for node in graph.nodes:

@@ -86,6 +86,10 @@ class LlmCoder:
             CannotCode: no valid answer within the allowed repairs, or no launcher can be generated for the target.
             ModelNotUsable: the endpoint, the API key or the model is missing or invalid.
         """
+        if capture.graph.backward is not None:
+            raise CannotCode(
+                "a model cannot write kernels with a backward pass; leave out grad=, or use --coder builtin"
+            )
         self._remaining_repairs = self._repairs
         known_edit = self._known_edits.get(_without_remark(action).key, "")
         rejected_edit = known_edit if REMARK in action.params else ""

@@ -1,0 +1,1 @@
+"""Generated code with a backward pass."""

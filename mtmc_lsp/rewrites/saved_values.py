@@ -1,0 +1,170 @@
+"""Which values of the forward pass the backward pass reads from memory, and which it computes again.
+
+A value that is computed again costs neither a write in the forward pass nor memory until the backward pass. As in
+rematerialisation by minimum cut (Chen et al., arXiv 1604.06174; the partitioner of AOTAutograd), only operations that add no
+memory traffic are repeated: elementwise operations and views of values that the backward pass has anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from mtmc_lsp.core.dtypes import itemsize
+from mtmc_lsp.core.graph import Backward, Graph, GraphInput, InputKind, Node, Ref
+from mtmc_lsp.ir.lower import lower
+from mtmc_lsp.ir.primitives import VIEW_OPS, KernelIR, PrimOp
+
+AGAIN = "_again"
+"""Suffix of a node that computes a value of the forward pass again."""
+CHEAP = VIEW_OPS | {PrimOp.POINTWISE, PrimOp.CONSTANT, PrimOp.IOTA}
+
+
+def computing_again(graph: Graph) -> Graph:
+    """The graph with copies of the nodes whose values the backward pass computes again. Only the backward pass reads them."""
+    backward = graph.backward_nodes
+    if not backward:
+        return graph
+    choice = _Choice(lower(graph))
+    again = choice.made_again()
+    replacements = {
+        Ref(name, i): Ref(f"{name}{AGAIN}", i) for name in again for i in range(len(graph.node(name).outputs))
+    }
+    copies = [replace(graph.node(name).reading(replacements), name=f"{name}{AGAIN}") for name in again]
+    forward = [node for node in graph.nodes if node.name not in backward]
+    later = [node.reading(replacements) for node in graph.nodes if node.name in backward]
+    count = len(graph.forward_outputs)
+    outputs = (*graph.outputs[:count], *(replacements.get(ref, ref) for ref in graph.outputs[count:]))
+    return replace(graph, nodes=(*forward, *copies, *later), outputs=outputs)
+
+
+class _Choice:
+    def __init__(self, ir: KernelIR) -> None:
+        self._ir, self._graph = ir, ir.graph
+        self._saved: set[str] = {ref.name for ref in self._graph.forward_outputs}
+        """Nodes whose values are in memory during the backward pass."""
+
+    def made_again(self) -> list[str]:
+        """The nodes to compute again, in execution order."""
+        again: set[str] = set()
+        needed = self._needed()
+        self._saved |= {node.name for node in needed if not self._is_cheap(node)}
+        for node in needed:
+            if node.name in self._saved:
+                continue
+            frontier = self._frontier(node.name)
+            if sum(self._bytes(name) for name in frontier) < self._bytes(node.name) or not frontier:
+                self._saved |= frontier
+                again |= self._between(node.name)
+            else:
+                self._saved.add(node.name)
+        return [node.name for node in self._graph.nodes if node.name in again]
+
+    def _needed(self) -> list[Node]:
+        """The nodes of the forward pass whose values the backward pass reads."""
+        graph, backward = self._graph, self._graph.backward_nodes
+        read = {ref.name for name in backward for ref in graph.node(name).inputs()}
+        read |= {ref.name for ref in graph.outputs[len(graph.forward_outputs) :]}
+        return [node for node in graph.nodes if node.name in read and node.name not in backward]
+
+    def _is_cheap(self, node: Node) -> bool:
+        return node.name not in self._ir.opaque and all(prim.op in CHEAP for prim in self._ir.of_node(node.name))
+
+    def _walk(self, name: str) -> Iterator[tuple[str, bool]]:
+        """The node and what it is computed from, each with whether the walk ends there."""
+        pending, seen = [name], set[str]()
+        while pending:
+            current = pending.pop()
+            node = self._graph.named.get(current)
+            if node is None or current in seen:
+                continue
+            seen.add(current)
+            ends = current in self._saved or not self._is_cheap(node)
+            yield current, ends
+            if not ends:
+                pending += [ref.name for ref in node.inputs()]
+
+    def _frontier(self, name: str) -> set[str]:
+        """The values that must be saved in addition, to compute a value again."""
+        return {current for current, ends in self._walk(name) if ends} - self._saved
+
+    def _between(self, name: str) -> set[str]:
+        return {current for current, ends in self._walk(name) if not ends}
+
+    def _bytes(self, name: str) -> float:
+        kinds = self._graph.node(name).outputs
+        return sum(kind.numel.value(self._graph.sizes) * itemsize(kind.dtype) for kind in kinds)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The two halves of a graph with a backward pass."""
+
+    whole: Graph
+    forward: Graph
+    """Its outputs are the target's, followed by the values to save."""
+    backward: Graph
+    """Its inputs are graph inputs, saved values and the gradients of the results, in this order."""
+    saved: tuple[Ref, ...]
+    """What the backward pass reads, in the order of its inputs: graph inputs, and values of the forward pass."""
+
+
+def forward_part(graph: Graph) -> Graph:
+    """The graph as the guard and the dispatch see it: without the backward pass."""
+    if graph.backward is None:
+        return graph
+    nodes = tuple(node for node in graph.nodes if node.name not in graph.backward_nodes)
+    return replace(graph, nodes=nodes, outputs=graph.forward_outputs, backward=None)
+
+
+def split(graph: Graph) -> Passes:
+    """Split a graph into its forward and its backward pass."""
+    assert isinstance(graph.backward, Backward)
+    later = graph.backward_nodes
+    count = len(graph.forward_outputs)
+    gradients = graph.outputs[count:]
+    nodes = [node for node in graph.nodes if node.name in later]
+    read = [ref for node in nodes for ref in node.inputs()] + list(gradients)
+    of_forward = [ref for ref in dict.fromkeys(read) if ref.name in graph.named and ref.name not in later]
+    read_names = {ref.name for ref in read}
+    kept = [item for item in graph.inputs if item.name in read_names]
+    used = {item.name for item in graph.sources} | set(graph.named)
+    renamed: dict[Ref, Ref] = {}
+    saved_inputs = []
+    for ref in of_forward:
+        name = graph.node(ref.name).variable or ref.name
+        while name in used and name != ref.name:
+            name += "_"
+        name = name if not ref.index else f"{name}_{ref.index}"
+        used.add(name)
+        renamed[ref] = Ref(name)
+        saved_inputs.append(GraphInput(name, name, InputKind.ARGUMENT, graph.type_of(ref)))
+    new_outputs = [ref for ref in of_forward if ref not in graph.forward_outputs]
+    gradient_of = {ref.name: f"grad_{name}" for ref, name in zip(gradients, graph.backward.gradients, strict=True)}
+    results = graph.forward_outputs
+    names = {ref.name: "out" if len(results) == 1 else f"out_{i}" for i, ref in enumerate(results)}
+    names |= {ref.name: graph.node(ref.name).word for ref in new_outputs}
+    forward = replace(
+        graph,
+        nodes=tuple(
+            replace(node, variable=node.variable or names.get(node.name, ""))
+            for node in graph.nodes
+            if node.name not in later
+        ),
+        outputs=(*graph.forward_outputs, *new_outputs),
+        backward=None,
+    )
+    backward = replace(
+        graph,
+        inputs=(*kept, *saved_inputs, *graph.backward.tangents),
+        nodes=tuple(
+            replace(node.reading(renamed), variable=gradient_of.get(node.name, node.variable)) for node in nodes
+        ),
+        outputs=tuple(renamed.get(ref, ref) for ref in gradients),
+        returns="tuple",
+        mutations=(),
+        state_attributes=(),
+        unread_inputs=(),
+        backward=None,
+    )
+    return Passes(graph, forward, backward, (*(Ref(item.name) for item in kept), *of_forward))
