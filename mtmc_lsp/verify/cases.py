@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.core.dtypes import is_float
-from mtmc_lsp.core.graph import MATRIX_PRODUCTS, RECURRENT_GATES, Graph, InputKind
+from mtmc_lsp.core.graph import MATRIX_PRODUCTS, RECURRENT_GATES, Graph, InputKind, Node
 from mtmc_lsp.core.sizes import Size, conditions_hold, names_in, product
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 
@@ -42,7 +42,9 @@ MOST_NUMBER_CASES = 8
 """Limit for the cases with special values of run-time numbers."""
 
 VALUES = "values"
-"""The kernel should run: the call is inside the guard."""
+"""The kernel should run: the call is inside the guard. Of a target that is trained, the gradients are compared, too."""
+FORWARD = "without gradients"
+"""The same for a target that is trained, called without recording gradients."""
 FLOAT64 = "float64"
 """The same call in double precision. It is outside most guards, so the user's code should run."""
 AUTOGRAD = "autograd"
@@ -63,7 +65,8 @@ NEAR = "near "
 """The beginning of a distribution of values next to numbers, which follow: ``near 6.0, 100``. The others are normal."""
 WITHIN = "within "
 """The beginning of a distribution of values that are mostly smaller than a number, which follows."""
-SPECIAL_DISTRIBUTIONS = ("denormal", "infinite", "nan")
+NOT_FINITE = ("infinite", "nan")
+SPECIAL_DISTRIBUTIONS = ("denormal", *NOT_FINITE)
 """Distributions on which the output may differ from a constant only by NaN and infinity, so they reveal no trivial answers."""
 EXACT_OPERATIONS = frozenset(MATRIX_PRODUCTS) | frozenset(
     "convolution conv1d conv2d conv3d add sub rsub mul neg abs relu clamp maximum minimum where eq ne lt le gt ge sum amax "
@@ -106,7 +109,7 @@ class Case:
     @property
     def expects_kernel(self) -> bool:
         """Whether a kernel should run: the call is inside the guard and has elements."""
-        return self.kind == VALUES and all(self.sizes.values())
+        return self.kind in (VALUES, FORWARD) and all(self.sizes.values())
 
     @property
     def label(self) -> str:
@@ -147,7 +150,22 @@ def version_cases(capture: Capture, *, interpreted: bool, seed: int) -> tuple[Ca
     cases = verification_cases(capture, interpreted=interpreted, seed=seed)
     unusual = _unusual_cases(capture, cases, interpreted, seed + len(cases))
     numbers = _number_cases(capture, unusual[0], seed + len(cases) + len(unusual))
-    return (*cases, *(case for case in unusual if not _is_excepted(case, capture, interpreted)), *numbers)
+    expected = (*cases, *(case for case in unusual if not _is_excepted(case, capture, interpreted)), *numbers)
+    return with_forward_cases(expected, capture)
+
+
+def with_forward_cases(cases: Sequence[Case], capture: Capture) -> tuple[Case, ...]:
+    """The cases, some of them without gradients if the target is trained.
+
+    Gradients at infinite values and NaN depend on the order of operations, also in PyTorch, so they are not compared.
+    """
+    if capture.graph.backward is None:
+        return tuple(cases)
+    cases = [
+        replace(each, kind=FORWARD) if each.kind == VALUES and each.distribution in NOT_FINITE else each
+        for each in cases
+    ]
+    return (*cases, replace(cases[0], kind=FORWARD))
 
 
 def _number_cases(capture: Capture, model: Case, seed: int) -> list[Case]:
@@ -207,10 +225,9 @@ def foreign_cases(
     if interpreted:
         # The first case is as large as possible, because a candidate may refuse small sizes.
         usual = (replace(usual[0], sizes=reduced_sizes(capture)), *usual[1:])
-    has_gradients = any(tensor.requires_grad for tensor in capture.workload.tensors.values())
-    kinds = (VALUES, AUTOGRAD) if has_gradients else (VALUES,)
+    kinds = (VALUES, AUTOGRAD) if capture.workload.trains else (VALUES,)
     cases = tuple(case for case in usual if case.kind in kinds and (takes_empty or all(case.sizes.values())))
-    return (*cases, *_unusual_cases(capture, cases, interpreted, seed + len(usual)))
+    return with_forward_cases((*cases, *_unusual_cases(capture, cases, interpreted, seed + len(usual))), capture)
 
 
 def smallest_case(cases: Sequence[Case], capture: Capture) -> Case:
@@ -412,9 +429,14 @@ def _with_rows(graph: Graph, base: Mapping[str, int], changed: Mapping[str, int]
 
 
 def _product_rows(graph: Graph, sizes: Mapping[str, int]) -> list[int]:
-    """The number of rows of each matrix product: all its dimensions but the last."""
-    shapes = [node.type.shape for node in graph.nodes if node.op.split(".")[1] in MATRIX_PRODUCTS and node.outputs]
-    return [math.prod(size.value(sizes) for size in shape[:-1]) for shape in shapes]
+    """The number of rows of each matrix product, in each batch if both operands are batched."""
+    products = [node for node in graph.nodes if node.op.split(".")[1] in MATRIX_PRODUCTS and node.outputs]
+    return [math.prod(size.value(sizes) for size in _row_shape(graph, node)) for node in products]
+
+
+def _row_shape(graph: Graph, product: Node) -> tuple[Size, ...]:
+    is_batched = all(len(graph.type_of(ref).shape) > 2 for ref in list(product.inputs())[-2:])
+    return product.type.shape[-2:-1] if is_batched else product.type.shape[:-1]
 
 
 def is_interpretable(capture: Capture) -> bool:

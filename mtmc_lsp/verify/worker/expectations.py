@@ -15,7 +15,7 @@ from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out, shares_e
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.verify.cases import AUTOGRAD, EXPANDED_COLUMNS, VALUES, Case
+from mtmc_lsp.verify.cases import AUTOGRAD, EXPANDED_COLUMNS, FORWARD, VALUES, Case
 from mtmc_lsp.verify.error_limits import FACTORS, NOISE, exceeds_tolerance
 from mtmc_lsp.verify.worker.choices import Choice, ChoiceRecorder, ScoreNoise, TiedChoices
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
@@ -72,7 +72,7 @@ def expected_of(
 
     def random_mode() -> contextlib.AbstractContextManager[Any]:
         # In other cases the guard refuses, so the reference's code runs, with torch's random numbers.
-        if kind != VALUES or not capture.uses_random:
+        if kind not in (VALUES, FORWARD) or not capture.uses_random:
             return contextlib.nullcontext()
         dropouts = sum("dropout" in node.op for node in capture.graph.nodes)
         mode: contextlib.AbstractContextManager[Any] = SharedRandomMode(draw_seeds(seed, dropouts, device))
@@ -89,7 +89,7 @@ def expected_of(
         "ill_conditioned": {},
         "has_oracle": True,
     }
-    if kind != VALUES and (kind != AUTOGRAD or capture.uses_random):
+    if kind not in (VALUES, FORWARD) and (kind != AUTOGRAD or capture.uses_random):
         return {**reference, **defaults}
     if not case.has_oracle:
         return {
@@ -132,7 +132,7 @@ def _oracle(
             return run_case(module, capture, wide_inputs, device, random_mode(), seed, kind, before=unchanged)
 
     oracle = exact_run(recorder, before)
-    if kind == VALUES:
+    if kind == FORWARD or (kind == VALUES and capture.graph.backward is None):
         # Autograd saves indices for the backward pass without an operation.
         recorder.drop_unused(outcome(oracle))
     if len(oracle["results"]) != len(results):
@@ -175,7 +175,9 @@ def _oracle(
     # Libraries choose the precision for each size and call. If they use full precision on a small size, a candidate need not.
     # On the workload itself the reference's error counts. The precision of gradients and for other layouts is chosen
     # independently, even of two calls of the same code: a transposed 3D convolution of strided images ran in either.
-    may_run_tf32 = capture.graph.allows_tf32 and (kind == AUTOGRAD or bool(case.layout))
+    may_run_tf32 = capture.graph.allows_tf32 and (
+        kind == AUTOGRAD or capture.graph.backward is not None or bool(case.layout)
+    )
     uses_tf32 = (may_run_tf32 or _tf32_state.get("observed", False)) and not is_first
 
     def raise_sensitivity(measured: Mapping[ResultKey, float]) -> None:

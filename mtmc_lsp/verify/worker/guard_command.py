@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +44,9 @@ def check_guard(request: GuardRequest) -> GuardAnswer:
         call = build_call(
             module, workload, device, workload.sizes, values=False, blank=uninitialised, construct=original_of
         )
-        decisions = observe(module, names, lambda: _call(call, target.kind, request.records_gradients))
+        needed = {path for path, tensor in workload.tensors.items() if tensor.requires_grad}
+        trained = needed if request.records_gradients else None
+        decisions = observe(module, names, lambda: _call(call, target.kind, trained))
     except Exception as error:
         raise user_error(error, target, "on the workload's inputs") from error
     refused = next((item for item in decisions if item.reason), None)
@@ -55,17 +57,21 @@ def check_guard(request: GuardRequest) -> GuardAnswer:
     return GuardAnswer(True, refused.reason, refused.condition, refused.guard, stands_in)
 
 
-def _call(call: Call, kind: TargetKind, records_gradients: bool) -> None:
-    """Call the target through its decorators, and a module as a module."""
+def _call(call: Call, kind: TargetKind, trained: Collection[str] | None) -> None:
+    """Call the target through its decorators, and a module as a module.
+
+    Args:
+        trained: the arguments that require gradients; None for a call that records none.
+    """
     function: Callable[..., Any] = call.decorated or call.function
     if kind is TargetKind.MODULE and call.instance is not None:
         function = call.instance
     positional, named = call.passed(call.values)
     named = {name: value for name, value in named.items() if name not in call.state_homes}
-    if records_gradients:
-        _require_gradients(call)
+    if trained is not None:
+        _require_gradients(call, trained)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(records_gradients))
+        stack.enter_context(torch.set_grad_enabled(trained is not None))
         # Functions that the user compiles run as they are written: the sandbox has no compiler.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(LaunchCount().counting(executes=False))
@@ -87,10 +93,10 @@ def _state(call: Call) -> Iterator[None]:
             attributes[attribute] = before[name]
 
 
-def _require_gradients(call: Call) -> None:
-    """Let an argument require gradients if no parameter does."""
+def _require_gradients(call: Call, trained: Collection[str]) -> None:
+    """Let the arguments require gradients that do in the workload; all if neither these nor a parameter are known to."""
     parameters = call.instance.parameters() if call.instance is not None else ()
-    if not any(parameter.requires_grad for parameter in parameters):
-        for value in call.values:
-            if isinstance(value, torch.Tensor) and value.is_floating_point():
-                value.requires_grad_()
+    all_need = not trained and not any(parameter.requires_grad for parameter in parameters)
+    for name, value in zip(call.names, call.values, strict=True):
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and (all_need or name in trained):
+            value.requires_grad_()

@@ -349,14 +349,12 @@ def replace_tensor(slots: Sequence[AttributeSlot], value: torch.Tensor) -> None:
     parameter: torch.nn.Parameter | None = None
     for held, name in slots:
         if isinstance(held[name], torch.nn.Parameter):
-            parameter = parameter if parameter is not None else _as_parameter(value)
+            if parameter is None:
+                needs = held[name].requires_grad and value.is_floating_point()
+                parameter = torch.nn.Parameter(value, requires_grad=needs)
             held[name] = parameter
         else:
             held[name] = value
-
-
-def _as_parameter(value: torch.Tensor) -> torch.nn.Parameter:
-    return torch.nn.Parameter(value, requires_grad=value.is_floating_point())
 
 
 def relocated(instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:

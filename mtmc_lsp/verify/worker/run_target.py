@@ -20,10 +20,10 @@ from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.gpu_lock import let_timings_pass
-from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, Case
+from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, VALUES, Case
 from mtmc_lsp.verify.messages import KernelsFile
 from mtmc_lsp.verify.worker.comparison.batched_reads import unequal
-from mtmc_lsp.verify.worker.inputs import prepared_call
+from mtmc_lsp.verify.worker.inputs import prepared_call, read_tensor
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from mtmc_lsp.verify.worker.interpreter.stand_in import stand_in
 from mtmc_lsp.verify.worker.observation.global_state import RANDOM_STATE, changed_state, global_state
@@ -129,14 +129,22 @@ def run_case(
         before: the values of the inputs in other tensors; without it they are copied.
 
     Returns:
-        ``results`` (followed by gradients), ``after`` (the inputs that the call changed, by name), ``facts`` (properties of each
-        result besides its values) and ``changed_state`` (the global state that the call changed).
+        ``results`` (followed by gradients), ``gradients`` (the inputs whose gradients they are), ``after`` (the inputs that the
+        call changed, by name), ``facts`` (properties of each result besides its values) and ``changed_state`` (the global state
+        that the call changed).
     """
     let_timings_pass()
     before = copies(inputs) if before is None else before
     call, values = prepare(module, capture, inputs, device)
     let_timings_pass()
-    leaves = _leaves(capture, inputs) if kind == AUTOGRAD else []
+    backward = capture.graph.backward if kind == VALUES else None
+    names, leaves = list[str](), list[torch.Tensor]()
+    if backward is not None:
+        names = list(backward.gradients)
+        leaves = [trained_tensor(capture, name, inputs, call.instance) for name in names]
+    elif kind == AUTOGRAD:
+        names = _float_arguments(capture, inputs)
+        leaves = [inputs[name].requires_grad_() for name in names]
     torch.manual_seed(seed)
     # Functions that the user compiles run as they are written: the sandbox has no compiler.
     with torch.set_grad_enabled(bool(leaves)), torch.compiler.set_stance("force_eager"), mode:
@@ -149,10 +157,12 @@ def run_case(
         for i, result in enumerate(results):
             facts[i]["shares memory with results"] = _sharing(result, results)
     if leaves:
-        results = [r.detach() if isinstance(r, torch.Tensor) else r for r in results] + gradients(results, leaves)
+        form = seed % len(UPSTREAM) if backward is not None else 0
+        found = gradients(results, leaves, UPSTREAM[form])
+        results = [r.detach() if isinstance(r, torch.Tensor) else r for r in results] + found
     written = unequal({name: (inputs[name].detach(), held) for name, held in before.items()})
     after = {name: inputs[name].detach() for name in before if name in written}
-    return {"results": results, "after": after, "facts": facts, "changed_state": changed}
+    return {"results": results, "after": after, "facts": facts, "changed_state": changed, "gradients": names}
 
 
 def run_again(
@@ -208,17 +218,62 @@ def flatten(value: Any) -> list[Any]:
     return [*leaves(value), structure] if parts(value) is not None and is_nested(structure) else leaves(value)
 
 
-def _leaves(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+def _float_arguments(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> list[str]:
     names = [item.name for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT]
-    return [inputs[name].requires_grad_() for name in names if inputs[name].is_floating_point()]
+    return [name for name in names if inputs[name].is_floating_point()]
 
 
-def gradients(results: list[Any], leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Gradients of a weighted sum of the results, with weights that are exact in every dtype."""
+def trained_tensor(
+    capture: Capture, name: str, inputs: Mapping[str, torch.Tensor], instance: torch.nn.Module | None
+) -> torch.Tensor:
+    """The tensor of a call whose gradient the target computes: an argument, or a parameter of its module."""
+    item = next(each for each in capture.graph.inputs if each.name == name)
+    if item.kind is InputKind.ARGUMENT:
+        return inputs[name].requires_grad_()
+    return read_tensor(instance, item.access)
+
+
+def _pattern(result: torch.Tensor) -> torch.Tensor:
+    """Eighths that look random: the sums of a regular pattern cancel, and then rounding alone decides the gradients."""
+    number = torch.arange(result.numel(), device=result.device)
+    return (((number * 2654435761 >> 7) % 15 - 6) / 8).to(result.dtype).view(result.shape)
+
+
+def _expanded_ones(result: torch.Tensor) -> torch.Tensor:
+    """As the gradient of a sum: one element with strides of 0."""
+    return torch.ones((), dtype=result.dtype, device=result.device).expand(result.shape)
+
+
+def _one_element(result: torch.Tensor) -> torch.Tensor:
+    weights = torch.zeros_like(result, memory_format=torch.contiguous_format)
+    if weights.numel():
+        weights.view(-1)[weights.numel() // 2] = 1.0
+    return weights
+
+
+def _column_major(result: torch.Tensor) -> torch.Tensor:
+    weights = _pattern(result)
+    return (
+        weights.t().contiguous().t()
+        if weights.dim() == 2
+        else weights.mT.contiguous().mT
+        if weights.dim() > 2
+        else weights
+    )
+
+
+UPSTREAM = (_pattern, _expanded_ones, _column_major, _one_element)
+"""Gradients of the results that the backward pass gets, in turn: their values are exact in every dtype."""
+
+
+def gradients(
+    results: list[Any], leaves: list[torch.Tensor], upstream: Callable[[torch.Tensor], torch.Tensor] = _pattern
+) -> list[torch.Tensor | None]:
+    """Gradients of the leaves for given gradients of the results."""
     outputs = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
     if not outputs:
         return [None] * len(leaves)
-    weights = [((torch.arange(o.numel(), device=o.device) % 7 - 3) / 4).to(o.dtype).view(o.shape) for o in outputs]
+    weights = [upstream(output.detach()) for output in outputs]
     return list(torch.autograd.grad(outputs, leaves, weights, allow_unused=True))
 
 
