@@ -15,6 +15,7 @@ import torch
 from mtmc_lsp.capture.worker.calls import build_call
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.timing.messages import KernelRow, OperatorRow, ProfileAnswer, ProfileRequest
+from mtmc_lsp.timing.worker.training_call import run_of
 from mtmc_lsp.verify.worker.inputs import make_inputs, prepared_call, reusing
 from mtmc_lsp.verify.worker.run_target import module_of, target_source
 
@@ -77,9 +78,11 @@ def _run_of(request: ProfileRequest) -> tuple[Callable[[], Any], str]:
     inputs = make_inputs(capture, start, request.sizes, "normal", 0, device)
     call, values = prepared_call(module, capture, inputs, device)
 
+    once = run_of(capture, call, values, inputs)
+
     def run() -> Any:
         with torch.no_grad():
-            return call.run(values)
+            return once()
 
     return run, device
 

@@ -19,6 +19,7 @@ from mtmc_lsp.timing.messages import PrepareRequest, RankAnswer, RankRequest
 from mtmc_lsp.timing.worker.clock import Run
 from mtmc_lsp.timing.worker.timing_commands import (
     Version,
+    bound_version,
     candidate_of,
     clock_of,
     is_prepared,
@@ -46,7 +47,7 @@ def prepare(request: PrepareRequest) -> NoAnswer:
             with contextlib.suppress(Exception):
                 versions[source] = version_of(capture, user_source, source)
             let_timings_pass()
-        runs = {source: call.bound(values) for source, (call, values) in versions.items()}
+        runs = {source: bound_version(capture, version) for source, version in versions.items()}
         succeeded = dict(zip(runs, _first_calls(capture, list(runs.values()), request.sources), strict=True))
     keep_prepared({source: version for source, version in versions.items() if succeeded[source]})
     return NoAnswer()

@@ -29,6 +29,7 @@ from mtmc_lsp.timing.messages import (
 from mtmc_lsp.timing.worker.clock import Clock, CudaClock, Run
 from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contenders, run_paired_benchmark
 from mtmc_lsp.timing.worker.timing_integrity import coarsest_epsilon, error_text, rounded_within
+from mtmc_lsp.timing.worker.training_call import run_of
 from mtmc_lsp.verify.messages import SeparateCandidate
 from mtmc_lsp.verify.worker.callers import module_of_candidate, prepared_candidate
 from mtmc_lsp.verify.worker.inputs import make_inputs, prepared_call, relocated, reusing
@@ -86,8 +87,12 @@ Version = tuple[Call, list[Any]]
 
 def candidate_of(capture: Capture, user_source: str, source: str) -> Run:
     """The call of a version of the user's file on the workload's inputs."""
-    call, values = version_of(capture, user_source, source)
-    return call.bound(values)
+    return bound_version(capture, version_of(capture, user_source, source))
+
+
+def bound_version(capture: Capture, version: Version) -> Run:
+    """One call of a version on the workload's inputs, with its backward pass if the target is trained."""
+    return run_of(capture, *version, _state["inputs"])
 
 
 @contextlib.contextmanager
@@ -147,7 +152,7 @@ def _compiled(capture: Capture, user_source: str, name: str) -> Compiled:
         try:
             compiled_call = replace(call, function=torch.compile(call.function, mode=MODES[name]))
             _state[f"{name} call"] = compiled_call
-            run = compiled_call.bound(values)
+            run = bound_version(capture, (compiled_call, values))
             for _ in range(3):
                 run()
             if _device() == "cuda":
@@ -198,7 +203,7 @@ def count_recompilations(request: RecompilationsRequest) -> RecompilationsAnswer
             inputs = make_inputs(capture, eager, sizes, "normal", 0, _device())
             values = prepared_call(module, capture, inputs, _device())[1]
             graphs, began = counters["stats"]["unique_graphs"], time.perf_counter()
-            compiled_call.bound(values)()
+            run_of(capture, compiled_call, values, inputs)()
             if counters["stats"]["unique_graphs"] > graphs:
                 seconds += time.perf_counter() - began
     release_gpu_memory()
@@ -257,8 +262,8 @@ def time_candidate(request: TimeRequest) -> TimeAnswer:
         )
         eager = _eager(capture, user_source)
         setup = Contenders(
-            candidate=candidate_call[0].bound(candidate_call[1]),
-            eager=eager[0].bound(eager[1]),
+            candidate=bound_version(capture, candidate_call),
+            eager=bound_version(capture, eager),
             inputs=inputs,
             relocated=lambda: [
                 item for call, _ in (candidate_call, eager) for item in relocated(call.instance, capture, inputs)
