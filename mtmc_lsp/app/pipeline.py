@@ -198,7 +198,7 @@ class Pipeline:
         # Before the capture, so that a store that cannot be written is reported at once.
         store = self.store()
         capture, resumed = self.capture(), self._options.resumed
-        refuse_calls_without_kernels(self.target, capture.workload)
+        refuse_calls_without_kernels(self.target, capture)
         if self._options.revision is not None:
             return self._revise(self._options.revision)
         if resumed is not None:

@@ -10,7 +10,7 @@ from mtmc_lsp.capture.client import find_workload
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.capture.recorded_calls import RECORDS, RecordedCall, find_record, recorded_workload
 from mtmc_lsp.core.errors import Location, RequestError, TargetUnsupported
-from mtmc_lsp.core.workload import Target, Workload, WorkloadSource
+from mtmc_lsp.core.workload import Capture, Target, Workload, WorkloadSource
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.sibling.pair import FilePair
@@ -55,12 +55,13 @@ class GuardReport:
         return all(call.kernels_run for call in self.calls)
 
 
-def refuse_calls_without_kernels(target: OpenTarget, workload: Workload) -> None:
+def refuse_calls_without_kernels(target: OpenTarget, capture: Capture) -> None:
     """Refuse to optimise a target for calls that no kernel can serve.
 
     Raises:
-        TargetUnsupported: the workload is on the CPU, or all recorded calls record gradients.
+        TargetUnsupported: the workload is on the CPU, or all recorded calls record gradients, which kernels cannot compute.
     """
+    workload = capture.workload
     where = Location(str(target.path), workload.line or target.definition.start_line)
     if workload.device == "cpu":
         raise TargetUnsupported(
@@ -70,9 +71,10 @@ def refuse_calls_without_kernels(target: OpenTarget, workload: Workload) -> None
         )
     record = find_record(workload.target, target.project / FOLDER / RECORDS)
     call = record.typical if record is not None and workload.source is WorkloadSource.RECORDED else None
-    if call is not None and call.records_gradients:
+    if call is not None and call.records_gradients and capture.graph.backward is None:
         raise TargetUnsupported(
-            f"all recorded calls of {target.qualname} record gradients, for which its kernels would never run",
+            f"all recorded calls of {target.qualname} record gradients, for which its kernels would never run: "
+            f"{workload.assumed[-1] if workload.assumed else 'they have no backward pass'}",
             where=where,
             remedy="Call it under torch.no_grad() or torch.inference_mode() and record again, or describe such a call:\n"
             f"    {call.directive}",
@@ -121,7 +123,7 @@ def _calls(target: OpenTarget) -> Iterator[tuple[ExplainedCall, Workload, bool]]
     definition, records = target.definition, target.project / FOLDER / RECORDS
     workload = find_workload(str(target.path), target.text, definition, records)
     if workload.source is not WorkloadSource.RECORDED:
-        yield ExplainedCall(_workload_name(workload)), workload, False
+        yield ExplainedCall(_workload_name(workload)), workload, workload.trains
     record = find_record(definition, records)
     for recorded in record.calls if record is not None else ():
         if not recorded.unusable:
