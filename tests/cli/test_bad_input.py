@@ -287,7 +287,7 @@ def trained(module):
 
 
 for mine, own in zip(trained(after), trained(before), strict=True):
-    assert torch.equal(mine, own)
+    assert torch.allclose(mine, own, rtol=1e-4, atol=1e-6)
 print("launches in training", mtmc_count.count)
 with torch.no_grad():
     after.Block()(torch.randn(8, 48))
@@ -305,20 +305,19 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     return folder, answer.document, answer.err
 
 
-def test_a_workload_with_gradients_is_told_that_the_triton_version_is_forward_only(asked) -> None:
-    _, document, said = asked
-    (note,) = document["workload"]["assumed"]
-    assert "the workload has gradients for x: the Triton version has no backward pass" in note
-    assert note in said
-    cases = {check["case"] for step in document["steps"] for check in step["verdict"]["checks"]}
-    assert any("autograd" in case for case in cases)
+def test_a_workload_with_gradients_gets_a_backward_pass(asked) -> None:
+    _, document, _ = asked
+    assert document["workload"]["trains"] is True
+    assert "torch.autograd.Function" in document["final"]["source"]
+    names = {check["name"] for step in document["steps"] for check in step["verdict"]["checks"]}
+    assert any("gradient of x" in name for name in names)
 
 
-def test_the_applied_file_trains_with_the_same_gradients_and_is_fast_without_them(asked) -> None:
+def test_the_applied_file_trains_with_the_same_gradients_and_runs_kernels_with_and_without_them(asked) -> None:
     folder, _, _ = asked
     said = run_beside(folder, ASKED, (folder / "model.py").read_text(), TRAINS.format(folder=str(folder)))
     training, launches = (int(line.split()[-1]) for line in said.splitlines())
-    assert (training, launches > 0) == (0, True)
+    assert 3 < training < launches
 
 
 def test_cuda_asked_for_and_absent_is_verified_and_said_to_be_unmeasured(asked) -> None:

@@ -1,0 +1,85 @@
+"""Targets with a backward pass: results and gradients of the kernels equal those of the user's code."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.codegen.checker import Checker, start
+from tests.training.targets import HEAD, MODULES, TARGETS, cases, planned
+
+ALL = {**TARGETS, **MODULES}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_results_and_gradients_are_those_of_the_users_code(checker: Checker, name: str) -> None:
+    capture = checker.capture(HEAD + ALL[name])
+    assert capture.graph.backward is not None, capture.workload.assumed
+    candidate = planned(capture)
+    assert "torch.autograd.Function" in candidate.source
+    assert checker.first_failure(capture, candidate, cases(capture)) == ""
+    assert checker.compile_errors(capture, candidate, ("sm_80", "gfx942")) == []
+
+
+def test_kernels_write_no_intermediate_value_that_the_backward_pass_can_compute_again(checker: Checker) -> None:
+    candidate = planned(checker.capture(HEAD + TARGETS["rms norm"]))
+    assert "ctx.save_for_backward(x, weight, rstd)" in candidate.source
+    candidate = planned(checker.capture(HEAD + TARGETS["gelu"]))
+    assert "ctx.save_for_backward(x, bias)" in candidate.source
+    # Of a softmax over a large vocabulary, two numbers a row are kept.
+    capture = checker.capture(HEAD + TARGETS["cross entropy"])
+    saved = re.search(r"ctx.save_for_backward\((.*)\)", planned(capture).source)
+    assert saved is not None
+    assert saved[1].split(", ")[:2] == ["x", "t"]
+    written = re.search(r"def f_forward.*?\n\n", planned(capture).source, re.DOTALL)
+    assert written is not None
+    assert "empty_like(x)" not in written[0]
+
+
+def test_operations_of_the_backward_pass_have_the_lines_of_the_forward_pass(checker: Checker) -> None:
+    capture = checker.capture(HEAD + TARGETS["rms norm"])
+    lines = {node.line for node in capture.graph.nodes if node.name in capture.graph.backward_nodes}
+    assert lines == {8, 9}
+
+
+def test_what_autograd_needs_no_gradient_of_gets_none(checker: Checker) -> None:
+    capture = checker.capture(HEAD + MODULES["parameters alone"])
+    assert capture.graph.backward is not None
+    assert capture.graph.backward.gradients == ("norm_weight", "norm_bias")
+    source = planned(capture).source
+    assert "return None, None, grad_norm_weight, grad_norm_bias\n" in source
+    # If the frozen parameter is trained later, the user's code runs.
+    assert "not (torch.is_grad_enabled() and (x.requires_grad or frozen.requires_grad))" in source
+
+
+NOT_TRAINABLE = {
+    "the code changes s in place": """# mtmc: x=f32[B,D] s=f32[D] B=16 D=96 grad=x
+def f(x, s):
+    s.add_(x.mean(0).detach())
+    return x * 2
+""",
+    "a result is an input or a view of one": """# mtmc: x=f32[B,D] B=16 D=96 grad=x
+def f(x):
+    return x * 2, x.view(-1)
+""",
+    "no result depends on these tensors by differentiable operations": """# mtmc: x=f32[B,D] B=16 D=96 grad=x
+def f(x):
+    return (x * 2).detach()
+""",
+}
+
+
+@pytest.mark.parametrize("reason", NOT_TRAINABLE)
+def test_where_no_backward_pass_is_possible_the_kernels_serve_calls_without_gradients(
+    checker: Checker, reason: str
+) -> None:
+    capture = checker.capture(HEAD + NOT_TRAINABLE[reason])
+    assert capture.graph.backward is None
+    note = f"the kernels get no backward pass, so calls that record gradients run your code: {reason}"
+    assert capture.workload.assumed[-1] == note
+
+
+def test_without_code_generated_the_file_is_the_users(checker: Checker) -> None:
+    capture = checker.capture(HEAD + TARGETS["gelu"])
+    assert "autograd.Function" not in start(capture).source
