@@ -24,6 +24,7 @@ def speed_up_operands(interpreter: Any) -> None:
         _cache_types_of_tiles,
         _cache_conversions,
         _cache_type_checks,
+        _keep_cache_policies,
         _make_plain_handles,
         _call_builtins_directly,
     ):
@@ -125,29 +126,44 @@ def _cache_conversions(interpreter: Any) -> None:
 
 
 def _cache_type_checks(interpreter: Any) -> None:
-    """Remember which pairs of types operations take as they are, and the tiles of Python numbers beside a tile."""
+    """Remember for pairs of types what an operation changes about its operands, and the tiles of Python numbers beside a tile."""
     semantic, tensor = type(interpreter.interpreter_semantic), interpreter.tl.tensor
-    original = semantic.binary_op_type_checking_impl
+    original, to_computation_type = semantic.binary_op_type_checking_impl, semantic._cast_to_computation_type
     unchanged = set[tuple[Any, ...]]()
+    splats: dict[tuple[Any, ...], bool] = {}
     constants: dict[tuple[Any, ...], Any] = {}
 
+    def splat(self: Any, scalar: Any, tile: Any) -> Any:
+        kind = tile.type.with_element_ty(scalar.type)
+        return self.make_tensor(self.builder.create_splat(kind, scalar.handle), kind)
+
+    def check_tensors(self: Any, lhs: Any, rhs: Any, *flags: Any, **named: Any) -> Any:
+        key = (lhs.type.name, rhs.type.name, flags, *named.items())
+        if key in unchanged:
+            return lhs, rhs
+        is_left = splats.get(key)
+        if is_left is not None:
+            return (splat(self, lhs, rhs), rhs) if is_left else (lhs, splat(self, rhs, lhs))
+        checked = original(self, lhs, rhs, *flags, **named)
+        keeps_left, keeps_right = checked[0] is lhs, checked[1] is rhs
+        if keeps_left and keeps_right:
+            unchanged.add(key)
+        elif keeps_left and not rhs.type.is_block() and checked[1].type.scalar is rhs.type:
+            splats[key] = False
+        elif keeps_right and not lhs.type.is_block() and checked[0].type.scalar is lhs.type:
+            splats[key] = True
+        return checked
+
     def binary_op_type_checking_impl(self: Any, lhs: Any, rhs: Any, *flags: Any, **named: Any) -> Any:
-        options = (*flags, *named.items())
         if type(lhs) is not tensor:
             return original(self, lhs, rhs, *flags, **named)
         if type(rhs) is tensor:
-            key = (lhs.type.name, rhs.type.name, options)
-            if key in unchanged:
-                return lhs, rhs
-            checked = original(self, lhs, rhs, *flags, **named)
-            if checked[0] is lhs and checked[1] is rhs:
-                unchanged.add(key)
-            return checked
+            return check_tensors(self, lhs, rhs, *flags, **named)
         kind = type(rhs)
         if kind is not int and kind is not float:
             return original(self, lhs, rhs, *flags, **named)
         # Text keeps 0.0 and -0.0 apart, and finds NaN again.
-        key = (lhs.type.name, kind, rhs if kind is int else rhs.hex(), options)
+        key = (lhs.type.name, kind, rhs if kind is int else rhs.hex(), flags, *named.items())
         constant = constants.get(key)
         if constant is not None:
             return lhs, constant
@@ -158,7 +174,28 @@ def _cache_type_checks(interpreter: Any) -> None:
             constants[key] = checked[1]
         return checked
 
+    def _cast_to_computation_type(self: Any, value: Any, dtype: Any) -> Any:
+        return self.cast(value, dtype) if type(value) is tensor else to_computation_type(self, value, dtype)
+
     semantic.binary_op_type_checking_impl = stand_in(binary_op_type_checking_impl, original)
+    semantic._cast_to_computation_type = stand_in(_cast_to_computation_type, to_computation_type)
+
+
+def _keep_cache_policies(interpreter: Any) -> None:
+    """Make the cache policy of loads and stores once for each pair of names."""
+    core = interpreter.tl.core
+    original = core._normalize_cache_policy
+    known: dict[tuple[Any, Any], Any] = {}
+
+    def _normalize_cache_policy(cache_policy: Any, cache_modifier: Any, eviction_policy: Any) -> Any:
+        if cache_policy is not None or type(cache_modifier) is not str or type(eviction_policy) is not str:
+            return original(cache_policy, cache_modifier, eviction_policy)
+        key = (cache_modifier, eviction_policy)
+        if key not in known:
+            known[key] = original(None, cache_modifier, eviction_policy)
+        return known[key]
+
+    core._normalize_cache_policy = stand_in(_normalize_cache_policy, original)
 
 
 def _make_plain_handles(interpreter: Any) -> None:
@@ -193,7 +230,7 @@ def _call_builtins_directly(interpreter: Any) -> None:
 
     def direct(member: Any) -> Any:
         # The decorator of Triton's functions only checks that this argument is given.
-        function = member.__wrapped__ if getattr(member, "__code__", None) is checked else member
+        function: Any = member.__wrapped__ if getattr(member, "__code__", None) is checked else member
 
         def new_member(*args: Any, **kwargs: Any) -> Any:
             kwargs["_semantic"] = semantic
