@@ -23,7 +23,7 @@ from mtmc_lsp.verify.trials import full_trial
 
 REAL_SIZES = "workload's sizes"
 """The name of the check."""
-SAMPLE_SECONDS, WHOLE_SECONDS = 1.5, 6.0
+SAMPLE_SECONDS, WHOLE_SECONDS = 1.0, 3.0
 """Processor time for a sample of the programs of one launch, and the time that all of them may take instead."""
 MOST_BYTES = 400e6
 """Limit for the bytes of all tensors of the graph: inputs exist several times, and a candidate has 8 GiB."""

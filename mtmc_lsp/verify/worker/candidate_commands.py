@@ -237,7 +237,8 @@ class _Calls:
 
     def _launch(self, tensors: dict[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Call the candidate, without waiting for the GPU; ``before`` are the values of the inputs that may change."""
-        case, mode = self._case, contextlib.nullcontext()
+        # Only the candidate's reads of what a sample of programs stored matter, not those that look for changed inputs.
+        case, mode = self._case, grids.current.stores or contextlib.nullcontext()
         run = run_case(
             self._module,
             self._capture,

@@ -67,14 +67,16 @@ def in_order(order: GridOrder, seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sampled(seconds: float, whole_seconds: float, *, must_compare: bool) -> Iterator[Stores]:
-    """Run a sample of each grid whose programs take longer than ``whole_seconds``, and record its stores."""
-    with Stores() as stores:
-        current.seconds, current.whole_seconds, current.must_compare = seconds, whole_seconds, must_compare
-        current.stores = stores
-        try:
-            yield stores
-        finally:
-            current.stores = None
+    """Run a sample of each grid whose programs take longer than ``whole_seconds``, and record its stores.
+
+    What torch reads is recorded only while the recorder itself is a context.
+    """
+    current.seconds, current.whole_seconds, current.must_compare = seconds, whole_seconds, must_compare
+    current.stores = Stores()
+    try:
+        yield current.stores
+    finally:
+        current.stores = None
 
 
 def patch_grids(replace: Callable[[Any, str, Any], None]) -> None:
