@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import signature
 from random import Random
 from time import process_time
@@ -189,16 +189,18 @@ def _run_sample(program: Callable[[int], None], total: int, stores: Stores) -> i
     for number in first:
         program(number)
     each = (process_time() - began) / len(first)
-    chosen = set(order).difference(first)
+    later: Iterable[int] = order
     is_long = each * total > current.whole_seconds and stores.may_be_complete(total)
     if is_long and not (current.must_compare and stores.has_atomics):
         count = max(FEWEST, int(current.seconds / each))
         random = Random(current.seed).sample(range(total), min(count, total))
-        chosen.intersection_update({*_ends(total), *_beside_powers(total), *random})
-    ran = len(first)
-    for number in order:
-        if number in chosen:
-            if process_time() - began > MOST_SECONDS and not current.must_compare:
+        chosen = {*_ends(total), *_beside_powers(total), *random}
+        is_sorted = isinstance(order, range)
+        later = sorted(chosen, reverse=order[0] > 0) if is_sorted else [number for number in order if number in chosen]
+    ran, done = len(first), set(first)
+    for number in later:
+        if number not in done:
+            if not current.must_compare and process_time() - began > MOST_SECONDS:
                 break
             program(number)
             ran += 1
