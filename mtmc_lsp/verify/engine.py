@@ -18,6 +18,7 @@ from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case
 from mtmc_lsp.verify.delivery import REFUSED, delivery_check
 from mtmc_lsp.verify.foreign.further_calls import FurtherCalls
 from mtmc_lsp.verify.foreign.real_sizes import RealSizes
+from mtmc_lsp.verify.foreign.samples import Samples
 from mtmc_lsp.verify.int32_overflow import FAR_CHECK, FAR_SEED, far_check, far_sizes
 from mtmc_lsp.verify.messages import CallPlan, CandidateRequest, GridOrder
 from mtmc_lsp.verify.near_misses import is_near_miss, settle
@@ -63,6 +64,7 @@ class VerificationEngine:
         self._reference, self._process, self._pool = reference, process, reference.pool
         self.has_gpu = reference.has_gpu
         self._trial = Trial(reference.capture)
+        self._samples = Samples()
         self._first: Case | None = None
         self._init = ""
 
@@ -244,6 +246,7 @@ class VerificationEngine:
         """The outcomes of all cases, and the failing one; the smallest of several if that is requested."""
         outcomes: list[CaseOutcome] = []
         failed: CaseOutcome | None = None
+        self._samples = Samples()
         pending = self._cases(candidate, self._trial)
         self._first, many = pending[0], pending[-1]
         is_tight = self.is_tight(self._trial.capture)
@@ -257,6 +260,7 @@ class VerificationEngine:
             if outcome is None:
                 outcome = skipped(case, "reference", "the reference does not accept these inputs", ran=False)
             outcomes.append(outcome)
+            self._samples.record(outcome)
             if outcome.is_correct:
                 continue
             failed = outcome
@@ -281,7 +285,8 @@ class VerificationEngine:
         """The outcome of a case. An error slightly above its limit is measured on further seeds."""
         outcome = runner.outcome(prepared, plan)
         if outcome is not None and not outcome.is_correct and plan.order is not GridOrder.USUAL:
-            outcome = self._with_order(outcome, runner.outcome(prepared, replace(plan, order=GridOrder.USUAL)))
+            usual = replace(plan, order=GridOrder.USUAL, sample_seconds=0.0)
+            outcome = self._with_order(outcome, runner.outcome(prepared, usual))
         if outcome is None or not is_near_miss(outcome, self._reference.precision):
             return outcome
         return settle(outcome, lambda case: runner.outcome(self._prepared(case), CallPlan()), self._reference.precision)
@@ -309,9 +314,11 @@ class VerificationEngine:
         order = GridOrder.USUAL if is_first or self.has_gpu else list(GridOrder)[case.seed % len(GridOrder)]
         repeats = self.has_gpu or self._elements(case) <= SMALL_CASE_ELEMENTS
         counts_library = is_first and candidate.is_foreign
-        return CallPlan(
+        plan = CallPlan(
             is_first or repeats, int(repeats), disables_kernels=is_first, counts_library=counts_library, order=order
         )
+        may_be_sample = candidate.is_foreign and not self.has_gpu and not is_first
+        return self._samples.plan(plan, self._elements(case)) if may_be_sample else plan
 
     def _elements(self, case: Case) -> int:
         return argument_elements(self._trial.capture, case.sizes)

@@ -171,7 +171,11 @@ class CallPlan:
     order: GridOrder = GridOrder.USUAL
     """In which order the interpreter runs the programs of all launches."""
     sample_seconds: float = 0.0
-    """If not 0, the interpreter runs only a sample of the programs of each launch, for this processor time."""
+    """If not 0, the interpreter runs a sample of the programs of each launch that takes long, for this processor time."""
+    whole_seconds: float = 0.0
+    """Processor time that all programs of a launch may take instead."""
+    must_compare: bool = False
+    """Whether all programs run if the results of a sample cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +212,10 @@ class CandidateAnswer:
     """Of a call with samples, for each launch: the kernel's name, how many programs ran, and how many there are."""
     uncompared: str = ""
     """Why what a sample of programs stored cannot be compared; empty if it can."""
+    program_seconds: float = 0.0
+    """Processor time of the programs of a call with samples."""
+    needs_all_programs: bool = False
+    """Whether all programs ran because the results of a sample cannot be compared."""
     interference: str | None = None
     """How calls disturb each other's results, as a clause; empty if they do not, ``None`` if no results were kept."""
 

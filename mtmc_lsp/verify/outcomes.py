@@ -60,6 +60,10 @@ class CaseOutcome:
     """Whether it failed in another order of programs than the usual one, in which it passes."""
     programs: tuple[tuple[str, int, int], ...] = ()
     """For each launch the kernel's name, how many programs ran, and how many there are; empty if all ran."""
+    program_seconds: float = 0.0
+    """Processor time of the programs, if a sample of them was planned."""
+    needs_all_programs: bool = False
+    """Whether the results of a sample of programs cannot be compared, so that all ran."""
     uncompared: str = ""
     """Why the results of a sample of programs were not compared."""
     trivial: frozenset[str] | None = None
@@ -154,6 +158,8 @@ def judged_outcome(
         trivial=trivial,
         host_reads=answer.host_reads,
         programs=answer.programs,
+        program_seconds=answer.program_seconds,
+        needs_all_programs=answer.needs_all_programs,
     )
 
 
@@ -205,7 +211,21 @@ def run_notes(outcomes: Sequence[CaseOutcome], graph: Graph, *, without_oracle: 
         notes.append(
             f"float64 did not fit into memory in {without_oracle} of the cases: compared with the reference's results"
         )
-    return notes
+    return [*notes, *_sample_notes(outcomes, graph)]
+
+
+def _sample_notes(outcomes: Sequence[CaseOutcome], graph: Graph) -> list[str]:
+    """In how many cases programs were left out. The check of the workload's sizes states its sample itself."""
+    samples = [outcome for outcome in outcomes if outcome.is_sample and outcome.case.has_oracle]
+    if not samples:
+        return []
+    largest = max(samples, key=lambda outcome: sum(total for _, _, total in outcome.programs))
+    name, ran, total = max(largest.programs, key=lambda launch: launch[2])
+    sizes = ", ".join(f"{size}={value}" for size, value in largest.case.sizes.items())
+    return [
+        f"Triton's interpreter ran a sample of the programs in {len(samples)} of the cases, "
+        f"the largest with {ran} of {total} programs of {name} ({sizes})"
+    ]
 
 
 def _observed(

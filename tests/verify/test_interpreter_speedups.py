@@ -1,4 +1,4 @@
-"""The vectorised reductions and scans of the interpreter equal those that run element by element."""
+"""The faster interpreter gives the results of Triton's: reductions, scans, and operations on all kinds of operands."""
 
 from __future__ import annotations
 
@@ -76,3 +76,84 @@ def test_halves_give_what_one_element_after_the_other_gives(tmp_path: Path) -> N
     file.write_text(PROGRAM)
     seen = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=120)
     assert "the same 49" in seen.stdout, seen.stderr
+
+
+OPERANDS = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+import torch, triton, triton.language as tl
+
+
+@triton.jit
+def operations(x_ptr, n_ptr, out, scalar, whole, N: tl.constexpr):
+    at = tl.arange(0, N)
+    x, n = tl.load(x_ptr + at), tl.load(n_ptr + at)
+    zero = tl.load(x_ptr)
+    tl.store(out + at, 1.0 / (x * 0.0))
+    tl.store(out + N + at, 1.0 / (x * -0.0))
+    tl.store(out + 2 * N + at, x + 1)
+    tl.store(out + 3 * N + at, n + 1)
+    tl.store(out + 4 * N + at, n + 1.0)
+    tl.store(out + 5 * N + at, n + True)
+    tl.store(out + 6 * N + at, x * float("nan"))
+    tl.store(out + 7 * N + at, n // 3 + n % 3)
+    tl.store(out + 8 * N + at, (n & 5) | (n ^ 3))
+    tl.store(out + 9 * N + at, n.to(tl.uint8) + 1)
+    tl.store(out + 10 * N + at, n.to(tl.int64) * whole)
+    tl.store(out + 11 * N + at, tl.where(x < zero, x, n))
+    tl.store(out + 12 * N + at, tl.maximum(x, n) + tl.minimum(x, 0.5))
+    tl.store(out + 13 * N + at, x.to(tl.float16) * n + scalar)
+    tl.store(out + 14 * N + at, x.to(tl.float16) * scalar)
+    tl.store(out + 15 * N + at, n / 7 + (n > 2) + (n == whole))
+    tl.store(out + 16 * N + at, x[:, None] + tl.zeros((N, N), tl.float32) == x[None, :] if False else x - x)
+    tl.store(out + 17 * N + at, tl.sum(x[:, None] * n[None, :] + at[None, :], 1))
+    tl.store(out + 18 * N + at, n * 1000000)
+    tl.store(out + 19 * N + (whole + at) % N, x, mask=(at < whole) & (n != 3))
+
+
+@triton.jit
+def unequal(x_ptr, out):
+    tl.store(out + tl.arange(0, 4), tl.load(x_ptr + tl.arange(0, 4)) + tl.load(x_ptr + tl.arange(0, 8)))
+
+
+@triton.jit
+def pointers(x_ptr, out):
+    tl.store(out, x_ptr + out)
+
+
+def outcomes():
+    torch.manual_seed(0)
+    x, n = torch.randn(16), torch.randint(-9, 4000, (16,), dtype=torch.int32)
+    out = torch.zeros(20 * 16)
+    for scalar, whole in ((0.5, 5), (-3.0, 9), (0.5, 5)):
+        operations[(1,)](x, n, out, scalar, whole, 16)
+    errors = []
+    for kernel in (unequal, pointers):
+        try:
+            kernel[(1,)](x, out)
+        except Exception as error:
+            errors.append(str(error))
+    return out, errors
+
+
+before = outcomes()
+from triton.runtime.interpreter import TensorHandle, interpreter_semantic
+slow = TensorHandle.__init__, type(interpreter_semantic).cast
+from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
+speed_up_interpreter()
+assert slow[0] is not TensorHandle.__init__ and slow[1] is not type(interpreter_semantic).cast
+after = outcomes()
+rows = [i // 16 for i, same in enumerate(before[0].view(torch.int32) == after[0].view(torch.int32)) if not same]
+assert not rows, rows
+assert len(before[1]) == 2 and before[1] == after[1], (before[1], after[1])
+assert before[0][:16].isinf().all() and not torch.equal(before[0][:16], before[0][16:32])
+print("the same", len(before[0]))
+"""
+
+
+def test_decisions_by_types_leave_all_results_and_errors_as_they_are(tmp_path: Path) -> None:
+    """Python numbers, scalars, tiles of other types and shapes, pointers; the second time from what is cached."""
+    file = tmp_path / "operands.py"
+    file.write_text(OPERANDS)
+    seen = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=120)
+    assert "the same 320" in seen.stdout, seen.stderr

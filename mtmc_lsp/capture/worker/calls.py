@@ -27,6 +27,7 @@ from mtmc_lsp.capture.worker.arguments.values import (
     argument_values,
     random_values,
     resolve,
+    seed_torch,
     uninitialised,
     without_memory,
 )
@@ -151,7 +152,7 @@ def build_call(
         blank: creates the tensors without values.
     """
     target = workload.target
-    torch.manual_seed(seed)
+    seed_torch(seed)
     positional: list[Any] = []
     named: dict[str, Any] = {}
     init_positional: list[Any] = []
@@ -166,7 +167,7 @@ def build_call(
         else:
             positional = _generated(module.get_inputs, device)
         # The module's random values must not depend on those of its arguments.
-        torch.manual_seed(seed)
+        seed_torch(seed)
     else:
         named = argument_values(module, workload.arguments, sizes, device, seed, None if values else read, blank)
         init_named = argument_values(module, workload.init_arguments, sizes, device, seed + 1000)

@@ -23,8 +23,8 @@ from mtmc_lsp.verify.trials import full_trial
 
 REAL_SIZES = "workload's sizes"
 """The name of the check."""
-SAMPLE_SECONDS = 1.5
-"""Processor time for the programs of one launch."""
+SAMPLE_SECONDS, WHOLE_SECONDS = 1.0, 3.0
+"""Processor time for a sample of the programs of one launch, and the time that all of them may take instead."""
 MOST_BYTES = 400e6
 """Limit for the bytes of all tensors of the graph: inputs exist several times, and a candidate has 8 GiB."""
 MOST_WORK, MOST_NARROW_WORK = 4e10, 2e9
@@ -107,7 +107,7 @@ class RealSizes:
         runner = CaseRunner(self.reference, self.process, self.candidate, trial, finds_trivial=False)
         prepared = self.reference.prepare(trial, [case], first=None)[0]
         try:
-            outcome = runner.outcome(prepared, CallPlan(sample_seconds=SAMPLE_SECONDS))
+            outcome = runner.outcome(prepared, CallPlan(sample_seconds=SAMPLE_SECONDS, whole_seconds=WHOLE_SECONDS))
         except MtmcError as error:
             if error.kind in STOPS:
                 raise

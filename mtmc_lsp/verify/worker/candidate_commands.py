@@ -39,6 +39,7 @@ from mtmc_lsp.verify.worker.callers import Prepare, changed_by_loading, load_can
 from mtmc_lsp.verify.worker.inputs import other_layout
 from mtmc_lsp.verify.worker.interpreter import grids, prepare_interpreter
 from mtmc_lsp.verify.worker.interpreter.stand_in import replace as replace_unseen
+from mtmc_lsp.verify.worker.interpreter.stores import Stores
 from mtmc_lsp.verify.worker.observation.determinism import differing
 from mtmc_lsp.verify.worker.observation.failures import failure
 from mtmc_lsp.verify.worker.observation.host_reads import HostReads
@@ -205,12 +206,27 @@ class _Calls:
         """The call that is judged; ``masks`` of what its sample of programs stored, and what else is known of the sample."""
         if not plan.sample_seconds:
             return self._call(tensors), {"masks": {}}
-        with grids.sampled(plan.sample_seconds) as stores:
-            run = self._call(tensors)
+        sampled = grids.sampled(plan.sample_seconds, plan.whole_seconds, must_compare=plan.must_compare)
+        try:
+            with sampled as stores:
+                run = self._call(tensors)
+        except Exception:
+            # The candidate may check its results itself.
+            if not (plan.must_compare and stores.is_partial):
+                raise
+            return self._call_of_all_programs(stores)
+        if plan.must_compare and stores.reason:
+            return self._call_of_all_programs(stores)
         stored = {i: mask for i, result in enumerate(run["results"]) if (mask := stores.mask(result)) is not None}
         changed = {name: mask for name, value in run["after"].items() if (mask := stores.mask(value)) is not None}
         masks = {STORED: stored, STORED_AFTER: changed}
-        return run, {"masks": masks, "programs": tuple(stores.launches), "uncompared": stores.reason}
+        seconds, programs = stores.seconds, tuple(stores.launches)
+        return run, {"masks": masks, "programs": programs, "uncompared": stores.reason, "program_seconds": seconds}
+
+    def _call_of_all_programs(self, stores: Stores) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The judged call after a sample whose results cannot be compared."""
+        run = self._call(self._fresh())
+        return run, {"masks": {}, "program_seconds": stores.seconds, "needs_all_programs": True}
 
     def _call(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         padding = current.advance()
@@ -221,7 +237,8 @@ class _Calls:
 
     def _launch(self, tensors: dict[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Call the candidate, without waiting for the GPU; ``before`` are the values of the inputs that may change."""
-        case, mode = self._case, contextlib.nullcontext()
+        # Only the candidate's reads of what a sample of programs stored matter, not those that look for changed inputs.
+        case, mode = self._case, grids.current.stores or contextlib.nullcontext()
         run = run_case(
             self._module,
             self._capture,

@@ -6,6 +6,7 @@ Runs in workers.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -126,10 +127,13 @@ def _oracle(
     sensitivity = dict[ResultKey, float]()
     changed = {name: inputs[name] for name in reference["after"]}
 
+    # The state that the code changes is known from the reference's run.
+    run_unobserved = functools.partial(run_case, observes_state=False)
+
     def exact_run(choosing: ChoiceRecorder | ScoreNoise, unchanged: dict[str, torch.Tensor] | None) -> dict[str, Any]:
         wide_inputs = {name: in_float64(tensor) for name, tensor in inputs.items()}
         with _float64_default(), choosing, float64_mode, float64_mode.with_inputs(wide_inputs, inputs):
-            return run_case(module, capture, wide_inputs, device, random_mode(), seed, kind, before=unchanged)
+            return run_unobserved(module, capture, wide_inputs, device, random_mode(), seed, kind, before=unchanged)
 
     oracle = exact_run(recorder, before)
     if kind == FORWARD or (kind == VALUES and capture.graph.backward is None):
@@ -154,7 +158,7 @@ def _oracle(
         bound = float64_mode.with_inputs(perturbed, inputs, rounding_seed=rounding_seed, shares_draw=shares_draw)
         choosing = ChoiceRecorder(recorder.choices) if recorder.choices else None
         with _float64_default(), choosing or contextlib.nullcontext(), float64_mode, bound, mode:
-            run = run_case(module, capture, perturbed, device, random_mode(), seed, kind, before=changed)
+            run = run_unobserved(module, capture, perturbed, device, random_mode(), seed, kind, before=changed)
         if choosing is not None and choosing.count == recorder.count:
             rounded_choices.append(choosing.choices)
         return comparable_results(run)
@@ -200,7 +204,7 @@ def _oracle(
     following = dict[ResultKey, IllConditioned]()
     if recorder.choices:
         with ChoiceRecorder(recorder.choices) as choosing:
-            run_case(module, capture, copies(inputs), device, random_mode(), seed, kind, before=changed)
+            run_unobserved(module, capture, copies(inputs), device, random_mode(), seed, kind, before=changed)
         if choosing.count == recorder.count:
             rounded_choices.append(choosing.choices)
         # The error of 16-bit scores is measured.

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.capture.result_structure import is_nested, leaves, parts, structure_of
 from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
+from mtmc_lsp.capture.worker.arguments.values import seed_torch
 from mtmc_lsp.capture.worker.calls import Call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.graph import InputKind
@@ -117,6 +118,7 @@ def run_case(
     prepare: Callable[..., tuple[Call, list[Any]]] = prepared_call,
     *,
     before: Mapping[str, torch.Tensor] | None = None,
+    observes_state: bool = True,
 ) -> dict[str, Any]:
     """Call the target once.
 
@@ -127,6 +129,7 @@ def run_case(
         kind: of the case; gradients are computed for ``AUTOGRAD``.
         prepare: finds the target in the module; returns the call and its arguments.
         before: the values of the inputs in other tensors; without it they are copied.
+        observes_state: whether to record the global state that the call changes.
 
     Returns:
         ``results`` (followed by gradients), ``gradients`` (the inputs whose gradients they are), ``after`` (the inputs that the
@@ -145,12 +148,13 @@ def run_case(
     elif kind == AUTOGRAD:
         names = _float_arguments(capture, inputs)
         leaves = [inputs[name].requires_grad_() for name in names]
-    torch.manual_seed(seed)
+    seed_torch(seed)
     # Functions that the user compiles run as they are written: the sandbox has no compiler.
     with torch.set_grad_enabled(bool(leaves)), torch.compiler.set_stance("force_eager"), mode:
-        state = global_state()
+        state = global_state() if observes_state else {}
         returned = call.run(values)
-        changed = [name for name in changed_state(state) if not (name == RANDOM_STATE and capture.uses_random)]
+        differing = changed_state(state) if observes_state else []
+        changed = [name for name in differing if not (name == RANDOM_STATE and capture.uses_random)]
     results = flatten(returned)
     facts = [_facts(result, inputs) for result in results]
     if (region := capture.workload.target.region) is not None and region.writes_follow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -68,6 +69,20 @@ def make_tensor(spec: TensorSpec, sizes: Mapping[str, int], device: str, seed: i
     if spec.stride is None:
         return values(shape).requires_grad_(spec.requires_grad)
     return filled(shape, [s.value(sizes) for s in spec.stride], values).requires_grad_(spec.requires_grad)
+
+
+@functools.lru_cache(1)
+def _has_accelerator() -> bool:
+    kinds = (torch.cuda, torch.backends.mps, getattr(torch, "xpu", None), getattr(torch, "mtia", None))
+    return any(kind is not None and kind.is_available() for kind in kinds)
+
+
+def seed_torch(seed: int) -> None:
+    """As ``torch.manual_seed``, which without an accelerator keeps a stack trace for each kind: 0.3 ms instead of 1 us."""
+    if _has_accelerator():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 def random_values(

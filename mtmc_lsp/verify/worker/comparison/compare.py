@@ -11,7 +11,7 @@ from mtmc_lsp.core.dtypes import ITEMSIZE, TOLERANCE
 from mtmc_lsp.verify.error_limits import FACTORS, LEAST, NOISE, Agreement, Measurement, judge
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
 from mtmc_lsp.verify.worker.comparison.discrete import discrete_difference
-from mtmc_lsp.verify.worker.comparison.distances import Distances, comparable, pieces
+from mtmc_lsp.verify.worker.comparison.distances import Distances, comparable, pieces, sums_piece
 from mtmc_lsp.verify.worker.comparison.ill_conditioned import (
     distance_from_reference,
     elementwise_counts,
@@ -267,7 +267,7 @@ def measure(candidate: torch.Tensor, reference: torch.Tensor, oracle: torch.Tens
     """The values of :meth:`Measurement.of`, still on the device: five counts of elements, and three L2 norms."""
     counts = torch.zeros(5, dtype=torch.float64, device=reference.device)
     distances = Distances(reference.device)
-    for part, reference_part, oracle_part in pieces(candidate, reference, oracle):
+    for part, reference_part, oracle_part in pieces(candidate, reference, oracle, most=sums_piece(reference)):
         is_finite = comparable(reference_part, oracle_part)
         part, reference_part, oracle_part = map(computable, (part, reference_part, oracle_part))
         is_broken = is_finite & ~torch.isfinite(part)
@@ -277,7 +277,7 @@ def measure(candidate: torch.Tensor, reference: torch.Tensor, oracle: torch.Tens
         both_infinite &= reference_part.double() == oracle_part.double()
         not_nan, not_infinite = both_nan & ~torch.isnan(part), both_infinite & (part != reference_part)
         masks = (is_broken, not_nan, not_infinite, is_finite, is_finite | both_nan | both_infinite)
-        counts += torch.stack([mask.sum() for mask in masks])
+        counts += torch.stack([torch.count_nonzero(mask) for mask in masks])
         distances.add(oracle_part, is_finite, part, reference_part)
     return torch.cat([counts, *(norm.reshape(1) for norm in (*distances.values, distances.norm))])
 

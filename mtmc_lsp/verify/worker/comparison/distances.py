@@ -12,6 +12,9 @@ from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 
 PIECE = 1 << 26
 """Elements that are compared at a time: their float64 copies need at most a few gigabytes."""
+CPU_PIECE = 1 << 20
+"""The same for sums over all elements on a CPU, where copies that fit into a cache are faster: 0.24 instead of 1.16 s for
+15 million elements."""
 
 
 def comparable(reference: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
@@ -30,16 +33,21 @@ def finite(values: torch.Tensor) -> torch.Tensor:
     return torch.isfinite(computable(values))
 
 
-def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The same parts of tensors of one shape, each small enough that float64 copies of it need little memory."""
+def sums_piece(tensor: torch.Tensor) -> int:
+    """Elements of a tensor of which sums are computed at a time."""
+    return CPU_PIECE if tensor.device.type == "cpu" else PIECE
+
+
+def pieces(*tensors: torch.Tensor, most: int = PIECE) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The same parts of tensors of one shape, each with about ``most`` elements, so that float64 copies need little memory."""
     total = tensors[0].numel()
-    if total <= PIECE:
+    if total <= most:
         yield tensors
         return
     if all(tensor.is_contiguous() for tensor in tensors):
         tensors = tuple(tensor.view(-1) for tensor in tensors)
     longest = max(range(tensors[0].dim()), key=lambda dim: tensors[0].shape[dim])
-    step = max(1, PIECE * tensors[0].shape[longest] // total)
+    step = max(1, most * tensors[0].shape[longest] // total)
     yield from zip(*(tensor.split(step, longest) for tensor in tensors), strict=True)
 
 
@@ -86,6 +94,6 @@ def oracle_distance(result: torch.Tensor, reference: torch.Tensor, oracle: torch
         is_ordinary = reference.numel() and not reference.is_complex()
         return (result != oracle).double().mean() if is_ordinary else zero
     distances = Distances(reference.device)
-    for part, reference_part, oracle_part in pieces(result, reference, oracle):
+    for part, reference_part, oracle_part in pieces(result, reference, oracle, most=sums_piece(reference)):
         distances.add(oracle_part, comparable(reference_part, oracle_part) & finite(part), part)
     return distances.relative()[0]

@@ -82,7 +82,7 @@ def elementwise_counts(
         outside, zeros = ((value.abs() > limit) & is_compared for value in (part.double() - exact, exact))
         magnified = (rounding > ordinary) & is_compared
         masks = (outside, zeros, is_compared, outside & magnified, magnified)
-        counts += torch.stack([mask.sum() for mask in masks])
+        counts += torch.stack([torch.count_nonzero(mask) for mask in masks])
     return counts
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import signature
 from random import Random
 from time import process_time
@@ -25,8 +25,8 @@ ENDS = 4
 """The number of programs at each end of a grid that a sample contains."""
 FEWEST = 8
 """The number of random programs in a sample, however long they take."""
-WHOLE_FACTOR = 4.0
-"""A grid runs whole if that takes at most this multiple of a sample's time."""
+LEAST_POWER = 5
+"""The exponent of the lowest power of two whose neighbours a sample contains: 32, then 64, 128, ..."""
 MOST_INTERLEAVED = 64
 """Larger grids are shuffled instead of interleaved: each program is a thread."""
 MOST_SECONDS = 20.0
@@ -40,8 +40,10 @@ class Grids:
 
     order = GridOrder.USUAL
     seed = 0
-    seconds = 0.0
-    """Processor time for a sample of each grid; 0 runs all programs."""
+    seconds, whole_seconds = 0.0, 0.0
+    """Processor time for a sample of each grid, and the time that all its programs may take instead."""
+    must_compare = False
+    """Whether all programs run if a sample of them could not be compared, because they use atomic operations."""
     stores: Stores | None = None
     """Records what the programs store, if they are a sample."""
     turns: Turns | None = None
@@ -64,14 +66,17 @@ def in_order(order: GridOrder, seed: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def sampled(seconds: float) -> Iterator[Stores]:
-    """Run a sample of each grid that takes much longer than this, and record its stores."""
-    with Stores() as stores:
-        current.seconds, current.stores = seconds, stores
-        try:
-            yield stores
-        finally:
-            current.seconds, current.stores = 0.0, None
+def sampled(seconds: float, whole_seconds: float, *, must_compare: bool) -> Iterator[Stores]:
+    """Run a sample of each grid whose programs take longer than ``whole_seconds``, and record its stores.
+
+    What torch reads is recorded only while the recorder itself is a context.
+    """
+    current.seconds, current.whole_seconds, current.must_compare = seconds, whole_seconds, must_compare
+    current.stores = Stores()
+    try:
+        yield current.stores
+    finally:
+        current.stores = None
 
 
 def patch_grids(replace: Callable[[Any, str, Any], None]) -> None:
@@ -148,27 +153,26 @@ def _run(kernel: Any, arguments: dict[str, Any], builder: Any, *, waits: bool) -
         kernel(**arguments)
 
     total = math.prod(grid)
-    if current.stores is None:
-        if current.order is GridOrder.INTERLEAVED and 1 < total <= MOST_INTERLEAVED:
-            current.turns = Turns()
-            try:
-                current.turns.run(functools.partial(program, number) for number in range(total))
-            finally:
-                current.turns = None
-            return
-        for number in _ordered(total):
-            program(number)
-        return
-    ran = total
-    if waits:
-        for number in range(total):
-            program(number)
-    else:
+    began, ran = process_time(), total
+    takes_turns = not waits and current.order is GridOrder.INTERLEAVED and 1 < total <= MOST_INTERLEAVED
+    if takes_turns:
+        current.turns = Turns()
+        try:
+            current.turns.run(functools.partial(program, number) for number in range(total))
+        finally:
+            current.turns = None
+    elif current.stores is not None and not waits:
         ran = _run_sample(program, total, current.stores)
-    current.stores.end(kernel.__name__, ran, total)
+    else:
+        for number in range(total) if waits else _ordered(total):
+            program(number)
+    if current.stores is not None:
+        current.stores.end(kernel.__name__, ran, total, process_time() - began)
 
 
-def _ordered(total: int) -> Iterable[int]:
+def _ordered(total: int) -> Sequence[int]:
+    if current.order is GridOrder.USUAL:
+        return range(total)
     if current.order is GridOrder.REVERSED:
         return range(total - 1, -1, -1)
     numbers = list(range(total))
@@ -177,24 +181,40 @@ def _ordered(total: int) -> Iterable[int]:
 
 
 def _run_sample(program: Callable[[int], None], total: int, stores: Stores) -> int:
-    """Run programs of a grid of ``total`` as long as there is time; returns their number."""
-    ends = sorted({*range(min(ENDS, total)), *range(max(total - ENDS, 0), total)})
+    """Run the programs of a grid of ``total`` in the current order, or as many as there is time for; returns their number."""
+    order = _ordered(total)
+    # In the usual order, the last programs may take longer than the first, as in attention with a causal mask.
+    first = _ends(total) if current.order is GridOrder.USUAL else order[: 2 * ENDS]
     began = process_time()
-    for number in ends:
+    for number in first:
         program(number)
-    each = (process_time() - began) / len(ends)
-    others = range(len(ends) // 2, total - len(ends) // 2) if total > len(ends) else range(0)
-    chosen: Iterable[int] = others
-    if each * total > WHOLE_FACTOR * current.seconds and stores.may_be_complete(total):
+    each = (process_time() - began) / len(first)
+    later: Iterable[int] = order
+    is_long = each * total > current.whole_seconds and stores.may_be_complete(total)
+    if is_long and not (current.must_compare and stores.has_atomics):
         count = max(FEWEST, int(current.seconds / each))
-        chosen = sorted(Random(current.seed).sample(others, min(count, len(others))))
-    ran = len(ends)
-    for number in chosen:
-        if process_time() - began > MOST_SECONDS:
-            break
-        program(number)
-        ran += 1
+        random = Random(current.seed).sample(range(total), min(count, total))
+        chosen = {*_ends(total), *_beside_powers(total), *random}
+        is_sorted = isinstance(order, range)
+        later = sorted(chosen, reverse=order[0] > 0) if is_sorted else [number for number in order if number in chosen]
+    ran, done = len(first), set(first)
+    for number in later:
+        if number not in done:
+            if not current.must_compare and process_time() - began > MOST_SECONDS:
+                break
+            program(number)
+            ran += 1
     return ran
+
+
+def _ends(total: int) -> Sequence[int]:
+    return sorted({*range(min(ENDS, total)), *range(max(total - ENDS, 0), total)})
+
+
+def _beside_powers(total: int) -> set[int]:
+    """The powers of two and the numbers beside them: there kernels that split their work may change their behaviour."""
+    powers = [1 << exponent for exponent in range(LEAST_POWER, total.bit_length())]
+    return {number for power in powers for number in (power - 1, power, power + 1) if number < total}
 
 
 def _recorded(original: Any, record: str) -> Any:

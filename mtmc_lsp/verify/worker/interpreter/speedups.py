@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from mtmc_lsp.verify.worker.interpreter.operand_types import speed_up_operands
 from mtmc_lsp.verify.worker.interpreter.stand_in import stand_in
 
 _sped_up: list[Any] = []
@@ -23,6 +24,7 @@ def speed_up_interpreter() -> None:
         _cache_tile_types,
         _reuse_language_patch,
         _skip_kernel_search,
+        speed_up_operands,
     ):
         # Other versions of Triton lack some of these internals and are only slower.
         with contextlib.suppress(AttributeError, ImportError):
@@ -79,10 +81,16 @@ def _reuse_language_patch(interpreter: Any) -> None:
     """Patch ``triton.language`` once per launch, instead of again for each function that the kernel calls."""
     original = interpreter._patch_lang
     builtin = interpreter.tl.core.is_builtin
+    modules: dict[int, list[tuple[str, Any]]] = {}
 
     def prepared(function: Any) -> Any:
-        languages = [v for v in function.__globals__.values() if v is interpreter.tl or v is interpreter.tl.core]
-        ready = languages and not any(builtin(one.load) or builtin(one.tensor.__add__) for one in languages)
+        names = function.__globals__
+        # Modules have hundreds of names, and functions are called by each program.
+        known = modules.get(id(names))
+        if known is None or any(names.get(name) is not module for name, module in known):
+            known = [(n, v) for n, v in names.items() if v is interpreter.tl or v is interpreter.tl.core]
+            modules[id(names)] = known
+        ready = known and not any(builtin(one.load) or builtin(one.tensor.__add__) for _, one in known)
         return interpreter._LangPatchScope() if ready else original(function)
 
     interpreter._patch_lang = stand_in(prepared, original)

@@ -22,6 +22,8 @@ class Stores(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.launches: list[tuple[str, int, int]] = []
         """For each launch the kernel's name, how many programs ran, and how many there are."""
+        self.seconds = 0.0
+        """Processor time of all programs."""
         self.has_atomics = False
         """Whether a program of the current launch uses atomic operations."""
         self.reason = ""
@@ -46,13 +48,20 @@ class Stores(TorchDispatchMode):  # type: ignore[misc]
         """The next program of the launch begins."""
         self._most, self._of_program = max(self._most, self._of_program), 0
 
-    def end(self, name: str, ran: int, total: int) -> None:
+    @property
+    def is_partial(self) -> bool:
+        """Whether programs were left out so far."""
+        return any(ran < total for _, ran, total in self.launches)
+
+    def end(self, name: str, ran: int, total: int, seconds: float) -> None:
         """The launch ended.
 
         Args:
             ran: the number of programs that ran, of ``total``.
+            seconds: their processor time.
         """
         self.launches.append((name, ran, total))
+        self.seconds += seconds
         self._all += self._stored
         if ran == total:
             return

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.worker.arguments.values import resolve
+from mtmc_lsp.capture.worker.arguments.values import resolve, seed_torch
 from mtmc_lsp.capture.worker.calls import constructed, set_mode
 from mtmc_lsp.core.errors import Location
 from mtmc_lsp.core.graph import InputKind
@@ -279,7 +279,7 @@ class Subject:
         """
         tensors = self.fresh() if tensors is None else tensors
         positional, named = self.arguments(instance, tensors, is_positional=is_positional, number=number)
-        torch.manual_seed(self.seed)
+        seed_torch(self.seed)
         return self.function_of(instance)(*positional, **named)
 
 
