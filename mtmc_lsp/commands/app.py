@@ -17,6 +17,7 @@ from mtmc_lsp.commands.lsp import lsp
 from mtmc_lsp.commands.optimize import optimize
 from mtmc_lsp.commands.plan import plan
 from mtmc_lsp.commands.profile import profile
+from mtmc_lsp.commands.programs import programs
 from mtmc_lsp.commands.record import record
 from mtmc_lsp.commands.report import report
 from mtmc_lsp.commands.runs import runs
@@ -70,7 +71,8 @@ def _global_options(
 
 # In the order of `mtmc --help`.
 _COMMANDS = (
-    optimize, apply, report, why, plan, runs, verify, profile, record, export, doctor, calibrate, bench, consent, lsp,
+    optimize, apply, report, why, plan, runs, verify, profile, record, export, doctor, calibrate, bench, programs, consent,
+    lsp,
 )  # fmt: skip
 for _command in _COMMANDS:
     app.command()(_command)
