@@ -44,7 +44,6 @@ def main() -> int:
     if "kernelbench" in arguments.suites and arguments.kernelbench is None:
         parser.error("kernelbench needs --kernelbench FOLDER")
     python = checked_python(sys.executable)
-    sections = read_sections()
     with tempfile.TemporaryDirectory() as work:
         for suite in arguments.suites:
             problems = list(problems_of(suite, arguments.kernelbench, Path(work), python))
@@ -53,8 +52,9 @@ def main() -> int:
                 if suite == "kernelbench"
                 else capture_problems(problems, python)
             )
-            sections[suite] = section(suite, captured)
-            write_sections(sections)
+            lines = section(suite, captured)
+            # Read now: another run may have written its suite meanwhile.
+            write_sections({**read_sections(), suite: lines})
     return 0
 
 

@@ -6,6 +6,7 @@ argument of a function is a parameter or a layer of a module.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from mtmc_lsp.programs.expressions import atom
-from mtmc_lsp.programs.sizes import CONSTRUCTOR_NAMES, DTYPES, MAX_ELEMENTS
+from mtmc_lsp.programs.sizes import CONSTRUCTOR_NAMES, DTYPES, MAX_ELEMENTS, MAX_INTERMEDIATE_ELEMENTS
 
 Choice = TypeVar("Choice")
 UNKNOWN = "?"
@@ -86,8 +87,11 @@ class Draft:
         self.members: list[str] = []
         """Statements of the constructor."""
         self.lines: list[str] = []
+        self._values: list[tuple[str, ...]] = []
+        """Sizes of the values that statements compute."""
         self._settings: dict[str, str] = {}
-        self._taken: set[str] = set()
+        self._variables: set[str] = set()
+        self._attributes: set[str] = set()
         self._kept: set[str] = set()
 
     # Choices -----------------------------------------------------------------------------------------------------
@@ -130,7 +134,7 @@ class Draft:
         Args:
             values: its range, as in a directive: ``0..1``.
         """
-        name = self._unique(name)
+        name = self._unique(name, self._variables)
         dtype = dtype or self.dtype
         self.arguments[name] = f"{dtype}[{','.join(dims)}]{'@' + values if values else ''}"
         return Tensor(name, dims, dtype)
@@ -139,13 +143,13 @@ class Draft:
         """A learned tensor: an argument of a function, a parameter of a module."""
         if not self.is_module:
             return self.input(name, *dims, dtype=dtype)
-        name = self._unique(name)
+        name = self._unique(name, self._attributes)
         self.members.append(f"self.{name} = nn.Parameter({initial}({', '.join(map(self.constructed, dims))}))")
         return Tensor(f"self.{name}", dims, dtype or self.dtype)
 
     def layer(self, name: str, constructor: str) -> str:
         """A layer of a module; the expression for it."""
-        name = self._unique(name)
+        name = self._unique(name, self._attributes)
         self.members.append(f"self.{name} = {constructor}")
         return f"self.{name}"
 
@@ -167,7 +171,8 @@ class Draft:
     def setting(self, name: str, value: float) -> str:
         """A number that the program names: a keyword argument, or an attribute of the module."""
         if name not in self._settings:
-            unique = self._settings[name] = self._unique(name)
+            taken = self._attributes if self.is_module else self._variables
+            unique = self._settings[name] = self._unique(name, taken)
             self.numbers[unique] = str(value)
             if self.is_module:
                 self.members.append(f"self.{unique} = {unique}")
@@ -181,15 +186,18 @@ class Draft:
         Args:
             like: has the dimensions and the dtype of the value, unless others are named.
         """
-        name = self._unique(name)
+        name = self._unique(name, self._variables)
         self.lines.append(f"{name} = {text}")
-        return replace(like, text=name, dims=tuple(like.dims if dims is None else dims), dtype=dtype or like.dtype)
+        value = replace(like, text=name, dims=tuple(like.dims if dims is None else dims), dtype=dtype or like.dtype)
+        self._values.append(value.dims)
+        return value
 
     def then(
         self, value: Tensor, text: str, name: str = "", *, dims: Sequence[str] | None = None, dtype: str = ""
     ) -> Tensor:
         """The next value of a chain, which alone reads ``value``: nested, assigned to the same variable or to a new one."""
         changed = replace(value, dims=tuple(value.dims if dims is None else dims), dtype=dtype or value.dtype)
+        self._values.append(changed.dims)
         if self.style.nests and len(text) < 60 and self.chance(0.5):
             return replace(changed, text=text)
         if self.style.reuses_names and value.text.isidentifier() and value.text not in self._kept:
@@ -206,7 +214,7 @@ class Draft:
 
     def unpack(self, names: Sequence[str], text: str, like: Tensor, dims: Sequence[str]) -> tuple[Tensor, ...]:
         """Assign the parts of a tuple to new variables."""
-        unique = [self._unique(name) for name in names]
+        unique = [self._unique(name, self._variables) for name in names]
         self.lines.append(f"{', '.join(unique)} = {text}")
         return tuple(replace(like, text=name, dims=tuple(dims)) for name in unique)
 
@@ -236,24 +244,29 @@ class Draft:
         self.sizes = {name: value for name, value in self.sizes.items() if name in used}
 
     def _fit(self) -> None:
-        for spec in self.arguments.values():
-            dims = [dim for dim in spec.partition("[")[2].partition("]")[0].split(",") if dim]
+        specs = [spec.partition("[")[2].partition("]")[0].split(",") for spec in self.arguments.values()]
+        limits = [(MAX_ELEMENTS, [dim for dim in dims if dim]) for dims in specs]
+        limits += [(MAX_INTERMEDIATE_ELEMENTS, dims) for dims in map(self._known, self._values) if dims]
+        for limit, dims in limits:
             names = [name for dim in dims for name in dim.split("*") if name in self.sizes]
-            while names and self._elements(dims) > MAX_ELEMENTS:
+            while names and self._elements(dims) > limit:
                 # The first dimension is a batch or a number of rows.
                 name = next((name for name in names if self.sizes[name] > 1), names[0])
                 self.sizes[name] = max(1, self.sizes[name] // 2)
 
-    def _elements(self, dims: Sequence[str]) -> int:
-        result = 1
-        for dim in dims:
-            result *= self.value(dim)
-        return result
+    def _known(self, dims: Sequence[str]) -> list[str]:
+        """The dimensions as named sizes and numbers; none if one is neither."""
+        known = [self.numbers.get(dim.removeprefix("self."), dim) for dim in dims]
+        factors = [factor for dim in known for factor in dim.split("*")]
+        return known if all(factor in self.sizes or factor.isdigit() for factor in factors) else []
 
-    def _unique(self, name: str) -> str:
+    def _elements(self, dims: Sequence[str]) -> int:
+        return math.prod(self.value(dim) for dim in dims)
+
+    def _unique(self, name: str, taken: set[str]) -> str:
         unique, number = name, 1
-        while unique in self._taken:
+        while unique in taken:
             number += 1
             unique = f"{name}{number}"
-        self._taken.add(unique)
+        taken.add(unique)
         return unique

@@ -28,6 +28,8 @@ PARAMETERS = (1_000_000, 2_359_296, 4_194_304, 10_000_000, 16_777_216, 25_000_00
 """Elements of one flat optimizer state."""
 MAX_ELEMENTS = 1 << 26
 """Of one argument."""
+MAX_INTERMEDIATE_ELEMENTS = 1 << 27
+"""Of one value that a program computes, such as attention scores."""
 
 CONSTRUCTOR_NAMES = {
     "B": "batch",

@@ -141,3 +141,11 @@ def test_what_no_statement_reads_is_left_out() -> None:
     draft.layer("unused", f"nn.Linear({draft.constructed('M')}, 4)")
     draft.finish([draft.let("y", f"{x} + 1.0", x)])
     assert (list(draft.arguments), draft.members, draft.sizes, draft.constructor_sizes) == (["x"], [], {"N": 8}, {})
+
+
+def test_sizes_are_halved_until_no_computed_value_is_too_large() -> None:
+    draft = Draft(random.Random(0), is_module=False)
+    draft.sizes.update(B=64, S=2048, E=64)
+    q = draft.input("q", "B", "16", "S", "E")
+    draft.finish([draft.let("scores", f"{q} @ {q}.mT", q, dims=("B", "16", "S", "S"))])
+    assert draft.sizes == {"B": 2, "S": 2048, "E": 64}

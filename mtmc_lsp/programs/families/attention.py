@@ -70,7 +70,12 @@ def self_attention(draft: Draft) -> Outputs:
         q, k = draft.keep(l2_normalized(draft, q)), draft.keep(l2_normalized(draft, k))
     out = attention(draft, q, k, v, draft.choose("", "", "causal", "additive"))
     out = linear(draft, merged_heads(draft, out, "D"), "D", "out_proj", bias=has_bias)
-    return draft.then(out, f"{x} + {out}") if draft.chance(0.4) else out
+    # Without norm, residual and gate it would be the attention of every benchmark.
+    if h is x or draft.chance(0.4):
+        out = draft.keep(out, "out")
+        gate = linear(draft, h, "D", "gate", bias=False, to="gate") if draft.chance(0.3) else None
+        return draft.then(out, f"{out} * torch.sigmoid({gate})" if gate is not None else f"{x} + {out}")
+    return out
 
 
 @family("module")
