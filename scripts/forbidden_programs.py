@@ -10,11 +10,10 @@ Each suite has a section of the file; the named ones are written again. The file
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,8 +28,6 @@ ROOT = Path(__file__).resolve().parent.parent
 HEADER = "# Fingerprints of programs that policies are evaluated on. Written by scripts/forbidden_programs.py."
 FOLDERS = {"examples": "examples", "everyday": "benchmarks/everyday", "unseen": "benchmarks/unseen"}
 SECTION = "# suite "
-LARGEST = 256
-"""Sizes of KernelBench's problems above this one are replaced by it."""
 LEVELS = ("level1", "level2", "level3")
 """The levels of KernelBench whose problems need no downloaded weights."""
 
@@ -47,12 +44,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as work:
         for suite in arguments.suites:
             problems = list(problems_of(suite, arguments.kernelbench, Path(work), python))
-            captured = (
-                capture_small(problems, Path(work), python)
-                if suite == "kernelbench"
-                else capture_problems(problems, python)
-            )
-            lines = section(suite, captured)
+            lines = section(suite, capture_problems(problems, python))
             # Read now: another run may have written its suite meanwhile.
             write_sections({**read_sections(), suite: lines})
     return 0
@@ -64,7 +56,8 @@ def problems_of(suite: str, kernelbench: Path | None, work: Path, python: str) -
         yield from find_problems(ROOT / FOLDERS[suite])
     elif suite == "kernelbench":
         assert kernelbench is not None
-        yield from (problem for problem in find_problems(kernelbench) if problem.level in LEVELS)
+        chosen = (problem for problem in find_problems(kernelbench) if problem.level in LEVELS)
+        yield from (with_small_batch(problem, work) for problem in chosen)
     else:
         folder = ROOT / "benchmarks" / "public"
         entries = [entry for entry in read_manifests(folder) if entry.half == "reporting"]
@@ -72,32 +65,13 @@ def problems_of(suite: str, kernelbench: Path | None, work: Path, python: str) -
         yield from (item for item in manifest_problems(entries, work) if item.name not in copies.skipped)
 
 
-def with_small_sizes(problem: Problem, work: Path) -> Problem:
-    """A copy of the problem with small sizes: fingerprints do not depend on them, and capture runs the target."""
-
-    def smaller(match: re.Match[str]) -> str:
-        size = math.prod(int(factor) for factor in match[2].split("*"))
-        return match[0] if size <= LARGEST else f"{match[1]} = {LARGEST}"
-
-    text = problem.path.read_text(encoding="utf-8")
-    text = re.sub(r"^batch_size = .*", "batch_size = 2", text, flags=re.MULTILINE)
-    text = re.sub(r"^(\w+) = (\d+(?: \* \d+)*)$", smaller, text, flags=re.MULTILINE)
+def with_small_batch(problem: Problem, work: Path) -> Problem:
+    """A copy of the problem with a batch of 2: fingerprints do not depend on sizes, and capture may run the target."""
+    text = re.sub(r"^batch_size = .*", "batch_size = 2", problem.path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     path = work / problem.level / problem.path.name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return replace(problem, path=path, suite=work)
-
-
-def capture_small(problems: Sequence[Problem], work: Path, python: str) -> Iterator[CapturedProblem]:
-    """Capture the problems with small sizes, and those that need their sizes as they are."""
-    failed = []
-    small = (with_small_sizes(problem, work) for problem in problems)
-    for problem, item in zip(problems, capture_problems(small, python), strict=True):
-        if item.error:
-            failed.append(problem)
-        else:
-            yield item
-    yield from capture_problems(failed, python)
 
 
 def section(suite: str, items: Iterable[CapturedProblem]) -> list[str]:

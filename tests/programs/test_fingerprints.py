@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mtmc_lsp.app.bench.suite import find_problems
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.programs.fingerprints import (
     DIGITS,
@@ -20,6 +21,7 @@ from mtmc_lsp.programs.fingerprints import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {"examples": "examples", "everyday": "benchmarks/everyday", "unseen": "benchmarks/unseen"}
 SCORE = """\
 import torch
 
@@ -111,7 +113,12 @@ def test_the_file_contains_hashes_of_each_suite_and_nothing_else() -> None:
         if (match := re.match(r"# suite (\w+): (\d+) programs, (\d+) captured, (\d+) graphs", line))
     }
     assert set(suites) == {"everyday", "examples", "kernelbench", "reporting", "unseen"}
-    assert all(int(match[3]) >= 0.9 * int(match[2]) for match in suites.values())
+    captured = {suite: int(match[3]) for suite, match in suites.items()}
+    assert {suite: captured[suite] for suite in FOLDERS} == {
+        suite: len(find_problems(ROOT / folder)) for suite, folder in FOLDERS.items()
+    }
+    assert captured["kernelbench"] >= 200
+    assert captured["reporting"] >= 60
     hashes = [line for line in lines if not line.startswith("#")]
     assert all(re.fullmatch(rf"[0-9a-f]{{{DIGITS}}}", line) for line in hashes)
     assert len(hashes) == sum(int(match[4]) for match in suites.values())
