@@ -13,11 +13,11 @@ from mtmc_lsp.commands.calibrate import calibrate
 from mtmc_lsp.commands.consent import consent
 from mtmc_lsp.commands.doctor import doctor
 from mtmc_lsp.commands.export import export
+from mtmc_lsp.commands.learning.programs import programs
 from mtmc_lsp.commands.lsp import lsp
 from mtmc_lsp.commands.optimize import optimize
 from mtmc_lsp.commands.plan import plan
 from mtmc_lsp.commands.profile import profile
-from mtmc_lsp.commands.programs import programs
 from mtmc_lsp.commands.record import record
 from mtmc_lsp.commands.report import report
 from mtmc_lsp.commands.runs import runs
