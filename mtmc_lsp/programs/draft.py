@@ -75,8 +75,6 @@ class Draft:
             names_numbers=source.random() < 0.5,
             uses_methods=source.random() < 0.5,
         )
-        self.title = ""
-        """The program's name in words with underscores; by default that of its family."""
         self.sizes: dict[str, int] = {}
         self.arguments: dict[str, str] = {}
         """Tensor arguments, as in a directive."""
