@@ -117,8 +117,8 @@ def test_the_file_contains_hashes_of_each_suite_and_nothing_else() -> None:
     assert {suite: captured[suite] for suite in FOLDERS} == {
         suite: len(find_problems(ROOT / folder)) for suite, folder in FOLDERS.items()
     }
-    assert captured["kernelbench"] >= 200
-    assert captured["reporting"] >= 60
+    assert captured["kernelbench"] >= 215
+    assert captured["reporting"] >= 120
     hashes = [line for line in lines if not line.startswith("#")]
     assert all(re.fullmatch(rf"[0-9a-f]{{{DIGITS}}}", line) for line in hashes)
     assert len(hashes) == sum(int(match[4]) for match in suites.values())
