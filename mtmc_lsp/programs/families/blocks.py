@@ -167,6 +167,9 @@ def mixer_block(draft: Draft) -> Outputs:
         draft, linear(draft, token_norm(draft, y, "norm2"), "2*D", "channel1", to="z"), ("gelu", "relu", "silu")
     )
     z = linear(draft, z, "D", "channel2", to="o")
+    if kind == "mlp":
+        # Without layer scale it would be the mixer of every package.
+        z = draft.let("scaled", f"{z} * {draft.parameter('gamma', 'D')}", z)
     return draft.let("out", f"{y} + {z}", y)
 
 
