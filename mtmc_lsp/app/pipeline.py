@@ -56,7 +56,8 @@ from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
-from mtmc_lsp.search.greedy import GreedySearch, watched
+from mtmc_lsp.search.greedy import GreedySearch
+from mtmc_lsp.search.loop import watched
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.torch_compile.use import is_compiled_in_file
 

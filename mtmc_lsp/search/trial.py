@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
@@ -24,6 +24,10 @@ TRIAL_CHECK = "results while timed"
 
 class BaseWithdrawn(Exception):
     """The version that a step changes failed its verification, so the step is not tried any further."""
+
+
+class AlreadyTried(Exception):
+    """The action leads to a version that another branch of the search has tried."""
 
 
 class Ranker(Protocol):
@@ -52,13 +56,19 @@ class Trial:
     """Called before a step is timed. Raises :class:`BaseWithdrawn` if the verification of ``base`` failed meanwhile."""
     begin_verification: Callable[[Candidate], None] = lambda candidate: None
     """Called with a version that compiles, before it is timed, if it is verified afterwards."""
+    known: Mapping[str, int] = field(default_factory=dict)
+    """The texts of the versions that other branches tried, with the number of the step; none of them is tried again."""
 
     def of(self, index: int, action: MacroAction) -> Step:
         """The step numbered ``index`` with an action.
 
         Raises:
             BaseWithdrawn: the verification of ``base`` failed meanwhile.
+            AlreadyTried: the version is known, which was noticed without measuring anything.
         """
+        return replace(self._step(index, action), base=self.base.id)
+
+    def _step(self, index: int, action: MacroAction) -> Step:
         self.events.on_stage("writing the code")
         coder = self.components.coder
         try:
@@ -70,6 +80,10 @@ class Trial:
         candidates = [candidate for candidate in candidates if candidate.source != self.base.source]
         if not candidates:
             return Step(index, action, StepStatus.REJECTED, "nothing changes: the present version is already the best")
+        if number := self.known.get(candidates[0].source):
+            if "variants" not in action.params:
+                raise AlreadyTried
+            return Step(index, action, StepStatus.REJECTED, f"the fastest variant is the version of step {number}")
         step = self._best_of(index, action, candidates)
         while step.status is StepStatus.FAILED and isinstance(coder, Repairer) and step.candidate is not None:
             self.events.on_stage("repairing the code")
