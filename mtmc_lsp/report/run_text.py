@@ -26,6 +26,7 @@ from mtmc_lsp.report.phrases import (
     times_text,
     verdict_line,
 )
+from mtmc_lsp.report.search_tree import show_tree
 from mtmc_lsp.report.text import coloured, show_timing
 
 STYLE = {StepStatus.ACCEPTED: "green", StepStatus.REJECTED: "yellow", StepStatus.FAILED: "red"}
@@ -123,6 +124,17 @@ class RunText:
         """Show an accepted step that was withdrawn at the end of the run."""
         show(self.out, f"Step {step.index} is withdrawn: {step.reason}", style=STYLE[step.status], lines=2)
 
+    def switched(self, step: Step) -> None:
+        """Show that a step joined or left the path to the fastest version."""
+        if step.status is StepStatus.ACCEPTED:
+            self.line.best = best_line(step)
+            text = f"Step {step.index} is kept again: its branch is the fastest"
+        elif step.is_alternative:
+            text = f"Step {step.index} is set aside: another branch is faster"
+        else:
+            text = f"Step {step.index} is withdrawn: {step.reason}"
+        show(self.out, text, style=STYLE[step.status], lines=2)
+
     def retimed(self, step: Step) -> None:
         """Show the times of the last accepted step against baselines that were not ready before."""
         self.line.best = best_line(step)
@@ -143,6 +155,8 @@ class RunText:
         show(self.out, counts, style="dim", indent=2, lines=1)
         if result.end_reason:
             show(self.out, f"The search ended: {result.end_reason}", style="dim", indent=2, lines=1)
+        if self.verbose:
+            show_tree(self.out, result.steps)
         if result.model_use is not None:
             show(self.out, model_line(result.model_use), style="dim", indent=2, lines=1)
         for note in result.workload.assumed[: None if self.verbose else NOTES]:

@@ -85,7 +85,7 @@ class TreeSearch(Search):
 
     def _remembered(self, index: int, chosen: Chosen) -> Step | None:
         step = self._set_aside.get((chosen.base.id, chosen.action.key))
-        if step is None:
+        if step is None or (step.candidate is not None and step.candidate.source in self._known()):
             return None
         candidate = step.candidate
         if candidate is not None and candidate.action is not None:
