@@ -27,7 +27,7 @@ ESTIMATED_CAPTION = (
 )
 MARK = {StepStatus.ACCEPTED: ("✓", "green"), StepStatus.REJECTED: ("-", "yellow"), StepStatus.FAILED: ("✗", "red")}
 WORDS = {StepStatus.ACCEPTED: "kept", StepStatus.REJECTED: "not faster", StepStatus.FAILED: "failed"}
-ALTERNATIVE = "another branch is faster"
+ALTERNATIVE = "on another branch"
 
 
 @dataclass
@@ -112,10 +112,9 @@ def show_tree(out: Console, steps: Sequence[Step]) -> None:
         for branch, step in _lines(tree, is_unicode(out.encoding)):
             mark, style = MARK[step.status]
             first = Text.assemble(branch, (f"{mark} ", style), (f"{step.index}  ", "bold"))
-            edge = edge_text(step)
-            words = outcome_word(step)
-            tail = f"{edge}, {words}" if edge else words
-            show(out, Text(f"{step.action.text}: {tail}"), first=first, indent=2, lines=1)
+            # A long title is cut off, the result is not.
+            result = [text for text in (edge_text(step), outcome_word(step)) if text]
+            show(out, Text(f"{', '.join(result)}: {step.action.text}"), first=first, indent=2, lines=1)
 
 
 def _lines(trial: Trial, unicode: bool, margin: str = "") -> Iterator[tuple[str, Step]]:

@@ -32,6 +32,11 @@ class Certified:
     count: int
     """Number of steps of the run when the verification was wanted. Later steps relied on it."""
 
+    @property
+    def reportable(self) -> int:
+        """The number of steps that do not depend on the verdict. An earlier step was reported as one of a slower branch."""
+        return self.count - 1 if self.step.index == self.count else self.count
+
 
 class _Task:
     """A candidate to verify."""
@@ -97,9 +102,9 @@ class Certification:
         return len(self._pending)
 
     @property
-    def first_count(self) -> int | None:
-        """The ``count`` of the step that is verified next; None if none is."""
-        return self._pending[0].count if self._pending else None
+    def reportable(self) -> int | None:
+        """The number of steps that do not depend on a verification; None if none is pending."""
+        return min((item.reportable for item in self._pending), default=None)
 
     def is_pending(self, step: Step) -> bool:
         """Whether the step waits for its verification."""

@@ -72,7 +72,7 @@ class Search(Ending, ABC):
         """
 
     def _known(self) -> Mapping[str, int]:
-        """The texts of versions that need no further trial, with the numbers of their steps."""
+        """The keys of versions that need no further trial, see :func:`version_key`, with the numbers of their steps."""
         return {}
 
     def _remembered(self, index: int, chosen: Chosen) -> Step | None:

@@ -117,7 +117,9 @@ class VerifiedSteps:
         if step.failure is FailureKind.DEADLINE:
             step = replace(step, reason=f"it was not verified within the budget; {reason}")
         if step.status is StepStatus.FAILED:
-            # Later steps were tried on a version that cannot stay, or chosen because of its speed.
+            # Later steps were tried on a version that cannot stay, or chosen because of its speed. The store of a run that is
+            # killed now has all steps before, so that it is resumed as it would have continued.
+            self._report_up_to(certified.reportable)
             self._withdrawals += 1
             self._certification.drop()
             self._forget(self._steps[certified.count :])
@@ -134,11 +136,12 @@ class VerifiedSteps:
             self._reported[number] = shown(step)
             if shown(step) != before:
                 self._events.on_switched(step)
-        limit = self._certification.first_count
-        while len(self._reported) < (len(self._steps) if limit is None else limit):
+        limit = self._certification.reportable
+        self._report_up_to(len(self._steps) if limit is None else limit)
+
+    def _report_up_to(self, count: int) -> None:
+        while len(self._reported) < count:
             step = self._steps[len(self._reported)]
-            if self._certification.is_pending(step):
-                return
             self._reported.append(shown(step))
             self._events.on_step(step)
 

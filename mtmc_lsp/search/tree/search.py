@@ -17,6 +17,7 @@ from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search.components import Events, SearchComponents
 from mtmc_lsp.search.loop import Chosen, Search
+from mtmc_lsp.search.trial import version_key
 from mtmc_lsp.search.tree.beam import Beam
 from mtmc_lsp.search.tree.mcts import Mcts
 from mtmc_lsp.search.tree.priors import choices_of
@@ -85,7 +86,7 @@ class TreeSearch(Search):
 
     def _remembered(self, index: int, chosen: Chosen) -> Step | None:
         step = self._set_aside.get((chosen.base.id, chosen.action.key))
-        if step is None or (step.candidate is not None and step.candidate.source in self._known()):
+        if step is None or (step.candidate is not None and version_key(step.candidate) in self._known()):
             return None
         candidate = step.candidate
         if candidate is not None and candidate.action is not None:
@@ -96,7 +97,7 @@ class TreeSearch(Search):
     # Choices -----------------------------------------------------------------------------------------------------
 
     def _known(self) -> Mapping[str, int]:
-        return {step.candidate.source: step.index for step in self._steps if step.candidate is not None}
+        return {version_key(step.candidate): step.index for step in self._steps if step.candidate is not None}
 
     def _skip(self, chosen: Chosen) -> None:
         self._same.add((chosen.base.id, chosen.action.key))

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 
 FASTER_BRANCH = "another branch is faster: "
-"""Begins the reason of an alternative."""
+PREDICTED_BRANCH = "another branch is predicted to be faster: "
+"""Begins the reason of an alternative; the second if nothing is timed."""
 BASE_WITHDRAWN = "the version that it changes was withdrawn: "
 """Begins the reason of a step that was faster than a version which turned out to be wrong or slow."""
 
@@ -110,7 +111,7 @@ class Tree:
             elif step.index in path:
                 steps.append(plain(step))
             else:
-                steps.append(as_alternative(plain(step), FASTER_BRANCH if step.index in known else BASE_WITHDRAWN))
+                steps.append(as_alternative(plain(step), "" if step.index in known else BASE_WITHDRAWN))
         return steps
 
 
@@ -123,12 +124,15 @@ def plain(step: Step) -> Step:
     """A kept step as it was judged, without regard to other branches."""
     if not step.is_alternative:
         return step
-    reason = step.reason.removeprefix(FASTER_BRANCH).removeprefix(BASE_WITHDRAWN)
+    reason = step.reason
+    for why in (FASTER_BRANCH, PREDICTED_BRANCH, BASE_WITHDRAWN):
+        reason = reason.removeprefix(why)
     return replace(step, status=StepStatus.ACCEPTED, is_alternative=False, reason=reason)
 
 
-def as_alternative(step: Step, why: str = FASTER_BRANCH) -> Step:
+def as_alternative(step: Step, why: str = "") -> Step:
     """An accepted step as one of a branch that is not delivered."""
+    why = why or (FASTER_BRANCH if step.timing is not None else PREDICTED_BRANCH)
     return replace(step, status=StepStatus.REJECTED, is_alternative=True, reason=f"{why}{step.reason}")
 
 
