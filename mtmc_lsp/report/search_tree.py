@@ -92,11 +92,11 @@ def _item(trial: Trial) -> str:
         return f'<li class="accepted"><span class="node">{escape(trial.title)}</span>{inner}</li>'
     state = "alternative" if step.is_alternative else step.status.value
     edge = f'<span class="edge">{escape(text)}</span> ' if (text := edge_text(step)) else ""
+    head = f'<span class="node">{step.index}. {escape(trial.title)}</span>'
+    # The reason of a rejected step says that it was rejected.
+    word = "" if step.status is StepStatus.REJECTED else f' <span class="state">{outcome_word(step)}</span>'
     why = "" if step.status is StepStatus.ACCEPTED else f'<span class="quiet">: {escape(outcome_text(step))}</span>'
-    head = (
-        f'<span class="node">{step.index}. {escape(trial.title)}</span> <span class="state">{outcome_word(step)}</span>'
-    )
-    return f'<li class="{state}">{edge}{head}{why}{inner}</li>'
+    return f'<li class="{state}">{edge}{head}{word}{why}{inner}</li>'
 
 
 # A terminal -----------------------------------------------------------------------------------------------------------

@@ -86,24 +86,30 @@ async def test_a_step_of_the_path_is_taken_out_and_the_later_one_is_written_agai
 
 
 async def test_a_stopped_run_goes_on_with_its_search_and_its_trials(tmp_path: Path) -> None:
-    text = MODEL.replace("slower", "sleep")
-    async with editor(tmp_path, options=OPTIONS, settings={**BEAM, "maxSteps": 4}) as ide:
+    # The verification of a nap takes two seconds, and the run is stopped during the second one.
+    text = MODEL.replace("better nap slower", "better nap nap nap")
+    async with editor(tmp_path, options=OPTIONS, settings={**BEAM, "maxSteps": 5}) as ide:
         uri = ide.open(text)
         job = (await ide.command("optimize", uri, "f"))["job"]
         await ide.until(lambda: any(state.run and len(state.run.steps) == 2 for state in ide.states))
         await ide.command("cancel")
-        await ide.finished(job)
+        assert await ide.finished(job) == "cancelled"
     # The settings changed since.
-    async with editor(tmp_path, options=OPTIONS, settings={"maxSteps": 3}) as ide:
+    async with editor(tmp_path, options=OPTIONS, settings={"maxSteps": 5}) as ide:
         uri = ide.open(text)
+        await ide.until_async(lambda: _can_go_on(ide, uri))
         job = (await ide.command("resume", uri, "f"))["job"]
         await ide.finished(job)
         run = (await ended(ide)).run
         assert statuses(run)[:2] == ["alternative", "accepted"]
-        assert [step.parent for step in run.steps] == [0, 0, 2]
-        assert run.steps[2].prior is not None
+        assert len(run.steps) == 5 and all(step.prior is not None for step in run.steps)
         stages = ide.stages(job)
+        assert any(stage.startswith("step 5") for stage in stages)
         assert not any(stage.startswith(("step 1", "step 2")) for stage in stages), "nothing is measured again"
+
+
+async def _can_go_on(ide: Editor, uri: str) -> bool:
+    return "Go on with the run" in await ide.lenses(uri)
 
 
 async def test_the_report_has_a_picture_of_the_tree(tmp_path: Path) -> None:
@@ -113,4 +119,7 @@ async def test_the_report_has_a_picture_of_the_tree(tmp_path: Path) -> None:
         await ended(ide)
         report = await ide.client.protocol.send_request_async("mtmc/report", {"uri": uri, "target": "f"})
         assert '<ul class="tree">' in report.body
-        assert '<li class="alternative"><span class="edge">1.25x</span> <span class="node">1. action 1</span>' in report.body
+        assert (
+            '<li class="alternative"><span class="edge">1.25x</span> <span class="node">1. action 1</span>'
+            in report.body
+        )

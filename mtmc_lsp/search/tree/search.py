@@ -8,6 +8,7 @@ trial begins with it; a version that is neither is not verified at all.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -17,15 +18,17 @@ from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search.components import Events, SearchComponents
 from mtmc_lsp.search.loop import Chosen, Search
-from mtmc_lsp.search.trial import version_key
 from mtmc_lsp.search.tree.beam import Beam
 from mtmc_lsp.search.tree.mcts import Mcts
 from mtmc_lsp.search.tree.priors import choices_of
 from mtmc_lsp.search.tree.strategy import Option, Options, Strategy, end_reason
 from mtmc_lsp.search.tree.versions import Tree, Version, is_kept, plain, timed_gain
+from mtmc_lsp.search.trial import version_key
 from mtmc_lsp.tuning.schedule_cost import estimated_us
 
 RANKED_BY_PREDICTION = "versions were ranked by predicted time, since nothing is timed without a GPU"
+FAILED_ELSEWHERE = 0.25
+"""Factor on an action's probability for each other version on which it failed. An estimate: most failures are the action's."""
 UNKNOWN_US = 1000.0
 """Stands for the time of user's code that the cost model cannot read; only relations to it are used."""
 
@@ -121,16 +124,21 @@ class TreeSearch(Search):
         if self._has_failed_too_often(version.trials):
             return Options((), "the last steps in a row were not accepted")
         choices = self._choices(tree, version, seconds)
-        tried = self._tried(tree, version)
+        tried = self._tried(version)
         # Planners weigh untried actions alone. With the share of those that were tried, an action's weight stays the same.
         share = max(0.0, 1.0 - sum(step.prior or 0.0 for step in version.trials))
+        failures = Counter(step.action.key for step in tree.steps if step.status is StepStatus.FAILED)
         chosen: list[Option] = []
+        end = "every other action was tried on another branch"
         for choice in choices:
             if choice.action is None:
-                return Options(tuple(chosen), choice.reason)
+                end = choice.reason
+                break
             if choice.key not in tried:
-                chosen.append(Option(choice.action, share * choice.probability))
-        return Options(tuple(chosen), "every other action was tried on another branch")
+                doubt = FAILED_ELSEWHERE ** failures[choice.key]
+                chosen.append(Option(choice.action, share * doubt * choice.probability))
+        chosen.sort(key=lambda option: -option.probability)
+        return Options(tuple(chosen), end)
 
     def _choices(self, tree: Tree, version: Version, seconds: float) -> list[Choice]:
         history = tree.history(version)
@@ -140,17 +148,16 @@ class TreeSearch(Search):
             self._weighed[key] = choices_of(self._components.planner, state)
         return self._weighed[key]
 
-    def _tried(self, tree: Tree, version: Version) -> set[str]:
+    def _tried(self, version: Version) -> set[str]:
         """The keys of actions that are not tried on a version.
 
-        They were tried on it, lead to a known version, failed anywhere in the tree, or gained nothing on a version before it.
+        They were tried on it, lead to a known version, or gained nothing on a version before it.
         """
-        failed = {step.action.key for step in tree.steps if step.status is StepStatus.FAILED}
         on_path = {step.action.key for item in version.path for step in item.trials if not is_kept(step)}
         path = {item.step.action.key for item in version.path if item.step is not None}
         own = {step.action.key for step in version.trials}
         same = {key for base, key in self._same if base == version.candidate.id}
-        return failed | on_path | path | own | same
+        return on_path | path | own | same
 
 
 class BeamSearch(TreeSearch):
