@@ -79,6 +79,10 @@ class Search(Ending, ABC):
         """The step numbered ``index`` if this trial was done before."""
         return None
 
+    def _ended(self, reason: str) -> str:
+        """What the run says about its end."""
+        return reason
+
     def _skip(self, chosen: Chosen) -> None:
         """The trial leads to a version of :meth:`_known`."""
 
@@ -128,7 +132,7 @@ class Search(Ending, ABC):
                 self._settle(wait=True)
             elif not self._complete_timing():
                 # With the times of all baselines, the planner may know a further action.
-                self._end_reason = chosen.reason
+                self._end_reason = self._ended(chosen.reason)
                 return
 
     def _next(self) -> Chosen | Stop:
@@ -152,7 +156,10 @@ class Search(Ending, ABC):
         )
         try:
             self._verify_base(chosen)
-            step = self._remembered(index, chosen) or trial.of(index, chosen.action)
+            step = self._remembered(index, chosen)
+            if step is None:
+                step = trial.of(index, chosen.action)
+                self._trial_seconds = time.monotonic() - began
             self._confirm()
         except BaseWithdrawn:
             self._certification.abandon()
@@ -160,7 +167,6 @@ class Search(Ending, ABC):
         except AlreadyTried:
             self._skip(chosen)
             return
-        self._trial_seconds = time.monotonic() - began
         self._set([*self._steps, replace(step, prior=chosen.prior)])
         self._queue(self._wanted())
         self._certification.abandon()

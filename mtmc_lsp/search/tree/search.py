@@ -55,14 +55,14 @@ class TreeSearch(Search):
         return Tree(self._root, steps, timed_gain if self._has_gpu else self._predicted_gain)
 
     def _predicted_gain(self, step: Step, base: Version) -> float:
-        before, root = self._us(base.candidate), self._us(self._root)
         if step.candidate is None:
             return base.gain
-        known = self._estimate(step.candidate)
-        # Without an estimate of the version, the planner's estimate of the action counts.
-        us = known if known is not None else max(before / 2, before - step.action.expected.saved_us)
-        self._predicted[step.candidate.id] = us
-        return math.log(root / us)
+        if step.candidate.id not in self._predicted:
+            before = self._us(base.candidate)
+            # Without an estimate of the version, the planner's estimate of the action counts.
+            us = self._estimate(step.candidate) or max(before / 2, before - step.action.expected.saved_us)
+            self._predicted[step.candidate.id] = us
+        return math.log(self._us(self._root) / self._us(step.candidate))
 
     def _us(self, candidate: Candidate) -> float:
         if candidate.id not in self._predicted:
@@ -97,6 +97,9 @@ class TreeSearch(Search):
             candidate = replace(candidate, action=replace(candidate.action, text=chosen.action.text))
         return replace(step, index=index, action=chosen.action, candidate=candidate)
 
+    def _ended(self, reason: str) -> str:
+        return reason if self._has_gpu else f"{reason}; {RANKED_BY_PREDICTION}"
+
     # Choices -----------------------------------------------------------------------------------------------------
 
     def _known(self) -> Mapping[str, int]:
@@ -113,8 +116,7 @@ class TreeSearch(Search):
 
         pick = self.strategy.choose(tree, options)
         if pick is None:
-            reason = end_reason(tree, options).reason
-            return Stop(reason if self._has_gpu else f"{reason}; {RANKED_BY_PREDICTION}")
+            return end_reason(tree, options)
         step = pick.version.step
         unverified = plain(step) if step is not None and step.verdict is None else None
         return Chosen(pick.version.candidate, pick.option.action, pick.option.probability, unverified)
