@@ -76,9 +76,17 @@ def test_a_beam_keeps_the_fastest_versions_of_a_level() -> None:
     steps = [step(1, "root", "a", 1.1), step(2, "root", "b", 1.3), step(3, "root", "c", 1.2)]
     of = options(a_1=0.9, b_2=0.1, c_3=0.12)
     assert choice(Beam(3), of, *steps) == ("a", "n1"), "1.1 * 0.9 is more than 1.2 * 0.12"
-    ended = options(a_1=0.9)
-    widest = [step(1, "root", "a", 1.1), step(2, "root", "b", 1.3), step(3, "b", "d", 1.1), step(4, "b", "e", 1.2)]
-    assert choice(Beam(2), ended, *widest) is None, "version a is not part of the next level"
+    narrow = [step(1, "root", "a", 1.1), step(2, "root", "b", 1.3), step(3, "b", "d", 1.1), step(4, "b", "e", 1.2)]
+    assert choice(Beam(2), options(a_1=0.9, d_2=0.1), *narrow) == ("d", "n2"), "version a is not part of the next level"
+
+
+def test_a_beam_that_ended_begins_again_with_a_version_that_it_left_behind() -> None:
+    steps = [step(1, "root", "a", 1.1), step(2, "root", "b", 1.3), step(3, "b", "d", 1.1), step(4, "b", "e", 1.2)]
+    of = options(root_8=0.1, a_1=0.9, a_2=0.5)
+    assert choice(Beam(2), of, *steps) == ("a", "n1")
+    again = [*steps, step(5, "a", "f", 1.1)]
+    assert choice(Beam(2), of, *again) == ("a", "n1"), "the version is the level now"
+    assert choice(Beam(2), options(), *again) is None
 
 
 def test_a_level_ends_early_if_nothing_is_left_to_try_on_it() -> None:

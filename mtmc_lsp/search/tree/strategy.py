@@ -51,6 +51,4 @@ def end_reason(tree: Tree, options: OptionsOf) -> Stop:
     fastest = tree.fastest(verified=False)
     if fastest is None:
         return Stop(options(tree.root).end)
-    return Stop(
-        f"every branch ended; on the fastest version, {options(fastest).end or 'no action of the beam is left'}"
-    )
+    return Stop(f"every branch ended; on the fastest version, {options(fastest).end}")
