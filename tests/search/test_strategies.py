@@ -92,7 +92,10 @@ def test_a_beam_that_ended_begins_again_with_a_version_that_it_left_behind() -> 
 def test_a_level_ends_early_if_nothing_is_left_to_try_on_it() -> None:
     of = options(a_5=0.9, c_7=0.9)
     assert choice(Beam(2), of, step(1, "root", "a", 1.1)) == ("a", "n5")
-    assert choice(Beam(2), of, step(1, "root", "a", 1.1), step(2, "a", "c", 1.1), step(3, "a", "d", 1.05)) == ("c", "n7")
+    assert choice(Beam(2), of, step(1, "root", "a", 1.1), step(2, "a", "c", 1.1), step(3, "a", "d", 1.05)) == (
+        "c",
+        "n7",
+    )
 
 
 def test_mcts_goes_on_with_a_gain_and_returns_to_other_actions_later() -> None:

@@ -85,6 +85,24 @@ async def test_a_step_of_the_path_is_taken_out_and_the_later_one_is_written_agai
         assert "# action 1" in ide.texts[uri]
 
 
+async def test_another_step_is_found_on_the_version_before_or_on_another_branch(tmp_path: Path) -> None:
+    async with editor(tmp_path, options=OPTIONS, settings=BEAM) as ide:
+        uri = ide.open(MODEL)
+        await ide.optimized(uri, "f")
+        first = (await ended(ide)).run
+        job = await ide.command("tryAnother", uri, "f", step=2)
+        await ide.finished(job["job"])
+        run = (
+            await ide.until(lambda: next((s for s in ide.states if s.job == job["job"] and s.state == "done"), None))
+        ).run
+        assert run.run != first.run
+        assert (run.steps[1].status, run.steps[1].reason) == ("rejected", "you asked for another")
+        accepted = [step for step in run.steps if step.status == "accepted"]
+        assert accepted and all(step.action.text != run.steps[1].action.text for step in accepted)
+        assert run.steps[0].status == "accepted", "the branch that was slower before"
+        assert ide.texts[uri] == MODEL
+
+
 async def test_a_stopped_run_goes_on_with_its_search_and_its_trials(tmp_path: Path) -> None:
     # The verification of a nap takes two seconds, and the run is stopped during the second one.
     text = MODEL.replace("better nap slower", "better nap nap nap")
