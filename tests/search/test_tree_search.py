@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fakes import SOURCE, FakeMeasurer, timing
@@ -18,6 +20,8 @@ from mtmc_lsp.core.learning.policy import Choice
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Check, CheckStatus, CompileReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate, RunResult, RunStatus, Step, StepStatus, parents
+from mtmc_lsp.core.settings import SEARCHES as NAMES
+from mtmc_lsp.search.kinds import SEARCHES
 from mtmc_lsp.search.loop import MAX_FAILURES
 
 TREES = ("beam", "mcts")
@@ -26,6 +30,12 @@ TRAP = Landscape(
     {"0": 80.0, "1": 90.0, "0+1": 95.0, "1+2": 60.0, "1+2+3": 40.0},
     savings={0: 20.0, 1: 10.0, 2: 10.0, 3: 5.0},
 )
+
+
+def test_each_search_of_the_settings_exists() -> None:
+    assert tuple(SEARCHES) == NAMES
+    package = json.loads((Path(__file__).parents[2] / "vscode-extension" / "package.json").read_text())
+    assert package["contributes"]["configuration"]["properties"]["mtmc.search"]["enum"] == ["", *NAMES]
 
 
 def path_of(result: RunResult) -> list[Step]:
