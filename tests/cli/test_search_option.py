@@ -22,7 +22,7 @@ def test_a_search_with_branches_ends_and_its_report_shows_the_tree(kind: str, tm
     answer = mtmc(tmp_path, "optimize", "model.py::two", "--search", kind, "--arch", "sm_90", "-v", **NO_GPU)
     assert answer.code == 0, answer.out + answer.err
     shown = " ".join(answer.out.split())
-    assert "The search ended: every branch ended; on the fastest version, " in shown
+    assert "The search ended: every branch ended" in shown or "steps led to no faster version" in shown
     assert "versions were ranked by predicted time, since nothing is timed without a GPU" in shown
     assert "Search tree your code" in shown
     page = tmp_path / "run.html"

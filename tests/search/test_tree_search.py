@@ -23,6 +23,7 @@ from mtmc_lsp.core.run import Candidate, RunResult, RunStatus, Step, StepStatus,
 from mtmc_lsp.core.settings import SEARCHES as NAMES
 from mtmc_lsp.search.kinds import SEARCHES
 from mtmc_lsp.search.loop import MAX_FAILURES
+from mtmc_lsp.search.tree.search import PATIENCE
 
 TREES = ("beam", "mcts")
 TRAP = Landscape(
@@ -209,6 +210,15 @@ def test_a_branch_ends_after_steps_that_come_to_nothing(kind: str) -> None:
     assert len(result.steps) == MAX_FAILURES
     assert result.end_reason == "the last steps in a row were not accepted"
     assert result.status is RunStatus.NO_GAIN
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_a_search_ends_if_no_faster_version_appears(kind: str) -> None:
+    first = {"0": 50.0} | {str(number): 90.0 - number for number in range(1, 20)}
+    result = explore(kind, Landscape(first, savings={0: 20.0}))
+    assert names(result) == ["n0"]
+    assert len(result.steps) == 1 + PATIENCE
+    assert result.end_reason == f"the last {PATIENCE} steps led to no faster version"
 
 
 class Stopping(LandscapePlanner):

@@ -17,7 +17,7 @@ from mtmc_lsp.core.learning.policy import Choice
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search.components import Events, SearchComponents
-from mtmc_lsp.search.loop import Chosen, Search
+from mtmc_lsp.search.loop import MAX_FAILURES, Chosen, Search
 from mtmc_lsp.search.tree.beam import Beam
 from mtmc_lsp.search.tree.mcts import Mcts
 from mtmc_lsp.search.tree.priors import choices_of
@@ -27,6 +27,8 @@ from mtmc_lsp.search.trial import version_key
 from mtmc_lsp.tuning.schedule_cost import estimated_us
 
 RANKED_BY_PREDICTION = "versions were ranked by predicted time, since nothing is timed without a GPU"
+PATIENCE = 2 * MAX_FAILURES
+"""The search ends after this many steps without a faster version: a greedy search tries half as many after its last gain."""
 FAILED_ELSEWHERE = 0.25
 """Factor on an action's probability for each other version on which it failed. An estimate: most failures are the action's."""
 UNKNOWN_US = 1000.0
@@ -110,6 +112,9 @@ class TreeSearch(Search):
 
     def _choose(self, seconds: float) -> Chosen | Stop:
         tree = self._tree(self._steps)
+        fastest = tree.fastest(verified=False)
+        if fastest is not None and fastest.step is not None and len(self._steps) >= fastest.step.index + PATIENCE:
+            return Stop(f"the last {PATIENCE} steps led to no faster version")
 
         def options(version: Version) -> Options:
             return self._options(tree, version, seconds)
