@@ -56,7 +56,8 @@ from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
-from mtmc_lsp.search.greedy import GreedySearch, watched
+from mtmc_lsp.search.kinds import SEARCHES
+from mtmc_lsp.search.loop import watched
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.torch_compile.use import is_compiled_in_file
 
@@ -386,7 +387,8 @@ class Pipeline:
             if len(steps) > count + len(done):
                 # The resumed run had finished this region.
                 limits = replace(limits, steps=len(done))
-            search = GreedySearch(self.capture(), self._source, replace(components, limits=limits), further)
+            kind = SEARCHES[self.target.settings.search]
+            search = kind(self.capture(), self._source, replace(components, limits=limits), further)
             result = search.run(run_id, self.target.source_hash, done)
             results.append((region, result))
             self._written += accepted_code(result, region)
@@ -445,8 +447,8 @@ class Pipeline:
         if first_unverified(steps) == len(steps):
             return None
         search = certify(steps, self._open_components(model, steps))
-        greedy = search.kind(self.capture(), self._source, search.components, events)
-        return greedy.run(run_id, self.target.source_hash, search.steps)
+        run = search.kind(self.capture(), self._source, search.components, events)
+        return run.run(run_id, self.target.source_hash, search.steps)
 
     def _revise(self, revision: Revision) -> RunResult:
         """Repeat a run with one step undone or replaced, as a new run.
@@ -462,9 +464,10 @@ class Pipeline:
             )
         steps = in_current_text(self.store().steps(revision.run), self.target, self.capture())
         model = self._open_model()
-        search = revise(steps, revision, self._open_components(model, steps))
+        kind = SEARCHES[self.target.settings.search]
+        search = revise(steps, revision, self._open_components(model, steps), kind)
         run_id = self._begin_run()
         recorder = RunRecorder(self.store(), run_id, self._run_config(), model)
         events = recorder.events(self._events, store_replayed=True)
-        greedy = search.kind(self.capture(), self._source, search.components, events)
-        return recorder.finish(greedy.run(run_id, self.target.source_hash, search.steps))
+        run = search.kind(self.capture(), self._source, search.components, events)
+        return recorder.finish(run.run(run_id, self.target.source_hash, search.steps))

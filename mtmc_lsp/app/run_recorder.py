@@ -91,12 +91,18 @@ class RunRecorder:
 
             return record
 
+        def switched(step: Step) -> None:
+            # It is an earlier step: what a model is asked now belongs to the present one.
+            self._store.add_step(self._run_id, step)
+            events.on_switched(step)
+
         return replace(
             events,
             on_step=recorded(events.on_step),
             on_replayed=recorded(events.on_replayed) if store_replayed else events.on_replayed,
             on_withdrawn=recorded(events.on_withdrawn),
             on_retimed=recorded(events.on_retimed),
+            on_switched=switched,
         )
 
     def finish(self, result: RunResult) -> RunResult:

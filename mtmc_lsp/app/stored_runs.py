@@ -63,6 +63,28 @@ def find_unfinished(store: Store, *, run: str = "", target: OpenTarget | None = 
     return record
 
 
+def keep_search(target: OpenTarget, record: RunRecord, search: str | None = None) -> OpenTarget:
+    """The target with the search that a run to resume began with.
+
+    Args:
+        search: what the command line names.
+
+    Raises:
+        RequestError: the command line names another search.
+    """
+    with open_store(target.path) as store:
+        config = store.config(record.id, RunConfig)
+    began = config.settings.search if config is not None else target.settings.search
+    if search not in (None, began):
+        raise RequestError(
+            f"run {record.id} began with --search {began}",
+            where=Location(str(target.path), target.definition.start_line),
+            remedy=f"Resume it without --search, or start a new run with --search {search}.",
+        )
+    request = replace(target.request, settings=replace(target.settings, search=began))
+    return replace(target, request=request)
+
+
 POSITIONS = ("line", "start_line", "end_line", "assumed")
 """Fields of a capture that depend on where the target is in its file."""
 
@@ -121,14 +143,19 @@ def steps_to_resume(store: Store, record: RunRecord, target: OpenTarget, capture
 def in_current_text(steps: Sequence[Step], target: OpenTarget, capture: Capture) -> list[Step]:
     """Insert the code of each step into the current text of the file, which may have changed around the target."""
     previous = target.plain.decode()
+    sources: dict[str, str] = {}
     result = []
     for step in steps:
+        if step.base:
+            previous = sources.get(step.base, target.plain.decode())
         if step.candidate is not None:
             old = strip_generated(step.candidate.source.encode(), target.qualname)
             if old != target.plain:
                 step = _moved(step, step.candidate, old, previous, target, capture)
-            if step.status is StepStatus.ACCEPTED and step.candidate is not None:
-                previous = step.candidate.source
+            if step.candidate is not None:
+                sources[step.candidate.id] = step.candidate.source
+                if step.status is StepStatus.ACCEPTED:
+                    previous = step.candidate.source
         result.append(step)
     return result
 

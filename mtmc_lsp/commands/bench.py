@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from mtmc_lsp.commands.options import Arch, AsJson, MaxAutotune, Python, check_choice, read_project_settings
+from mtmc_lsp.commands.options import (
+    Arch,
+    AsJson,
+    MaxAutotune,
+    Python,
+    Search,
+    check_choice,
+    read_project_settings,
+)
 from mtmc_lsp.core.errors import RequestError
-from mtmc_lsp.core.settings import override_settings
+from mtmc_lsp.core.settings import SEARCHES, override_settings
 
 if TYPE_CHECKING:
     from mtmc_lsp.app.bench.runner import Plan
@@ -62,6 +70,7 @@ def bench(
             "--without", metavar="NAMES", help="Actions and rewrite rules that are not proposed: autotune,library."
         ),
     ] = "",
+    search: Search = None,
     arch: Arch = None,
     max_autotune: MaxAutotune = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is in the file already.")] = False,
@@ -79,6 +88,7 @@ def bench(
     from mtmc_lsp.report.console import console
     from mtmc_lsp.report.documents import document
 
+    check_choice("search", search or SEARCHES[0], SEARCHES)
     if summary is not None and not summary.is_file():
         raise RequestError(f"there is no file {summary}", remedy="Name a file that `mtmc bench --out` wrote.")
     folder = _suite_folder(folder, suite)
@@ -90,7 +100,7 @@ def bench(
         raise RequestError("no problem is left", remedy="Change --filter or --shard.")
     if summary is None:
         assert folder is not None
-        settings = read_project_settings(folder.absolute(), arch, budget, max_autotune=max_autotune)
+        settings = read_project_settings(folder.absolute(), arch, budget, max_autotune=max_autotune, search=search)
         if without:
             settings = override_settings(settings, exclude_actions=tuple(name.strip() for name in without.split(",")))
         plan = _plan(folder, problems[0], settings, seconds, python)

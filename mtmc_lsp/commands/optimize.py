@@ -18,6 +18,7 @@ from mtmc_lsp.commands.options import (
     MaxAutotune,
     Python,
     RequireSandbox,
+    Search,
     Verbose,
     check_choice,
     open_spec,
@@ -50,7 +51,7 @@ def optimize(
             help="Who writes it: builtin (the default), llm, or auto: a model only where the built-in cannot."
         ),
     ] = None,
-    search: Annotated[str, typer.Option(help="How steps are tried: greedy.")] = "greedy",
+    search: Search = None,
     budget: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option("--budget", help="Most seconds for the run, from its start to its end."),
@@ -86,17 +87,17 @@ def optimize(
     With llm, the target's code and its operations are sent to the endpoint in OPENAI_BASE_URL; nothing else is.
     """
     from mtmc_lsp.app.pipeline import RunOptions
-    from mtmc_lsp.app.stored_runs import open_project_store, open_replay
+    from mtmc_lsp.app.stored_runs import keep_search, open_project_store, open_replay
     from mtmc_lsp.app.target_file import check_inside_project
     from mtmc_lsp.core.run import KEPT
-    from mtmc_lsp.core.settings import BASELINES, CODERS, PLACES, PLANNERS
+    from mtmc_lsp.core.settings import BASELINES, CODERS, PLACES, PLANNERS, SEARCHES
     from mtmc_lsp.report.documents import document, run_document
 
     check_choice("planner", planner or PLANNERS[0], PLANNERS)
     check_choice("coder", coder or CODERS[0], CODERS)
     check_choice("baseline", baseline or BASELINES[0], BASELINES)
     check_choice("place", place or PLACES[0], PLACES)
-    check_choice("search", search, ("greedy",))
+    check_choice("search", search or SEARCHES[0], SEARCHES)
 
     def read_target(name: str) -> OpenTarget:
         return open_spec(
@@ -105,6 +106,7 @@ def optimize(
             arch,
             budget,
             planner=planner,
+            search=search,
             coder=coder,
             place=place,
             max_autotune=max_autotune,
@@ -131,6 +133,8 @@ def optimize(
 
         def optimize_one(name: str) -> RunResult:
             target, resumed = _choose_target(name, resume, read_target)
+            if resumed is not None:
+                target = keep_search(target, resumed, search)
             if apply and "::" not in name:
                 check_inside_project(target, Path.cwd())
             explicit = "llm" in (planner, coder)
@@ -195,6 +199,7 @@ def _run(
         on_replayed=shown.replayed,
         on_withdrawn=shown.withdrawn,
         on_retimed=shown.retimed,
+        on_switched=shown.switched,
         on_captured=shown.captured,
     )
     with live(out, shown.line), Pipeline(target, options, events) as pipeline:

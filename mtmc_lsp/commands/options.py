@@ -22,6 +22,10 @@ Arch = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--arch", help="Compile for these, comma-separated, where there is no GPU."),
 ]
+Search = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--search", help="How steps are tried: greedy (the default), beam, or mcts (tree search)."),
+]
 MaxAutotune = Annotated[
     Optional[bool],  # noqa: UP045
     typer.Option("--max-autotune", help="Time torch.compile(mode='max-autotune') too, which takes minutes."),

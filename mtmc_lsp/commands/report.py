@@ -47,6 +47,7 @@ def report(
 def _show(stored: StoredRun, *, diff: bool, verbose: bool) -> None:
     from mtmc_lsp.report.console import console, short_path, show
     from mtmc_lsp.report.run_text import RunText
+    from mtmc_lsp.report.search_tree import show_tree
 
     out = console()
     record, shown = stored.record, RunText(out, verbose=verbose, diff=diff)
@@ -57,4 +58,6 @@ def _show(stored: StoredRun, *, diff: bool, verbose: bool) -> None:
         shown.result(stored.result)
         shown.next_commands(stored.result, applied=False)
     else:
+        if verbose:
+            show_tree(out, stored.steps)
         show(out, f"run {record.id} is not finished: continue with mtmc optimize --resume {record.id}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -113,7 +114,7 @@ class Step:
     reason: str
     """Reason for the status, one sentence."""
     diff: str = ""
-    """Unified diff against the last accepted version."""
+    """Unified diff against the version that the action was tried on."""
     candidate: Candidate | None = None
     """``None`` if the coder could not write it."""
     verdict: Verdict | None = None
@@ -125,12 +126,32 @@ class Step:
     """The kind of failure if coding, compiling, verifying or timing raised an error."""
     region: int = 0
     """Number of the region that it optimises, in a run of several regions; otherwise 0."""
+    base: str = ""
+    """Id of the version that the action was tried on; empty in runs of earlier releases."""
+    prior: float | None = None
+    """Probability of the action by the policy when a beam or tree search chose it; None in a greedy search."""
+    is_alternative: bool = False
+    """Whether its version is faster than the one that it changed, but another branch of the search is faster still."""
 
     @property
     def is_base(self) -> bool:
         """Whether the timed version is not faster than eager. It was accepted only as a base for later steps."""
         eager = self.timing.against("eager") if self.timing is not None else None
         return eager is not None and eager.ratio <= 1.0
+
+
+def parents(steps: Sequence[Step]) -> dict[int, int]:
+    """For each step, the number of the step whose version its action was tried on; 0 for the user's code."""
+    found: dict[int, int] = {}
+    numbers: dict[str, int] = {}
+    last = 0
+    for step in steps:
+        found[step.index] = numbers.get(step.base, 0) if step.base else last
+        if step.candidate is not None:
+            numbers.setdefault(step.candidate.id, step.index)
+        if step.status is StepStatus.ACCEPTED:
+            last = step.index
+    return found
 
 
 class RunStatus(Enum):

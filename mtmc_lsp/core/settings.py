@@ -86,6 +86,8 @@ class Settings:
     """Maximum number of steps in a run."""
     planner: str = "roofline"
     """What chooses the next step: ``roofline`` or ``llm``."""
+    search: str = "greedy"
+    """How steps are tried: ``greedy``, each on the last accepted version; ``beam`` or ``mcts``, on several versions in a tree."""
     coder: str = "builtin"
     """What writes the step: ``builtin``, ``llm``, or ``auto`` (built-in first, then the model for what it cannot write)."""
     place: str = "end"
@@ -118,6 +120,7 @@ def _archs_problem(archs: tuple[str, ...]) -> str:
 
 BASELINES = ("current", "eager", "compile", "best")
 PLANNERS = ("roofline", "llm")
+SEARCHES = ("greedy", "beam", "mcts")
 CODERS = ("builtin", "auto", "llm")
 PLACES = tuple(place.value for place in Placement)
 
@@ -138,6 +141,7 @@ CHECKS: dict[str, typing.Callable[[Any], str]] = {
     "budget_seconds": lambda value: "" if value > 0 else f"{value:g} seconds are not possible; it must be above 0",
     "max_steps": lambda value: "" if value > 0 else f"{value} steps are not possible; it must be above 0",
     "planner": _one_of(PLANNERS),
+    "search": _one_of(SEARCHES),
     "coder": _one_of(CODERS),
     "place": _one_of(PLACES),
     "exclude_actions": _exclude_problem,

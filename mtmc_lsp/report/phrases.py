@@ -139,11 +139,17 @@ def best_line(step: Step) -> str:
 
 
 def step_counts(steps: Sequence[Step]) -> str:
-    """How many steps of a run were kept, and what came of the others: ``3 steps kept, 1 not faster, 1 failed``."""
+    """How many steps of a run were kept, and what came of the others: ``3 steps kept, 1 not faster, 1 failed``.
+
+    Steps of a search tree that were faster than the version before, but not part of the fastest, are ``on other branches``.
+    """
     counts = {status: sum(step.status is status for step in steps) for status in StepStatus}
     kept = counts[StepStatus.ACCEPTED]
+    branches = sum(step.is_alternative for step in steps)
+    slower = counts[StepStatus.REJECTED] - branches
     parts = [f"{kept} {'step' if kept == 1 else 'steps'} kept"]
-    parts += [f"{counts[StepStatus.REJECTED]} not faster"] if counts[StepStatus.REJECTED] else []
+    parts += [f"{branches} on other branches"] if branches else []
+    parts += [f"{slower} not faster"] if slower else []
     parts += [f"{counts[StepStatus.FAILED]} failed"] if counts[StepStatus.FAILED] else []
     return ", ".join(parts)
 

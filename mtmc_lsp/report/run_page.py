@@ -33,6 +33,7 @@ from mtmc_lsp.report.phrases import (
     verdict_line,
 )
 from mtmc_lsp.report.roofline_chart import Point, roofline
+from mtmc_lsp.report.search_tree import tree_picture
 from mtmc_lsp.search.stored_run import StoredRun
 
 GAINS, TRAFFIC, ROOFLINE = "gains", "traffic", "roofline"
@@ -78,7 +79,8 @@ class RunPage:
         charts = [chart for chart in (self._speedups(), self._roofline()) if chart is not None]
         sections = [self._head(), self._next(), self._accepted_steps(), self._times()]
         sections += [f"<h2>{escape(title)}</h2>{figure(name, caption)}" for title, name, _, caption in charts]
-        sections += [self._memory(), self._rejected(), self._verification(), self._ledger(), self._environment()]
+        sections += [self._memory(), tree_picture(self.steps), self._rejected(), self._verification(), self._ledger()]
+        sections.append(self._environment())
         specs = {name: spec for _, name, spec, _ in charts}
         return Page(f"{self.target}: run {self.run}", "\n".join(part for part in sections if part), specs)
 

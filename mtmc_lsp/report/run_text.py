@@ -26,6 +26,7 @@ from mtmc_lsp.report.phrases import (
     times_text,
     verdict_line,
 )
+from mtmc_lsp.report.search_tree import show_tree
 from mtmc_lsp.report.text import coloured, show_timing
 
 STYLE = {StepStatus.ACCEPTED: "green", StepStatus.REJECTED: "yellow", StepStatus.FAILED: "red"}
@@ -47,6 +48,8 @@ class RunText:
     """Whether to show what each step changes."""
     line: LiveLine = field(default_factory=LiveLine)
     """What is shown while the run goes on."""
+    _kept: set[int] = field(default_factory=set)
+    """Numbers of the steps that were shown as kept."""
     _shown: set[str] = field(default_factory=set)
     """The compiler's statistics that were shown. Kernels that a step leaves alone are not shown again."""
 
@@ -79,6 +82,7 @@ class RunText:
     def step(self, step: Step) -> None:
         """Show a step and its result."""
         self.line.trial = ""
+        self._count(step)
         if step.status is StepStatus.ACCEPTED:
             self.line.best = best_line(step)
         used = self._title(step)
@@ -115,13 +119,36 @@ class RunText:
 
     def replayed(self, step: Step) -> None:
         """Show a step that an earlier, unfinished run has already tried."""
+        self._count(step)
         if step.status is StepStatus.ACCEPTED:
             self.line.best = best_line(step)
         self._title(step, f": {step.status.value} before")
 
     def withdrawn(self, step: Step) -> None:
         """Show an accepted step that was withdrawn at the end of the run."""
+        self._count(step)
         show(self.out, f"Step {step.index} is withdrawn: {step.reason}", style=STYLE[step.status], lines=2)
+
+    def switched(self, step: Step) -> None:
+        """Show that a step joined or left the path to the fastest version, or failed its verification."""
+        if step.status is StepStatus.ACCEPTED:
+            self.line.best = best_line(step)
+            text = f"Step {step.index} is kept: its branch is the fastest"
+        elif not step.is_alternative:
+            text = f"Step {step.index} is withdrawn: {step.reason}"
+        elif step.index in self._kept:
+            text = f"Step {step.index} is set aside: another branch is faster"
+        else:
+            # Its verification ended, and it stays on another branch.
+            return
+        self._count(step)
+        show(self.out, text, style=STYLE[step.status], lines=2)
+
+    def _count(self, step: Step) -> None:
+        if step.status is StepStatus.ACCEPTED:
+            self._kept.add(step.index)
+        else:
+            self._kept.discard(step.index)
 
     def retimed(self, step: Step) -> None:
         """Show the times of the last accepted step against baselines that were not ready before."""
@@ -143,6 +170,8 @@ class RunText:
         show(self.out, counts, style="dim", indent=2, lines=1)
         if result.end_reason:
             show(self.out, f"The search ended: {result.end_reason}", style="dim", indent=2, lines=1)
+        if self.verbose:
+            show_tree(self.out, result.steps)
         if result.model_use is not None:
             show(self.out, model_line(result.model_use), style="dim", indent=2, lines=1)
         for note in result.workload.assumed[: None if self.verbose else NOTES]:

@@ -29,6 +29,13 @@ class Certified:
     step: Step
     verdict: Future[Verdict]
     """Holds the verdict, or the error that the verification raised."""
+    count: int
+    """Number of steps of the run when the verification was wanted. Later steps relied on it."""
+
+    @property
+    def reportable(self) -> int:
+        """The number of steps that do not depend on the verdict. An earlier step was reported as one of a slower branch."""
+        return self.count - 1 if self.step.index == self.count else self.count
 
 
 class _Task:
@@ -63,12 +70,17 @@ class Certification:
         if not self._pending and self._early is None:
             self._early = self._started(candidate)
 
-    def add(self, step: Step, candidate: Candidate) -> None:
-        """Verify a step after those that were added before."""
-        task, self._early = self._early, None
-        if task is None or task.candidate.id != candidate.id:
+    def add(self, step: Step, candidate: Candidate, count: int) -> None:
+        """Verify a step after those that were added before.
+
+        Args:
+            count: number of steps of the run until now.
+        """
+        if self._early is not None and self._early.candidate.id == candidate.id:
+            task, self._early = self._early, None
+        else:
             task = self._started(candidate)
-        self._pending.append(Certified(step, task.verdict))
+        self._pending.append(Certified(step, task.verdict, count))
 
     def abandon(self) -> None:
         """End the verification of a candidate that was rejected."""
@@ -88,6 +100,15 @@ class Certification:
     def pending(self) -> int:
         """The number of steps whose verification has not been taken by :meth:`next`."""
         return len(self._pending)
+
+    @property
+    def reportable(self) -> int | None:
+        """The number of steps that do not depend on a verification; None if none is pending."""
+        return min((item.reportable for item in self._pending), default=None)
+
+    def is_pending(self, step: Step) -> bool:
+        """Whether the step waits for its verification."""
+        return any(item.step.index == step.index for item in self._pending)
 
     @property
     def expected_seconds(self) -> float:

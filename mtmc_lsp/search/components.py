@@ -38,6 +38,9 @@ class Events:
     """Called with an accepted step that the run rejects at its end."""
     on_retimed: Callable[[Step], None] = _ignore
     """Called with the last accepted step when it was timed against baselines that were not ready before."""
+    on_switched: Callable[[Step], None] = _ignore
+    """Called with a reported step that joined or left the path to the fastest version of a search with branches, or whose
+    verification ended later."""
     on_captured: Callable[[Capture], None] = _ignore
     """Called once, before the first step."""
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import MtmcError, ResultsDiffer
 from mtmc_lsp.core.protocols import CannotCode, Repairer, Sampler
 from mtmc_lsp.core.results import Check, CheckStatus, CompileReport, Verdict, VerdictStatus
-from mtmc_lsp.core.run import Candidate, Step, StepStatus
+from mtmc_lsp.core.run import Author, Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search.acceptance import Judge
 from mtmc_lsp.search.components import Events, SearchComponents
@@ -24,6 +25,10 @@ TRIAL_CHECK = "results while timed"
 
 class BaseWithdrawn(Exception):
     """The version that a step changes failed its verification, so the step is not tried any further."""
+
+
+class AlreadyTried(Exception):
+    """The action leads to a version that another branch of the search has tried."""
 
 
 class Ranker(Protocol):
@@ -52,13 +57,19 @@ class Trial:
     """Called before a step is timed. Raises :class:`BaseWithdrawn` if the verification of ``base`` failed meanwhile."""
     begin_verification: Callable[[Candidate], None] = lambda candidate: None
     """Called with a version that compiles, before it is timed, if it is verified afterwards."""
+    known: Mapping[str, int] = field(default_factory=dict)
+    """The keys of the versions that were tried, with the number of the step; none of them is tried again."""
 
     def of(self, index: int, action: MacroAction) -> Step:
         """The step numbered ``index`` with an action.
 
         Raises:
             BaseWithdrawn: the verification of ``base`` failed meanwhile.
+            AlreadyTried: the version is known, which was noticed without measuring anything.
         """
+        return replace(self._step(index, action), base=self.base.id)
+
+    def _step(self, index: int, action: MacroAction) -> Step:
         self.events.on_stage("writing the code")
         coder = self.components.coder
         try:
@@ -70,6 +81,10 @@ class Trial:
         candidates = [candidate for candidate in candidates if candidate.source != self.base.source]
         if not candidates:
             return Step(index, action, StepStatus.REJECTED, "nothing changes: the present version is already the best")
+        if number := self.known.get(version_key(candidates[0])):
+            if "variants" not in action.params:
+                raise AlreadyTried
+            return Step(index, action, StepStatus.REJECTED, f"the fastest variant is the version of step {number}")
         step = self._best_of(index, action, candidates)
         while step.status is StepStatus.FAILED and isinstance(coder, Repairer) and step.candidate is not None:
             self.events.on_stage("repairing the code")
@@ -188,6 +203,15 @@ class Trial:
             return replace(step, reason="no time was measured on the GPU; `mtmc doctor` checks that it is usable")
         whole = {node.name for node in self.capture.graph.nodes} <= set(step.action.region)
         return self.judge.timed(replace(step, timing=timing), timing, whole=whole)
+
+
+def version_key(candidate: Candidate) -> str:
+    """Equal for versions that compute the same in the same way: names of kernels and their order in the schedule do not count."""
+    schedule = candidate.schedule
+    if candidate.author is not Author.BUILTIN or not isinstance(schedule, Mapping) or "kernels" not in schedule:
+        return candidate.source
+    kernels = sorted(json.dumps(kernel, sort_keys=True) for kernel in schedule["kernels"])
+    return json.dumps({**schedule, "kernels": kernels, "kernel_names": []}, sort_keys=True)
 
 
 def with_fewer_stages(action: MacroAction) -> MacroAction | None:

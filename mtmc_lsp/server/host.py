@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from mtmc_lsp.app.backends import BUILTIN, Backends
 from mtmc_lsp.app.pipeline import Pipeline, RunOptions
 from mtmc_lsp.app.run_recorder import Revision
-from mtmc_lsp.app.stored_runs import find_unfinished, open_store
+from mtmc_lsp.app.stored_runs import find_unfinished, keep_search, open_store
 from mtmc_lsp.app.target_file import OpenTarget, open_target, parse_request
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import to_json
@@ -43,7 +43,10 @@ class Job:
         self._request, self._out = request, out
         try:
             target = self.open_target(request)
-            self._pipeline = self._pipeline_type(target, self._options(target), self._events())
+            options = self._options(target)
+            if options.resumed is not None:
+                target = keep_search(target, options.resumed)
+            self._pipeline = self._pipeline_type(target, options, self._events())
             with self._pipeline as pipeline:
                 jobs[request["kind"]](pipeline)
         except MtmcError as error:
@@ -87,6 +90,7 @@ class Job:
             on_replayed=lambda step: self._report("step", step=to_json(step)),
             on_withdrawn=lambda step: self._report("changed", step=to_json(step)),
             on_retimed=lambda step: self._report("changed", step=to_json(step)),
+            on_switched=lambda step: self._report("changed", step=to_json(step)),
         )
 
     def _optimize(self, pipeline: Pipeline) -> None:

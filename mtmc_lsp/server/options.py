@@ -12,6 +12,12 @@ LLM = "llm_"
 """Prefix of the settings that belong to ``[tool.mtmc.llm]``."""
 
 
+RUN_SETTINGS = (
+    *("python", "archs", "baseline", "precision", "budget_seconds", "max_steps", "planner", "search", "coder", "place"),
+)
+"""Settings that override ``[tool.mtmc]``; those of the model are below."""
+
+
 @dataclass(frozen=True)
 class Options:
     """``initializationOptions``; all default to false."""
@@ -41,6 +47,7 @@ class ClientSettings:
     budget_seconds: float | None = None
     max_steps: int | None = None
     planner: str | None = None
+    search: str | None = None
     coder: str | None = None
     place: str | None = None
     llm_model: str | None = None
@@ -61,8 +68,7 @@ class ClientSettings:
 
     def run_settings(self) -> dict[str, Any]:
         """The settings of a run that are set."""
-        names = ("python", "archs", "baseline", "precision", "budget_seconds", "max_steps", "planner", "coder", "place")
-        settings = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        settings = {name: getattr(self, name) for name in RUN_SETTINGS if getattr(self, name) is not None}
         model_settings = {
             f.name.removeprefix(LLM): getattr(self, f.name) for f in fields(self) if f.name.startswith(LLM)
         }

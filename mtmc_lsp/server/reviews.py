@@ -15,7 +15,7 @@ from typing import Any
 
 from mtmc_lsp.core.dependencies import Dependency
 from mtmc_lsp.core.json_codec import to_json
-from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
+from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus, parents
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.blocks import block_code, find_block
@@ -73,7 +73,11 @@ class Review:
 
     def to_json(self) -> dict[str, Any]:
         """The run as JSON data, for clients with their own review user interface."""
-        steps = [{**to_json(replace(step, candidate=None)), "kernel": _block(step)} for step in self.steps]
+        known = parents(self.steps)
+        steps = [
+            {**to_json(replace(step, candidate=None)), "kernel": _block(step), "parent": known[step.index]}
+            for step in self.steps
+        ]
         header = {"run": self.run, "path": self.path, "target": self.qualname, "status": self.status.value}
         environment = to_json(self.environment) if self.environment is not None else None
         model_use = self.result.model_use if self.result is not None else None

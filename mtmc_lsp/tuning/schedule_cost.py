@@ -54,9 +54,19 @@ def launch_cost(ir: KernelIR, launch: Sequence[Unit], device: DeviceModel) -> Co
 
 def estimated_work(graph: Graph, schedule: object, device: DeviceModel) -> Work | None:
     """Bytes and operations of a version per call, from its schedule in JSON; None if the model cannot read it."""
+    cost = _estimated_cost(graph, schedule, device)
+    return Work(cost.bytes, cost.flops) if cost is not None else None
+
+
+def estimated_us(graph: Graph, schedule: object, device: DeviceModel) -> float | None:
+    """Predicted microseconds of a version per call, from its schedule in JSON; None if the model cannot read it."""
+    cost = _estimated_cost(graph, schedule, device)
+    return cost.us if cost is not None else None
+
+
+def _estimated_cost(graph: Graph, schedule: object, device: DeviceModel) -> Cost | None:
     try:
         decoded = from_json(Schedule, schedule)
-        cost = schedule_cost(ir_of(graph, decoded), decoded, device)
+        return schedule_cost(ir_of(graph, decoded), decoded, device)
     except (TypeError, CannotRewrite, CannotFuse, CannotCode):
         return None
-    return Work(cost.bytes, cost.flops)

@@ -32,7 +32,7 @@ MISTAKES = [
     (["optimize", "model.py::no_size"], 2, "request", "n_rows", line_of("# mtmc: x=f32[8,n_rows]")),
     (["optimize", "model.py::two", "--planner", "policy"], 2, "request", "--planner policy", 0),
     (["optimize", "model.py::two", "--coder", "human"], 2, "request", "--coder human", 0),
-    (["optimize", "model.py::two", "--search", "beam"], 2, "request", "--search beam", 0),
+    (["optimize", "model.py::two", "--search", "random"], 2, "request", "--search random", 0),
     (["optimize", "model.py::two", "--budget", "soon"], 2, "request", "--budget", 0),
     (["optimize", "model.py::two", "--budget", "0"], 2, "request", "budget_seconds", 0),
     (["optimize", "model.py::two", "--arch", "pentium"], 2, "request", "'pentium' is not an architecture", 0),

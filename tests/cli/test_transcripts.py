@@ -1,4 +1,4 @@
-"""What the terminal shows in six situations, as files in ``tests/cli/transcripts``.
+"""What the terminal shows in seven situations, as files in ``tests/cli/transcripts``.
 
 ``MTMC_WRITE_TRANSCRIPTS=1 pytest tests/cli/test_transcripts.py`` writes the files again; review and commit the diff.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,9 @@ from mtmc_lsp.core.protocols import Coder, Planner
 from mtmc_lsp.core.workload import Capture
 from tests.search.fakes import ENVIRONMENT, FakeCoder, FakeMeasurer, FakePlanner, action, capture
 from tests.verify.pairs import HONEST, REFERENCE
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
+from landscapes import Landscape, LandscapeCoder, LandscapePlanner
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 WIDTH = 100
@@ -91,6 +95,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run_with_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, outcomes: Sequence[str], *arguments: str) -> int:
     """``mtmc optimize model.py::f`` in this process, as on a machine with a GPU: the steps have these outcomes."""
     items = [replace(action(n, outcome), text=TITLES[n - 1]) for n, outcome in enumerate(outcomes, 1)]
+    return run_with(monkeypatch, FakePlanner(items), FakeCoder(), *arguments)
+
+
+def run_with(monkeypatch: pytest.MonkeyPatch, planner: Planner, coder: Coder, *arguments: str) -> int:
+    """The same with a planner and a coder."""
 
     class FakePipeline(Pipeline):
         def _start_fork_server(self) -> None:
@@ -104,7 +113,7 @@ def run_with_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, outcomes: Sequen
             return FakeMeasurer()
 
         def _open_backends(self, *_: object) -> tuple[Planner, Coder]:
-            return FakePlanner(items), FakeCoder()
+            return planner, coder
 
     monkeypatch.setattr("mtmc_lsp.app.pipeline.Pipeline", FakePipeline)
     monkeypatch.setattr("mtmc_lsp.app.pipeline.refuse_calls_without_kernels", lambda *_: None)
@@ -119,6 +128,13 @@ def test_a_run_with_gain(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_a_run_without_gain(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_with_gpu(folder, monkeypatch, ("slower", "uncoded", "wrong elsewhere")) == 1
     check("no_gain", "mtmc optimize model.py::f", capsys.readouterr().out)
+
+
+def test_a_run_with_branches(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    landscape = Landscape({"0": 80.0, "1": 90.0, "1+2": 60.0}, savings={0: 20.0})
+    parts = LandscapePlanner(landscape), LandscapeCoder(landscape)
+    assert run_with(monkeypatch, *parts, "--search", "beam") == 0
+    check("branches", "mtmc optimize model.py::f --search beam", capsys.readouterr().out)
 
 
 def test_a_target_that_is_refused(folder: Path) -> None:

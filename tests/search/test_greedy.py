@@ -28,7 +28,8 @@ from mtmc_lsp.core.run import Candidate, RunStatus, StepStatus
 from mtmc_lsp.report.phrases import headline
 from mtmc_lsp.search.certification import FIRST_SECONDS
 from mtmc_lsp.search.components import Limits
-from mtmc_lsp.search.greedy import FINAL_SECONDS, MAX_FAILURES, MAX_REFUSALS, NOTHING_TO_LOSE
+from mtmc_lsp.search.ending import FINAL_SECONDS, NOTHING_TO_LOSE
+from mtmc_lsp.search.loop import MAX_FAILURES, MAX_REFUSALS
 
 plans = st.lists(st.sampled_from(OUTCOMES), max_size=9)
 

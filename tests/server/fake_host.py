@@ -34,7 +34,7 @@ from mtmc_lsp.source.dependencies import with_definitions
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.verify.delivery import GUARD_ACCEPTS
 
-GAIN = {"better": 0.8, "needs-two": 0.8, "far": 0.8, "sleep": 0.8, "same": 1.0, "slower": 1.5}
+GAIN = {"better": 0.8, "needs-two": 0.8, "far": 0.8, "sleep": 0.8, "nap": 0.5, "same": 1.0, "slower": 1.5}
 
 
 class ComposingCoder:
@@ -70,11 +70,13 @@ class ComposingCoder:
 
 
 class SleepingMeasurer(FakeMeasurer):
-    """Sleeps if the outcome is ``sleep``."""
+    """Sleeps if the outcome is ``sleep``, and a short time if it is ``nap``."""
 
     def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
         if isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "sleep":
             time.sleep(60)
+        if isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "nap":
+            time.sleep(2)
         if isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "needs-two":
             is_correct = len(candidate.schedule["lines"]) > 2
             return super().verify(_with_outcome(candidate, "better" if is_correct else "wrong"))

@@ -127,7 +127,7 @@ def test_the_description_names_the_default_of_the_server(name: str) -> None:
     assert text.endswith(f"else {words}.")
 
 
-@pytest.mark.parametrize("name", ["baseline", "precision", "place", "planner", "coder"])
+@pytest.mark.parametrize("name", ["baseline", "precision", "place", "planner", "search", "coder"])
 def test_the_first_choice_names_the_default_of_the_server(name: str) -> None:
     setting = PROPERTIES[f"mtmc.{name}"]
     assert setting["default"] == setting["enum"][0] == ""

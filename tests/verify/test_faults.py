@@ -88,7 +88,7 @@ def measurer(capture_of: Callable[..., Capture], monkeypatch: pytest.MonkeyPatch
 def test_every_fault_is_a_failed_step_of_a_search_and_an_honest_step_after_it_is_kept(
     measurer: LocalMeasurer, capture_of: Callable[..., Capture], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtmc_lsp.search.greedy.MAX_FAILURES", len(FAULTS) + 1)
+    monkeypatch.setattr("mtmc_lsp.search.loop.MAX_FAILURES", len(FAULTS) + 1)
     monkeypatch.setattr("mtmc_lsp.verify.adapters.scan", lambda *_: ())
     candidates = {name: RMS.candidate((END, lines + END)) for name, (lines, _) in FAULTS.items()}
     script = Script({**candidates, "honest": RMS.candidate()})

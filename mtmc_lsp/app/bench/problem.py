@@ -17,7 +17,7 @@ from mtmc_lsp.app.pipeline import CAPTURING, Pipeline, RunOptions
 from mtmc_lsp.app.target_file import Request, open_target
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.json_codec import from_json, to_json
-from mtmc_lsp.core.run import KEPT, RunResult, StepStatus
+from mtmc_lsp.core.run import KEPT, RunResult, StepStatus, parents
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.regions import VIEWS
@@ -99,8 +99,10 @@ class Stages:
 def _document(result: RunResult) -> dict[str, Any]:
     """The result without code, which the store contains: a suite has thousands of steps, and its code may be of others."""
     document: dict[str, Any] = to_json(result)
+    known = parents(result.steps)
     for step in document["steps"]:
-        del step["candidate"], step["diff"]
+        del step["candidate"], step["diff"], step["base"]
+        step["parent"] = known[step["index"]]
         if step["verdict"] is not None:
             step["verdict"]["checks"] = len(step["verdict"]["checks"])
     del document["final"]["diff"], document["final"]["source"]

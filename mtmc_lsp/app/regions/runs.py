@@ -120,6 +120,7 @@ def continued(events: Events, number: int, offset: int) -> Events:
         on_replayed=moved(events.on_replayed),
         on_withdrawn=moved(events.on_withdrawn),
         on_retimed=moved(events.on_retimed),
+        on_switched=moved(events.on_switched),
     )
 
 

@@ -123,7 +123,7 @@ def _on(base: Candidate, coder: Coder, capture: Capture, step: Step, name: str) 
     """A step on another version; without a candidate if it cannot be written there."""
     # The candidate's action holds the configuration that was chosen for it.
     action = (step.candidate.action if step.candidate is not None else None) or step.action
-    bare = Step(step.index, action, StepStatus.FAILED, "", region=step.region)
+    bare = Step(step.index, action, StepStatus.FAILED, "", region=step.region, base=base.id, prior=step.prior)
     try:
         candidate = coder.write(capture, base, action)
     except CannotCode as reason:

@@ -20,6 +20,7 @@ from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.search.acceptance import Judge
 from mtmc_lsp.search.components import SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch
+from mtmc_lsp.search.loop import Search
 
 REPLACED = "you asked for another"
 
@@ -28,24 +29,29 @@ REPLACED = "you asked for another"
 class RevisedSearch:
     """The search that carries out a decision."""
 
-    kind: type[GreedySearch]
+    kind: type[Search]
     components: SearchComponents
     steps: Sequence[Step]
     """Steps to take over without measuring them again; the last one is rejected if the decision is about it."""
 
 
-def revise(steps: Sequence[Step], revision: Revision, components: SearchComponents) -> RevisedSearch:
+def revise(
+    steps: Sequence[Step], revision: Revision, components: SearchComponents, kind: type[Search] = GreedySearch
+) -> RevisedSearch:
     """The search for a run that repeats an earlier run with one step undone or replaced.
 
     Args:
         components: the parts of a search that continues the earlier run.
+        kind: the search that looks for another step.
 
     Raises:
         RequestError: the earlier run has no such step.
     """
     if not any(step.index == revision.step for step in steps):
         raise RequestError(f"run {revision.run} has no step {revision.step}", remedy="Run it again.")
-    return _undo(steps, revision.step, components) if revision.kind == "undo" else _replace(steps, revision, components)
+    if revision.kind == "undo":
+        return _undo(steps, revision.step, components)
+    return _replace(steps, revision, components, kind)
 
 
 def certify(steps: Sequence[Step], components: SearchComponents) -> RevisedSearch:
@@ -64,7 +70,9 @@ def _undo(steps: Sequence[Step], index: int, components: SearchComponents) -> Re
     return RevisedSearch(_RederivingSearch, components, _reject(steps, index, UNDONE))
 
 
-def _replace(steps: Sequence[Step], revision: Revision, components: SearchComponents) -> RevisedSearch:
+def _replace(
+    steps: Sequence[Step], revision: Revision, components: SearchComponents, kind: type[Search]
+) -> RevisedSearch:
     """Replace a step: the search continues from the version before it, as if the step had been rejected.
 
     If a model writes the code, the same action is tried first with the user's remark: the remark may be about how the code
@@ -79,7 +87,7 @@ def _replace(steps: Sequence[Step], revision: Revision, components: SearchCompon
     limits = replace(components.limits, steps=index + components.limits.steps)
     reason = f"{REPLACED}: {remark}" if remark else REPLACED
     components = replace(components, planner=planner, limits=limits)
-    return RevisedSearch(GreedySearch, components, _reject(steps, index, reason))
+    return RevisedSearch(kind, components, _reject(steps, index, reason))
 
 
 def _reject(steps: Sequence[Step], index: int, reason: str) -> list[Step]:

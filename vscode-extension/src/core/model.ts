@@ -55,6 +55,10 @@ export interface Step {
   readonly diff: string;
   readonly verdict: Verdict | null;
   readonly timing: Timing | null;
+  /** Number of the step whose version it changed; 0 for the user's code. */
+  readonly parent: number;
+  /** Probability of the action by the policy; null in a greedy search, which only changes the last accepted version. */
+  readonly prior: number | null;
   /** The words for accepted steps: what it does, its number among them (`2/4`), how fast and whether verified, and all numbers. */
   readonly title: string;
   readonly position: string;

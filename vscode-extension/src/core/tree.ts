@@ -145,19 +145,32 @@ function capitalized(text: string): string {
   return text.slice(0, 1).toUpperCase() + text.slice(1);
 }
 
-/** The trials of a run as a tree: those that were not accepted are below the version that they began with. */
+/**
+ * The trials of a run as a tree: those that were not accepted are below the version that they changed.
+ *
+ * The accepted steps are one below the other, although each changes the version of the one before: narrow views have no room.
+ */
 function trialRows(review: Review, job: JobState | undefined): Row[] {
   const accepted = new Set(acceptedSteps(review).map(({ index }) => index));
-  const first: Row[] = [];
-  const versions: { row: Row; trials: Row[] }[] = [];
-  for (const step of review.run.steps) {
+  const { steps } = review.run;
+  const below = (number: number): Row[] => steps.filter((step) => step.parent === number && !accepted.has(step.index)).map(branchRow);
+  const branchRow = (step: Step): Row => {
     const row = stepRow(review, step);
-    if (accepted.has(step.index)) versions.push({ row, trials: [] });
-    else (versions.at(-1)?.trials ?? first).push(row);
-  }
-  if (job !== undefined) (versions.at(-1)?.trials ?? first).push(...activeTrial(job, review.run.steps));
-  // With another id than the row without trials: VS Code would keep that collapsed.
-  return [...first, ...versions.map(({ row, trials }) => (trials.length === 0 ? row : { ...row, id: `${row.id}#version`, children: trials }))];
+    const further = below(step.index);
+    return further.length === 0 ? row : { ...row, children: [...row.children, ...further], isFolded: false };
+  };
+  const hasBranches = steps.some(({ prior }) => prior !== null);
+  const active = job === undefined ? [] : activeTrial(job, steps);
+  const versions = steps.filter(({ index }) => accepted.has(index));
+  const versionRow = (step: Step): Row => {
+    const row = stepRow(review, step);
+    // The server does not tell which version a search with branches changes now.
+    const trials = [...below(step.index), ...(step === versions.at(-1) && !hasBranches ? active : [])];
+    // With another id than the row without trials: VS Code would keep that collapsed.
+    return trials.length === 0 ? row : { ...row, id: `${row.id}#version`, children: trials };
+  };
+  const atEnd = hasBranches || versions.length === 0 ? active : [];
+  return [...below(0), ...versions.map(versionRow), ...atEnd];
 }
 
 function base(of: Argument, context: string): Pick<Row, "id" | "label" | "argument" | "context"> {

@@ -11,6 +11,8 @@ export function step(index: number, changes: Partial<Step> = {}): Step {
     diff: "--- a/model.py\n+++ b/model.py\n@@ -1 +1,2 @@\n+kernel\n x\n",
     verdict: { status: "correct", mode: "interpreter", checks: [{ name: "values", status: "passed" }], error: 1e-7, reference_error: 2e-7 },
     timing: null,
+    parent: Math.max(0, index - 1),
+    prior: null,
     title: `Fuse part ${index}`,
     position: index === 1 ? "1/2" : "2/2",
     outcome: "not timed · verified",

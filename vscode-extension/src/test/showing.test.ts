@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { fileName, rows, type Row } from "../core/tree";
-import type { PastRun } from "../core/model";
+import type { PastRun, Step } from "../core/model";
 import { job, review, step } from "./samples";
 
 test("the context of each row matches its available commands", () => {
@@ -21,9 +21,9 @@ test("screen readers get the state that the icon of a step shows", () => {
 });
 
 test("trials are below the version that they began with, each with its reason, and the active one is last", () => {
-  const rejected = step(1, { status: "rejected", reason: "not faster: 0.98x", outcome: "" });
+  const rejected = step(1, { parent: 0, status: "rejected", reason: "not faster: 0.98x", outcome: "" });
   const failed = step(3, { status: "failed", reason: "it does not compile", outcome: "" });
-  const growing = review({ kept: [], pending: [2], run: { ...review().run, status: "running", steps: [rejected, step(2), failed] } });
+  const growing = review({ kept: [], pending: [2], run: { ...review().run, status: "running", steps: [rejected, step(2, { parent: 0 }), failed] } });
   const [row] = rows([growing], [job({ step: 4, action: "split the sum", stage: "verifying" })], []);
   const shown = (all: readonly Row[] | undefined): string[] | undefined => all?.map(({ label, description }) => `${label} | ${description}`);
   assert.deepEqual(shown(row?.children), ["fuse part 1 | rejected: not faster: 0.98x", "2/2 Fuse part 2 | verified"]);
@@ -32,6 +32,17 @@ test("trials are below the version that they began with, each with its reason, a
   assert.equal(row?.children[0]?.isFolded, true);
   const [begun] = rows([], [job({ step: 1, action: "fuse all", stage: "compiling" })], []);
   assert.deepEqual(shown(begun?.children), ["Fuse all | compiling"]);
+});
+
+test("a search with branches shows each trial below the version that it changed", () => {
+  const branch = (index: number, parent: number, status: "accepted" | "rejected" | "failed" = "rejected"): Step =>
+    step(index, { parent, prior: 0.5, status, ...(status === "accepted" ? {} : { reason: "another branch is faster", outcome: "" }) });
+  const steps = [branch(1, 0), branch(2, 0, "accepted"), branch(3, 1), branch(4, 3, "failed"), branch(5, 2, "accepted"), branch(6, 2)];
+  const growing = review({ kept: [], pending: [2, 5], run: { ...review().run, status: "running", steps } });
+  const [row] = rows([growing], [job({ step: 7, action: "split the sum" })], []);
+  const outline = (all: readonly Row[]): unknown[] => all.map(({ argument, children, context }) => [context === "trial" ? "now" : context === "reason" ? "why" : argument.step, ...outline(children)]);
+  assert.deepEqual(outline(row?.children ?? []), [[1, ["why"], [3, ["why"], [4, ["why"]]]], [2, [6, ["why"]]], [5], ["now"]]);
+  assert.equal(row?.children[0]?.isFolded, false);
 });
 
 test("a timed run shows the outcome of its last step", () => {

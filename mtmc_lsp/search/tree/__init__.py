@@ -1,0 +1,1 @@
+"""Searches that keep several versions: a beam, and Monte Carlo tree search."""
