@@ -20,6 +20,7 @@ from mtmc_lsp.commands.profile import profile
 from mtmc_lsp.commands.record import record
 from mtmc_lsp.commands.report import report
 from mtmc_lsp.commands.runs import runs
+from mtmc_lsp.commands.train import train
 from mtmc_lsp.commands.verify import verify
 from mtmc_lsp.commands.why import why
 
@@ -74,3 +75,4 @@ _COMMANDS = (
 )  # fmt: skip
 for _command in _COMMANDS:
     app.command()(_command)
+app.add_typer(train, name="train")

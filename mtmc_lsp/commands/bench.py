@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from mtmc_lsp.commands.options import Arch, AsJson, MaxAutotune, Python, check_choice, read_project_settings
+from mtmc_lsp.commands.options import (
+    Arch,
+    AsJson,
+    MaxAutotune,
+    PolicyFile,
+    Python,
+    check_choice,
+    read_project_settings,
+)
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.settings import override_settings
 
@@ -21,6 +29,8 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("results.jsonl")
 SECONDS = 600.0
 """The default time limit of one problem."""
+LOCAL_PLANNERS = ("roofline", "ranker")
+"""Planners that ask no language model: nobody can agree to one in a bench."""
 MAX_JOBS = 4
 CORES_PER_JOB = 4
 
@@ -62,6 +72,11 @@ def bench(
             "--without", metavar="NAMES", help="Actions and rewrite rules that are not proposed: autotune,library."
         ),
     ] = "",
+    planner: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Who chooses the next step: roofline (the default) or ranker."),
+    ] = None,
+    policy_file: PolicyFile = None,
     arch: Arch = None,
     max_autotune: MaxAutotune = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is in the file already.")] = False,
@@ -90,7 +105,10 @@ def bench(
         raise RequestError("no problem is left", remedy="Change --filter or --shard.")
     if summary is None:
         assert folder is not None
-        settings = read_project_settings(folder.absolute(), arch, budget, max_autotune=max_autotune)
+        check_choice("planner", planner or LOCAL_PLANNERS[0], LOCAL_PLANNERS)
+        settings = read_project_settings(
+            folder.absolute(), arch, budget, max_autotune=max_autotune, planner=planner, policy_file=policy_file
+        )
         if without:
             settings = override_settings(settings, exclude_actions=tuple(name.strip() for name in without.split(",")))
         plan = _plan(folder, problems[0], settings, seconds, python)

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,17 @@ class Plan:
 
     def key(self, problem: Problem) -> str:
         """Identifies a result by a hash of what it depends on."""
-        parts = [to_json(self.settings), self.seconds, dict(self.environment), to_json(current_build()), SCHEMA]
+        parts = [to_json(self._settings), self.seconds, dict(self.environment), to_json(current_build()), SCHEMA]
         text = json.dumps([*parts, problem.target], sort_keys=True).encode() + problem.path.read_bytes()
         return hashlib.sha256(text).hexdigest()[:20]
+
+    @property
+    def _settings(self) -> Settings:
+        """The settings with the content of the policy file instead of its path."""
+        path = Path(self.settings.policy_file)
+        if not self.settings.policy_file or not path.is_file():
+            return self.settings
+        return replace(self.settings, policy_file=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def describe_environment(python: str) -> dict[str, str]:
