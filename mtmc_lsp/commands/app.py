@@ -12,8 +12,8 @@ from mtmc_lsp.commands.bench import bench
 from mtmc_lsp.commands.calibrate import calibrate
 from mtmc_lsp.commands.consent import consent
 from mtmc_lsp.commands.doctor import doctor
-from mtmc_lsp.commands.explore import explore
 from mtmc_lsp.commands.export import export
+from mtmc_lsp.commands.learning.explore import explore
 from mtmc_lsp.commands.lsp import lsp
 from mtmc_lsp.commands.optimize import optimize
 from mtmc_lsp.commands.plan import plan
