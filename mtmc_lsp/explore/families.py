@@ -1,8 +1,8 @@
 """The family and the origin of each program of a suite.
 
 Programs of our generator are in a folder whose ``pyproject.toml`` names the project ``mtmc-programs``, one folder for each
-family. Only they are stored with their source. In any other suite a family is the package of an installed program, the folder in the
-suite, or the file.
+family. Only they are stored with their source. In any other suite a family is the package of an installed program, the folder in
+the suite, or the file.
 """
 
 from __future__ import annotations

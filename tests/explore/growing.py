@@ -87,8 +87,8 @@ class FakeCoder:
 class FakeMeasurer:
     """Judges a version by the last action on its path, and counts what it was asked."""
 
-    def __init__(self, *, has_gpu: bool = False) -> None:
-        self.has_gpu = has_gpu
+    def __init__(self, *, has_gpu: bool = False, most_at_once: int = 100) -> None:
+        self.has_gpu, self.most_at_once = has_gpu, most_at_once
         self.compiled: Counter[str] = Counter()
         self.judged: Counter[tuple[str, str]] = Counter()
         """Pairs of the version before and the version."""
