@@ -9,16 +9,12 @@ from typing import Any
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.learning.policy import Choice
-from mtmc_lsp.core.protocols import CannotCode, State
-from mtmc_lsp.ir.regions import CannotFuse
+from mtmc_lsp.core.protocols import State
 from mtmc_lsp.policies.feature_names import FEATURES
 from mtmc_lsp.policies.features import Featurizer, Ranked, ranked
 from mtmc_lsp.policies.model_file import ModelFile, ModelHeader, read_model, require_lightgbm
 from mtmc_lsp.policies.phrases import Subject, history_phrase, reasons, saving_phrase
 from mtmc_lsp.policies.state_features import Version
-from mtmc_lsp.rewrites import ir_of
-from mtmc_lsp.schedule.launch_units import launches
-from mtmc_lsp.tuning.schedule_cost import launch_cost
 
 EXPLAINED, COMPARED = 2, 4
 """The most probable choices have their full reasons, compared with as many of the most probable choices. The others only have the
@@ -123,7 +119,7 @@ class RankerPolicy:
         if added is None:
             return saving_phrase(action)
         units = version.units_of(action.region)
-        units_us = _units_us(state, version, action) if units.total > 1 else 0.0
+        units_us = version.units_us(action.region)
         subject = Subject(action, features, units, units_us, state.device.name, self._model.header.experience)
         return "; ".join(reasons(subject, added)) or "no other choice has a higher score"
 
@@ -157,17 +153,3 @@ def _key(actions: Sequence[Ranked], index: int) -> tuple[bool, int, str]:
     if index == len(actions):
         return (True, 0, "")
     return (False, actions[index].rank, actions[index].action.key)
-
-
-def _units_us(state: State, version: Version, action: MacroAction) -> float:
-    """Predicted time of the launches that compute an action's region now."""
-    region = frozenset(action.region)
-    ir = ir_of(state.capture.graph, version.schedule)
-    try:
-        return sum(
-            launch_cost(ir, launch, state.device).us
-            for launch in launches(ir, version.schedule)
-            if any(region & set(unit.nodes) for unit in launch)
-        )
-    except (CannotCode, CannotFuse):
-        return 0.0
