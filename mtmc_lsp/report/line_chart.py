@@ -9,15 +9,15 @@ from mtmc_lsp.report.charts import CONFIG, SCHEMA, WIDTH, colour
 
 HEIGHT = 240
 STROKES: tuple[tuple[str, list[int]], ...] = (
-    ("accent", []),
-    ("gain", []),
-    ("loss", []),
-    ("text", [6, 3]),
-    ("quiet", [2, 3]),
-    ("accent", [6, 3]),
+    ("accent", [1, 0]),
+    ("gain", [8, 3]),
+    ("loss", [2, 3]),
+    ("text", [8, 3, 2, 3]),
+    ("accent", [8, 3]),
     ("gain", [2, 3]),
+    ("loss", [1, 0]),
 )
-"""Colour and dashes of each curve, in their order; curves also have different dashes because colours alone are not enough."""
+"""Colour and dashes of each curve, in their order. Dashes differ too, for readers that do not tell the colours apart."""
 
 
 def lines(
@@ -32,7 +32,7 @@ def lines(
     names = list(curves)
     strokes = [STROKES[index % len(STROKES)] for index in range(len(names))]
     colours = {"domain": names, "range": [colour(name) for name, _ in strokes]}
-    dashes = {"domain": names, "range": [dash or [1, 0] for _, dash in strokes]}
+    dashes = {"domain": names, "range": [dash for _, dash in strokes]}
     encoding = {
         "x": {"field": "x", "type": "quantitative", "title": x_title, "scale": {"nice": False}},
         "y": {"field": "y", "type": "quantitative", "title": y_title, "scale": {"zero": False}},
