@@ -31,13 +31,14 @@ class PolicyPlanner:
     def choices(self, state: State) -> list[Choice]:
         """The probability of each untried legal action and of STOP, the most probable first.
 
-        Before the first step, STOP has the probability 0, so that each run tries at least one action.
+        Before the first step, STOP has the probability 0, so that each run tries at least one action. The same holds without a GPU:
+        nothing is timed, so no policy can learn there when to stop.
         """
         actions = self._ranking.ranked(state)
         if not actions:
             return [Choice(None, 1.0, NOTHING_LEFT.reason)]
         choices = self._policy.choices(state, actions)
-        return choices if state.history else _without_stop(choices)
+        return choices if state.history and state.has_gpu else _without_stop(choices)
 
     def propose(self, state: State) -> MacroAction | Stop:
         """The most probable action with the policy's reason, or the policy's decision to stop."""

@@ -172,6 +172,14 @@ def test_a_run_tries_at_least_one_step(ranker: RankerPolicy) -> None:
     assert proposed.rationale.startswith("Because. The ranker policy (")
 
 
+def test_without_a_gpu_a_run_does_not_stop_before_its_actions_are_tried(ranker: RankerPolicy) -> None:
+    actions = [action(KINDS[number], saved_us=5.0 - number, number=number) for number in range(3)]
+    tree = tree_of([edge("p/0", action(ActionKind.ALGEBRA, saved_us=9.0), Outcome.SLOWER, 0.8, result="p/s")])
+    state = replace(tree.state(tree.versions["p/0"], tree.of_version("p/0"), GPU), has_gpu=False)
+    assert ranker.choices(state, actions)[0].action is None
+    assert isinstance(PolicyPlanner(Listed(actions), ranker).propose(state), MacroAction)
+
+
 def test_without_actions_the_planner_says_that_nothing_is_left(ranker: RankerPolicy) -> None:
     planner = PolicyPlanner(Listed([]), ranker)
     assert planner.propose(STATE) == NOTHING_LEFT
