@@ -37,7 +37,7 @@ SLOW_MODULES = frozenset(
     examples/test_optimised llm/test_editor llm/test_run planning/test_actions planning/test_convolutions
     planning/test_costs planning/test_few_channels planning/test_im2win planning/test_long_graphs planning/test_networks
     planning/test_pooling planning/test_precisions planning/test_recurrence planning/test_sequences
-    planning/test_side_by_side planning/test_split server/test_cancel server/test_fuzz server/test_hostile_folders
+    planning/test_side_by_side planning/test_split programs/test_captures server/test_cancel server/test_fuzz server/test_hostile_folders
     server/test_hostile_workspaces
     search/test_public_suite verify/test_choices verify/test_faults verify/test_pair_cheats verify/test_pairs
     verify/test_real_sizes verify/test_state verify/test_surroundings verify/test_timer_commands

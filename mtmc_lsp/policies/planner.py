@@ -31,8 +31,8 @@ class PolicyPlanner:
     def choices(self, state: State) -> list[Choice]:
         """The probability of each untried legal action and of STOP, the most probable first.
 
-        Before the first step, STOP has the probability 0, so that each run tries at least one action. The same holds without a GPU:
-        nothing is timed, so no policy can learn there when to stop.
+        Before the first step, STOP has the probability 0, so that each run tries at least one action. The same holds without a
+        GPU: nothing is timed, so no policy can learn there when to stop.
         """
         actions = self._ranking.ranked(state)
         if not actions:

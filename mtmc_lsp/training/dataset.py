@@ -15,6 +15,7 @@ from mtmc_lsp.policies.experience import ExperienceCounter, experience_key
 from mtmc_lsp.policies.feature_names import FEATURES
 from mtmc_lsp.policies.features import Featurizer, Ranked
 from mtmc_lsp.policies.history import FAILURES
+from mtmc_lsp.programs.splits import Split
 from mtmc_lsp.training.labels import STOP, grade_of
 from mtmc_lsp.training.tree import MeasuredTree, action_of, is_choice
 
@@ -22,9 +23,8 @@ FAILED_BEFORE = (0, 1, 2, 3)
 """How many of a version's actions that did not gain are in the history of its groups."""
 UNTIMED_WEIGHT = 0.3
 """Weight of a group where nothing was timed, so that only failures are known."""
-TRAIN, VALIDATION, TEST = "train", "validation", "test"
-SplitOf = Callable[[Program], str]
-"""The part that a program belongs to: ``train``, ``validation`` or ``test``."""
+SplitOf = Callable[[Program], Split]
+"""What a program is for; :func:`mtmc_lsp.programs.splits.split_of` is the usual one."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from mtmc_lsp.core.learning.policy import Policy
 from mtmc_lsp.policies.random import RandomPolicy
 from mtmc_lsp.policies.ranker import RankerModel, RankerPolicy
 from mtmc_lsp.policies.roofline import RooflinePolicy
-from mtmc_lsp.training.dataset import TEST, VALIDATION, SplitOf, groups_of
+from mtmc_lsp.programs.splits import Split
+from mtmc_lsp.training.dataset import SplitOf, groups_of
 from mtmc_lsp.training.metrics import RankingMetrics, by_model, by_roofline, ranking_metrics
 from mtmc_lsp.training.ranker import programs_of
 from mtmc_lsp.training.replay import (
@@ -22,7 +23,7 @@ from mtmc_lsp.training.replay import (
 )
 from mtmc_lsp.training.tree import MeasuredTree
 
-PARTS = (VALIDATION, TEST)
+PARTS = (Split.VALIDATION, Split.TEST)
 SECONDS = (1, 2, 5, 10, 15, 20, 25, 40, 60)
 """Times at which the speedup is reported."""
 RANDOM_SEEDS = 3
@@ -57,7 +58,7 @@ class PolicyReplays:
 class PartEvaluation:
     """The results on the programs of one part."""
 
-    part: str
+    part: Split
     programs: int
     families: int
     ranker: RankingMetrics | None
@@ -75,7 +76,7 @@ def evaluate(tree: MeasuredTree, model: RankerModel, split_of: SplitOf) -> list[
     return [_of_part(tree, model, part, programs) for part, programs in parts if programs]
 
 
-def _of_part(tree: MeasuredTree, model: RankerModel, part: str, programs: Sequence[str]) -> PartEvaluation:
+def _of_part(tree: MeasuredTree, model: RankerModel, part: Split, programs: Sequence[str]) -> PartEvaluation:
     groups, _ = groups_of(tree, programs)
     pairs = [(program, device) for program in programs for device in tree.devices_of(program)]
     pairs = [

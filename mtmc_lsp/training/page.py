@@ -77,10 +77,16 @@ def page(report: TrainingReport) -> Page:
             by_count = {name: list(enumerate(item.by_candidates)) for name, item in part.replays.items()}
             by_time = {name: list(zip(SECONDS, item.by_seconds, strict=True)) for name, item in part.replays.items()}
             title = "speedup over the user's code (geometric mean)"
-            charts[f"{part.part}-candidates"] = lines(by_count, "candidates tried", title, reference=part.best_in_tree)
-            charts[f"{part.part}-seconds"] = lines(by_time, "seconds of trials", title, reference=part.best_in_tree)
-            body.append(figure(f"{part.part}-candidates", "By candidates; the dashed line is the best of the trees"))
-            body.append(figure(f"{part.part}-seconds", "By seconds, as the trials took when they were measured"))
+            charts[f"{part.part.value}-candidates"] = lines(
+                by_count, "candidates tried", title, reference=part.best_in_tree
+            )
+            charts[f"{part.part.value}-seconds"] = lines(
+                by_time, "seconds of trials", title, reference=part.best_in_tree
+            )
+            body.append(
+                figure(f"{part.part.value}-candidates", "By candidates; the dashed line is the best of the trees")
+            )
+            body.append(figure(f"{part.part.value}-seconds", "By seconds, as the trials took when they were measured"))
         body += [table(head, rows) for head, rows in (_metrics_table(part), _replay_table(part)) if rows]
         if comparison := _comparison(part):
             body.append(f"<p>{escape(comparison)}</p>")
@@ -116,7 +122,8 @@ def _tree_count(report: TrainingReport) -> int:
 
 
 def _heading(part: PartEvaluation) -> str:
-    return f"{part.part.capitalize()} families: {part.programs} programs of {part.families} families"
+    families = "1 family" if part.families == 1 else f"{part.families} families"
+    return f"{part.part.value.capitalize()} families: {part.programs} programs of {families}"
 
 
 def _metrics_table(part: PartEvaluation) -> Table:

@@ -13,7 +13,8 @@ from mtmc_lsp.core.errors import EnvironmentNotAble, RequestError
 from mtmc_lsp.policies.feature_names import DEVICE, FEATURES, HISTORY, features_without
 from mtmc_lsp.policies.model_file import MAX_FILE_BYTES, ModelFile, ModelHeader, require_lightgbm
 from mtmc_lsp.policies.ranker import RankerModel, softmax
-from mtmc_lsp.training.dataset import TRAIN, VALIDATION, Group, SplitOf, groups_of
+from mtmc_lsp.programs.splits import Split
+from mtmc_lsp.training.dataset import Group, SplitOf, groups_of
 from mtmc_lsp.training.labels import LABEL_GAIN, STOP_GAIN
 from mtmc_lsp.training.tree import MeasuredTree
 
@@ -87,7 +88,7 @@ def train_ranker(
     require_lightgbm()
     began = time.monotonic()
     on_progress("computing features")
-    chosen = programs_of(tree, split_of, TRAIN, share=options.share, seed=options.seed)
+    chosen = programs_of(tree, split_of, Split.TRAIN, share=options.share, seed=options.seed)
     with_failures = "compile-reward" not in options.without
     groups, experience = groups_of(tree, chosen, with_failures=with_failures)
     if not any(group.has_stop for group in groups):
@@ -95,7 +96,7 @@ def train_ranker(
             f"the data has no timed version with several outcomes to learn from ({len(chosen)} programs for training)",
             remedy="Collect more: mtmc explore on a machine with a GPU.",
         )
-    checked, _ = groups_of(tree, programs_of(tree, split_of, VALIDATION), with_failures=with_failures)
+    checked, _ = groups_of(tree, programs_of(tree, split_of, Split.VALIDATION), with_failures=with_failures)
     on_progress(f"training on {len(groups)} states")
     trees, curve = _trees(groups, checked, options, began, on_progress)
     header = ModelHeader(
@@ -115,9 +116,9 @@ def train_ranker(
     return TrainedRanker(model, curve, time.monotonic() - began, tuple(chosen))
 
 
-def programs_of(tree: MeasuredTree, split_of: SplitOf, part: str, *, share: float = 1.0, seed: int = 0) -> list[str]:
+def programs_of(tree: MeasuredTree, split_of: SplitOf, part: Split, *, share: float = 1.0, seed: int = 0) -> list[str]:
     """Ids of the programs of one part, or a random share of them, which contains each smaller share of the same seed."""
-    names = sorted(program.id for program in tree.programs.values() if split_of(program) == part)
+    names = sorted(program.id for program in tree.programs.values() if split_of(program) is part)
     if share < 1.0:
         random.Random(seed).shuffle(names)
         names = names[: max(1, math.ceil(share * len(names)))] if names else []
@@ -160,10 +161,10 @@ def _trees(
     import lightgbm
 
     data = _table(lightgbm, groups, options.features)
-    sets, names = [data], [TRAIN]
+    sets, names = [data], [Split.TRAIN.value]
     if checked:
         sets.append(_table(lightgbm, checked, options.features, reference=data))
-        names.append(VALIDATION)
+        names.append(Split.VALIDATION.value)
     rows = sum(len(group.rows) for group in groups)
     parameters = {
         "objective": "lambdarank",
@@ -195,8 +196,8 @@ def _trees(
         parameters, data, num_boost_round=options.trees, valid_sets=sets, valid_names=names, callbacks=callbacks
     )
     metric = f"ndcg@{CHECKED_POSITION}"
-    trained = results[TRAIN][metric]
-    validated = results[VALIDATION][metric] if checked else [None] * len(trained)
+    trained = results[Split.TRAIN.value][metric]
+    validated = results[Split.VALIDATION.value][metric] if checked else [None] * len(trained)
     curve = tuple(
         (i, float(a), None if b is None else float(b))
         for i, (a, b) in enumerate(zip(trained, validated, strict=True), 1)

@@ -58,11 +58,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_training_writes_a_model_and_its_report(trained: Path) -> None:
     header = read_model(trained).header
-    assert header.device == GPU and header.counts["programs"] == 28
+    assert header.device == GPU and header.counts["programs"] == 24
     assert header.command == "mtmc train policy --data data --out ranker.policy --seconds 60 --seed 3"
     assert str(trained.parent) not in json.dumps(to_json(header))
     text = trained.with_suffix(".md").read_text()
-    assert "- Data: 28 programs, " in text and "## Test families: 8 programs of 2 families" in text
+    assert "- Data: 24 programs, " in text and "## Test families: 4 programs of 1 family\n" in text
     document = json.loads(trained.with_suffix(".json").read_text())["training"]
     (test,) = (part for part in document["parts"] if part["part"] == "test")
     assert test["replays"]["ranker-greedy"]["by_candidates"][1] == pytest.approx(1.5)

@@ -15,9 +15,9 @@ from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.settings import Settings, read_settings
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.policies.planner import PolicyPlanner
+from mtmc_lsp.programs.splits import Split
 from mtmc_lsp.server.options import ClientSettings
 from mtmc_lsp.server.options import read_settings as read_client_settings
-from mtmc_lsp.training.dataset import TRAIN
 from mtmc_lsp.training.ranker import RankerOptions, train_ranker
 from tests.policies.trees import learnable_tree
 
@@ -25,7 +25,9 @@ from tests.policies.trees import learnable_tree
 @pytest.fixture(scope="module")
 def policy_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "ranker.policy"
-    path.write_bytes(train_ranker(learnable_tree(10), lambda item: TRAIN, RankerOptions(trees=3)).model.to_bytes())
+    path.write_bytes(
+        train_ranker(learnable_tree(10), lambda item: Split.TRAIN, RankerOptions(trees=3)).model.to_bytes()
+    )
     return path
 
 

@@ -18,6 +18,7 @@ from mtmc_lsp.policies.model_file import MAX_FILE_BYTES, ModelFile, model_path, 
 from mtmc_lsp.policies.opening import open_ranker
 from mtmc_lsp.policies.planner import PolicyPlanner
 from mtmc_lsp.policies.ranker import RankerModel
+from mtmc_lsp.programs.splits import Split
 from mtmc_lsp.training.ranker import RankerOptions, train_ranker
 from mtmc_lsp.training.tree import device_of
 from tests.policies.trees import GPU, learnable_tree
@@ -28,7 +29,7 @@ KINDS = tuple(kind.value for kind in ActionKind)
 
 @pytest.fixture(scope="module")
 def model() -> ModelFile:
-    return train_ranker(learnable_tree(20), lambda program: "train", RankerOptions(trees=10)).model
+    return train_ranker(learnable_tree(20), lambda program: Split.TRAIN, RankerOptions(trees=10)).model
 
 
 def message(path: Path) -> str:

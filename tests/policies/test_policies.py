@@ -21,6 +21,7 @@ from mtmc_lsp.policies.planner import PolicyPlanner
 from mtmc_lsp.policies.random import RandomPolicy
 from mtmc_lsp.policies.ranker import RankerModel, RankerPolicy
 from mtmc_lsp.policies.roofline import RooflinePolicy
+from mtmc_lsp.programs.splits import Split
 from mtmc_lsp.training.ranker import RankerOptions, train_ranker
 from tests.golden.pairs import pairs
 from tests.planning.situations import H200, SLOW
@@ -33,7 +34,9 @@ MOST_DECISION_MS = 5.0
 @pytest.fixture(scope="module")
 def ranker() -> RankerPolicy:
     """A ranker that was trained on trees where exactly the actions that change rounding gain."""
-    return RankerPolicy(RankerModel(train_ranker(learnable_tree(40), lambda program: "train", RankerOptions()).model))
+    return RankerPolicy(
+        RankerModel(train_ranker(learnable_tree(40), lambda program: Split.TRAIN, RankerOptions()).model)
+    )
 
 
 STATE = tree_of([]).state(tree_of([]).versions["p/0"], [], GPU)
@@ -198,7 +201,7 @@ def test_a_decision_among_24_actions_takes_less_than_5_ms() -> None:
             replace(item, outcome=outcome, ratio=ratio, before_us=100.0, after_us=100.0 / ratio, device=GPU)
             for item, (outcome, ratio) in zip(items, drawn, strict=True)
         )
-    trained = train_ranker(replace(tree, transitions=noisy), lambda program: "train", RankerOptions())
+    trained = train_ranker(replace(tree, transitions=noisy), lambda program: Split.TRAIN, RankerOptions())
     assert trained.model.trees.count("\nTree=") > 200
     policy = RankerPolicy(RankerModel(trained.model))
     actions = [action(KINDS[n % 4], NODES[: 1 + n % 4], 24.0 - n, number=n) for n in range(24)]

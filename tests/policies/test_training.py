@@ -22,15 +22,15 @@ from mtmc_lsp.policies.history import outcome_of
 from mtmc_lsp.policies.random import RandomPolicy
 from mtmc_lsp.policies.ranker import RankerModel, RankerPolicy
 from mtmc_lsp.policies.roofline import RooflinePolicy
-from mtmc_lsp.training.dataset import TEST, TRAIN, VALIDATION, groups_of
+from mtmc_lsp.programs.splits import Split
+from mtmc_lsp.training.dataset import groups_of
 from mtmc_lsp.training.evaluation import RANDOM, RANKER, ROOFLINE, evaluate
 from mtmc_lsp.training.labels import BEST, FAILED, SLOWER, SMALL_GAIN, STOP, grade_of
 from mtmc_lsp.training.metrics import by_model, by_roofline, ranking_metrics
 from mtmc_lsp.training.ranker import RankerOptions, best_temperature, programs_of, train_ranker
 from mtmc_lsp.training.replay import Replay, best_in_tree, replay
-from mtmc_lsp.training.splits import split_by_family
 from mtmc_lsp.training.tree import MeasuredTree
-from tests.policies.trees import GPU, KINDS, action, edge, learnable_tree, program, tree_of
+from tests.policies.trees import GPU, KINDS, action, edge, learnable_tree, tree_of
 
 FIRST, SECOND, THIRD = (action(KINDS[n], saved_us=9.0 - n, number=n) for n in range(3))
 AFTER = action(ActionKind.CUDA_GRAPH, saved_us=3.0)
@@ -231,10 +231,10 @@ def test_a_replay_is_the_same_each_time() -> None:
 # Training ---------------------------------------------------------------------------------------------------------
 
 
-def by_number(item: Program) -> str:
+def by_number(item: Program) -> Split:
     """Families 0 to 5 are trained on, 6 and 7 decide the end of training, 8 and 9 are for the test."""
     number = int(item.family.removeprefix("family"))
-    return TRAIN if number < 6 else VALIDATION if number < 8 else TEST
+    return Split.TRAIN if number < 6 else Split.VALIDATION if number < 8 else Split.TEST
 
 
 @pytest.fixture(scope="module")
@@ -247,13 +247,13 @@ def test_a_ranker_learns_the_feature_that_decides_within_a_minute(tree: Measured
     trained = train_ranker(tree, by_number, RankerOptions())
     model = RankerModel(trained.model)
     assert time.monotonic() - began < 60
-    held_out, _ = groups_of(tree, programs_of(tree, by_number, TEST))
+    held_out, _ = groups_of(tree, programs_of(tree, by_number, Split.TEST))
     ranked, usual = ranking_metrics(held_out, by_model(model)), ranking_metrics(held_out, by_roofline)
     assert ranked is not None and usual is not None
     assert ranked.top_1 > 0.95 and usual.top_1 < 0.4
     assert ranked.ndcg > 0.95 > usual.ndcg
     assert ranked.stop_precision is not None and ranked.stop_precision > 0.95
-    test = next(part for part in evaluate(tree, model, by_number) if part.part == TEST)
+    test = next(part for part in evaluate(tree, model, by_number) if part.part == Split.TEST)
     assert (test.programs, test.families, test.timed_programs) == (10, 2, 10)
     replays = test.replays
     assert replays[RANKER].by_candidates[1] == pytest.approx(1.5)
@@ -265,10 +265,10 @@ def test_a_ranker_learns_the_feature_that_decides_within_a_minute(tree: Measured
 
 def test_a_ranker_sees_nothing_of_held_out_families(tree: MeasuredTree) -> None:
     trained = train_ranker(tree, by_number, RankerOptions(trees=5))
-    assert {by_number(tree.programs[name]) for name in trained.programs} == {TRAIN}
+    assert {by_number(tree.programs[name]) for name in trained.programs} == {Split.TRAIN}
     changed = {
         version: tuple(replace(item, outcome=Outcome.WRONG, ratio=None, device="") for item in items)
-        if by_number(tree.programs[tree.versions[version].program]) == TEST
+        if by_number(tree.programs[tree.versions[version].program]) == Split.TEST
         else items
         for version, items in tree.transitions.items()
     }
@@ -290,8 +290,8 @@ def test_ablations_leave_out_what_they_name(tree: MeasuredTree) -> None:
     assert everything.features == FEATURES
     tenth = train_ranker(tree, by_number, RankerOptions(share=0.1, trees=5)).model.header
     assert (everything.counts["programs"], tenth.counts["programs"]) == (30, 3)
-    half = programs_of(tree, by_number, TRAIN, share=0.5, seed=2)
-    assert set(programs_of(tree, by_number, TRAIN, share=0.1, seed=2)) < set(half)
+    half = programs_of(tree, by_number, Split.TRAIN, share=0.5, seed=2)
+    assert set(programs_of(tree, by_number, Split.TRAIN, share=0.1, seed=2)) < set(half)
     rewarded = train_ranker(tree, by_number, RankerOptions(without=("compile-reward",), trees=5))
     assert rewarded.model.trees != train_ranker(tree, by_number, RankerOptions(trees=5)).model.trees
 
@@ -306,14 +306,14 @@ def test_options_that_do_not_exist_are_refused() -> None:
 def test_data_without_times_is_refused_with_a_remedy() -> None:
     tree = tree_of([edge("p/0", FIRST, Outcome.WRONG), edge("p/0", SECOND, Outcome.CORRECT, result="p/1", device="")])
     with pytest.raises(RequestError, match="no timed version with several outcomes") as raised:
-        train_ranker(tree, lambda item: TRAIN, RankerOptions())
+        train_ranker(tree, lambda item: Split.TRAIN, RankerOptions())
     assert raised.value.remedy == "Collect more: mtmc explore on a machine with a GPU."
 
 
 def test_the_temperature_makes_the_best_choices_the_most_probable(tree: MeasuredTree) -> None:
     trained = train_ranker(tree, by_number, RankerOptions(trees=20))
     model = RankerModel(trained.model)
-    groups, _ = groups_of(tree, programs_of(tree, by_number, VALIDATION))
+    groups, _ = groups_of(tree, programs_of(tree, by_number, Split.VALIDATION))
     assert best_temperature(model, groups, FEATURES) == trained.model.header.temperature
     flat = replace(trained.model, header=replace(trained.model.header, temperature=100.0))
     state = tree.state(tree.roots["p0"], [], GPU)
@@ -321,13 +321,6 @@ def test_the_temperature_makes_the_best_choices_the_most_probable(tree: Measured
     sharp = RankerPolicy(model).choices(state, offered)[0]
     assert sharp.probability > RankerPolicy(RankerModel(flat)).choices(state, offered)[0].probability
     assert math.isclose(sum(choice.probability for choice in RankerPolicy(model).choices(state, offered)), 1.0)
-
-
-def test_all_programs_of_a_family_are_in_one_part() -> None:
-    parts = {split_by_family(program(f"p{n}", f"family{n % 40}")) for n in range(400)}
-    assert parts == {TRAIN, VALIDATION, TEST}
-    for family in range(40):
-        assert len({split_by_family(program(f"p{n}", f"family{family}")) for n in range(10)}) == 1
 
 
 def test_the_report_is_valid_json(tree: MeasuredTree, tmp_path: Path) -> None:
@@ -338,7 +331,7 @@ def test_the_report_is_valid_json(tree: MeasuredTree, tmp_path: Path) -> None:
     report = TrainingReport(trained, RankerOptions(trees=12), parts)
     document = json.loads(json.dumps(report.to_document()))
     assert document["header"]["device"] == GPU and len(document["curve"]) == len(trained.curve)
-    assert {part["part"] for part in document["parts"]} == {VALIDATION, TEST}
+    assert {part["part"] for part in document["parts"]} == {"validation", "test"}
     text = markdown(report)
     assert "## Test families: 10 programs of 2 families" in text
     assert "| ranker-greedy | 1.500x |" in text

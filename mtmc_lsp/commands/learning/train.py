@@ -60,6 +60,7 @@ def _train_ranker(request: TrainRequest) -> int:
     from mtmc_lsp.core.errors import EnvironmentNotAble
     from mtmc_lsp.policies.model_file import ModelHeader
     from mtmc_lsp.policies.ranker import RankerModel
+    from mtmc_lsp.programs.splits import split_of
     from mtmc_lsp.report.console import LiveLine, console, live
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.page import render
@@ -67,7 +68,6 @@ def _train_ranker(request: TrainRequest) -> int:
     from mtmc_lsp.training.evaluation import evaluate
     from mtmc_lsp.training.page import TrainingReport, markdown, page
     from mtmc_lsp.training.ranker import RankerOptions, train_ranker
-    from mtmc_lsp.training.splits import split_by_family
 
     options = RankerOptions(request.seed, request.seconds, request.without, request.share)
     _check_out(request.out)
@@ -79,9 +79,9 @@ def _train_ranker(request: TrainRequest) -> int:
     line = LiveLine(stage="reading the data")
     with live(console(stderr=True), line):
         tree = read_tree(request.data)
-        trained = train_ranker(tree, split_by_family, options, provenance, line.enter)
+        trained = train_ranker(tree, split_of, options, provenance, line.enter)
         line.enter("replaying measured trees")
-        parts = tuple(evaluate(tree, RankerModel(trained.model), split_by_family))
+        parts = tuple(evaluate(tree, RankerModel(trained.model), split_of))
     report = TrainingReport(trained, options, parts)
     _write_model(request.out, trained.model.to_bytes())
     text = markdown(report)
