@@ -13,6 +13,7 @@ from mtmc_lsp.core.errors import EnvironmentNotAble, RequestError
 from mtmc_lsp.policies.feature_names import DEVICE, FEATURES, HISTORY, features_without
 from mtmc_lsp.policies.model_file import MAX_FILE_BYTES, ModelFile, ModelHeader, require_lightgbm
 from mtmc_lsp.policies.ranker import RankerModel, softmax
+from mtmc_lsp.programs.fingerprints import is_forbidden
 from mtmc_lsp.programs.splits import Split
 from mtmc_lsp.training.dataset import Group, SplitOf, groups_of
 from mtmc_lsp.training.labels import LABEL_GAIN, STOP_GAIN
@@ -117,8 +118,12 @@ def train_ranker(
 
 
 def programs_of(tree: MeasuredTree, split_of: SplitOf, part: Split, *, share: float = 1.0, seed: int = 0) -> list[str]:
-    """Ids of the programs of one part, or a random share of them, which contains each smaller share of the same seed."""
-    names = sorted(program.id for program in tree.programs.values() if split_of(program) is part)
+    """Ids of the programs of one part, or a random share of them, which contains each smaller share of the same seed.
+
+    Programs with the graph of a benchmark are only tested on.
+    """
+    programs = [program for program in tree.programs.values() if split_of(program) is part]
+    names = sorted(program.id for program in programs if part is Split.TEST or not is_forbidden(program.capture))
     if share < 1.0:
         random.Random(seed).shuffle(names)
         names = names[: max(1, math.ceil(share * len(names)))] if names else []

@@ -22,6 +22,7 @@ from mtmc_lsp.policies.history import outcome_of
 from mtmc_lsp.policies.random import RandomPolicy
 from mtmc_lsp.policies.ranker import RankerModel, RankerPolicy
 from mtmc_lsp.policies.roofline import RooflinePolicy
+from mtmc_lsp.programs.fingerprints import fingerprint
 from mtmc_lsp.programs.splits import Split
 from mtmc_lsp.training.dataset import groups_of
 from mtmc_lsp.training.evaluation import RANDOM, RANKER, ROOFLINE, evaluate
@@ -274,6 +275,17 @@ def test_a_ranker_sees_nothing_of_held_out_families(tree: MeasuredTree) -> None:
     }
     again = train_ranker(replace(tree, transitions=changed), by_number, RankerOptions(trees=5))
     assert again.model.to_bytes() == trained.model.to_bytes()
+
+
+def test_programs_with_the_graph_of_a_benchmark_are_only_tested_on(
+    tree: MeasuredTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = fingerprint(tree.programs["p0"].capture.graph)
+    monkeypatch.setattr("mtmc_lsp.programs.fingerprints.forbidden_fingerprints", lambda: frozenset({shared}))
+    assert programs_of(tree, by_number, Split.TRAIN) == programs_of(tree, by_number, Split.VALIDATION) == []
+    assert len(programs_of(tree, by_number, Split.TEST)) == 10
+    with pytest.raises(RequestError, match=r"0 programs for training"):
+        train_ranker(tree, by_number, RankerOptions())
 
 
 def test_the_same_seed_gives_the_same_file_and_time_limits_end_the_training(tree: MeasuredTree) -> None:
