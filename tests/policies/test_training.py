@@ -206,6 +206,9 @@ def test_a_run_ends_at_versions_that_were_not_explored_and_after_failures() -> N
     failing = tree_of([edge("p/0", action(number=n), Outcome.WRONG, rank=n) for n in range(6)])
     failed = replay(failing, "p", RooflinePolicy(), GPU)
     assert (failed.end, len(failed.points), failed.speedup) == ("failures", 4, 1.0)
+    refusing = tree_of([edge("p/0", action(number=n), Outcome.NOT_LEGAL, rank=n) for n in range(14)])
+    refused = replay(refusing, "p", RooflinePolicy(), GPU)
+    assert (refused.end, len(refused.points)) == ("failures", 12)
 
 
 def test_a_first_version_that_is_hardly_slower_is_a_base_for_later_steps() -> None:
