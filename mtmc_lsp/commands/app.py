@@ -13,7 +13,9 @@ from mtmc_lsp.commands.calibrate import calibrate
 from mtmc_lsp.commands.consent import consent
 from mtmc_lsp.commands.doctor import doctor
 from mtmc_lsp.commands.export import export
+from mtmc_lsp.commands.learning.explore import explore
 from mtmc_lsp.commands.learning.programs import programs
+from mtmc_lsp.commands.learning.train import train
 from mtmc_lsp.commands.lsp import lsp
 from mtmc_lsp.commands.optimize import optimize
 from mtmc_lsp.commands.plan import plan
@@ -71,8 +73,9 @@ def _global_options(
 
 # In the order of `mtmc --help`.
 _COMMANDS = (
-    optimize, apply, report, why, plan, runs, verify, profile, record, export, doctor, calibrate, bench, programs, consent,
-    lsp,
+    optimize, apply, report, why, plan, runs, verify, profile, record, export, doctor, calibrate, bench, explore,
+    programs, consent, lsp,
 )  # fmt: skip
 for _command in _COMMANDS:
     app.command()(_command)
+app.add_typer(train, name="train")

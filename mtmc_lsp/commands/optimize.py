@@ -16,6 +16,7 @@ from mtmc_lsp.commands.options import (
     AsJson,
     Fresh,
     MaxAutotune,
+    PolicyFile,
     Python,
     RequireSandbox,
     Search,
@@ -43,8 +44,9 @@ def optimize(
     every: Annotated[bool, typer.Option("--all", help="Optimize every target of FILE, one after the other.")] = False,
     planner: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Who chooses the next step: roofline (the default) or llm."),
+        typer.Option(help="Who chooses the next step: roofline (the default), ranker or llm."),
     ] = None,
+    policy_file: PolicyFile = None,
     coder: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -107,6 +109,7 @@ def optimize(
             budget,
             planner=planner,
             search=search,
+            policy_file=policy_file,
             coder=coder,
             place=place,
             max_autotune=max_autotune,
@@ -201,6 +204,7 @@ def _run(
         on_retimed=shown.retimed,
         on_switched=shown.switched,
         on_captured=shown.captured,
+        on_note=shown.note,
     )
     with live(out, shown.line), Pipeline(target, options, events) as pipeline:
         result = pipeline.optimize()

@@ -43,6 +43,8 @@ class Events:
     verification ended later."""
     on_captured: Callable[[Capture], None] = _ignore
     """Called once, before the first step."""
+    on_note: Callable[[str], None] = _ignore
+    """Called with each of the run's notes when it becomes known."""
 
 
 @dataclass(frozen=True)

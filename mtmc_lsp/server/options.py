@@ -13,7 +13,19 @@ LLM = "llm_"
 
 
 RUN_SETTINGS = (
-    *("python", "archs", "baseline", "precision", "budget_seconds", "max_steps", "planner", "search", "coder", "place"),
+    *(
+        "python",
+        "archs",
+        "baseline",
+        "precision",
+        "budget_seconds",
+        "max_steps",
+        "planner",
+        "search",
+        "policy_file",
+        "coder",
+        "place",
+    ),
 )
 """Settings that override ``[tool.mtmc]``; those of the model are below."""
 
@@ -48,6 +60,7 @@ class ClientSettings:
     max_steps: int | None = None
     planner: str | None = None
     search: str | None = None
+    policy_file: str | None = None
     coder: str | None = None
     place: str | None = None
     llm_model: str | None = None

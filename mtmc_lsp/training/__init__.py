@@ -1,0 +1,1 @@
+"""Training of policies on measured trees of transitions, and their evaluation without a GPU."""
