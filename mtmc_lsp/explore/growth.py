@@ -219,7 +219,8 @@ class Grower:
                 smaller = with_fewer_stages(actions[id(trial)]) if report.exceeds_shared else None
                 candidate = self._rewritten(before, smaller, trial) if smaller is not None else None
                 if smaller is None or candidate is None:
-                    trial.judgement = Judgement(Outcome.COMPILE_ERROR, _compile_error(report))
+                    outcome = Outcome.OUT_OF_TIME if report.ran_out_of_time else Outcome.COMPILE_ERROR
+                    trial.judgement = Judgement(outcome, _compile_error(report))
                 else:
                     trial.candidate, actions[id(trial)] = candidate, smaller
                     trial.version = version_id(self._program, candidate.schedule)
