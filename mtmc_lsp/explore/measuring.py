@@ -32,7 +32,7 @@ from mtmc_lsp.verify.reference import Reference
 
 COMPILE_SECONDS = 120.0
 """Time limit for the kernels of all versions of one batch."""
-CASE_SECONDS = 20.0
+CASE_SECONDS = 60.0
 """Time limit for one case under the interpreter."""
 TIME_SECONDS = 60.0
 """Time limit for timing a batch."""

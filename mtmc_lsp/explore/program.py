@@ -124,7 +124,7 @@ def _grow(
             identity,
             capture,
             source,
-            actions=RooflineActions(RooflinePlanner.of(settings), measures_variants=measurer.has_gpu),
+            actions=RooflineActions(RooflinePlanner.of(settings), has_gpu=measurer.has_gpu),
             coder=BuiltinCoder(measurer.device()),
             measurer=measurer,
             rows=writer,
