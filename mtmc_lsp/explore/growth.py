@@ -25,7 +25,7 @@ from mtmc_lsp.search.trial import with_fewer_stages
 from mtmc_lsp.tuning.schedule_cost import predicted_us
 
 PLANNING_SECONDS = 10.0
-"""Time limit for the list of a version's actions: of large networks, the first ones that are found."""
+"""Time limit for the list of a version's actions: of large networks, the first ones in the order of the search."""
 NO_CHANGE = "it changes nothing"
 PLANNING, WRITING, COMPILING, JUDGING, STORING = "planning", "writing", "compiling", "judging", "storing"
 """Names of the stages whose seconds are added up; judging is verifying, and timing on a GPU."""

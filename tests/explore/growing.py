@@ -85,7 +85,7 @@ class FakeCoder:
 
 
 class FakeMeasurer:
-    """Judges a version by the last action on its path, and counts what it was asked."""
+    """Judges a version by the last action on its path, and counts its calls."""
 
     def __init__(self, *, has_gpu: bool = False, most_at_once: int = 100) -> None:
         self.has_gpu, self.most_at_once = has_gpu, most_at_once
