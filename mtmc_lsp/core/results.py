@@ -230,6 +230,8 @@ class KernelReport:
     """The compiler's message on failure; empty if the kernel compiled."""
     exceeds_shared: bool = False
     """Whether the kernel failed because it needs more shared memory than a block may have."""
+    ran_out_of_time: bool = False
+    """Whether the kernel failed because it was not compiled within the time limit."""
 
     @property
     def summary(self) -> str:
@@ -254,6 +256,11 @@ class CompileReport:
     def ok(self) -> bool:
         """Whether every kernel compiled for every architecture."""
         return all(not kernel.error for kernel in self.kernels)
+
+    @property
+    def ran_out_of_time(self) -> bool:
+        """Whether a kernel was not compiled within the time limit."""
+        return any(kernel.ran_out_of_time for kernel in self.kernels)
 
     @property
     def exceeds_shared(self) -> bool:

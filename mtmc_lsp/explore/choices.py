@@ -34,20 +34,20 @@ class Actions(Protocol):
 class RooflineActions:
     """The actions of the roofline planner, and random ones beside them."""
 
-    def __init__(self, planner: RooflinePlanner, *, measures_variants: bool) -> None:
+    def __init__(self, planner: RooflinePlanner, *, has_gpu: bool) -> None:
         """Prepare.
 
         Args:
-            measures_variants: whether actions that measure several configurations can be tried as a whole.
+            has_gpu: whether versions are timed. Otherwise some of the planner's actions cannot be judged.
         """
-        self._planner, self._measures_variants = planner, measures_variants
+        self._planner, self._has_gpu = planner, has_gpu
 
     def legal(
         self, state: State, tried: Collection[str], count: int, rng: random.Random
     ) -> tuple[list[tuple[int, MacroAction]], list[MacroAction]]:
         situation = self._planner.situation(state)
         actions = [action for action in self._planner.ranked_in(situation) if action.key not in tried]
-        listed = [(i, a) for i, a in enumerate(actions) if self._measures_variants or not variants_of(a)]
+        listed = [(i, a) for i, a in enumerate(actions) if self._has_gpu or _needs_no_gpu(a)]
         return listed, unlisted_actions(situation, actions, tried, count, rng)
 
 
@@ -68,6 +68,12 @@ def variants_of(action: MacroAction) -> list[MacroAction]:
     if not isinstance(variants, (list, tuple)):
         return []
     return [replace(action, params=dict(variant)) for variant in variants if isinstance(variant, Mapping)]
+
+
+def _needs_no_gpu(action: MacroAction) -> bool:
+    """Whether an action can be judged without a GPU: the reference is not rounded there as on a GPU, and nothing is timed."""
+    is_rounded_rewrite = "rule" in action.params and action.changes_rounding
+    return not variants_of(action) and not is_rounded_rewrite
 
 
 def choose(

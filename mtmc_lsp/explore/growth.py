@@ -25,7 +25,7 @@ from mtmc_lsp.search.trial import with_fewer_stages
 from mtmc_lsp.tuning.schedule_cost import estimated_us
 
 PLANNING_SECONDS = 10.0
-"""Time limit for the list of a version's actions: of large networks, the first ones that are found."""
+"""Time limit for the list of a version's actions: of large networks, the first ones in the order of the search."""
 NO_CHANGE = "it changes nothing"
 PLANNING, WRITING, COMPILING, JUDGING, STORING = "planning", "writing", "compiling", "judging", "storing"
 """Names of the stages whose seconds are added up; judging is verifying, and timing on a GPU."""
@@ -219,7 +219,8 @@ class Grower:
                 smaller = with_fewer_stages(actions[id(trial)]) if report.exceeds_shared else None
                 candidate = self._rewritten(before, smaller, trial) if smaller is not None else None
                 if smaller is None or candidate is None:
-                    trial.judgement = Judgement(Outcome.COMPILE_ERROR, _compile_error(report))
+                    outcome = Outcome.OUT_OF_TIME if report.ran_out_of_time else Outcome.COMPILE_ERROR
+                    trial.judgement = Judgement(outcome, _compile_error(report))
                 else:
                     trial.candidate, actions[id(trial)] = candidate, smaller
                     trial.version = version_id(self._program, candidate.schedule)

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mtmc_lsp.capture.module_paths import project_root
@@ -20,7 +20,7 @@ from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.explore.judgement import Judgement, SiblingMeasurer, timed_outcome
 from mtmc_lsp.measure.compilation import KernelCompiler
 from mtmc_lsp.measure.timer import Timer
-from mtmc_lsp.process.fork_server import ForkServer
+from mtmc_lsp.process.fork_server import INTERPRETER_ENV, ForkServer
 from mtmc_lsp.process.worker_pool import WorkerPool
 from mtmc_lsp.process.worker_process import Sandbox, Worker
 from mtmc_lsp.search.failures import failure_reason
@@ -30,9 +30,9 @@ from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.engine import VerificationEngine
 from mtmc_lsp.verify.reference import Reference
 
-COMPILE_SECONDS = 60.0
+COMPILE_SECONDS = 120.0
 """Time limit for the kernels of all versions of one batch."""
-CASE_SECONDS = 20.0
+CASE_SECONDS = 60.0
 """Time limit for one case under the interpreter."""
 TIME_SECONDS = 60.0
 """Time limit for timing a batch."""
@@ -60,6 +60,10 @@ class Place:
 
 def open_measurer(place: Place) -> InterpreterMeasurer | GpuMeasurer:
     """What measures on this machine; the caller closes it."""
+    variables = {} if place.has_gpu else INTERPRETER_ENV
+    if place.fork_server is not None and dict(place.fork_server.env) != variables:
+        # Its workers would interpret kernels where they must compile them, or the other way round.
+        place = replace(place, fork_server=None)
     return GpuMeasurer(place) if place.has_gpu else InterpreterMeasurer(place)
 
 
@@ -105,7 +109,9 @@ class _Workers:
         except WorkerFailed as error:
             _raise_if_over(error)
             if len(candidates) == 1:
-                return [CompileReport((KernelReport("", self._archs[0], error=error.message),))]
+                is_limit = error.kind is FailureKind.TIMEOUT or error.kind.is_out_of_memory
+                report = KernelReport("", self._archs[0], error=error.message, ran_out_of_time=is_limit)
+                return [CompileReport((report,))]
         return [report for candidate in candidates for report in self.compile([candidate])]
 
     def close(self) -> None:

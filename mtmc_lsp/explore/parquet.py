@@ -167,19 +167,19 @@ def _written_at(path: Path) -> int:
     """
     arrow = _arrow()
     try:
-        found = arrow.parquet.read_schema(path).metadata or {}
+        footer = arrow.parquet.read_schema(path).metadata or {}
     except arrow.ArrowInvalid:
-        found = {}
+        footer = {}
     where = Location(str(path))
-    if SCHEMA_KEY not in found:
+    if SCHEMA_KEY not in footer:
         raise RequestError("was not written by `mtmc explore`", where=where, remedy="Move it out of this folder.")
-    if int(found[SCHEMA_KEY]) != SCHEMA_VERSION:
+    if int(footer[SCHEMA_KEY]) != SCHEMA_VERSION:
         raise RequestError(
-            f"has columns of version {int(found[SCHEMA_KEY])}; this version of mtmc-lsp reads version {SCHEMA_VERSION}",
+            f"has columns of version {int(footer[SCHEMA_KEY])}; this version of mtmc-lsp reads version {SCHEMA_VERSION}",
             where=where,
             remedy="Use the version of mtmc-lsp that wrote it, or another folder.",
         )
-    return int(found[WRITTEN_KEY])
+    return int(footer[WRITTEN_KEY])
 
 
 def _journal_rows(path: Path) -> list[tuple[str, Row]]:

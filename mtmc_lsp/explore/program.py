@@ -36,7 +36,7 @@ from mtmc_lsp.process.fork_server import ForkServer, likely_variables
 from mtmc_lsp.process.priority import limit_to_cores
 
 CAPTURE_SECONDS = 120.0
-BATCH_SECONDS = 10.0
+BATCH_SECONDS = 20.0
 """Time for the last batch after the program's time is over."""
 STARTING, CAPTURING, LOADING = "starting", "capturing", "loading"
 """Stages before the tree grows: the workers, the graph, and what was measured before."""
@@ -124,7 +124,7 @@ def _grow(
             identity,
             capture,
             source,
-            actions=RooflineActions(RooflinePlanner.of(settings), measures_variants=measurer.has_gpu),
+            actions=RooflineActions(RooflinePlanner.of(settings), has_gpu=measurer.has_gpu),
             coder=BuiltinCoder(measurer.device()),
             measurer=measurer,
             rows=writer,

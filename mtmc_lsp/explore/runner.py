@@ -81,7 +81,7 @@ class Exploration:
             try:
                 while waiting or running:
                     while waiting and len(running) < self._jobs and end - time.monotonic() > 0.0:
-                        share = (end - time.monotonic()) * self._jobs / max(self._jobs, len(waiting))
+                        share = (end - time.monotonic()) * self._jobs / max(self._jobs, len(waiting) + len(running))
                         running.add(pool.submit(self._one, waiting.pop(0), max(LEAST_SECONDS, share)))
                     if not running:
                         return

@@ -10,6 +10,7 @@ from pathlib import Path
 from mtmc_lsp.core.learning.transitions import Outcome
 from mtmc_lsp.explore.parquet import read_rows
 from mtmc_lsp.explore.rows import PROGRAMS, TRANSITIONS, VERSIONS, Row
+from mtmc_lsp.explore.tree import VARIANT
 
 TIMED = (Outcome.SLOWER.value, Outcome.FASTER.value)
 
@@ -22,7 +23,7 @@ class Group:
     outcomes: dict[str, int]
     """Number of transitions by outcome; every outcome is a key."""
     seconds: float
-    """Sum of the seconds of all transitions."""
+    """Sum of the seconds of all transitions; the time of a measured configuration is part of its action's."""
 
     @property
     def count(self) -> int:
@@ -85,5 +86,5 @@ def _group(name: str, rows: Sequence[Row]) -> Group:
     return Group(
         name,
         {outcome.value: counts[outcome.value] for outcome in Outcome},
-        round(sum(row["seconds"] for row in rows), 3),
+        round(sum(row["seconds"] for row in rows if row["chosen_by"] != VARIANT), 3),
     )

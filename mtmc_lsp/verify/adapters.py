@@ -16,7 +16,6 @@ from mtmc_lsp.process.sandbox import Isolation
 from mtmc_lsp.source.sibling.disk import read_kernels
 from mtmc_lsp.source.sibling.pair import FilePair, kernels_path, separated, without_block
 from mtmc_lsp.verify.cases import (
-    SMALL_PART,
     VALUES,
     Case,
     foreign_cases,
@@ -38,6 +37,8 @@ FOREIGN_REPEAT_SECONDS = 3600.0
 """The same for a foreign candidate: all of them."""
 BRIEF_CASES = 2
 """Cases of a brief verification, besides the smallest one."""
+BRIEF_PART = 0.1
+"""Share of the interpreter's limits for these cases."""
 FULL_SIZE_FACTOR = 4.0
 """Factor on the time limit of a case with full-size parameters under the interpreter."""
 
@@ -198,7 +199,7 @@ class BrieflyVerifiedVersion(VersionInFile):
 
     def cases(self, trial: Trial, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
         """The first two cases, at small sizes under the interpreter."""
-        part = SMALL_PART if interpreted else 1.0
+        part = BRIEF_PART if interpreted else 1.0
         cases = verification_cases(trial.capture, interpreted=interpreted, seed=seed, part=part)
         return cases[:BRIEF_CASES]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def test_two_programs_are_explored_stored_shown_and_not_measured_again(suite: Pa
     done = mtmc(suite, *arguments, CUDA_VISIBLE_DEVICES="")
     assert done.code == 0, done.err
     assert "[2/2]" in done.err
+    assert re.search(r"^\d+ transitions in [\d.]+ s, [\d.]+ a second; .*compiling [\d.]+ s", done.err, re.MULTILINE)
     out = suite / "out"
     programs, versions, transitions = read_programs(out), read_versions(out), read_transitions(out)
     assert {item.family for item in programs} == {"activation", "norm"}

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from growing import ACTIONS, SOURCE, TUNING, UNLISTED, action, grow
+from growing import ACTIONS, SOURCE, TUNING, UNLISTED, FakeMeasurer, action, grow
 
 from mtmc_lsp.core.learning.transitions import Outcome, Transition
 from mtmc_lsp.explore.choices import choose
@@ -41,6 +41,17 @@ def test_each_action_gets_the_furthest_stage_that_it_reached(tmp_path: Path) -> 
     assert tried["nothing:f"].detail == "it changes nothing"
     assert {name for name, t in tried.items() if not t.result} == {"illegal:e", "nothing:f"}
     assert all(t.ratio is None and t.device == "" for t in tried.values()), "there is no GPU"
+
+
+def test_a_kernel_that_is_not_compiled_in_time_is_no_compile_error(tmp_path: Path) -> None:
+    grow(tmp_path, listed=[action("endless:x")], unlisted=(), depth=1)
+    assert read_transitions(tmp_path)[0].outcome is Outcome.OUT_OF_TIME
+
+
+def test_what_was_measured_is_stored_before_the_next_actions_are_tried(tmp_path: Path) -> None:
+    """Without a GPU, few actions are measured together, so that the end of the time cuts off little."""
+    grow(tmp_path, listed=ACTIONS[:2], unlisted=(), depth=1, measurer=FakeMeasurer(most_at_once=1), seconds=4.0)
+    assert len(read_transitions(tmp_path)) == 1
 
 
 def test_a_reason_is_one_line_without_a_path(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_where_all_versions_are_far_slower_the_sampling_ends() -> None:
 def timed(
     capture_of: Callable[..., Capture], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[SiblingTime, ...]]:
-    """Times versions of RMS by the host's clock, in a state of the test's own."""
+    """Times versions of RMS by the host's clock, in a fresh state."""
     monkeypatch.setattr(in_timer, "make_clock", HostClock)
     monkeypatch.setattr(in_timer, "_state", {})
 

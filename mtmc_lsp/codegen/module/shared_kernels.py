@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import itertools
 import re
@@ -14,6 +15,8 @@ from typing import TypeVar
 from mtmc_lsp.codegen.kernel.kernel import Kernel
 
 Value = TypeVar("Value")
+CACHED_FORMS = 512
+"""Normal forms of functions to keep; each is some ten kilobytes long."""
 HELPER = "helper "
 """Begins the key of a kernel that prepares operands for others."""
 
@@ -147,11 +150,13 @@ class _Names(ast.NodeTransformer):
 
 def normal_form(kernel: Kernel) -> str:
     """A normal form of a kernel and its device functions, without docstrings and independent of names."""
-    called = {name: f"f{i}" for i, name in enumerate(kernel.functions)}
+    called = tuple((name, f"f{i}") for i, name in enumerate(kernel.functions))
     return "\n".join(_function_form(source, called) for source in (*kernel.functions.values(), kernel.source))
 
 
-def _function_form(source: str, called: Mapping[str, str]) -> str:
+# Consecutive versions of a file have nearly the same kernels.
+@functools.lru_cache(maxsize=CACHED_FORMS)
+def _function_form(source: str, called: tuple[tuple[str, str], ...]) -> str:
     """A normal form of a function; functions in ``called`` get the given names."""
     tree = ast.parse(source)
     function = tree.body[0]
@@ -159,4 +164,4 @@ def _function_form(source: str, called: Mapping[str, str]) -> str:
     function.name, function.body = "", function.body[1:]
     bound = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     bound |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return ast.dump(_Names(bound, called).visit(tree))
+    return ast.dump(_Names(bound, dict(called)).visit(tree))

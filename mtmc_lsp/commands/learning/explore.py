@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -135,7 +137,8 @@ def _explore(problems: list[Problem], place: Path, plan: Plan, jobs: int | None)
     devices, cores = visible_devices(), len(usable_cores())
     most = MAX_JOBS_PER_GPU * len(devices) if devices else cores
     jobs = jobs or max(1, min(most, cores // CORES_PER_JOB))
-    explored = []
+    explored: list[Explored] = []
+    began = time.monotonic()
     with only_writer(plan.out), ForkServer(plan.python, likely_variables(), preload=True) as fork_server:
         problems = with_files(problems, place, plan.python)
         exploration = Exploration(plan, jobs=jobs, devices=devices, fork_server=fork_server)
@@ -143,12 +146,24 @@ def _explore(problems: list[Problem], place: Path, plan: Plan, jobs: int | None)
             explored.append(item)
             print(f"[{number}/{len(problems)}] {_line(item)}", file=sys.stderr)
         compact(plan.out)
+    print(_throughput(explored, time.monotonic() - began), file=sys.stderr)
     if len(explored) < len(problems):
         print(
             f"{len(problems) - len(explored)} programs are left; run the command again to go on, or with more --seconds",
             file=sys.stderr,
         )
     return explored
+
+
+def _throughput(explored: list[Explored], seconds: float) -> str:
+    """One line about the command: its transitions a second, and the stages that took the time of all processes."""
+    stages: Counter[str] = Counter()
+    for item in explored:
+        stages.update(item.answer.stages)
+    added = sum(item.answer.added for item in explored)
+    spent = ", ".join(f"{name} {taken:.1f} s" for name, taken in stages.most_common() if taken >= 0.1)
+    rate = f"{added} transitions in {seconds:.1f} s, {added / seconds:.2f} a second"
+    return f"{rate}; {spent}" if spent else rate
 
 
 def _line(item: Explored) -> str:

@@ -121,7 +121,7 @@ def _answer(connection: Connection, process: Any, job: Job, *, timed_out: bool) 
     _, launch, arch = job
     if timed_out:
         process.kill()
-        report = KernelReport(launch.kernel, arch, error="compiling took too long")
+        report = KernelReport(launch.kernel, arch, error="compiling took too long", ran_out_of_time=True)
     else:
         try:
             report = from_json(KernelReport, connection.recv())
