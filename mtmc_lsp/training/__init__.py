@@ -1,0 +1,1 @@
+"""Training of policies on measured transitions."""
