@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from mtmc_lsp.llm.open_regions import OPEN_REGION, BuiltinFirstPlanner, OpenRegi
 from mtmc_lsp.llm.planner import MAX_ACTIONS, LlmPlanner, planning_messages
 from mtmc_lsp.llm.redaction import redacted
 from mtmc_lsp.planners.roofline import RooflinePlanner
+from mtmc_lsp.policies.opening import open_ranker
 
 RANKERS = {"builtin": RooflinePlanner, "auto": BuiltinFirstPlanner, "llm": OpenRegionPlanner}
 """The planner that lists the legal actions, by coder: a model can write more actions than the built-in coder."""
@@ -52,6 +53,11 @@ class Backends:
         """Whether the planner or the coder asks a language model."""
         return self.planner == "llm" or self.coder in ("llm", "auto")
 
+    @property
+    def without_model(self) -> Backends:
+        """The same choice without what asks a language model."""
+        return Backends(BUILTIN.planner if self.planner == "llm" else self.planner, BUILTIN.coder)
+
     def after(self, steps: Sequence[Step]) -> Backends:
         """The backends that can continue after ``steps``: the built-in coder would remove the code that a model wrote."""
         by_model = any(step.candidate is not None and step.candidate.author is Author.MODEL for step in steps)
@@ -64,6 +70,7 @@ class Backends:
         capture: Capture | None = None,
         steps: Sequence[Step] = (),
         device: DeviceModel | None = None,
+        on_note: Callable[[str], None] = lambda note: None,
     ) -> tuple[Planner, Coder]:
         """Make the planner and the coder.
 
@@ -72,8 +79,14 @@ class Backends:
             capture: of the run that ``steps`` belong to.
             steps: of an earlier run; the model is not asked again for their edits.
             device: the GPU that the built-in coder writes for; None for the representative one.
+            on_note: called with what the user should know about the planner, for example why a trained policy is not used.
         """
         planner: Planner = self.ranking(settings)
+        if self.planner == "ranker":
+            opened = open_ranker(self.ranking(settings), settings.policy_file, device)
+            planner = opened.planner
+            if opened.note:
+                on_note(opened.note)
         if model is not None and self.planner == "llm":
             planner = LlmPlanner(model, self.ranking(settings), context_tokens=settings.llm.context_tokens)
         place = Placement(settings.place)

@@ -110,6 +110,7 @@ class Pipeline:
         self._written: list[Written] = []
         """The accepted code of the regions that were optimised so far."""
         self._measurer: LocalMeasurer | None = None
+        self._notes: list[str] = []
 
     def __enter__(self) -> Pipeline:
         self._fork_server = self._options.fork_server or self._start_fork_server()
@@ -214,7 +215,7 @@ class Pipeline:
         recorder = RunRecorder(store, run_id, config, model, first_step=len(steps) + 1)
         events = recorder.events(self._events)
         result = self._certify(run_id, steps, model, events) or self._search(run_id, steps, model, events)
-        return recorder.finish(replace(result, seconds=time.monotonic() - began))
+        return recorder.finish(replace(result, seconds=time.monotonic() - began, notes=tuple(self._notes)))
 
     def verify_file(self) -> Verdict:
         """Capture -> whether the file as it is, generated code included, computes what the user's code computes."""
@@ -323,8 +324,14 @@ class Pipeline:
 
     def _open_backends(self, model: RecordingModel | None, steps: Sequence[Step]) -> tuple[Planner, Coder]:
         backends, settings = self._backends(steps), self.target.settings
-        planner, coder = backends.open(settings, model, self.capture(), steps, self.device())
+        planner, coder = backends.open(settings, model, self.capture(), steps, self.device(), self._note)
         return planner, RegionCoder(coder, self._written) if self._written else coder
+
+    def _note(self, note: str) -> None:
+        """Tell the user something about the run, once."""
+        if note not in self._notes:
+            self._notes.append(note)
+            self._events.on_note(note)
 
     # Parts of stages ---------------------------------------------------------------------------------------------
 
@@ -467,4 +474,5 @@ class Pipeline:
         recorder = RunRecorder(self.store(), run_id, self._run_config(), model)
         events = recorder.events(self._events, store_replayed=True)
         greedy = search.kind(self.capture(), self._source, search.components, events)
-        return recorder.finish(greedy.run(run_id, self.target.source_hash, search.steps))
+        result = greedy.run(run_id, self.target.source_hash, search.steps)
+        return recorder.finish(replace(result, notes=tuple(self._notes)))

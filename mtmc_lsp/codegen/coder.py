@@ -114,17 +114,43 @@ class BuiltinCoder:
             ir = ir_of(capture.graph, changed)
         except (IllegalAction, CannotRewrite) as reason:
             raise CannotCode(str(reason)) from None
+        return self._written(capture, candidate, action, changed, ir)
+
+    def rewrite(self, capture: Capture, source: str, schedule: object) -> Candidate:
+        """The version with a schedule that an earlier process wrote, without the action that led to it.
+
+        Args:
+            source: the user's file.
+            schedule: the coder's state as JSON.
+
+        Raises:
+            CannotCode: the schedule cannot be written in Triton.
+            TypeError: the schedule is of another form.
+        """
+        start = self.start(capture, source)
+        decoded = from_json(Schedule, schedule)
+        if decoded == Schedule():
+            return start
+        try:
+            ir = ir_of(capture.graph, decoded)
+        except CannotRewrite as reason:
+            raise CannotCode(str(reason)) from None
+        return self._written(capture, start, None, decoded, ir)
+
+    def _written(
+        self, capture: Capture, candidate: Candidate, action: MacroAction | None, schedule: Schedule, ir: KernelIR
+    ) -> Candidate:
         target = capture.workload.target
         plain = strip_generated(candidate.source.encode(), target.qualname)
         try:
-            code, launches, names = render(capture, ir, changed, plain.decode(), self._device)
+            code, launches, names = render(capture, ir, schedule, plain.decode(), self._device)
         except RecursionError:
             why = "the chain of dependent operations in one kernel is too long for the code generator"
             raise CannotCode(f"{why}; fuse fewer operations") from None
         code = placed(code, self._place, plain)
         text = compose(plain, target, code).decode()
-        changed = replace(changed, kernel_names=names)
-        return Candidate(content_id(text), candidate.id, action, text, code, to_json(changed), launches)
+        schedule = replace(schedule, kernel_names=names)
+        return Candidate(content_id(text), candidate.id, action, text, code, to_json(schedule), launches)
 
 
 def content_id(text: str) -> str:

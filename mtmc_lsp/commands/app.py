@@ -12,6 +12,7 @@ from mtmc_lsp.commands.bench import bench
 from mtmc_lsp.commands.calibrate import calibrate
 from mtmc_lsp.commands.consent import consent
 from mtmc_lsp.commands.doctor import doctor
+from mtmc_lsp.commands.explore import explore
 from mtmc_lsp.commands.export import export
 from mtmc_lsp.commands.lsp import lsp
 from mtmc_lsp.commands.optimize import optimize
@@ -20,6 +21,7 @@ from mtmc_lsp.commands.profile import profile
 from mtmc_lsp.commands.record import record
 from mtmc_lsp.commands.report import report
 from mtmc_lsp.commands.runs import runs
+from mtmc_lsp.commands.train import train
 from mtmc_lsp.commands.verify import verify
 from mtmc_lsp.commands.why import why
 
@@ -70,7 +72,8 @@ def _global_options(
 
 # In the order of `mtmc --help`.
 _COMMANDS = (
-    optimize, apply, report, why, plan, runs, verify, profile, record, export, doctor, calibrate, bench, consent, lsp,
+    optimize, apply, report, why, plan, runs, verify, profile, record, export, doctor, calibrate, bench, explore, consent, lsp,
 )  # fmt: skip
 for _command in _COMMANDS:
     app.command()(_command)
+app.add_typer(train, name="train")

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from mtmc_lsp.commands.options import Arch, AsJson, MaxAutotune, Python, check_choice, read_project_settings
+from mtmc_lsp.commands.options import (
+    Arch,
+    AsJson,
+    MaxAutotune,
+    PolicyFile,
+    Python,
+    check_choice,
+    read_project_settings,
+)
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.settings import override_settings
 
@@ -21,6 +29,8 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("results.jsonl")
 SECONDS = 600.0
 """The default time limit of one problem."""
+LOCAL_PLANNERS = ("roofline", "ranker")
+"""Planners that ask no language model: nobody can agree to one in a bench."""
 MAX_JOBS = 4
 CORES_PER_JOB = 4
 
@@ -62,6 +72,11 @@ def bench(
             "--without", metavar="NAMES", help="Actions and rewrite rules that are not proposed: autotune,library."
         ),
     ] = "",
+    planner: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Who chooses the next step: roofline (the default) or ranker."),
+    ] = None,
+    policy_file: PolicyFile = None,
     arch: Arch = None,
     max_autotune: MaxAutotune = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is in the file already.")] = False,
@@ -72,6 +87,8 @@ def bench(
     as_json: AsJson = False,
 ) -> int:
     """Optimise every problem of a folder; each result is a line of a file, and a run that was ended goes on."""
+    from mtmc_lsp.app.bench.manifest import HALVES
+    from mtmc_lsp.app.bench.opening import suite_problems, with_files
     from mtmc_lsp.app.bench.runner import read_results
     from mtmc_lsp.app.bench.suite import choose, parse_shard
     from mtmc_lsp.app.bench.summary import check_one_build, summarise
@@ -84,17 +101,22 @@ def bench(
     folder = _suite_folder(folder, suite)
     if folder is None and summary is None:
         raise RequestError("no folder of problems is named", remedy="Write mtmc bench DIR.")
-    problems = _problems(folder, half, out) if folder is not None else []
+    if half:
+        check_choice("half", half, HALVES)
+    problems = suite_problems(folder, half, out) if folder is not None else []
     problems = choose(problems, pattern, limit, parse_shard(shard))
     if folder is not None and not problems:
         raise RequestError("no problem is left", remedy="Change --filter or --shard.")
     if summary is None:
         assert folder is not None
-        settings = read_project_settings(folder.absolute(), arch, budget, max_autotune=max_autotune)
+        check_choice("planner", planner or LOCAL_PLANNERS[0], LOCAL_PLANNERS)
+        settings = read_project_settings(
+            folder.absolute(), arch, budget, max_autotune=max_autotune, planner=planner, policy_file=policy_file
+        )
         if without:
             settings = override_settings(settings, exclude_actions=tuple(name.strip() for name in without.split(",")))
         plan = _plan(folder, problems[0], settings, seconds, python)
-        _solve(_with_files(problems, folder, plan), out, plan, jobs, fresh)
+        _solve(with_files(problems, folder, plan.python), out, plan, jobs, fresh)
     requested = [(problem.name, problem.level) for problem in problems]
     names = {name for name, _ in requested}
     results = summary or out
@@ -111,65 +133,21 @@ def bench(
 
 def _suite_folder(folder: Path | None, suite: str) -> Path | None:
     """The folder of problems that the command line names, if it names one."""
-    from mtmc_lsp.app.provenance import PACKAGE
+    from mtmc_lsp.app.bench.opening import named_suite
 
     if not suite:
         return folder
     if folder is not None:
         raise RequestError("both a folder and --suite are named", remedy="Name one of them.")
-    suites = PACKAGE.parent / "benchmarks"
-    if not (suites / suite).is_dir():
-        raise RequestError(
-            f"there is no suite {suite}",
-            remedy="Suites are folders of benchmarks/ in the repository of mtmc-lsp: clone it.",
-        )
-    return suites / suite
-
-
-def _problems(folder: Path, half: str, out: Path) -> list[Problem]:
-    """The problems of a folder: those that its manifests name, or those in its files."""
-    from mtmc_lsp.app.bench.manifest import HALVES, is_manifest_folder, read_manifests
-    from mtmc_lsp.app.bench.package_copies import manifest_problems
-    from mtmc_lsp.app.bench.suite import find_problems
-    from mtmc_lsp.process.project_files import FOLDER
-
-    if half:
-        check_choice("half", half, HALVES)
-    if not is_manifest_folder(folder):
-        if half:
-            raise RequestError("--half is for suites of installed packages", remedy="Use --shard 1/2.")
-        return find_problems(folder)
-    entries = [entry for entry in read_manifests(folder) if half in ("", entry.half)]
-    return manifest_problems(entries, out.resolve().parent / FOLDER / "suites" / folder.resolve().name)
-
-
-def _with_files(problems: list[Problem], folder: Path, plan: Plan) -> list[Problem]:
-    """The problems whose files exist; those of installed packages are copied first, and a line tells what is skipped."""
-    from mtmc_lsp.app.bench.manifest import is_manifest_folder, read_manifests
-    from mtmc_lsp.app.bench.package_copies import copy_targets
-
-    if not is_manifest_folder(folder):
-        return problems
-    names = {problem.name for problem in problems}
-    entries = [entry for entry in read_manifests(folder) if entry.name in names]
-    copies = copy_targets(entries, folder, problems[0].suite, plan.python)
-    if copies.skipped:
-        print(
-            f"{len(copies.skipped)} of {len(problems)} problems are skipped, because their packages are not installed: "
-            f"{copies.remedy}",
-            file=sys.stderr,
-        )
-    return [problem for problem in problems if problem.name not in copies.skipped]
+    return named_suite(suite)
 
 
 def _plan(folder: Path, problem: Problem, settings: Settings, seconds: float, python: str) -> Plan:
     """How problems are solved: by the interpreter of the suite's project, unless the command line names one."""
-    from mtmc_lsp.app.bench.manifest import is_manifest_folder
+    from mtmc_lsp.app.bench.opening import suite_python
     from mtmc_lsp.app.bench.runner import Plan, describe_environment
-    from mtmc_lsp.app.interpreter import checked_python, find_python
 
-    project_file = folder.resolve() / "manifest" if is_manifest_folder(folder) else problem.path
-    interpreter = checked_python(python or find_python(project_file, settings))
+    interpreter = suite_python(folder, problem, settings, python)
     return Plan(settings, interpreter, seconds, describe_environment(interpreter))
 
 

@@ -56,14 +56,13 @@ def consent(
 
 
 def limit_to_consent(target: OpenTarget, backends: Backends, *, explicit: bool, may_ask: bool) -> Backends:
-    """``backends`` if the user agreed to them, else the built-in ones: settings alone are not consent.
+    """``backends`` if the user agreed to them, else those without a model: settings alone are not consent.
 
     Args:
         backends: the planner and the coder that the settings and the command line name.
         explicit: whether the command line names a model as planner or coder.
         may_ask: whether the user can be asked now.
     """
-    from mtmc_lsp.app.backends import BUILTIN
     from mtmc_lsp.app.folder_decisions import Consent, consent_question
     from mtmc_lsp.llm.endpoint.client import model_name
     from mtmc_lsp.llm.endpoint.endpoint import host_of
@@ -74,7 +73,7 @@ def limit_to_consent(target: OpenTarget, backends: Backends, *, explicit: bool, 
     if not host or not model:
         what = "no endpoint is set (OPENAI_BASE_URL)" if not host else "no model is named (MTMC_LLM_MODEL)"
         print(f"no language model takes part: {what}", file=sys.stderr)
-        return BUILTIN
+        return backends.without_model
     decisions = Consent()
     if decisions.has(target.project, host):
         return backends
@@ -85,4 +84,4 @@ def limit_to_consent(target: OpenTarget, backends: Backends, *, explicit: bool, 
         f"no language model takes part: you have not agreed to it for {target.project}; see `mtmc consent`",
         file=sys.stderr,
     )
-    return BUILTIN
+    return backends.without_model

@@ -16,6 +16,7 @@ from mtmc_lsp.commands.options import (
     AsJson,
     Fresh,
     MaxAutotune,
+    PolicyFile,
     Python,
     RequireSandbox,
     Verbose,
@@ -42,8 +43,9 @@ def optimize(
     every: Annotated[bool, typer.Option("--all", help="Optimize every target of FILE, one after the other.")] = False,
     planner: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Who chooses the next step: roofline (the default) or llm."),
+        typer.Option(help="Who chooses the next step: roofline (the default), ranker or llm."),
     ] = None,
+    policy_file: PolicyFile = None,
     coder: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -105,6 +107,7 @@ def optimize(
             arch,
             budget,
             planner=planner,
+            policy_file=policy_file,
             coder=coder,
             place=place,
             max_autotune=max_autotune,
@@ -196,6 +199,7 @@ def _run(
         on_withdrawn=shown.withdrawn,
         on_retimed=shown.retimed,
         on_captured=shown.captured,
+        on_note=shown.note,
     )
     with live(out, shown.line), Pipeline(target, options, events) as pipeline:
         result = pipeline.optimize()

@@ -26,6 +26,10 @@ MaxAutotune = Annotated[
     Optional[bool],  # noqa: UP045
     typer.Option("--max-autotune", help="Time torch.compile(mode='max-autotune') too, which takes minutes."),
 ]
+PolicyFile = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--policy-file", metavar="FILE", help="The ranker's model, as `mtmc train policy` wrote it."),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Time again what was timed before.")]
 RequireSandbox = Annotated[
     bool, typer.Option("--require-sandbox", help="Refuse if a candidate cannot run in a sandbox.")
@@ -49,6 +53,9 @@ def read_project_settings(
     from mtmc_lsp.core.settings import override_settings, read_settings
 
     archs = tuple(name.strip() for name in arch.split(",")) if arch is not None else None
+    if isinstance(policy_file := changes.get("policy_file"), str):
+        # Processes of a bench run in other folders.
+        changes["policy_file"] = str(Path(policy_file).expanduser().absolute())
     return override_settings(read_settings(folder), archs=archs, budget_seconds=budget, **changes)
 
 

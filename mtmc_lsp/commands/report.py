@@ -54,6 +54,8 @@ def _show(stored: StoredRun, *, diff: bool, verbose: bool) -> None:
     for step in stored.steps:
         shown.step(step)
     if stored.result is not None:
+        for note in stored.result.notes:
+            shown.note(note)
         shown.result(stored.result)
         shown.next_commands(stored.result, applied=False)
     else:

@@ -214,3 +214,5 @@ class RunResult:
     """Work of the user's code."""
     end_reason: str = ""
     """Why no further step was tried: a limit, or the planner's reason to stop."""
+    notes: tuple[str, ...] = ()
+    """What else the user should know about the run, as sentences: why a trained policy was not used."""

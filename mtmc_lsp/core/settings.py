@@ -85,7 +85,9 @@ class Settings:
     max_steps: int = 24
     """Maximum number of steps in a run."""
     planner: str = "roofline"
-    """What chooses the next step: ``roofline`` or ``llm``."""
+    """What chooses the next step: ``roofline``, ``ranker`` (a trained policy) or ``llm``."""
+    policy_file: str = ""
+    """The model of ``ranker``; empty for the one that this version ships. A relative path is relative to ``pyproject.toml``."""
     coder: str = "builtin"
     """What writes the step: ``builtin``, ``llm``, or ``auto`` (built-in first, then the model for what it cannot write)."""
     place: str = "end"
@@ -117,7 +119,7 @@ def _archs_problem(archs: tuple[str, ...]) -> str:
 
 
 BASELINES = ("current", "eager", "compile", "best")
-PLANNERS = ("roofline", "llm")
+PLANNERS = ("roofline", "ranker", "llm")
 CODERS = ("builtin", "auto", "llm")
 PLACES = tuple(place.value for place in Placement)
 
@@ -203,6 +205,8 @@ def _from_file(file: Path) -> Settings:
         raise RequestError(str(error), where=Location(str(file)), remedy="Change the value.") from None
     if "/" in values.get("python", ""):
         values["python"] = str(file.parent / Path(values["python"]).expanduser())
+    if values.get("policy_file"):
+        values["policy_file"] = str(file.parent / Path(values["policy_file"]).expanduser())
     return Settings(**values)
 
 

@@ -27,6 +27,8 @@ from mtmc_lsp.timing.messages import (
     RankRequest,
     RecompilationsAnswer,
     RecompilationsRequest,
+    SiblingsRequest,
+    SiblingTime,
     TimeAnswer,
     TimeRequest,
 )
@@ -253,6 +255,30 @@ class Timer:
         lock_seconds[WAITING_ALONE] += answer.waited_seconds
         lock_seconds[USING_ALONE] += answer.alone_seconds
         return list(answer.medians_us)
+
+    def siblings(self, previous: str | None, groups: Sequence[Sequence[str]]) -> list[list[SiblingTime]]:
+        """Compare versions with the version that they change, all of them in one lock period.
+
+        Args:
+            previous: the file with the version before; ``None`` for the user's code.
+            groups: the files with the versions; of a group of several, only the fastest are sampled often.
+        """
+        sources = [source for group in groups for source in group]
+        self._prepare([*([previous] if previous is not None else []), *sources], self._trials)
+        request = SiblingsRequest(
+            self._capture,
+            self._user_source,
+            previous,
+            tuple(sources),
+            tuple(number for number, group in enumerate(groups) for _ in group),
+            bound_us=bound_us(self._capture, self.device()),
+            least_us=least_us(self._capture, self.device()),
+        )
+        answer = self._call(request, self._trials, shares_gpu=True)
+        lock_seconds[WAITING_ALONE] += answer.waited_seconds
+        lock_seconds[USING_ALONE] += answer.alone_seconds
+        times = iter(answer.times)
+        return [[next(times) for _ in group] for group in groups]
 
     def _prepare(self, sources: Sequence[str], process: CandidateProcess) -> None:
         """Load versions, and call them while others use the GPU too, so that it is locked only for samples."""

@@ -42,8 +42,12 @@ class RooflinePlanner:
 
     def ranked(self, state: State) -> list[MacroAction]:
         """All untried legal actions worth trying, best first."""
+        return self.ranked_in(self.situation(state))
+
+    def situation(self, state: State) -> Situation:
+        """The state as actions see it."""
         schedule = from_json(Schedule, state.candidate.schedule)
-        situation = Situation(
+        return Situation(
             as_run(state.capture.graph, schedule, state.history),
             schedule,
             state.device,
@@ -53,7 +57,10 @@ class RooflinePlanner:
             history=state.history,
             deadline=state.deadline,
         )
-        tried = {step.action.key for step in state.history}
+
+    def ranked_in(self, situation: Situation) -> list[MacroAction]:
+        """As :meth:`ranked`, in a situation of this planner."""
+        tried = {step.action.key for step in situation.history}
         actions = [a for a in proposals(situation) if a.key not in tried and not self._is_excluded(a)]
         if situation.is_late:
             return [replace(action, rationale=f"{action.rationale} {CUT_SHORT}") for action in actions]

@@ -99,6 +99,8 @@ class RunPage:
         lines += [f'<p class="quiet">{escape(note)}</p>' for note in assumed]
         if self.result is not None and self.result.end_reason:
             lines.append(f'<p class="quiet">{escape(f"The search ended: {self.result.end_reason}.")}</p>')
+        notes = self.result.notes if self.result is not None else ()
+        lines += [f'<p class="quiet">{escape(note)}</p>' for note in notes]
         when = datetime.datetime.fromtimestamp(self.started, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
         origin = " · ".join((self.path, f"run {self.run}", when, self._step_counts()))
         return "\n".join([*lines, f'<p class="quiet">{escape(origin)}</p>', "</header>"])

@@ -57,6 +57,10 @@ class RunText:
         self.line.began, self.line.budget = time.monotonic(), budget
         show(self.out, f"Optimizing {name} in {short_path(path)}, at most {budget:.0f} s")
 
+    def note(self, note: str) -> None:
+        """Show something that the user should know about the run."""
+        show(self.out, note, style="yellow", indent=2)
+
     def trial(self, index: int, action: MacroAction) -> None:
         """The run tries a step."""
         self.line.trial = f"step {index}: {action.text}"

@@ -40,6 +40,8 @@ class Events:
     """Called with the last accepted step when it was timed against baselines that were not ready before."""
     on_captured: Callable[[Capture], None] = _ignore
     """Called once, before the first step."""
+    on_note: Callable[[str], None] = _ignore
+    """Called with each of the run's notes when it becomes known."""
 
 
 @dataclass(frozen=True)

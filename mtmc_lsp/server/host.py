@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TextIO
 
-from mtmc_lsp.app.backends import BUILTIN, Backends
+from mtmc_lsp.app.backends import Backends
 from mtmc_lsp.app.pipeline import Pipeline, RunOptions
 from mtmc_lsp.app.run_recorder import Revision
 from mtmc_lsp.app.stored_runs import find_unfinished, open_store
@@ -67,7 +67,8 @@ class Job:
     def _options(self, target: OpenTarget) -> RunOptions:
         request, kind = self._request, self._request["kind"]
         has_consent = request.get("consented") is True
-        backends = Backends.from_settings(target.settings) if has_consent else BUILTIN
+        chosen = Backends.from_settings(target.settings)
+        backends = chosen if has_consent else chosen.without_model
         resumed, revision = None, None
         if kind in ("resume", "certify"):
             with open_store(target.path) as store:

@@ -41,6 +41,7 @@ class ClientSettings:
     budget_seconds: float | None = None
     max_steps: int | None = None
     planner: str | None = None
+    policy_file: str | None = None
     coder: str | None = None
     place: str | None = None
     llm_model: str | None = None
@@ -61,7 +62,10 @@ class ClientSettings:
 
     def run_settings(self) -> dict[str, Any]:
         """The settings of a run that are set."""
-        names = ("python", "archs", "baseline", "precision", "budget_seconds", "max_steps", "planner", "coder", "place")
+        names = (
+            *("python", "archs", "baseline", "precision", "budget_seconds", "max_steps"),
+            *("planner", "policy_file", "coder", "place"),
+        )
         settings = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         model_settings = {
             f.name.removeprefix(LLM): getattr(self, f.name) for f in fields(self) if f.name.startswith(LLM)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.json_codec import Repeated
 from mtmc_lsp.core.results import Timing
 from mtmc_lsp.core.workload import Capture, Environment
@@ -106,6 +107,55 @@ class RankRequest(Request[RankAnswer], command="timing.rank"):
     """The file with each variant."""
     seconds: float | None = None
     """Time limit; ``None`` for none."""
+
+
+@dataclass(frozen=True)
+class SiblingTime:
+    """How one version compares with the version before, on the timed inputs."""
+
+    error: str = ""
+    """Why it has no time: it raises, or its results differ; empty if it was timed."""
+    kind: FailureKind | None = None
+    """The kind of that failure."""
+    before_us: float = 0.0
+    """Median of the version before, in the same rounds."""
+    after_us: float = 0.0
+    ratio: float = 0.0
+    """Speedup over the version before."""
+    ratio_error: float = 0.0
+    """Standard error of ``ratio``."""
+    timing: Timing | None = None
+    """For planners: the time of the version alone, in a CUDA graph too if it is short."""
+
+
+@dataclass(frozen=True)
+class SiblingsAnswer:
+    """The times of all versions, in the order of the request."""
+
+    times: tuple[SiblingTime, ...]
+    waited_seconds: float = 0.0
+    """How long the worker waited to use the GPU alone."""
+    alone_seconds: float = 0.0
+    """How long it used the GPU alone."""
+
+
+@dataclass(frozen=True)
+class SiblingsRequest(Request[SiblingsAnswer], command="timing.siblings"):
+    """Compare several versions of one target with the version that they change, in one lock period."""
+
+    capture: Repeated[Capture]
+    user_source: str | None
+    """As in :class:`TimeRequest`."""
+    previous: str | None
+    """The file with the version before; ``None`` for the user's code."""
+    sources: tuple[str, ...]
+    """The file with each version."""
+    groups: tuple[int, ...]
+    """For each version the number of its group: of a group of several, only the fastest are sampled often."""
+    bound_us: float
+    """As in :class:`TimeRequest`."""
+    least_us: float
+    """As in :class:`TimeRequest`."""
 
 
 @dataclass(frozen=True)

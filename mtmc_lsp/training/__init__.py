@@ -1,1 +1,1 @@
-"""Training of policies on measured transitions."""
+"""Training of policies on measured trees of transitions, and their evaluation without a GPU."""

@@ -60,3 +60,12 @@ def estimated_work(graph: Graph, schedule: object, device: DeviceModel) -> Work 
     except (TypeError, CannotRewrite, CannotFuse, CannotCode):
         return None
     return Work(cost.bytes, cost.flops)
+
+
+def predicted_us(graph: Graph, schedule: object, device: DeviceModel) -> float | None:
+    """Predicted microseconds of a call of a version, from its schedule in JSON; None if the model cannot read it."""
+    try:
+        decoded = from_json(Schedule, schedule)
+        return schedule_cost(ir_of(graph, decoded), decoded, device).us
+    except (TypeError, CannotRewrite, CannotFuse, CannotCode):
+        return None

@@ -15,7 +15,15 @@ from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.process.sandbox import Isolation
 from mtmc_lsp.source.sibling.disk import read_kernels
 from mtmc_lsp.source.sibling.pair import FilePair, kernels_path, separated, without_block
-from mtmc_lsp.verify.cases import VALUES, Case, foreign_cases, is_interpretable, version_cases
+from mtmc_lsp.verify.cases import (
+    SMALL_PART,
+    VALUES,
+    Case,
+    foreign_cases,
+    is_interpretable,
+    verification_cases,
+    version_cases,
+)
 from mtmc_lsp.verify.edge_cases import edge_cases
 from mtmc_lsp.verify.messages import CandidateSource, GuardRequest, KernelsFile, SeparateCandidate
 from mtmc_lsp.verify.outcomes import LARGER, CaseOutcome
@@ -28,6 +36,8 @@ VERSION_REPEAT_SECONDS = 1.0
 """Time for the many calls of the smallest case of a version: ``optimize`` verifies many versions."""
 FOREIGN_REPEAT_SECONDS = 3600.0
 """The same for a foreign candidate: all of them."""
+BRIEF_CASES = 2
+"""Cases of a brief verification, besides the smallest one."""
 FULL_SIZE_FACTOR = 4.0
 """Factor on the time limit of a case with full-size parameters under the interpreter."""
 
@@ -126,7 +136,7 @@ class VersionInFile:
         return without_cuda_graph(self.text) != self.text
 
     @property
-    def guarded_call(self) -> GuardRequest:
+    def guarded_call(self) -> GuardRequest | None:
         """The call of the workload, in the files as they are delivered.
 
         Raises:
@@ -169,6 +179,28 @@ class VersionInFile:
         if count:
             notes.append(f"the guard chose the original code in {count} of the cases")
         return notes
+
+
+@dataclass(frozen=True)
+class BrieflyVerifiedVersion(VersionInFile):
+    """A version that is verified on few small cases: its verdict is right far more often than not, but is no guarantee.
+
+    The cases are the workload, sizes that no tile divides, and the smallest one, which is called several times. Calls outside
+    the guard, unusual values and layouts, and the call that is tried before delivery are left out.
+    """
+
+    repeat_seconds = 0.0
+
+    @property
+    def guarded_call(self) -> GuardRequest | None:
+        """None: the first case shows whether a kernel runs."""
+        return None
+
+    def cases(self, trial: Trial, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
+        """The first two cases, at small sizes under the interpreter."""
+        part = SMALL_PART if interpreted else 1.0
+        cases = verification_cases(trial.capture, interpreted=interpreted, seed=seed, part=part)
+        return cases[:BRIEF_CASES]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mtmc_lsp.app.bench import processes
 from mtmc_lsp.app.bench import runner as benches
 from mtmc_lsp.app.bench.runner import Bench, Plan, append_result, read_results
 from mtmc_lsp.app.bench.suite import Problem, Shard, choose, find_problems, parse_shard
@@ -112,8 +113,8 @@ def test_problems_that_hang_or_die_are_noted_and_the_others_go_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one that hangs also ignores being asked to stop."""
-    monkeypatch.setattr(benches, "END_SECONDS", 1.0)
-    monkeypatch.setattr(benches, "STOP_SECONDS", 0.5)
+    monkeypatch.setattr(processes, "END_SECONDS", 1.0)
+    monkeypatch.setattr(processes, "STOP_SECONDS", 0.5)
     began = time.monotonic()
     found = run(folder, find_problems(folder))
     assert time.monotonic() - began < 20

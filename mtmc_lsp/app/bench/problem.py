@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mtmc_lsp.app.backends import Backends
 from mtmc_lsp.app.pipeline import CAPTURING, Pipeline, RunOptions
 from mtmc_lsp.app.target_file import Request, open_target
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, MtmcError, RequestError, WorkerFailed
@@ -65,7 +66,9 @@ def solve(request: ProblemRequest) -> dict[str, Any]:
         on_stage=lambda name: stages.enter(FIRST_STAGE if name == CAPTURING else name),
         on_step=lambda _: stages.enter(PLANNING),
     )
-    with Pipeline(target, RunOptions(deadline=deadline, store=Path(request.store)), events) as pipeline:
+    # Nobody can agree to a language model here.
+    backends = Backends.from_settings(request.settings).without_model
+    with Pipeline(target, RunOptions(backends, deadline=deadline, store=Path(request.store)), events) as pipeline:
         result, captures = pipeline.optimize(), pipeline.captures()
     document = _document(result)
     if time.monotonic() >= deadline and result.status not in KEPT:

@@ -7,23 +7,19 @@ Which problems a suite contains is in :mod:`mtmc_lsp.app.bench.suite`.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
 import os
-import queue
-import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.app.bench.problem import ProblemRequest, failed
+from mtmc_lsp.app.bench.processes import Crashed, Processes, Slot, TookTooLong
 from mtmc_lsp.app.bench.suite import Problem
 from mtmc_lsp.app.interpreter import query_gpus, versions
 from mtmc_lsp.app.provenance import current_build, without_absolute_paths
@@ -33,16 +29,9 @@ from mtmc_lsp.core.run import SCHEMA
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.process.isolation import isolated_command
-from mtmc_lsp.process.priority import cores_for_job, usable_cores
 from mtmc_lsp.process.project_files import FOLDER
 
 COMMAND = isolated_command("mtmc_lsp.app.bench.problem")
-END_SECONDS = 10.0
-"""How long a problem's process may take to end by itself after its time limit."""
-STOP_SECONDS = 5.0
-"""How long a problem's process may take to close its workers after SIGINT."""
-OUTPUT_LINES = 3
-"""How many of the last lines of a crashed process's output are reported."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +47,17 @@ class Plan:
 
     def key(self, problem: Problem) -> str:
         """Identifies a result by a hash of what it depends on."""
-        parts = [to_json(self.settings), self.seconds, dict(self.environment), to_json(current_build()), SCHEMA]
+        parts = [to_json(self._settings), self.seconds, dict(self.environment), to_json(current_build()), SCHEMA]
         text = json.dumps([*parts, problem.target], sort_keys=True).encode() + problem.path.read_bytes()
         return hashlib.sha256(text).hexdigest()[:20]
+
+    @property
+    def _settings(self) -> Settings:
+        """The settings with the content of the policy file instead of its path."""
+        path = Path(self.settings.policy_file)
+        if not self.settings.policy_file or not path.is_file():
+            return self.settings
+        return replace(self.settings, policy_file=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def describe_environment(python: str) -> dict[str, str]:
@@ -132,15 +129,6 @@ def append_result(path: Path, record: Mapping[str, Any]) -> None:
 # Running ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """The resources of one of the problems that run in parallel."""
-
-    device: str
-    """The value of ``CUDA_VISIBLE_DEVICES`` for the process; empty without a GPU."""
-    cores: tuple[int, ...]
-
-
 class Bench:
     """Solves problems, several in parallel."""
 
@@ -162,16 +150,10 @@ class Bench:
                 its last argument.
             fork_server: starts the workers of all problems; the caller closes it.
         """
-        self._fork_server = fork_server
-        self._plan, self._out, self._jobs, self._command = plan, out, max(1, jobs), command
+        self._plan, self._out, self._jobs = plan, out, max(1, jobs)
         self._store = out.resolve().parent / FOLDER
         self._has_devices = bool(devices)
-        self._slots: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
-        cores = usable_cores()
-        for job in range(self._jobs):
-            device = devices[job % len(devices)] if devices else ""
-            self._slots.put(_Slot(device, tuple(cores_for_job(job, self._jobs, cores))))
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._processes = Processes(command, self._jobs, devices, fork_server)
 
     def run(
         self,
@@ -215,17 +197,13 @@ class Bench:
                     yield problem, record, False
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
-                for process in list(self._running):
-                    _stop(process)
+                self._processes.stop()
 
     def _one(self, problem: Problem, on_start: Callable[[Problem], None]) -> dict[str, Any]:
         on_start(problem)
         began = time.monotonic()
-        slot = self._slots.get()
-        try:
+        with self._processes.slot() as slot:
             answer = self._answer(problem, slot)
-        finally:
-            self._slots.put(slot)
         build = to_json(current_build())
         head = {
             "schema": SCHEMA,
@@ -238,48 +216,17 @@ class Bench:
         relative: dict[str, Any] = without_absolute_paths(result, problem.suite)
         return relative
 
-    @contextlib.contextmanager
-    def _lent(self) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
-        """Environment variables and file descriptors by which a problem's process uses the fork server."""
-        if self._fork_server is None:
-            yield {}, ()
-            return
-        with self._fork_server.lend() as offer:
-            yield offer
-
-    def _answer(self, problem: Problem, slot: _Slot) -> dict[str, Any]:
+    def _answer(self, problem: Problem, slot: Slot) -> dict[str, Any]:
         plan = self._plan
         request = ProblemRequest(
             str(problem.path), problem.target, plan.python, plan.settings, plan.seconds, str(self._store), slot.cores
         )
-        environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": slot.device} if slot.device else {})}
-        with tempfile.TemporaryDirectory(prefix="mtmc-bench-") as folder:
-            answer, output = Path(folder) / "answer.json", Path(folder) / "output"
-            with output.open("wb") as stream, self._lent() as (variables, descriptors):
-                process = subprocess.Popen(
-                    [*self._command, str(answer)],
-                    stdin=subprocess.PIPE,
-                    stdout=stream,
-                    stderr=subprocess.STDOUT,
-                    env={**environment, **variables},
-                    pass_fds=descriptors,
-                    start_new_session=True,
-                )
-            self._running.add(process)
-            try:
-                process.communicate(json.dumps(to_json(request)).encode(), timeout=plan.seconds + END_SECONDS)
-            except subprocess.TimeoutExpired:
-                _stop(process)
-                return failed("timeout", f"took longer than the time limit of {plan.seconds:.0f} s, and was ended")
-            finally:
-                self._running.discard(process)
-            try:
-                result: dict[str, Any] = json.loads(answer.read_bytes())
-            except (OSError, ValueError):
-                last = " / ".join(output.read_text("utf-8", "replace").strip().splitlines()[-OUTPUT_LINES:])
-                text = f"its process ended with code {process.returncode}: {last or 'it printed nothing'}"
-                return failed("crashed", text)
-            return result
+        try:
+            return self._processes.answer(request, slot, plan.seconds)
+        except TookTooLong:
+            return failed("timeout", f"took longer than the time limit of {plan.seconds:.0f} s, and was ended")
+        except Crashed as error:
+            return failed("crashed", str(error))
 
 
 def ran_out_of_memory(record: Mapping[str, Any]) -> bool:
@@ -287,15 +234,3 @@ def ran_out_of_memory(record: Mapping[str, Any]) -> bool:
     kinds = [step.get("failure") for step in record.get("steps") or ()]
     kinds.append((record.get("error") or {}).get("kind"))
     return any(kind is not None and FailureKind(kind).is_out_of_memory for kind in kinds)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a problem's process: with SIGINT, so that it closes its workers, then with SIGKILL."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            # Its workers end by themselves when their parent is gone.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()

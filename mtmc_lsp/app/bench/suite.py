@@ -14,6 +14,8 @@ from mtmc_lsp.core.workload import Target
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.workload.directive import parse_directive
 
+REMEDY = "A problem is a file with a class `Model` and a function `get_inputs`, or a function below `# mtmc: ...`."
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -47,17 +49,27 @@ def find_problems(folder: Path) -> list[Problem]:
     if not folder.is_dir():
         raise RequestError("no such folder", where=Location(str(folder)), remedy="Name a folder of problems.")
     suite = folder.resolve()
-    problems = []
+    problems: list[Problem] = []
     for path in suite.rglob("*.py"):
         relative = path.relative_to(suite)
         if not any(part.startswith(".") for part in relative.parts):
             problems += _problems_in(path, str(relative.with_suffix("")), suite)
     if not problems:
-        remedy = (
-            "A problem is a file with a class `Model` and a function `get_inputs`, or a function below `# mtmc: ...`."
-        )
-        raise RequestError("no problem in this folder", where=Location(str(folder)), remedy=remedy)
+        raise RequestError("no problem in this folder", where=Location(str(folder)), remedy=REMEDY)
     return sorted(problems, key=lambda problem: _natural(problem.name))
+
+
+def problems_of_file(file: Path) -> list[Problem]:
+    """The problems in one file, whose folder is the suite.
+
+    Raises:
+        RequestError: it contains none.
+    """
+    path = file.resolve()
+    problems = _problems_in(path, path.stem, path.parent)
+    if not problems:
+        raise RequestError("no problem in this file", where=Location(str(file)), remedy=REMEDY)
+    return problems
 
 
 def _problems_in(path: Path, name: str, suite: Path) -> list[Problem]:

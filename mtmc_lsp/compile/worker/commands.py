@@ -21,6 +21,7 @@ from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import CompileReport, KernelReport
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.process.priority import usable_cores
+from mtmc_lsp.process.worker.kernel_compilation import share_kernels
 
 _modules: dict[str, Any] = {}
 
@@ -74,6 +75,7 @@ def _jobs(request: CompileRequest) -> list[Job]:
 def _module(path: str, source: str, name: str) -> Any:
     if source not in _modules:
         _modules[source] = load_user_module(path, source, f"{name}__compiled{len(_modules)}")
+        share_kernels(_modules[source])
     return _modules[source]
 
 

@@ -81,7 +81,7 @@ class Transition:
     rank: int
     """Position in the roofline planner's order, from 0; -1 if that planner did not list the action."""
     chosen_by: str
-    """``roofline``, ``runner-up`` or ``random``."""
+    """``roofline``, ``runner-up``, ``random``, or ``variant`` for one configuration of an action that measures several."""
     outcome: Outcome
     result: str
     """Id of the version that it leads to; empty if no version was written."""
@@ -97,6 +97,6 @@ class Transition:
     detail: str
     """First line of the failure's reason; empty if there was none. Contains no code and no path."""
     device: str
-    """Name of the GPU; empty if nothing was timed."""
+    """Name of the GPU that it was tried on; empty without a GPU."""
     environment: str
     """Versions of torch, triton and mtmc-lsp with its commit: ``torch 2.11.0, triton 3.6.0, mtmc 0.5.0 (abc1234)``."""

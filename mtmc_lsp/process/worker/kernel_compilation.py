@@ -1,9 +1,10 @@
-"""Releases the GPU while Triton compiles kernels, which takes the CPU alone. Runs in workers."""
+"""Releases the GPU while Triton compiles kernels, and lets versions of a file share compiled kernels. Runs in workers."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 from mtmc_lsp.process.gpu_lock import unshared
@@ -29,3 +30,19 @@ def compiling_unshared() -> Iterator[None]:
         yield
     finally:
         JITFunction._do_compile = original
+
+
+def share_kernels(module: ModuleType) -> None:
+    """Let a version of a file use kernels that were compiled for another version.
+
+    The key of Triton's cache contains the line where a kernel begins, which differs between versions, although the compiled code
+    is the same. Messages keep the true line.
+    """
+    from triton.runtime.jit import JITFunction
+
+    for value in vars(module).values():
+        kernel = value
+        while hasattr(kernel, "fn") and not isinstance(kernel, JITFunction):
+            kernel = kernel.fn
+        if isinstance(kernel, JITFunction) and kernel.__module__ == module.__name__:
+            kernel.starting_line_number = 1

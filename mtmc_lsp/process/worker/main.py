@@ -31,6 +31,7 @@ COMMANDS = {
     "timing.recompilations": ("RecompilationsRequest", "timing_commands:count_recompilations"),
     "timing.prepare": ("PrepareRequest", "ranking_commands:prepare"),
     "timing.rank": ("RankRequest", "ranking_commands:rank"),
+    "timing.siblings": ("SiblingsRequest", "sibling_commands:time_siblings"),
     "timing.calibration": ("CalibrationRequest", "calibration_commands:measure_device"),
     "timing.environment": ("EnvironmentRequest", "calibration_commands:read_environment"),
     "timing.profile": ("ProfileRequest", "profile_command:profile"),

@@ -52,7 +52,7 @@ def interleaved(
         rival: the contender that the candidate has to beat; the sampling ends when it is clear which of them is faster.
     """
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    ahead = {name: _ahead(clock, run) for name, run in runs.items()}
+    ahead = {name: hidden_host_us(clock, run) for name, run in runs.items()}
     if "control" in ahead:
         # Both are the candidate, so both use the same mode; if they differ, the one that includes host time.
         ahead["candidate"] = ahead["control"] = min(ahead["candidate"], ahead["control"])
@@ -75,7 +75,7 @@ def interleaved(
             return samples
 
 
-def _ahead(clock: Clock, run: Run) -> float:
+def hidden_host_us(clock: Clock, run: Run) -> float:
     """Microseconds to keep the device busy before a call so that host time is hidden; 0 for host-bound calls."""
     samples = [clock.cold(run) for _ in range(3)]
     device, host = (statistics.median(sample[i] for sample in samples) for i in (0, 1))

@@ -51,11 +51,12 @@ def clock_of() -> Clock:
     return clock
 
 
-def _device() -> str:
+def device_name() -> str:
+    """Where the inputs are: ``cuda``, or ``cpu`` in tests."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _inputs(capture: Capture, user_source: str, shared_inputs: str = "") -> tuple[Any, dict[str, torch.Tensor]]:
+def inputs_of(capture: Capture, user_source: str, shared_inputs: str = "") -> tuple[Any, dict[str, torch.Tensor]]:
     """The user's module and the workload's inputs, created once or imported from the process that shares them."""
     clock_of()
     if "module" not in _state:
@@ -63,21 +64,27 @@ def _inputs(capture: Capture, user_source: str, shared_inputs: str = "") -> tupl
         if shared_inputs:
             with contextlib.suppress(TensorSharingFailed):
                 # Copy each tensor: shared tensors are views of one allocation, which torch.compile treats differently.
-                _state["inputs"], _state["module"] = copies(import_(shared_inputs, _device())), module
+                _state["inputs"], _state["module"] = copies(import_(shared_inputs, device_name())), module
     if "module" not in _state:
         user_values = capture.workload.source is WorkloadSource.GET_INPUTS
         call = build_call(
-            module, capture.workload, _device(), capture.workload.sizes, values=user_values, construct=reusing(capture)
+            module,
+            capture.workload,
+            device_name(),
+            capture.workload.sizes,
+            values=user_values,
+            construct=reusing(capture),
         )
         distribution = "given" if user_values else "normal"
-        _state["inputs"] = make_inputs(capture, call, capture.graph.sizes, distribution, 0, _device())
+        _state["inputs"] = make_inputs(capture, call, capture.graph.sizes, distribution, 0, device_name())
         _state["module"] = module
     return _state["module"], _state["inputs"]
 
 
-def _eager(capture: Capture, user_source: str) -> tuple[Call, list[Any]]:
-    module, inputs = _inputs(capture, user_source)
-    return prepared_call(module, capture, inputs, _device())
+def eager_version(capture: Capture, user_source: str) -> tuple[Call, list[Any]]:
+    """The user's code on the workload's inputs."""
+    module, inputs = inputs_of(capture, user_source)
+    return prepared_call(module, capture, inputs, device_name())
 
 
 Version = tuple[Call, list[Any]]
@@ -93,7 +100,7 @@ def candidate_of(capture: Capture, user_source: str, source: str) -> Run:
 @contextlib.contextmanager
 def restored_inputs(capture: Capture, user_source: str) -> Iterator[None]:
     """Restore the inputs that calls of the target change."""
-    inputs = _inputs(capture, user_source)[1]
+    inputs = inputs_of(capture, user_source)[1]
     changed = {mutation.input for mutation in capture.graph.mutations} & inputs.keys()
     saved = {name: inputs[name].clone() for name in changed}
     try:
@@ -120,17 +127,17 @@ def version_of(capture: Capture, user_source: str, source: str) -> Version:
     if is_prepared(source):
         version: Version = _state["prepared"].pop(source)
         return version
-    inputs = _inputs(capture, user_source)[1]
-    return prepared_call(module_of(capture, user_source, source), capture, inputs, _device())
+    inputs = inputs_of(capture, user_source)[1]
+    return prepared_call(module_of(capture, user_source, source), capture, inputs, device_name())
 
 
 def _separate(capture: Capture, user_source: str, source: str, candidate: SeparateCandidate) -> tuple[Call, list[Any]]:
     """A candidate in a separate file, on the workload's inputs and with the reference's parameters."""
-    inputs = _inputs(capture, user_source)[1]
+    inputs = inputs_of(capture, user_source)[1]
     module = module_of_candidate(candidate.target, source)
     shared = SharedInstance(functools.partial(instance_of, replaced=()))
     return prepared_candidate(
-        module, capture, inputs, _device(), target=candidate.target, init=candidate.init, shared=shared
+        module, capture, inputs, device_name(), target=candidate.target, init=candidate.init, shared=shared
     )
 
 
@@ -138,8 +145,8 @@ def _compiled(capture: Capture, user_source: str, name: str) -> Compiled:
     """The user's code compiled by ``torch.compile``, cached."""
     compiled: dict[str, Compiled] = _state.setdefault("compiled", {})
     if name not in compiled:
-        module, inputs = _inputs(capture, user_source)
-        call, values = prepared_call(module, capture, inputs, _device())
+        module, inputs = inputs_of(capture, user_source)
+        call, values = prepared_call(module, capture, inputs, device_name())
         began = time.perf_counter()
         # A process pool takes longer to start than it saves, its idle processes would disturb timings, and on an H200 some
         # networks failed to compile with it inside the sandbox.
@@ -150,7 +157,7 @@ def _compiled(capture: Capture, user_source: str, name: str) -> Compiled:
             run = compiled_call.bound(values)
             for _ in range(3):
                 run()
-            if _device() == "cuda":
+            if device_name() == "cuda":
                 torch.cuda.synchronize()
             compiled[name] = Compiled(run, "", time.perf_counter() - began)
         except (
@@ -173,7 +180,7 @@ def compile_baselines(request: BaselinesRequest) -> NoAnswer:
 
     with torch.no_grad():
         with lock():
-            _inputs(capture, user_source, request.inputs)
+            inputs_of(capture, user_source, request.inputs)
         for name in request.baselines:
             # max-autotune benchmarks on the GPU during the whole compilation.
             with lock() if name == "max-autotune" else running_within(lock):
@@ -191,12 +198,12 @@ def count_recompilations(request: RecompilationsRequest) -> RecompilationsAnswer
     with torch.no_grad():
         _compiled(capture, user_source, "compile")
         compiled_call: Call = _state["compile call"]
-        module = _inputs(capture, user_source)[0]
-        eager = _eager(capture, user_source)[0]
+        module = inputs_of(capture, user_source)[0]
+        eager = eager_version(capture, user_source)[0]
         before, seconds = counters["stats"]["unique_graphs"], 0.0
         for sizes in request.sizes:
-            inputs = make_inputs(capture, eager, sizes, "normal", 0, _device())
-            values = prepared_call(module, capture, inputs, _device())[1]
+            inputs = make_inputs(capture, eager, sizes, "normal", 0, device_name())
+            values = prepared_call(module, capture, inputs, device_name())[1]
             graphs, began = counters["stats"]["unique_graphs"], time.perf_counter()
             compiled_call.bound(values)()
             if counters["stats"]["unique_graphs"] > graphs:
@@ -246,7 +253,7 @@ def time_candidate(request: TimeRequest) -> TimeAnswer:
     capture = request.capture
     user_source = target_source(request.user_source, capture)
     with torch.no_grad():
-        inputs = _inputs(capture, user_source)[1]
+        inputs = inputs_of(capture, user_source)[1]
         # Before the candidate is loaded, so that it cannot affect its baselines.
         compiled = {name: _compiled(capture, user_source, name) for name in request.baselines}
         separate = request.separate
@@ -255,7 +262,7 @@ def time_candidate(request: TimeRequest) -> TimeAnswer:
             if separate
             else version_of(capture, user_source, request.source)
         )
-        eager = _eager(capture, user_source)
+        eager = eager_version(capture, user_source)
         setup = Contenders(
             candidate=candidate_call[0].bound(candidate_call[1]),
             eager=eager[0].bound(eager[1]),

@@ -1,0 +1,137 @@
+"""``mtmc train policy``: train a policy on measured transitions."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from mtmc_lsp.commands.options import AsJson, check_choice, write_output
+from mtmc_lsp.core.errors import Location, RequestError
+
+train = typer.Typer(help="Train a policy that chooses optimisation steps.", no_args_is_help=True)
+SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What the command line asks for, whatever the kind of policy."""
+
+    data: Path
+    out: Path
+    seconds: float
+    seed: int
+    without: tuple[str, ...]
+    share: float
+    command: str
+    """The command, without the folders of its paths."""
+    as_json: bool
+
+
+@train.command()
+def policy(
+    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="Transitions that `mtmc explore` wrote.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The model; its report is written beside it.")],
+    kind: Annotated[str, typer.Option("--kind", help="What is trained: ranker.")] = "ranker",
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Most seconds of training.")] = SECONDS,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed and data give the same model.")] = 0,
+    without: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAMES", help="For ablations, comma-separated: history, device, compile-reward."),
+    ] = None,
+    share: Annotated[float, typer.Option("--share", help="Share of the training programs, for ablations.")] = 1.0,
+    as_json: AsJson = False,
+) -> int:
+    """Train a policy on the training families of the data, and evaluate it on the others by replaying measured trees."""
+    check_choice("kind", kind, tuple(KINDS))
+    names = tuple(name.strip() for name in without.split(",")) if without else ()
+    return KINDS[kind](TrainRequest(data, out, seconds, seed, names, share, _command(), as_json))
+
+
+def _train_ranker(request: TrainRequest) -> int:
+    from dataclasses import replace
+
+    from mtmc_lsp.app.provenance import current_build
+    from mtmc_lsp.core.errors import EnvironmentNotAble
+    from mtmc_lsp.policies.model_file import ModelHeader
+    from mtmc_lsp.policies.ranker import RankerModel
+    from mtmc_lsp.report.console import LiveLine, console, live
+    from mtmc_lsp.report.documents import document
+    from mtmc_lsp.report.page import render
+    from mtmc_lsp.training.data import read_tree
+    from mtmc_lsp.training.evaluation import evaluate
+    from mtmc_lsp.training.page import TrainingReport, markdown, page
+    from mtmc_lsp.training.ranker import RankerOptions, train_ranker
+    from mtmc_lsp.training.splits import split_by_family
+
+    options = RankerOptions(request.seed, request.seconds, request.without, request.share)
+    _check_out(request.out)
+
+    def provenance(header: ModelHeader) -> ModelHeader:
+        build = current_build()
+        return replace(header, commit=build.commit, command=request.command)
+
+    line = LiveLine(stage="reading the data")
+    with live(console(stderr=True), line):
+        tree = read_tree(request.data)
+        trained = train_ranker(tree, split_by_family, options, provenance, line.enter)
+        line.enter("replaying measured trees")
+        parts = tuple(evaluate(tree, RankerModel(trained.model), split_by_family))
+    report = TrainingReport(trained, options, parts)
+    _write_model(request.out, trained.model.to_bytes())
+    text = markdown(report)
+    write_output(request.out.with_suffix(".md"), text)
+    written = [request.out, request.out.with_suffix(".md"), request.out.with_suffix(".json")]
+    write_output(written[-1], document(training=report.to_document()) + "\n")
+    try:
+        write_output(request.out.with_suffix(".html"), render(page(report)))
+        written.append(request.out.with_suffix(".html"))
+    except EnvironmentNotAble as error:
+        print(f"no page with curves is written: {error.message}. {error.remedy}", file=sys.stderr)
+    if request.as_json:
+        print(document(training=report.to_document(), written=[str(path) for path in written]))
+    else:
+        print(text)
+        print(f"written: {', '.join(str(path) for path in written)}")
+    return 0
+
+
+KINDS: Mapping[str, Callable[[TrainRequest], int]] = {"ranker": _train_ranker}
+"""The kinds of policies that can be trained, and what trains each."""
+
+
+def _command() -> str:
+    """The command line for the model's header: paths without their folders, which would tell about the user's machine."""
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
+    return f"mtmc {shlex.join(words)}"
+
+
+def _check_out(path: Path) -> None:
+    """Refuse an output that cannot be written before the training, not after it.
+
+    Raises:
+        RequestError: the folder does not exist, or the name is that of a folder or of a report.
+    """
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        problem = "is a folder" if path.is_dir() else "is in a folder that does not exist"
+        raise RequestError(problem, where=Location(str(path)), remedy="Name a file in an existing folder.")
+    if path.suffix in (".md", ".json", ".html"):
+        raise RequestError(
+            f"a model cannot have the suffix {path.suffix}, which its report has",
+            where=Location(str(path)),
+            remedy="Name it ranker.policy.",
+        )
+
+
+def _write_model(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise RequestError(
+            f"cannot be written: {error.strerror}", where=Location(str(path)), remedy="Choose another file."
+        ) from None

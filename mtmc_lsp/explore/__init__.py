@@ -1,0 +1,1 @@
+"""``mtmc explore``: grows a tree of versions for each program of a suite, and stores the transitions that policies learn from."""
