@@ -80,11 +80,11 @@ def test_an_interrupted_training_gives_identical_results() -> None:
             assert torch.equal(weight, whole.model.trained[name])
 
 
-def test_held_out_families_are_validated_and_never_trained_on() -> None:
-    options = parameters(supervised_epochs=1, warmup_updates=1, ppo_updates=1, validation_share=0.3)
-    training = Trainer([tree("a", "norm"), tree("b", "loss"), tree("c", "attention")], options, "cpu")
-    assert len(training.trees) == 2 and len(training.held_out) == 1
-    assert not {each.family for each in training.trees} & {each.family for each in training.held_out}
+def test_held_out_trees_are_validated_and_never_trained_on() -> None:
+    options = parameters(supervised_epochs=1, warmup_updates=1, ppo_updates=1)
+    training = Trainer([tree("a"), tree("b", is_held_out=True), tree("c")], options, "cpu")
+    assert [each.program for each in training.trees] == ["a", "c"]
+    assert all("Task: b" not in example.state for example in training.examples)
     last = [training.run(number) for number in range(1, training.updates + 1)][-1]
     assert last.validation_top1 is not None and 0 <= last.validation_top1 <= 1
     assert last.validation_reward is not None

@@ -12,7 +12,7 @@ from mtmc_lsp.core.learning.transitions import Outcome
 from mtmc_lsp.training.lm.best_paths import best_actions, best_path, examples
 from mtmc_lsp.training.lm.environment import Walk
 from mtmc_lsp.training.lm.parameters import Ablation, Rewards
-from mtmc_lsp.training.lm.tree import Edge, read_trees, share_of, split_by_family, write_trees
+from mtmc_lsp.training.lm.tree import Edge, read_trees, share_of, write_trees
 from tests.policies_lm.trees import COPIED, FUSED, ROOT, TUNED, parameters, tree
 
 
@@ -125,15 +125,6 @@ def test_trees_survive_the_file_and_damage_is_an_error(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-20])
     with pytest.raises(RequestError, match=r"trees\.jsonl: the trees are damaged"):
         read_trees(path)
-
-
-def test_whole_families_are_held_out() -> None:
-    trees = [tree(f"{family}{number}", family) for family in "abcdefghij" for number in range(3)]
-    training, held_out = split_by_family(trees, 0.2, 1)
-    assert len(held_out) == 6 and len(training) == 24
-    assert not {each.family for each in training} & {each.family for each in held_out}
-    assert split_by_family(trees[:3], 0.2, 1) == (trees[:3], []), "a single family is trained on"
-    assert split_by_family(trees, 0.0, 1) == (trees, [])
 
 
 def test_a_smaller_share_of_the_data_is_part_of_a_larger_one() -> None:

@@ -64,3 +64,12 @@ def write_policy(folder: Path, normalisation: Normalisation = Normalisation.SUM)
     adapted.save_pretrained(str(folder / ADAPTER))
     write_description(folder, LmPolicyDescription(str(model_folder()), normalisation))
     return folder
+
+
+def adapted_model(folder: Path) -> LanguageModel:
+    """The base model with the adapter of a policy beside its weights, instead of merged into them."""
+    import peft
+
+    model = tiny_model()
+    peft.PeftModel.from_pretrained(model.causal, str(folder / ADAPTER))
+    return model

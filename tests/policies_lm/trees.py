@@ -13,7 +13,7 @@ from tests.policies_lm.tiny import model_folder
 ROOT, FUSED, TUNED, COPIED = "v0", "v1", "v2", "v3"
 
 
-def tree(name: str = "p", family: str = "norm") -> DecisionTree:
+def tree(name: str = "p", *, is_held_out: bool = False) -> DecisionTree:
     """Fuse, then tune is best: 2x, then 1.5x. A tempting first step is a dead end at 1.2x. All else fails."""
     root = (
         Edge("tf32", "use tf32.", Outcome.WRONG, None, ""),
@@ -37,7 +37,7 @@ def tree(name: str = "p", family: str = "norm") -> DecisionTree:
         TUNED: Node("Kernels: 1\ntuned", last, ((ROOT, "fuse"), (FUSED, "tune"))),
         COPIED: Node("Kernels: 1\ncopied", copied, ((ROOT, "copy"),)),
     }
-    return DecisionTree(name, family, "GPU: test", "test", f"Task: {name}", ROOT, nodes)
+    return DecisionTree(name, is_held_out, "GPU: test", "test", f"Task: {name}", ROOT, nodes)
 
 
 def parameters(**changes: object) -> LmParameters:
@@ -57,6 +57,5 @@ def parameters(**changes: object) -> LmParameters:
         minibatch=64,
         microbatch=64,
         target_kl=0.5,
-        validation_share=0.0,
     )
     return replace(small, **changes)  # type: ignore[arg-type]

@@ -60,10 +60,11 @@ class LmPolicy:
             RequestError: the folder holds no usable policy.
         """
         self._folder = folder
-        self._description = read_description(folder)
+        self.description = read_description(folder)
         self._lock = lock
-        self._worker = Worker(python, cwd=str(folder), low_priority=False)
-        self._answers: list[Scores] = []
+        self.worker = Worker(python, cwd=str(folder), low_priority=False)
+        self.answers: list[Scores] = []
+        """Of all decisions so far."""
         self._load_seconds = 0.0
 
     def choices(self, state: State, actions: Sequence[MacroAction]) -> list[Choice]:
@@ -74,14 +75,14 @@ class LmPolicy:
             RequestError: the model or its adapter cannot be loaded.
             WorkerFailed: the worker crashed or took too long; the next call starts another one.
         """
-        text = describe(state, self._description)
+        text = describe(state, self.description)
         texts = (*action_texts(actions), STOP_TEXT)
         request = ScoreRequest(str(self._folder), "cpu" if self._lock is None else "cuda", text, texts)
-        scores = self._worker.call(request, SCORE_SECONDS if self._load_seconds else LOAD_SECONDS, self._lock)
-        self._answers.append(scores)
+        scores = self.worker.call(request, SCORE_SECONDS if self._load_seconds else LOAD_SECONDS, self._lock)
+        self.answers.append(scores)
         self._load_seconds = scores.load_seconds or self._load_seconds
         options = sorted(zip(scores.probabilities, (*actions, None), texts, strict=True), key=lambda each: -each[0])
-        about = _about(state, self._description)
+        about = _about(state, self.description)
         return [
             Choice(action, probability, _reason(probability, index, [(p, t) for p, _, t in options], about))
             for index, (probability, action, _) in enumerate(options)
@@ -90,14 +91,14 @@ class LmPolicy:
     @property
     def latency(self) -> Latency | None:
         """Times of the decisions so far; None before the first one."""
-        if not self._answers:
+        if not self.answers:
             return None
-        seconds = [answer.seconds for answer in self._answers]
+        seconds = [answer.seconds for answer in self.answers]
         return Latency(len(seconds), statistics.median(seconds), max(seconds), self._load_seconds)
 
     def close(self) -> None:
         """End the worker."""
-        self._worker.close()
+        self.worker.close()
 
 
 def describe(state: State, description: LmPolicyDescription) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.json_codec import from_json
@@ -12,6 +12,7 @@ from mtmc_lsp.device.choice import model_of_gpu, planning_model
 from mtmc_lsp.policies.lm.action_text import action_texts
 from mtmc_lsp.policies.lm.prompt import STATE_TOKENS, device_text, schedule_text, task_text
 from mtmc_lsp.schedule.schedule import Schedule
+from mtmc_lsp.training.dataset import TEST, VALIDATION
 from mtmc_lsp.training.lm.tree import DecisionTree, Edge, Node
 
 DEFAULT_ARCH = "sm_90"
@@ -24,10 +25,16 @@ def build_trees(
     programs: Iterable[Program],
     versions: Iterable[Version],
     transitions: Iterable[Transition],
+    part_of: Callable[[Program], str],
     *,
     tokens: int = STATE_TOKENS,
 ) -> list[DecisionTree]:
-    """One tree for each program with transitions, in the order of the programs' ids."""
+    """One tree for each program with transitions, in the order of the programs' ids.
+
+    Args:
+        part_of: the part of a program, by its family: train, validation or test. Test programs are left out.
+        tokens: budget of a state.
+    """
     by_program: defaultdict[str, list[Transition]] = defaultdict(list)
     for transition in transitions:
         if transition.chosen_by == VARIANT:
@@ -38,18 +45,24 @@ def build_trees(
         versions_of[version.program][version.id] = version
     trees = []
     for program in sorted(programs, key=lambda each: each.id):
-        tree = _tree(program, versions_of[program.id], by_program[program.id], tokens)
+        if part_of(program) == TEST:
+            continue
+        tree = _tree(program, versions_of[program.id], by_program[program.id], part_of(program) == VALIDATION, tokens)
         if tree is not None:
             trees.append(tree)
     return trees
 
 
 def _tree(
-    program: Program, versions: Mapping[str, Version], transitions: Sequence[Transition], tokens: int
+    program: Program,
+    versions: Mapping[str, Version],
+    transitions: Sequence[Transition],
+    is_held_out: bool,
+    tokens: int,
 ) -> DecisionTree | None:
     roots = [version.id for version in versions.values() if not version.parent]
     # Times of two GPUs do not compare, so a tree holds those of the GPU with the most.
-    timed = Counter(transition.device for transition in transitions if transition.device)
+    timed = Counter(transition.device for transition in transitions if transition.ratio is not None)
     gpu = timed.most_common(1)[0][0] if timed else ""
     tried: defaultdict[str, dict[str, Transition]] = defaultdict(dict)
     for transition in sorted(transitions, key=lambda each: each.ratio is None):
@@ -71,7 +84,7 @@ def _tree(
     arch = program.capture.environment.capability or DEFAULT_ARCH
     device = model_of_gpu(gpu, arch) if gpu else planning_model((arch,))
     graph = task_text(program.capture.graph, tokens=tokens)
-    return DecisionTree(program.id, program.family, device_text(device), gpu, graph, roots[0], nodes)
+    return DecisionTree(program.id, is_held_out, device_text(device), gpu, graph, roots[0], nodes)
 
 
 def _path(version: Version, versions: Mapping[str, Version]) -> tuple[tuple[str, str], ...]:

@@ -6,8 +6,10 @@ paper. Where ours differ, the reason is given. None of ours was tuned on measure
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.learning.transitions import Outcome
 from mtmc_lsp.policies.lm.policy_folder import Normalisation
 from mtmc_lsp.policies.lm.prompt import STATE_TOKENS
@@ -60,6 +62,29 @@ class Ablation:
     """Whether the training starts with the best paths of the trees."""
     data: float = 1.0
     """Share of the training programs that is used, 0 to 1."""
+
+
+WITHOUT: Mapping[str, str] = {
+    "history": "history",
+    "device": "hardware",
+    "compile-reward": "staged_rewards",
+    "supervised": "supervised",
+}
+"""Names of ablations on the command line, and the fields that they turn off."""
+
+
+def ablation_of(without: Sequence[str], share: float) -> Ablation:
+    """The ablation that a command line asks for.
+
+    Raises:
+        RequestError: an unknown name, or a share that is not above 0 and at most 1.
+    """
+    unknown = [name for name in without if name not in WITHOUT]
+    if unknown:
+        raise RequestError(f"--without {unknown[0]} does not exist", remedy=f"Choose from {', '.join(WITHOUT)}.")
+    if not 0 < share <= 1:
+        raise RequestError(f"--share {share:g} is not a share", remedy="Choose a number above 0 and at most 1.")
+    return replace(Ablation(data=share), **{WITHOUT[name]: False for name in without})
 
 
 @dataclass(frozen=True)
@@ -116,8 +141,6 @@ class LmParameters:
 
     microbatch: int = 8
     """States that are read at once; a matter of memory."""
-    validation_share: float = 0.1
-    """Share of the families that is held out."""
     validate_every: int = 20
     """Updates between two validations."""
     most_validated: int = 64

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +49,8 @@ class DecisionTree:
     """One program."""
 
     program: str
-    family: str
+    is_held_out: bool
+    """Whether its family serves validation only."""
     device: str
     """As text."""
     gpu: str
@@ -58,19 +59,6 @@ class DecisionTree:
     """As text."""
     root: str
     nodes: Mapping[str, Node]
-
-
-def split_by_family(
-    trees: Sequence[DecisionTree], share: float, seed: int
-) -> tuple[list[DecisionTree], list[DecisionTree]]:
-    """Training and validation trees. Whole families are held out; with a single family none is.
-
-    Which families are held out depends on their names and the seed only, not on the other families' sizes.
-    """
-    families = sorted({tree.family for tree in trees}, key=lambda name: _hash(f"{seed} {name}"))
-    count = min(len(families) - 1, max(1, round(share * len(families)))) if share > 0 else 0
-    held_out = set(families[: max(0, count)])
-    return _others(trees, held_out), [tree for tree in trees if tree.family in held_out]
 
 
 def share_of(trees: Sequence[DecisionTree], share: float, seed: int) -> list[DecisionTree]:
@@ -103,10 +91,6 @@ def read_trees(path: Path) -> list[DecisionTree]:
     except (KeyError, TypeError, ValueError) as error:
         remedy = "Remove the folder and start the training again."
         raise RequestError(f"the trees are damaged: {error}", where=Location(str(path)), remedy=remedy) from None
-
-
-def _others(trees: Sequence[DecisionTree], held_out: Collection[str]) -> list[DecisionTree]:
-    return [tree for tree in trees if tree.family not in held_out]
 
 
 def _hash(text: str) -> str:

@@ -96,11 +96,15 @@ def token_log_probabilities(
         ids[row, : len(action.tokens)] = torch.tensor(action.tokens)
         mask[row, : len(action.tokens)] = 1
     ids, mask = ids.to(model.device), mask.to(model.device)
-    hidden = states.last_hidden[index][:, None]
+    hidden = states.last_hidden.index_select(0, index)[:, None]
     if longest > 1:
         # The last token of a text predicts nothing that counts, so it is not read.
         lengths = states.mask[index].sum(1, keepdim=True)
-        cache = _cache_of([(layer.keys[index], layer.values[index]) for layer in states.cache.layers])
+        # The gradient of ``index_select`` is deterministic on the CPU, that of indexing is not.
+        repeated = [
+            (layer.keys.index_select(0, index), layer.values.index_select(0, index)) for layer in states.cache.layers
+        ]
+        cache = _cache_of(repeated)
         positions = lengths + torch.arange(longest - 1, device=model.device)
         whole = torch.cat([states.mask[index], mask[:, :-1]], 1)
         hidden = torch.cat([hidden, _read(model, ids[:, :-1], whole, positions, cache)], 1)

@@ -16,7 +16,7 @@ import torch
 from mtmc_lsp.training.lm.best_paths import Example, examples
 from mtmc_lsp.training.lm.messages import CurvePoint, Phase
 from mtmc_lsp.training.lm.parameters import LmParameters
-from mtmc_lsp.training.lm.tree import DecisionTree, share_of, split_by_family
+from mtmc_lsp.training.lm.tree import DecisionTree, share_of
 from mtmc_lsp.training.lm.worker.policy_model import PolicyModel
 from mtmc_lsp.training.lm.worker.ppo import normalised, ppo_loss
 from mtmc_lsp.training.lm.worker.rollout import Rollout, TakenStep, greedy_reward, roll_out
@@ -39,7 +39,8 @@ class Trainer:
 
     def __init__(self, trees: Sequence[DecisionTree], parameters: LmParameters, device: str) -> None:
         self._parameters = parameters
-        training, self.held_out = split_by_family(trees, parameters.validation_share, parameters.seed)
+        self.held_out = [tree for tree in trees if tree.is_held_out]
+        training = [tree for tree in trees if not tree.is_held_out]
         self.trees = share_of(training, parameters.ablation.data, parameters.seed)
         supervised = parameters.ablation.supervised
         self.examples = examples(self.trees, parameters, with_failures=True) if supervised else []
