@@ -57,7 +57,9 @@ def tried(pair: Pair, versions: list[Candidate]) -> Iterator[Transition]:
 
 def dataset() -> tuple[list[Program], list[Version], list[Transition]]:
     """All pairs as programs with made-up times."""
-    programs, versions, transitions = [], [], []
+    programs: list[Program] = []
+    versions: list[Version] = []
+    transitions: list[Transition] = []
     for pair in pairs():
         capture = pair.stored_capture()
         programs.append(Program(pair.name, pair.name, pair.name, "golden", capture))
