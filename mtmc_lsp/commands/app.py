@@ -12,8 +12,9 @@ from mtmc_lsp.commands.bench import bench
 from mtmc_lsp.commands.calibrate import calibrate
 from mtmc_lsp.commands.consent import consent
 from mtmc_lsp.commands.doctor import doctor
-from mtmc_lsp.commands.explore import explore
 from mtmc_lsp.commands.export import export
+from mtmc_lsp.commands.learning.explore import explore
+from mtmc_lsp.commands.learning.train import train
 from mtmc_lsp.commands.lsp import lsp
 from mtmc_lsp.commands.optimize import optimize
 from mtmc_lsp.commands.plan import plan
@@ -21,7 +22,6 @@ from mtmc_lsp.commands.profile import profile
 from mtmc_lsp.commands.record import record
 from mtmc_lsp.commands.report import report
 from mtmc_lsp.commands.runs import runs
-from mtmc_lsp.commands.train import train
 from mtmc_lsp.commands.verify import verify
 from mtmc_lsp.commands.why import why
 

@@ -153,6 +153,13 @@ class Grower:
             listed, unlisted = self._actions.legal(state, node.keys, room, rng)
             chosen = choose(listed, unlisted, room, rng)
         node.is_exhausted = not chosen
+        for first in range(0, len(chosen), self._measurer.most_at_once):
+            if first and self._clock() >= self._growth.deadline:
+                return
+            self._try(node, before, chosen[first : first + self._measurer.most_at_once])
+
+    def _try(self, node: Node, before: Candidate, chosen: Sequence[Chosen]) -> None:
+        """Try some actions together, and store what came of them."""
         groups = [self._written(node, before, item) for item in chosen]
         trials = self._open_trials(groups)
         self._compile(before, trials)

@@ -44,6 +44,8 @@ class SiblingMeasurer(Protocol):
 
     has_gpu: bool
     """Whether versions are timed."""
+    most_at_once: int
+    """How many actions to measure together: all of a version where that saves time, few where none waits for another."""
 
     def device(self) -> DeviceModel:
         """The device that is planned and compiled for."""

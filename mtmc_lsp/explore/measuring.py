@@ -119,6 +119,8 @@ class InterpreterMeasurer(SiblingMeasurer):
     """Cross-compiles versions, and verifies them briefly by Triton's interpreter. Nothing is timed."""
 
     has_gpu = False
+    most_at_once = 2
+    """Enough for two cores; what the end of the time cuts off is lost."""
 
     def __init__(self, place: Place) -> None:
         """Prepare without starting a process."""
@@ -161,6 +163,7 @@ class GpuMeasurer(SiblingMeasurer):
     """Compiles versions for the GPU, compares their results on the timed inputs, and times all of them in one go."""
 
     has_gpu = True
+    most_at_once = 1000
 
     def __init__(self, place: Place) -> None:
         """Start the process that times."""

@@ -103,7 +103,7 @@ class RankerPolicy:
     def _added(self, inputs: Sequence[Sequence[float]], compared: Sequence[int]) -> list[dict[str, float]]:
         """For each compared choice, by feature: what it adds to the score more than to the mean of these choices."""
         contributions = self._model.contributions([inputs[index] for index in compared])
-        means = [sum(column) / len(compared) for column in zip(*contributions, strict=True)]
+        means = [math.fsum(column) / len(compared) for column in zip(*contributions, strict=True)]
         return [{name: row[i] - means[i] for i, name in enumerate(self._names)} for row in contributions]
 
     def _reason(
@@ -139,7 +139,8 @@ def softmax(scores: Sequence[float]) -> list[float]:
     """Probabilities that sum to one."""
     largest = max(scores)
     weights = [math.exp(score - largest) for score in scores]
-    total = sum(weights)
+    # Exact, so that the order of the scores does not matter.
+    total = math.fsum(weights)
     return [weight / total for weight in weights]
 
 

@@ -16,7 +16,7 @@ from mtmc_lsp.policies.feature_names import FEATURES
 from mtmc_lsp.policies.features import Featurizer, Ranked
 from mtmc_lsp.policies.history import FAILURES
 from mtmc_lsp.training.labels import STOP, grade_of
-from mtmc_lsp.training.tree import MeasuredTree, action_of
+from mtmc_lsp.training.tree import MeasuredTree, action_of, is_choice
 
 FAILED_BEFORE = (0, 1, 2, 3)
 """How many of a version's actions that did not gain are in the history of its groups."""
@@ -88,7 +88,7 @@ def _graded(group: _Ungraded, *, with_failures: bool) -> Group:
 def _of_version(
     tree: MeasuredTree, version: Version, device: str, featurizer: Featurizer, experience: ExperienceCounter
 ) -> Iterator[_Ungraded]:
-    tried = [item for item in tree.of_version(version.id) if item.device in ("", device)]
+    tried = [item for item in tree.of_version(version.id) if item.device in ("", device) and is_choice(item)]
     is_timed = any(item.ratio is not None for item in tried)
     if is_timed:
         # A correct version without a time may be faster or slower: it has no grade among timed ones.

@@ -81,10 +81,9 @@ def replay(tree: MeasuredTree, program: str, policy: Policy, device: str, limit:
     best = 1.0
     end = "limit"
     while len(points) < limit:
-        known = [item for item in tree.of_version(version.id) if item.device in ("", device)]
+        known = tree.choices_of(version.id, device)
         tried = {(item.version, item.key) for item in history}
         left = [item for item in known if (item.version, item.key) not in tried and _is_known(item)]
-        left.sort(key=lambda item: (item.rank < 0, item.rank, item.key))
         if not left:
             end = "nothing left" if known else "unexplored"
             break

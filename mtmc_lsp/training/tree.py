@@ -25,6 +25,7 @@ from mtmc_lsp.core.results import (
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.device.data_files import data_files
+from mtmc_lsp.explore.tree import VARIANT
 from mtmc_lsp.policies.history import FAILURES
 
 MOST_FAILED = 3
@@ -89,15 +90,28 @@ class MeasuredTree:
         path: list[Transition] = []
         seen = {version.id}
         while version.parent and version.parent in self.versions and version.parent not in seen:
-            siblings = _on_device(self.of_version(version.parent), device)
-            index = next((i for i, item in enumerate(siblings) if item.key == version.action), None)
-            if index is None:
+            edge, before = self._edge_to(version, device)
+            if edge is None:
                 break
-            failed = [item for item in siblings[:index] if item.outcome is not Outcome.FASTER]
-            path = [*failed[-MOST_FAILED:], siblings[index], *path]
+            failed = [item for item in before if item.outcome is not Outcome.FASTER]
+            path = [*failed[-MOST_FAILED:], edge, *path]
             version = self.versions[version.parent]
             seen.add(version.id)
         return path
+
+    def _edge_to(self, version: Version, device: str) -> tuple[Transition | None, list[Transition]]:
+        """The transition that a version was first reached by, and the choices that were tried before it."""
+        tried = [item for item in self.of_version(version.parent) if item.device in ("", device)]
+        edges = [item for item in tried if version.id == item.result or item.key == version.action]
+        # An action that measures several configurations has a transition beside those of its configurations.
+        edge = next((item for item in edges if is_choice(item)), edges[0] if edges else None)
+        before = tried[: tried.index(edge)] if edge is not None else []
+        return edge, [item for item in before if is_choice(item)]
+
+    def choices_of(self, version: str, device: str) -> list[Transition]:
+        """What a planner could have chosen at a version, in its order: transitions on a GPU, without single configurations."""
+        items = [item for item in self.of_version(version) if item.device in ("", device) and is_choice(item)]
+        return sorted(items, key=lambda item: (item.rank < 0, item.rank, item.key))
 
     def state(self, version: Version, history: Sequence[Transition], device: str) -> State:
         """The state of a run at a version after ``history``; without a GPU if ``device`` is empty."""
@@ -124,9 +138,9 @@ class MeasuredTree:
         return step_of(item, index, status, self._candidate(item.result) if item.result else None)
 
 
-def _on_device(transitions: Sequence[Transition], device: str) -> list[Transition]:
-    """The transitions without those that other GPUs timed."""
-    return [item for item in transitions if item.device in ("", device)]
+def is_choice(item: Transition) -> bool:
+    """Whether a planner could choose the action: not a single configuration of an action that measures several."""
+    return item.chosen_by != VARIANT
 
 
 def step_of(item: Transition, index: int, status: StepStatus, candidate: Candidate | None) -> Step:

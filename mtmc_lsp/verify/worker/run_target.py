@@ -20,6 +20,7 @@ from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.gpu_lock import let_timings_pass
+from mtmc_lsp.process.worker.kernel_compilation import share_kernels
 from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, Case
 from mtmc_lsp.verify.messages import KernelsFile
 from mtmc_lsp.verify.worker.comparison.batched_reads import unequal
@@ -77,6 +78,8 @@ def loaded_once(path: str, text: str, name: str, *, is_candidate: bool, kernels:
         # The user's text is loaded under its own path, so that errors name the user's file.
         with _importable(kernels):
             _modules[key] = load_user_module(path, text, name, in_place=not is_candidate)
+        if is_candidate and not is_interpreted():
+            share_kernels(_modules[key])
     return _modules[key]
 
 

@@ -113,16 +113,14 @@ def _plan(
     width: int,
     seed: int,
 ) -> Plan:
-    from mtmc_lsp.app.bench.manifest import is_manifest_folder
     from mtmc_lsp.app.bench.opening import suite_python
     from mtmc_lsp.explore.families import families_of
     from mtmc_lsp.explore.runner import Plan
 
     folder = place if place.is_dir() else place.parent
     settings = read_project_settings(folder.absolute(), arch)
-    families = families_of(place, are_packages=is_manifest_folder(folder))
     interpreter = suite_python(place, problems[0], settings, python)
-    return Plan(settings, interpreter, families, out, seconds=seconds, depth=depth, width=width, seed=seed)
+    return Plan(settings, interpreter, families_of(place), out, seconds=seconds, depth=depth, width=width, seed=seed)
 
 
 def _explore(problems: list[Problem], place: Path, plan: Plan, jobs: int | None) -> list[Explored]:
