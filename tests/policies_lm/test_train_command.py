@@ -103,7 +103,7 @@ def test_names_of_ablations_are_checked() -> None:
 def test_the_command_trains_on_a_store_of_transitions(
     tmp_path: Path, options: LmParameters, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mtmc_lsp.commands.train import policy
+    from mtmc_lsp.commands.learning.train import policy
     from mtmc_lsp.explore.parquet import Writer
     from mtmc_lsp.training.lm import train as module
 
