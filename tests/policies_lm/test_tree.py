@@ -38,6 +38,18 @@ def _faster(edge: Edge) -> Edge:
     return replace(edge, ratio=2.5) if edge.key == "copy" else edge
 
 
+def test_a_first_version_that_is_nearly_as_fast_is_a_base_for_later_steps() -> None:
+    whole = tree()
+    edges = (Edge("fuse", "fuse.", Outcome.SLOWER, 0.95, FUSED), Edge("copy", "copy.", Outcome.SLOWER, 0.85, COPIED))
+    changed = replace(whole, nodes={**whole.nodes, ROOT: replace(whole.nodes[ROOT], edges=edges)})
+    assert [edge.key for edge in best_path(changed, 8)] == ["fuse", "tune"], "0.95 * 1.5 is more than 1"
+    walk = Walk(changed, parameters())
+    take(walk, "copy")
+    assert "Kernels: none" in walk.state
+    take(walk, "fuse")
+    assert "Kernels: 1\nfused" in walk.state
+
+
 def test_paths_in_circles_end() -> None:
     whole = tree()
     back = Edge("back", "back.", Outcome.FASTER, 1.01, ROOT)

@@ -78,7 +78,8 @@ class LmPolicy:
         text = describe(state, self.description)
         texts = (*action_texts(actions), STOP_TEXT)
         request = ScoreRequest(str(self._folder), "cpu" if self._lock is None else "cuda", text, texts)
-        scores = self.worker.call(request, SCORE_SECONDS if self._load_seconds else LOAD_SECONDS, self._lock)
+        end = float("inf") if state.deadline is None else state.deadline
+        scores = self.worker.call(request, SCORE_SECONDS if self._load_seconds else LOAD_SECONDS, self._lock, end)
         self.answers.append(scores)
         self._load_seconds = scores.load_seconds or self._load_seconds
         options = sorted(zip(scores.probabilities, (*actions, None), texts, strict=True), key=lambda each: -each[0])

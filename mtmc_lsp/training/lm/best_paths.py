@@ -35,10 +35,14 @@ def best_actions(tree: DecisionTree, horizon: int) -> dict[str, Edge | None]:
     """
     values: dict[str, float] = dict.fromkeys(tree.nodes, 0.0)
     best: dict[str, Edge | None] = {}
+    kept = {
+        name: [edge for edge in node.edges if edge.is_kept(is_first=name == tree.root)]
+        for name, node in tree.nodes.items()
+    }
     for _ in range(horizon):
         following = {}
-        for name, node in tree.nodes.items():
-            gains = [(_gain(edge) + values.get(edge.result, 0.0), edge) for edge in node.edges if edge.is_kept]
+        for name in tree.nodes:
+            gains = [(_gain(edge) + values.get(edge.result, 0.0), edge) for edge in kept[name]]
             value, edge = max(gains, key=lambda each: each[0], default=(0.0, None))
             best[name] = edge if value > 0 else None
             following[name] = max(0.0, value)
@@ -69,7 +73,10 @@ def examples(trees: Iterable[DecisionTree], parameters: LmParameters, *, with_fa
         for version, edge in best_actions(tree, parameters.most_steps).items():
             result.append(_example(tree, version, edge, (), parameters))
             choice = random.Random(f"{parameters.seed} {version}")
-            others = [other for other in tree.nodes[version].edges if other is not edge and not other.is_kept]
+            is_first = version == tree.root
+            others = [
+                each for each in tree.nodes[version].edges if each is not edge and not each.is_kept(is_first=is_first)
+            ]
             if with_failures and others:
                 before = tuple(choice.sample(others, choice.randint(1, len(others))))
                 result.append(_example(tree, version, edge, before, parameters))
@@ -90,4 +97,5 @@ def _example(
 
 
 def _gain(edge: Edge) -> float:
-    return math.log(edge.ratio) if edge.outcome is Outcome.FASTER and edge.ratio else 0.0
+    """The logarithm of the speedup; negative for a base that is slower than the user's code."""
+    return math.log(edge.ratio) if edge.outcome in TIMED and edge.ratio else 0.0

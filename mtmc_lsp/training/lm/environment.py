@@ -63,7 +63,7 @@ class Walk:
         edge = edges[index]
         self._tried.add(edge.key)
         self._history.append(tried(edge))
-        if edge.is_kept and edge.result:
+        if edge.result and edge.is_kept(is_first=self._version == self._tree.root):
             self._version = edge.result
         reward = self._parameters.rewards.of(
             edge.outcome, len(self._history), staged=self._parameters.ablation.staged_rewards

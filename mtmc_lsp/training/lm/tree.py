@@ -14,6 +14,7 @@ from pathlib import Path
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.learning.transitions import Outcome
+from mtmc_lsp.search.acceptance import BASE_RATIO
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,14 @@ class Edge:
     result: str
     """The version that it leads to; empty if there is none in the tree."""
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether the greedy search goes on from its version: it is faster, or correct where nothing is timed."""
+    def is_kept(self, *, is_first: bool) -> bool:
+        """Whether the greedy search goes on from its version: it is faster, or correct where nothing is timed.
+
+        Args:
+            is_first: whether it changes the user's code; then a version that is nearly as fast is a base for later steps.
+        """
+        if is_first and self.outcome is Outcome.SLOWER and self.ratio is not None:
+            return self.ratio >= BASE_RATIO
         return self.outcome in (Outcome.FASTER, Outcome.CORRECT)
 
 

@@ -44,7 +44,8 @@ class LanguageModel:
 
 
 def load_base(name: str, device: str) -> LanguageModel:
-    """Load a model: bfloat16 on a GPU, float32 on the CPU.
+    """Load a model in float32, also on a GPU: PPO compares probabilities of one text from two batches of different sizes, and
+    in bfloat16 their sums over tokens would differ by as much as a policy may move.
 
     Raises:
         EnvironmentNotAble: a package is missing.
@@ -53,10 +54,9 @@ def load_base(name: str, device: str) -> LanguageModel:
     transformers = _package("transformers")
     transformers.logging.disable_progress_bar()
     where, options = _place(name)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
-        causal = transformers.AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options)
+        causal = transformers.AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **options)
     except ImportError as error:
         raise EnvironmentNotAble(f"the model {name} needs another package: {_line(error)}", remedy=INSTALL) from None
     except Exception as error:
