@@ -30,6 +30,7 @@ class TrainRequest:
     share: float
     model: str
     updates: int
+    replays: int
     command: str
     """The command, without the folders of its paths."""
     as_json: bool
@@ -54,12 +55,17 @@ def policy(
         str, typer.Option("--model", help="Of lm: a name on the Hugging Face hub, a folder or a GGUF file.")
     ] = "",
     updates: Annotated[int, typer.Option("--updates", min=0, help="Of lm: updates by PPO.")] = 200,
+    replays: Annotated[
+        int, typer.Option("--replays", min=0, help="Of lm: replay it on so many programs of held-out families.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> int:
     """Train a policy on the training families of the data, and evaluate it on the others by replaying measured trees."""
     check_choice("kind", kind, tuple(KINDS))
     names = tuple(name.strip() for name in without.split(",")) if without else ()
-    return KINDS[kind](TrainRequest(data, out, seconds, seed, names, share, model, updates, _command(), as_json))
+    return KINDS[kind](
+        TrainRequest(data, out, seconds, seed, names, share, model, updates, replays, _command(), as_json)
+    )
 
 
 def _train_ranker(request: TrainRequest) -> int:
@@ -116,11 +122,13 @@ def _train_lm(request: TrainRequest) -> int:
     from mtmc_lsp.report.console import LiveLine, console, live
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.page import render
+    from mtmc_lsp.training.lm.evaluation import replay_held_out
     from mtmc_lsp.training.lm.files import PAGE
     from mtmc_lsp.training.lm.messages import TrainingStatus
     from mtmc_lsp.training.lm.page import page, summary
     from mtmc_lsp.training.lm.parameters import LmParameters, ablation_of
     from mtmc_lsp.training.lm.train import CONTINUE, DEFAULT_MODEL, LmOptions, train_lm
+    from mtmc_lsp.training.tree import MeasuredTree
 
     ablation = ablation_of(request.without, request.share)
     parameters = LmParameters(
@@ -135,15 +143,18 @@ def _train_lm(request: TrainRequest) -> int:
         data = (read_programs(request.data), read_versions(request.data), read_transitions(request.data))
         line.enter("loading the language model")
         trained = train_lm(LmOptions(request.out, request.seconds, parameters), *data, on_status=show)
+        line.enter("replaying measured trees")
+        evaluations = replay_held_out(trained, MeasuredTree.of(*data), request.replays) if request.replays else []
     written = [trained.policy]
     try:
         write_output(request.out / PAGE, render(page(trained, parameters)))
         written.append(request.out / PAGE)
     except EnvironmentNotAble as error:
         print(f"no page with curves is written: {error.message}. {error.remedy}", file=sys.stderr)
-    facts = summary(trained, parameters)
+    facts = [*summary(trained, parameters), *(line for part in evaluations for line in part.lines)]
     if request.as_json:
-        print(document(status=trained.status, parameters=parameters, points=trained.points, facts=facts))
+        known = {"status": trained.status, "parameters": parameters, "points": trained.points}
+        print(document(**known, replays=evaluations, written=[str(path) for path in written]))
         return 0
     print("\n".join(facts))
     if not trained.is_complete:

@@ -48,13 +48,16 @@ class LmPolicy:
 
     name = "lm"
 
-    def __init__(self, folder: Path, *, python: str = sys.executable, lock: GpuLock | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, python: str = sys.executable, lock: GpuLock | None = None, device: str = ""
+    ) -> None:
         """Read the policy's description; the model is loaded by the first decision.
 
         Args:
             folder: the folder ``policy`` that the training wrote.
             python: the interpreter with torch, transformers and peft.
-            lock: the GPU lock to share. With it the model runs on the GPU, and never during a timing; otherwise on the CPU.
+            lock: the GPU lock to share, so that the model never runs during a timing.
+            device: ``cpu`` or ``cuda``; empty for the GPU if there is a lock to share, otherwise the CPU.
 
         Raises:
             RequestError: the folder holds no usable policy.
@@ -62,6 +65,7 @@ class LmPolicy:
         self._folder = folder
         self.description = read_description(folder)
         self._lock = lock
+        self._device = device or ("cpu" if lock is None else "cuda")
         self.worker = Worker(python, cwd=str(folder), low_priority=False)
         self.answers: list[Scores] = []
         """Of all decisions so far."""
@@ -77,7 +81,7 @@ class LmPolicy:
         """
         text = describe(state, self.description)
         texts = (*action_texts(actions), STOP_TEXT)
-        request = ScoreRequest(str(self._folder), "cpu" if self._lock is None else "cuda", text, texts)
+        request = ScoreRequest(str(self._folder), self._device, text, texts)
         end = float("inf") if state.deadline is None else state.deadline
         scores = self.worker.call(request, SCORE_SECONDS if self._load_seconds else LOAD_SECONDS, self._lock, end)
         self.answers.append(scores)

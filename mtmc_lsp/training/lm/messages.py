@@ -61,6 +61,8 @@ class TrainingStatus:
     """Of the supervised start."""
     parameters: int
     """Trained weights of the adapter."""
+    device: str
+    """``cpu`` or ``cuda``."""
     points: tuple[CurvePoint, ...] = ()
     """The updates of this request."""
 

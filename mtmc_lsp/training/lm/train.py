@@ -28,7 +28,7 @@ LOAD_SECONDS = 900.0
 SLICE_SECONDS = 30.0
 """Time between two checkpoints."""
 UPDATE_SECONDS = 1800.0
-"""Limit for one update, which is large on a CPU."""
+"""Limit for one update, which takes long on a CPU."""
 CONTINUE = "Run the same command again: it continues from the last checkpoint."
 
 

@@ -41,7 +41,9 @@ class _Training:
         trainer = self.trainer
         weights = sum(each.numel() for each in trainer.model.trained.values())
         counts = (len(trainer.trees), len(trainer.held_out), len(trainer.examples), weights)
-        return TrainingStatus(self.update, trainer.updates, *counts, points)
+        return TrainingStatus(
+            self.update, trainer.updates, *counts, str(trainer.model.language_model.device.type), points
+        )
 
 
 _training: _Training | None = None
