@@ -59,7 +59,7 @@ def test_paths_in_circles_end() -> None:
 
 def test_a_walk_goes_on_from_faster_versions_and_stays_after_failures() -> None:
     walk = Walk(tree(), parameters())
-    assert walk.texts == ["use tf32.", "copy.", "fuse.", "split.", "stop, nothing else will pay."]
+    assert walk.texts == ["use tf32.", "copy.", "fuse.", "split."], "a run tries at least one step"
     assert take(walk, "split") == pytest.approx(-1.0 - 0.1)
     assert walk.texts == ["use tf32.", "copy.", "fuse.", "stop, nothing else will pay."]
     assert take(walk, "use tf32") == pytest.approx(0.1 - 0.5 - 0.2)
@@ -74,9 +74,10 @@ def test_a_walk_goes_on_from_faster_versions_and_stays_after_failures() -> None:
 
 def test_stop_ends_a_walk_and_earns_nothing() -> None:
     walk = Walk(tree(), parameters())
+    take(walk, "split")
     assert not walk.is_done
     assert take(walk, "stop") == 0.0
-    assert walk.is_done and walk.total == 0.0
+    assert walk.is_done and walk.total == pytest.approx(-1.1)
 
 
 def test_a_walk_ends_at_its_longest_length() -> None:
@@ -125,9 +126,21 @@ def test_examples_contain_histories_with_failures() -> None:
     more = examples([tree()], options, with_failures=True)
     assert len(more) == 6
     for few, each in zip(more[::2], more[1::2], strict=True):
-        assert len(each.texts) < len(few.texts) and each.texts[each.best] == few.texts[few.best]
+        assert (
+            set(each.texts) - {"stop, nothing else will pay."} < set(few.texts)
+            and each.texts[each.best] == few.texts[few.best]
+        )
         assert len(each.state) > len(few.state)
     assert more == examples([tree()], options, with_failures=True), "the same each time"
+
+
+def test_at_the_beginning_stop_is_no_example() -> None:
+    whole = tree()
+    failing = tuple(replace(edge, outcome=Outcome.SLOWER, ratio=0.5, result="") for edge in whole.nodes[ROOT].edges)
+    changed = replace(whole, nodes={ROOT: replace(whole.nodes[ROOT], edges=failing)})
+    assert examples([changed], parameters(), with_failures=False) == []
+    (one,) = examples([changed], parameters(), with_failures=True)
+    assert one.texts[one.best].startswith("stop") and "-> not faster 0.50x" in one.state
 
 
 def test_trees_survive_the_file_and_damage_is_an_error(tmp_path: Path) -> None:

@@ -18,7 +18,10 @@ TIMED = (Outcome.FASTER, Outcome.SLOWER)
 
 @dataclass(frozen=True)
 class Example:
-    """A state, the texts of its legal actions with STOP at the end, and the index of the best one."""
+    """A state, the texts of its legal actions, and the index of the best one.
+
+    STOP is at the end, except in a state without history: a run tries at least one step.
+    """
 
     state: str
     texts: tuple[str, ...]
@@ -71,7 +74,8 @@ def examples(trees: Iterable[DecisionTree], parameters: LmParameters, *, with_fa
     result = []
     for tree in trees:
         for version, edge in best_actions(tree, parameters.most_steps).items():
-            result.append(_example(tree, version, edge, (), parameters))
+            if edge is not None or version != tree.root:
+                result.append(_example(tree, version, edge, (), parameters))
             choice = random.Random(f"{parameters.seed} {version}")
             is_first = version == tree.root
             others = [
@@ -92,7 +96,7 @@ def _example(
     history = [tried(edge) for parent, key in node.path for edge in tree.nodes[parent].edges if edge.key == key]
     history += [tried(edge) for edge in node.edges if edge.key in keys]
     state = tree_state(tree, version, history, parameters.ablation, tokens=parameters.state_tokens)
-    texts = (*(edge.text for edge in left), STOP_TEXT)
+    texts = (*(edge.text for edge in left), *[STOP_TEXT] * bool(history))
     return Example(state, texts, left.index(best) if best is not None else len(left))
 
 

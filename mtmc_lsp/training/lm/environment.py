@@ -40,8 +40,8 @@ class Walk:
 
     @property
     def texts(self) -> list[str]:
-        """The texts of the legal actions; STOP is the last one."""
-        return [*(edge.text for edge in self.edges), STOP_TEXT]
+        """The texts of the legal actions; STOP is the last one, except at the beginning: a run tries at least one step."""
+        return [*(edge.text for edge in self.edges), *[STOP_TEXT] * bool(self._history)]
 
     @property
     def state(self) -> str:
