@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 SLOW_MODULES = frozenset(
     f"tests/{name}.py"
     for name in """
-    capture/test_einsum codegen/test_accuracy codegen/test_image_sizes codegen/test_run_time_numbers cli/test_crashes cli/test_dependencies cli/test_hostile_project cli/test_interpreters
+    capture/test_einsum codegen/test_accuracy codegen/test_image_sizes codegen/test_run_time_numbers cli/test_crashes cli/test_train cli/test_dependencies cli/test_hostile_project cli/test_interpreters
     cli/test_record cli/test_regions codegen/test_attention_masks codegen/test_families codegen/test_large_tensors
     codegen/test_masked_operands codegen/test_moments codegen/test_random_chains codegen/test_recurrent_kernels
     codegen/test_running_products codegen/test_special_values_of_functions codegen/test_special_values_of_losses

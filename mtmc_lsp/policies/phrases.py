@@ -98,12 +98,18 @@ TOPICS = {
 }
 
 
+def saving_phrase(action: MacroAction) -> str:
+    """What the cost model predicts for an action."""
+    saved_us = action.expected.saved_us
+    return f"the cost model predicts {saved_us:.3g} us less" if saved_us > 0 else "the cost model predicts no saving"
+
+
 def _saving(subject: Subject) -> str:
     saved_us = subject.action.expected.saved_us
     share = subject.features["action.saved_share"]
     if saved_us <= 0:
         return ""
-    return f"the cost model predicts {saved_us:.3g} us less" + (f" ({share:.0%})" if share >= 0.01 else "")
+    return saving_phrase(subject.action) + (f" ({100 * share:.0f} %)" if share >= 0.01 else "")
 
 
 def _traffic(subject: Subject) -> str:
@@ -135,11 +141,10 @@ def _kind_history(subject: Subject) -> str:
     tried, faster = int(features["history.kind_tried"]), int(features["history.kind_faster"])
     if not tried:
         return f"no {word} was tried yet"
-    article = "an" if word[0] in "aeiou" else "a"
     if faster == tried:
-        return f"{article} earlier {word} was faster".replace("a earlier", "an earlier")
+        return f"an earlier {word} was faster" if tried == 1 else f"all {tried} earlier steps of this kind were faster"
     if not faster:
-        result = "failed" if features["history.kind_failed"] == tried else "was slower"
+        result = "failed" if features["history.kind_failed"] == tried else "was not faster"
         return f"an earlier {word} here {result}"
     return f"{faster} of {tried} earlier steps of this kind were faster"
 

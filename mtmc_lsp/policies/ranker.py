@@ -10,15 +10,11 @@ from typing import Any
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.learning.policy import Choice
 from mtmc_lsp.core.protocols import State
-from mtmc_lsp.ir.regions import CannotFuse
 from mtmc_lsp.policies.feature_names import FEATURES
 from mtmc_lsp.policies.features import Featurizer, Ranked, ranked
 from mtmc_lsp.policies.model_file import ModelFile, ModelHeader, read_model, require_lightgbm
-from mtmc_lsp.policies.phrases import Subject, history_phrase, reasons
+from mtmc_lsp.policies.phrases import Subject, history_phrase, reasons, saving_phrase
 from mtmc_lsp.policies.state_features import Version
-from mtmc_lsp.rewrites import ir_of
-from mtmc_lsp.schedule.launch_units import launches
-from mtmc_lsp.tuning.schedule_cost import launch_cost
 
 EXPLAINED, COMPARED = 2, 4
 """The most probable choices have their full reasons, compared with as many of the most probable choices. The others only have the
@@ -89,13 +85,19 @@ class RankerPolicy:
         weights = softmax([score / self._model.header.temperature for score in scores])
         order = sorted(range(len(rows)), key=lambda index: (-weights[index], _key(actions, index)))
         explained = order[:EXPLAINED]
+
+        def features_of(index: int) -> dict[str, float]:
+            return dict(zip(FEATURES, rows[index], strict=True))
+
         added = dict(zip(explained, self._added(inputs, order[:COMPARED]), strict=False))
         version = self._features.version(state)
         return [
             Choice(
                 actions[index].action if index < len(actions) else None,
                 weights[index],
-                self._reason(state, version, actions, index, dict(zip(FEATURES, rows[index], strict=True)), added),
+                self._reason(state, version, actions[index].action, features_of(index), added.get(index))
+                if index < len(actions)
+                else stop_reason(len(actions), order.index(index), self._model.header.stop_gain, features_of(index)),
             )
             for index in order
         ]
@@ -110,25 +112,27 @@ class RankerPolicy:
         self,
         state: State,
         version: Version,
-        actions: Sequence[Ranked],
-        index: int,
+        action: MacroAction,
         features: Mapping[str, float],
-        added: Mapping[int, Mapping[str, float]],
+        added: Mapping[str, float] | None,
     ) -> str:
-        header = self._model.header
-        if index == len(actions):
-            return stop_reason(len(actions), header.stop_gain, features)
-        action = actions[index].action
-        if index not in added:
-            return f"the cost model predicts {action.expected.saved_us:.3g} us less"
+        if added is None:
+            return saving_phrase(action)
         units = version.units_of(action.region)
-        units_us = _units_us(state, version, action) if units.total > 1 else 0.0
-        subject = Subject(action, features, units, units_us, state.device.name, header.experience)
-        return "; ".join(reasons(subject, added[index])) or "no other choice has a higher score"
+        units_us = version.units_us(action.region)
+        subject = Subject(action, features, units, units_us, state.device.name, self._model.header.experience)
+        return "; ".join(reasons(subject, added)) or "no other choice has a higher score"
 
 
-def stop_reason(count: int, stop_gain: float, features: Mapping[str, float]) -> str:
-    """Why the ranker ends a search."""
+def stop_reason(count: int, better: int, stop_gain: float, features: Mapping[str, float]) -> str:
+    """Why the ranker ends a search, or why it does not.
+
+    Args:
+        count: number of actions.
+        better: how many of them have a higher score than STOP.
+    """
+    if better:
+        return f"{better} of the {count} remaining actions rank above the end of the search"
     each = "the remaining action" if count == 1 else f"each of the {count} remaining actions"
     course = history_phrase(features)
     because = f"; {course}" if course and features["history.since_gain"] else ""
@@ -149,17 +153,3 @@ def _key(actions: Sequence[Ranked], index: int) -> tuple[bool, int, str]:
     if index == len(actions):
         return (True, 0, "")
     return (False, actions[index].rank, actions[index].action.key)
-
-
-def _units_us(state: State, version: Version, action: MacroAction) -> float:
-    """Predicted time of the launches that compute an action's region now."""
-    region = frozenset(action.region)
-    ir = ir_of(state.capture.graph, version.schedule)
-    try:
-        return sum(
-            launch_cost(ir, launch, state.device).us
-            for launch in launches(ir, version.schedule)
-            if any(region & set(unit.nodes) for unit in launch)
-        )
-    except CannotFuse:
-        return 0.0

@@ -8,6 +8,7 @@ from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.learning.policy import Choice
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.planners.roofline import NOTHING_LEFT
+from mtmc_lsp.policies.phrases import saving_phrase
 from mtmc_lsp.policies.ranker import softmax
 
 TEMPERATURE = 0.5
@@ -34,7 +35,6 @@ class RooflinePolicy:
         stop = min([0.0, *savings])
         weights = softmax([saving / scale / TEMPERATURE for saving in (*savings, stop)])
         listed = [
-            Choice(action, weight, f"the cost model predicts {action.expected.saved_us:.3g} us less")
-            for action, weight in zip(actions, weights, strict=False)
+            Choice(action, weight, saving_phrase(action)) for action, weight in zip(actions, weights, strict=False)
         ]
         return [*listed, Choice(None, weights[-1], NOTHING_LEFT.reason)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,12 +19,14 @@ from mtmc_lsp.policies.feature_names import KERNEL_CLASSES, OPERATION_CLASSES
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.layout_propagation import RULE as CHANNELS_LAST
 from mtmc_lsp.schedule.configs import MatmulConfig, PrecisionMode, TileConfig, precision_of
+from mtmc_lsp.schedule.launch_units import launches
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
-from mtmc_lsp.tuning.cost import TORCH_EFFICIENCY, Cost
-from mtmc_lsp.tuning.schedule_cost import schedule_cost
+from mtmc_lsp.tuning.cost import TORCH_EFFICIENCY, ZERO, Cost
+from mtmc_lsp.tuning.schedule_cost import launch_cost
 
 LEAST_US = 1e-3
 """Predicted times are divided by, so they are at least this long."""
+UNKNOWN = Cost(math.nan, math.nan, math.nan)
 REDUCTIONS = frozenset(
     "sum mean prod amax amin max min argmax argmin all any norm linalg_vector_norm var std var_mean std_mean logsumexp "
     "nll_loss nll_loss_forward mse_loss l1_loss smooth_l1_loss binary_cross_entropy".split()
@@ -88,6 +90,8 @@ class Version:
     classes: Mapping[str, str]
     """Class of each node of the rewritten graph, by its name."""
     predicted_us: float
+    launch_costs: Sequence[tuple[frozenset[str], Cost]]
+    """The nodes of each launch, and its predicted cost; empty if the cost model cannot read the version."""
     features: Mapping[str, float]
 
     def units_of(self, region: Collection[str]) -> RegionUnits:
@@ -95,6 +99,10 @@ class Version:
         kernels = {self._kernel_of[name] for name in region if name in self._kernel_of}
         others = [name for name in region if name not in self._kernel_of and self.classes.get(name, "view") != "view"]
         return RegionUnits(len(kernels), len(others), frozenset(self.classes[n] for n in region if n in self.classes))
+
+    def units_us(self, region: Collection[str]) -> float:
+        """Predicted time of the launches that compute some nodes of a region."""
+        return sum(cost.us for nodes, cost in self.launch_costs if not nodes.isdisjoint(region))
 
     @cached_property
     def _kernel_of(self) -> Mapping[str, str]:
@@ -106,7 +114,8 @@ def version_of(state: State) -> Version:
     schedule = from_json(Schedule, state.candidate.schedule)
     ir = ir_of(state.capture.graph, schedule)
     classes = {node.name: operation_class(node.op.split(".")[1]) for node in ir.graph.nodes}
-    cost = _cost(ir, schedule, state.device)
+    costs = _launch_costs(ir, schedule, state.device)
+    cost = sum((item for _, item in costs), ZERO) if costs or not ir.graph.nodes else UNKNOWN
     predicted_us = cost.us if math.isnan(cost.us) else max(LEAST_US, cost.us)
     in_kernels = {name for plan in schedule.kernels for name in plan.nodes}
     calls = [kind for name, kind in classes.items() if name not in in_kernels and kind != "view"]
@@ -138,15 +147,18 @@ def version_of(state: State) -> Version:
         "schedule.memory_share": _share_of(memory_us, predicted_us),
         "schedule.arithmetic_share": _share_of(arithmetic_us, predicted_us),
     }
-    return Version(schedule, classes, predicted_us, features)
+    return Version(schedule, classes, predicted_us, costs, features)
 
 
-def _cost(ir: KernelIR, schedule: Schedule, device: DeviceModel) -> Cost:
-    """Predicted cost; all NaN for a version of a language model that the cost model cannot read."""
+def _launch_costs(ir: KernelIR, schedule: Schedule, device: DeviceModel) -> list[tuple[frozenset[str], Cost]]:
+    """The nodes and the predicted cost of each launch; none for a version of a language model that the cost model cannot read."""
     try:
-        return schedule_cost(ir, schedule, device)
+        return [
+            (frozenset(name for unit in launch for name in unit.nodes), launch_cost(ir, launch, device))
+            for launch in launches(ir, schedule)
+        ]
     except (CannotCode, CannotFuse):
-        return Cost(math.nan, math.nan, math.nan)
+        return []
 
 
 def graph_features(capture: Capture) -> Mapping[str, float]:

@@ -57,10 +57,8 @@ def groups_of(
         for device in tree.devices_of(program) or [""]:
             for version in tree.by_program.get(program, ()):
                 for group in _of_version(tree, version, device, featurizer, experience):
-                    if with_failures:
-                        groups.append(_graded(group, with_failures=True))
-                    elif group.has_stop:
-                        groups.append(_graded(group, with_failures=False))
+                    if with_failures or group.has_stop:
+                        groups.append(_graded(tree, group, device, with_failures=with_failures))
     return [group for group in groups if len(set(group.labels)) > 1], experience
 
 
@@ -75,8 +73,11 @@ class _Ungraded:
     has_stop: bool
 
 
-def _graded(group: _Ungraded, *, with_failures: bool) -> Group:
-    labels = [grade_of(item, with_failures=with_failures) for item in group.items]
+def _graded(tree: MeasuredTree, group: _Ungraded, device: str, *, with_failures: bool) -> Group:
+    def reached(item: Transition) -> float:
+        return (item.ratio or 1.0) * tree.best_from(item.result, device) if tree.is_base(item) else 1.0
+
+    labels = [grade_of(item, with_failures=with_failures, reached=reached(item)) for item in group.items]
     ranks = [item.rank if item.rank >= 0 else len(group.items) for item in group.items]
     if group.has_stop:
         labels.append(STOP)

@@ -19,17 +19,22 @@ UNTIMED_CORRECT = SLOWER
 """The grade of a correct version in a group where nothing was timed. Only failures are known to be worse."""
 
 
-def grade_of(transition: Transition, *, with_failures: bool = True) -> int:
+def grade_of(transition: Transition, *, with_failures: bool = True, reached: float = 1.0) -> int:
     """The grade of an action.
 
     Args:
+        reached: the speedup over the present version that later steps reach from a slower one that a run accepts as a base.
         with_failures: whether failures are worse than slower steps; false for the ablation of that part of the reward.
     """
     if transition.outcome in FAILURES:
         return FAILED if with_failures else SLOWER
     if transition.outcome is Outcome.CORRECT:
         return UNTIMED_CORRECT
-    if transition.outcome is Outcome.SLOWER or transition.ratio is None:
-        return SLOWER
-    grade = bisect_right(GAINS, transition.ratio)
+    ratio = transition.ratio
+    if transition.outcome is Outcome.SLOWER or ratio is None:
+        # Two steps for one gain: one of them counts as its cost.
+        ratio = reached * (1 - STOP_GAIN)
+        if ratio <= 1.0:
+            return SLOWER
+    grade = bisect_right(GAINS, ratio)
     return STOP + grade if grade else SMALL_GAIN

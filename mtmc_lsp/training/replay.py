@@ -15,7 +15,6 @@ from mtmc_lsp.core.learning.policy import Policy
 from mtmc_lsp.core.learning.transitions import Outcome, Transition
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.policies.planner import PolicyPlanner
-from mtmc_lsp.search.acceptance import BASE_RATIO
 from mtmc_lsp.search.greedy import MAX_FAILURES, MAX_REFUSALS
 from mtmc_lsp.training.tree import MeasuredTree, action_of
 
@@ -98,7 +97,7 @@ def replay(tree: MeasuredTree, program: str, policy: Policy, device: str, limit:
         item = next(item for item in left if item.key == chosen.key)
         history.append(item)
         seconds += item.seconds
-        if _is_accepted(item, is_first=version.parent == "") and item.result in tree.versions:
+        if (item.outcome is Outcome.FASTER or tree.is_base(item)) and item.result in tree.versions:
             present *= item.ratio or 1.0
             best = max(best, present)
             version, failures, refusals = tree.versions[item.result], 0, 0
@@ -112,21 +111,7 @@ def replay(tree: MeasuredTree, program: str, policy: Policy, device: str, limit:
 
 def best_in_tree(tree: MeasuredTree, program: str, device: str) -> float:
     """The largest speedup that steps which each gain can reach in the tree of a program."""
-    known: dict[str, float] = {}
-
-    def best_from(version: str) -> float:
-        if version not in known:
-            # Set before its children, so that a cycle of versions ends.
-            known[version] = 1.0
-            gains = [
-                (item.ratio or 1.0) * best_from(item.result)
-                for item in tree.of_version(version)
-                if item.outcome is Outcome.FASTER and item.device == device and item.result
-            ]
-            known[version] = max([1.0, *gains])
-        return known[version]
-
-    return best_from(tree.roots[program].id)
+    return tree.best_from(tree.roots[program].id, device)
 
 
 def geometric_mean(values: Collection[float]) -> float:
@@ -137,10 +122,3 @@ def geometric_mean(values: Collection[float]) -> float:
 def _is_known(item: Transition) -> bool:
     """Whether it is known what a timed run would have done: not for correct versions without a time."""
     return item.outcome is not Outcome.CORRECT
-
-
-def _is_accepted(item: Transition, *, is_first: bool) -> bool:
-    """As :class:`~mtmc_lsp.search.acceptance.Judge`: faster, or a first version that is a base for later steps."""
-    if item.outcome is Outcome.FASTER:
-        return True
-    return is_first and item.outcome is Outcome.SLOWER and item.ratio is not None and item.ratio >= BASE_RATIO

@@ -27,6 +27,7 @@ from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.device.data_files import data_files
 from mtmc_lsp.explore.tree import VARIANT
 from mtmc_lsp.policies.history import FAILURES
+from mtmc_lsp.search.acceptance import BASE_RATIO, WHOLE_RATIO
 
 MOST_FAILED = 3
 """Most failed siblings in the history of an ancestor: a run ends after four steps in a row that are not accepted."""
@@ -43,6 +44,7 @@ class MeasuredTree:
     transitions: Mapping[str, Sequence[Transition]]
     """By the version that they change, in the order in which they were tried."""
     _candidates: dict[str, Candidate] = field(default_factory=dict, repr=False, compare=False)
+    _best: dict[tuple[str, str], float] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -112,6 +114,28 @@ class MeasuredTree:
         """What a planner could have chosen at a version, in its order: transitions on a GPU, without single configurations."""
         items = [item for item in self.of_version(version) if item.device in ("", device) and is_choice(item)]
         return sorted(items, key=lambda item: (item.rank < 0, item.rank, item.key))
+
+    def best_from(self, version: str, device: str) -> float:
+        """The largest speedup over a version that steps which each gain reach in its tree; 1 if there is none."""
+        key = (version, device)
+        if key not in self._best:
+            # Set before its children, so that a cycle of versions ends.
+            self._best[key] = 1.0
+            gains = [
+                (item.ratio or 1.0) * self.best_from(item.result, device)
+                for item in self.of_version(version)
+                if item.outcome is Outcome.FASTER and item.device == device and item.result
+            ]
+            self._best[key] = max([1.0, *gains])
+        return self._best[key]
+
+    def is_base(self, item: Transition) -> bool:
+        """Whether a run accepts a slower first version as a base for later steps (:mod:`mtmc_lsp.search.acceptance`)."""
+        version = self.versions[item.version]
+        if version.parent or item.outcome is not Outcome.SLOWER or item.ratio is None:
+            return False
+        nodes = {node.name for node in self.programs[item.program].capture.graph.nodes}
+        return item.ratio >= (WHOLE_RATIO if nodes <= set(action_of(item).region) else BASE_RATIO)
 
     def state(self, version: Version, history: Sequence[Transition], device: str) -> State:
         """The state of a run at a version after ``history``; without a GPU if ``device`` is empty."""

@@ -16,8 +16,10 @@ from mtmc_lsp.policies.features import Featurizer, ranked
 from mtmc_lsp.policies.history import outcome_of
 from mtmc_lsp.policies.phrases import KIND_WORDS, PHRASES, topic_of
 from mtmc_lsp.policies.state_features import OPERATION_CLASSES, operation_class
+from mtmc_lsp.rewrites import ir_of
+from mtmc_lsp.tuning.schedule_cost import schedule_cost
 from tests.golden.pairs import pairs
-from tests.planning.situations import H200
+from tests.planning.situations import H200, schedule_of
 from tests.policies.trees import GPU, NODES, action, edge, tree_of
 
 DIGESTS = {1: "84269d23c254289d"}
@@ -64,6 +66,9 @@ def test_every_feature_is_a_number_where_it_has_to_exist(pair) -> None:
         assert stop["action.is_stop"] == 1.0 and first["action.is_stop"] == 0.0
         assert math.isnan(stop["action.saved_us"]) and math.isnan(stop["history.kind_tried"])
         assert not [name for name, value in first.items() if math.isinf(value)]
+        schedule = schedule_of(version)
+        cost = schedule_cost(ir_of(capture.graph, schedule), schedule, H200)
+        assert 2 ** first["schedule.predicted_us"] == pytest.approx(cost.us)
 
 
 def test_operations_have_the_class_that_their_name_says() -> None:

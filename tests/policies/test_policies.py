@@ -164,13 +164,18 @@ def test_the_planner_stops_with_the_reason_of_the_ranker(ranker: RankerPolicy) -
 def test_a_run_tries_at_least_one_step(ranker: RankerPolicy) -> None:
     actions = [action(KINDS[number], saved_us=5.0 - number, number=number) for number in range(3)]
     assert ranker.choices(STATE, actions)[0].action is None
+    weighed = PolicyPlanner(Listed(actions), ranker).choices(STATE)
+    assert (weighed[-1].key, weighed[-1].probability) == ("stop", 0.0)
+    assert sum(choice.probability for choice in weighed) == pytest.approx(1.0)
     proposed = PolicyPlanner(Listed(actions), ranker).propose(STATE)
     assert isinstance(proposed, MacroAction)
     assert proposed.rationale.startswith("Because. The ranker policy (")
 
 
 def test_without_actions_the_planner_says_that_nothing_is_left(ranker: RankerPolicy) -> None:
-    assert PolicyPlanner(Listed([]), ranker).propose(STATE) == NOTHING_LEFT
+    planner = PolicyPlanner(Listed([]), ranker)
+    assert planner.propose(STATE) == NOTHING_LEFT
+    assert [(choice.key, choice.probability) for choice in planner.choices(STATE)] == [("stop", 1.0)]
 
 
 def test_a_decision_among_24_actions_takes_less_than_5_ms() -> None:

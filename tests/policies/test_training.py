@@ -115,6 +115,26 @@ def test_the_history_of_a_version_is_its_path_with_what_failed_before() -> None:
     assert history[-1].timing is not None and history[-1].status is StepStatus.ACCEPTED
 
 
+def test_a_slower_first_version_has_the_grade_of_what_later_steps_reach_from_it() -> None:
+    def grades(ratio: float, later: float) -> list[int]:
+        tree = tree_of(
+            [
+                edge("p/0", FIRST, Outcome.SLOWER, ratio, result="p/1"),
+                edge("p/0", SECOND, Outcome.WRONG, rank=1),
+                edge("p/1", AFTER, Outcome.FASTER, later, result="p/2"),
+                edge("p/2", FIRST, Outcome.SLOWER, 0.95, result="p/3"),
+                edge("p/3", SECOND, Outcome.FASTER, 3.0, result="p/4"),
+            ]
+        )
+        groups, _ = groups_of(tree, ["p"])
+        assert next(group.labels[0] for group in groups if group.version == "p/2") == SLOWER
+        return list(next(group.labels for group in groups if group.version == "p/0"))
+
+    assert grades(0.95, 2.0) == [STOP + 3, FAILED, STOP]
+    assert grades(0.95, 1.04) == [SLOWER, FAILED, STOP]
+    assert grades(0.8, 2.0) == [SLOWER, FAILED, STOP]
+
+
 def test_without_a_gpu_only_failures_are_ranked_and_stop_is_no_choice() -> None:
     tree = tree_of(
         [
