@@ -126,6 +126,9 @@ def test_when_the_policy_fails_the_roofline_planner_goes_on_with_a_note(
     expected = RooflinePlanner().propose(state)
     assert planner.propose(state) == expected
     assert planner.propose(state) == expected
+    weighed = planner.choices(state)
+    assert not isinstance(expected, Stop) and weighed[0].key == expected.key
+    assert sum(choice.probability for choice in weighed) == pytest.approx(1.0)
     assert notes == [
         "The lm policy is not used, and the roofline planner chooses the steps: "
         "the process ended with signal SIGSEGV during policies.lm.score."

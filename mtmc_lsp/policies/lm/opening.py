@@ -5,17 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from mtmc_lsp.core.action import MacroAction, Stop
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import MtmcError, RequestError
+from mtmc_lsp.core.learning.policy import Choice
 from mtmc_lsp.core.protocols import Planner, State
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.policies.lm.client import LmPolicy
 from mtmc_lsp.policies.lm.policy_folder import NOT_A_POLICY
 from mtmc_lsp.policies.planner import PolicyPlanner
+from mtmc_lsp.policies.roofline import RooflinePolicy
 
 OnNote = Callable[[str], None]
+Result = TypeVar("Result")
 
 
 class LmPlanner:
@@ -30,14 +34,22 @@ class LmPlanner:
 
     def propose(self, state: State) -> MacroAction | Stop:
         """The policy's choice, or that of the roofline planner."""
+        return self._tried(lambda: self._planner.propose(state), lambda: self._ranking.propose(state))
+
+    def choices(self, state: State) -> list[Choice]:
+        """The probability of each untried legal action and of STOP, by the policy or else by the cost model."""
+        others = PolicyPlanner(self._ranking, RooflinePolicy())
+        return self._tried(lambda: self._planner.choices(state), lambda: others.choices(state))
+
+    def _tried(self, ask: Callable[[], Result], otherwise: Callable[[], Result]) -> Result:
         if not self._has_failed:
             try:
-                return self._planner.propose(state)
+                return ask()
             except MtmcError as error:
                 self._has_failed = True
                 self._on_note(_note(error))
                 self._policy.close()
-        return self._ranking.propose(state)
+        return otherwise()
 
 
 def open_lm(ranking: RooflinePlanner, policy_folder: str, device: DeviceModel | None, on_note: OnNote) -> Planner:
