@@ -44,8 +44,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory, options: LmParameters) -> Tr
     return train(tmp_path_factory.mktemp("whole") / "new", options)
 
 
-def _floats(point: CurvePoint) -> dict[str, float | None]:
-    values = {name: value for name, value in vars(point).items() if name not in ("phase", "seconds")}
+def _floats(point: CurvePoint) -> dict[str, float]:
+    """The numbers of an update, without those that its phase does not have."""
+    values = {
+        name: value for name, value in vars(point).items() if name not in ("phase", "seconds") and value is not None
+    }
     return {**values, "phase": list(Phase).index(point.phase)}
 
 

@@ -84,7 +84,8 @@ def examples(trees: Iterable[DecisionTree], parameters: LmParameters, *, with_fa
             if with_failures and others:
                 before = tuple(choice.sample(others, choice.randint(1, len(others))))
                 result.append(_example(tree, version, edge, before, parameters))
-    return result
+    # With a single choice there is nothing to learn.
+    return [example for example in result if len(example.texts) > 1]
 
 
 def _example(
