@@ -21,6 +21,7 @@ from mtmc_lsp.llm.open_regions import OPEN_REGION, BuiltinFirstPlanner, OpenRegi
 from mtmc_lsp.llm.planner import MAX_ACTIONS, LlmPlanner, planning_messages
 from mtmc_lsp.llm.redaction import redacted
 from mtmc_lsp.planners.roofline import RooflinePlanner
+from mtmc_lsp.policies.lm.opening import open_lm
 from mtmc_lsp.policies.opening import open_ranker
 
 RANKERS = {"builtin": RooflinePlanner, "auto": BuiltinFirstPlanner, "llm": OpenRegionPlanner}
@@ -87,6 +88,8 @@ class Backends:
             planner = opened.planner
             if opened.note:
                 on_note(opened.note)
+        if self.planner == "lm":
+            planner = open_lm(self.ranking(settings), settings.policy_file, device, on_note)
         if model is not None and self.planner == "llm":
             planner = LlmPlanner(model, self.ranking(settings), context_tokens=settings.llm.context_tokens)
         place = Placement(settings.place)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("results.jsonl")
 SECONDS = 600.0
 """The default time limit of one problem."""
-LOCAL_PLANNERS = ("roofline", "ranker")
+LOCAL_PLANNERS = ("roofline", "ranker", "lm")
 """Planners that ask no language model: nobody can agree to one in a bench."""
 MAX_JOBS = 4
 CORES_PER_JOB = 4
@@ -76,7 +76,7 @@ def bench(
     search: Search = None,
     planner: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Who chooses the next step: roofline (the default) or ranker."),
+        typer.Option(help="Who chooses the next step: roofline (the default), ranker or lm."),
     ] = None,
     policy_file: PolicyFile = None,
     arch: Arch = None,

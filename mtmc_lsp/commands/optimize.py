@@ -44,7 +44,7 @@ def optimize(
     every: Annotated[bool, typer.Option("--all", help="Optimize every target of FILE, one after the other.")] = False,
     planner: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Who chooses the next step: roofline (the default), ranker or llm."),
+        typer.Option(help="Who chooses the next step: roofline (the default), ranker, lm or llm."),
     ] = None,
     policy_file: PolicyFile = None,
     coder: Annotated[

@@ -32,7 +32,9 @@ MaxAutotune = Annotated[
 ]
 PolicyFile = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--policy-file", metavar="FILE", help="The ranker's model, as `mtmc train policy` wrote it."),
+    typer.Option(
+        "--policy-file", metavar="FILE", help="The ranker's file or lm's folder, as `mtmc train policy` wrote it."
+    ),
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Time again what was timed before.")]
 RequireSandbox = Annotated[

@@ -85,9 +85,10 @@ class Settings:
     max_steps: int = 24
     """Maximum number of steps in a run."""
     planner: str = "roofline"
-    """What chooses the next step: ``roofline``, ``ranker`` (a trained policy) or ``llm``."""
+    """What chooses the next step: ``roofline``, ``ranker`` or ``lm`` (trained policies), or ``llm``."""
     policy_file: str = ""
-    """The model of ``ranker``; empty for the one that this version ships. A relative path is relative to ``pyproject.toml``."""
+    """The model of ``ranker``, empty for the one that this version ships, or the policy's folder of ``lm``. A relative path is
+    relative to ``pyproject.toml``."""
     search: str = "greedy"
     """How steps are tried: ``greedy``, each on the last accepted version; ``beam`` or ``mcts``, on several versions in a tree."""
     coder: str = "builtin"
@@ -121,7 +122,7 @@ def _archs_problem(archs: tuple[str, ...]) -> str:
 
 
 BASELINES = ("current", "eager", "compile", "best")
-PLANNERS = ("roofline", "ranker", "llm")
+PLANNERS = ("roofline", "ranker", "lm", "llm")
 SEARCHES = ("greedy", "beam", "mcts")
 CODERS = ("builtin", "auto", "llm")
 PLACES = tuple(place.value for place in Placement)

@@ -109,7 +109,7 @@ def test_mistakes_are_refused_before_anything_is_trained(tmp_path: Path) -> None
     out = tmp_path / "ranker.policy"
     data = store(tmp_path / "data", learnable_tree(1))
     assert refused("--data", data, "--out", out, "--kind", "oracle") == (
-        "--kind oracle does not exist\n  Choose ranker. (2)"
+        "--kind oracle does not exist\n  Choose ranker or lm. (2)"
     )
     assert refused("--data", data, "--out", out, "--without", "history,luck") == (
         "--without luck does not exist\n  Choose history or device or compile-reward. (2)"

@@ -30,7 +30,7 @@ from mtmc_lsp.timing.messages import RankRequest
 from tests.core.test_worker import plain_request, request
 
 MESSAGES = [
-    getattr(importlib.import_module(f"mtmc_lsp.{command.partition('.')[0]}.messages"), kind)
+    getattr(importlib.import_module(f"mtmc_lsp.{command.rpartition('.')[0]}.messages"), kind)
     for command, (kind, _) in main.COMMANDS.items()
 ]
 ANSWERS = [kind.answer for kind in MESSAGES]
@@ -78,7 +78,7 @@ def test_every_request_and_answer_survives_json(kind: type, data: st.DataObject)
 @pytest.mark.parametrize(("command", "kind"), list(zip(main.COMMANDS, MESSAGES, strict=True)), ids=main.COMMANDS)
 def test_each_command_has_a_handler_that_takes_its_request_and_returns_its_answer(command: str, kind: type) -> None:
     module, function = main.COMMANDS[command][1].split(":")
-    worker = importlib.import_module(f"mtmc_lsp.{command.partition('.')[0]}.worker.{module}")
+    worker = importlib.import_module(f"mtmc_lsp.{command.rpartition('.')[0]}.worker.{module}")
     hints = typing.get_type_hints(getattr(worker, function))
     assert issubclass(kind, Request)
     assert kind.command == command

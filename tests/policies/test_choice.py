@@ -37,7 +37,7 @@ def test_a_policy_file_is_relative_to_the_project_file(tmp_path: Path) -> None:
     settings = read_settings(tmp_path / "package")
     assert (settings.planner, settings.policy_file) == ("ranker", str(tmp_path / "models/own.policy"))
     (tmp_path / "pyproject.toml").write_text('[tool.mtmc]\nplanner = "oracle"\n')
-    with pytest.raises(RequestError, match=r"'oracle' is not one of roofline, ranker, llm"):
+    with pytest.raises(RequestError, match=r"'oracle' is not one of roofline, ranker, lm, llm"):
         read_settings(tmp_path)
 
 

@@ -53,11 +53,15 @@ class Plan:
 
     @property
     def _settings(self) -> Settings:
-        """The settings with the content of the policy file instead of its path."""
+        """The settings with the content of the policy, a file or a folder, instead of its path."""
         path = Path(self.settings.policy_file)
-        if not self.settings.policy_file or not path.is_file():
+        if not self.settings.policy_file or not path.exists():
             return self.settings
-        return replace(self.settings, policy_file=hashlib.sha256(path.read_bytes()).hexdigest())
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+        content = hashlib.sha256()
+        for file in files:
+            content.update(file.read_bytes())
+        return replace(self.settings, policy_file=content.hexdigest())
 
 
 def describe_environment(python: str) -> dict[str, str]:

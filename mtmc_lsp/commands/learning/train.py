@@ -28,6 +28,9 @@ class TrainRequest:
     seed: int
     without: tuple[str, ...]
     share: float
+    model: str
+    updates: int
+    replays: int
     command: str
     """The command, without the folders of its paths."""
     as_json: bool
@@ -36,21 +39,33 @@ class TrainRequest:
 @train.command()
 def policy(
     data: Annotated[Path, typer.Option("--data", metavar="DIR", help="Transitions that `mtmc explore` wrote.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The model; its report is written beside it.")],
-    kind: Annotated[str, typer.Option("--kind", help="What is trained: ranker.")] = "ranker",
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="The ranker's file, with its report beside it; for lm a folder, to continue too."),
+    ],
+    kind: Annotated[str, typer.Option("--kind", help="What is trained: ranker or lm.")] = "ranker",
     seconds: Annotated[float, typer.Option("--seconds", min=1, help="Most seconds of training.")] = SECONDS,
     seed: Annotated[int, typer.Option("--seed", help="The same seed and data give the same model.")] = 0,
     without: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="NAMES", help="For ablations, comma-separated: history, device, compile-reward."),
+        typer.Option(metavar="NAMES", help="For ablations: history, device, compile-reward; of lm also supervised."),
     ] = None,
     share: Annotated[float, typer.Option("--share", help="Share of the training programs, for ablations.")] = 1.0,
+    model: Annotated[
+        str, typer.Option("--model", help="Of lm: a name on the Hugging Face hub, a folder or a GGUF file.")
+    ] = "",
+    updates: Annotated[int, typer.Option("--updates", min=0, help="Of lm: updates by PPO.")] = 200,
+    replays: Annotated[
+        int, typer.Option("--replays", min=0, help="Of lm: replay it on so many programs of held-out families.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> int:
     """Train a policy on the training families of the data, and evaluate it on the others by replaying measured trees."""
     check_choice("kind", kind, tuple(KINDS))
     names = tuple(name.strip() for name in without.split(",")) if without else ()
-    return KINDS[kind](TrainRequest(data, out, seconds, seed, names, share, _command(), as_json))
+    return KINDS[kind](
+        TrainRequest(data, out, seconds, seed, names, share, model, updates, replays, _command(), as_json)
+    )
 
 
 def _train_ranker(request: TrainRequest) -> int:
@@ -101,7 +116,54 @@ def _train_ranker(request: TrainRequest) -> int:
     return 0
 
 
-KINDS: Mapping[str, Callable[[TrainRequest], int]] = {"ranker": _train_ranker}
+def _train_lm(request: TrainRequest) -> int:
+    from mtmc_lsp.core.errors import EnvironmentNotAble
+    from mtmc_lsp.explore.parquet import read_programs, read_transitions, read_versions
+    from mtmc_lsp.report.console import LiveLine, console, live
+    from mtmc_lsp.report.documents import document
+    from mtmc_lsp.report.page import render
+    from mtmc_lsp.training.lm.evaluation import replay_held_out
+    from mtmc_lsp.training.lm.files import PAGE
+    from mtmc_lsp.training.lm.messages import TrainingStatus
+    from mtmc_lsp.training.lm.page import page, summary
+    from mtmc_lsp.training.lm.parameters import LmParameters, ablation_of
+    from mtmc_lsp.training.lm.train import CONTINUE, DEFAULT_MODEL, LmOptions, train_lm
+    from mtmc_lsp.training.tree import MeasuredTree
+
+    ablation = ablation_of(request.without, request.share)
+    parameters = LmParameters(
+        request.model or DEFAULT_MODEL, seed=request.seed, ppo_updates=request.updates, ablation=ablation
+    )
+    line = LiveLine(stage="reading the data")
+
+    def show(status: TrainingStatus) -> None:
+        line.enter(f"training, update {status.update} of {status.updates}")
+
+    with live(console(stderr=True), line):
+        data = (read_programs(request.data), read_versions(request.data), read_transitions(request.data))
+        line.enter("loading the language model")
+        trained = train_lm(LmOptions(request.out, request.seconds, parameters), *data, on_status=show)
+        line.enter("replaying measured trees")
+        evaluations = replay_held_out(trained, MeasuredTree.of(*data), request.replays) if request.replays else []
+    written = [trained.policy]
+    try:
+        write_output(request.out / PAGE, render(page(trained, parameters)))
+        written.append(request.out / PAGE)
+    except EnvironmentNotAble as error:
+        print(f"no page with curves is written: {error.message}. {error.remedy}", file=sys.stderr)
+    facts = [*summary(trained, parameters), *(line for part in evaluations for line in part.lines)]
+    if request.as_json:
+        known = {"status": trained.status, "parameters": parameters, "points": trained.points}
+        print(document(**known, replays=evaluations, written=[str(path) for path in written]))
+        return 0
+    print("\n".join(facts))
+    if not trained.is_complete:
+        print(f"The training is not complete. {CONTINUE}")
+    print(f"written: {', '.join(str(path) for path in written)}")
+    return 0
+
+
+KINDS: Mapping[str, Callable[[TrainRequest], int]] = {"ranker": _train_ranker, "lm": _train_lm}
 """The kinds of policies that can be trained, and what trains each."""
 
 

@@ -49,9 +49,12 @@ COMMANDS = {
     "verify.reproduce": ("ReproduceRequest", "reproduction:reproduce"),
     "verify.whole_target": ("WholeTargetRequest", "whole_target:compare_whole_target"),
     "process.start": ("StartRequest", "start:start"),
+    "policies.lm.score": ("ScoreRequest", "score_command:score"),
+    "training.lm.start": ("StartTrainingRequest", "training_commands:start_training"),
+    "training.lm.advance": ("AdvanceTrainingRequest", "training_commands:advance_training"),
 }
 """For each command ``room.verb`` its request class in ``room/messages.py`` and its handler ``module:name`` in
-``room/worker/``: a worker imports only what it is asked to run."""
+``room/worker/``: a worker imports only what it is asked to run. ``policies.lm`` is the folder ``policies/lm``."""
 PRELOADED_MODULES = (
     "mtmc_lsp.capture.worker.commands",
     "mtmc_lsp.verify.worker.candidate_commands",
@@ -132,7 +135,7 @@ def _import_dependencies(path: str) -> bool:
 def _run(command: str, request: Any) -> object:
     from mtmc_lsp.core.json_codec import from_json
 
-    room = f"mtmc_lsp.{command.partition('.')[0]}"
+    room = f"mtmc_lsp.{command.rpartition('.')[0]}"
     request_class, handler = COMMANDS[command]
     module, _, function = handler.partition(":")
     messages, commands = _import(f"{room}.messages"), _import(f"{room}.worker.{module}")

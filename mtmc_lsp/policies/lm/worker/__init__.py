@@ -1,0 +1,1 @@
+"""Scoring of action texts by a language model, in worker processes."""

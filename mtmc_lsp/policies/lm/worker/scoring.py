@@ -1,0 +1,163 @@
+"""Probabilities of action texts in the TWOSOME form (arXiv 2401.14151): token probabilities, a score, a softmax over actions.
+
+The state is read once. Its keys and values are then shared by all actions, which are read in one batch. The same code serves
+training, where several states are one batch and gradients flow through both passes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mtmc_lsp.policies.lm.policy_folder import Normalisation
+from mtmc_lsp.policies.lm.worker.language_model import LanguageModel
+
+MOST_ROWS = 64
+"""Most actions that are read at once without gradients: each needs its copy of the state's keys and values."""
+
+
+@dataclass
+class ReadStates:
+    """States that the model has read."""
+
+    last_hidden: torch.Tensor
+    """Hidden state of the last token of each state."""
+    cache: Any
+    """Keys and values."""
+    mask: torch.Tensor
+    """1 for tokens, 0 for padding on the left."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """An action's text for the model."""
+
+    tokens: tuple[int, ...]
+    words: int
+
+
+def encode_action(model: LanguageModel, text: str) -> Action:
+    """The action as it follows the state."""
+    return Action(tuple(model.encode(f" {text}")), max(1, len(text.split())))
+
+
+def encode_state(model: LanguageModel, text: str, longest: int) -> list[int]:
+    """The state's tokens. If they do not fit into the model's context with ``longest`` more, the middle is left out."""
+    tokens = model.encode(text)
+    most = model.context - longest
+    if len(tokens) <= most:
+        return tokens
+    return [*tokens[: most // 2], *tokens[len(tokens) - (most - most // 2) :]]
+
+
+def read_states(model: LanguageModel, states: Sequence[Sequence[int]]) -> ReadStates:
+    """Read one or more states in one batch."""
+    longest = max(map(len, states))
+    ids = torch.zeros(len(states), longest, dtype=torch.long)
+    mask = torch.zeros(len(states), longest, dtype=torch.long)
+    for row, tokens in enumerate(states):
+        ids[row, longest - len(tokens) :] = torch.tensor(tokens)
+        mask[row, longest - len(tokens) :] = 1
+    mask = mask.to(model.device)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    cache = _cache_of([])
+    hidden = _read(model, ids.to(model.device), mask, positions, cache)
+    return ReadStates(hidden[:, -1], cache, mask)
+
+
+def read_on(model: LanguageModel, tokens: Sequence[int], previous: ReadStates | None, common: int) -> ReadStates:
+    """Read one state whose first ``common`` tokens are those of the state that was read before."""
+    if previous is None or not common:
+        return read_states(model, [tokens])
+    cache = _cache_of([(layer.keys[:, :, :common], layer.values[:, :, :common]) for layer in previous.cache.layers])
+    mask = torch.ones(1, len(tokens), dtype=torch.long, device=model.device)
+    positions = torch.arange(common, len(tokens), device=model.device)[None]
+    hidden = _read(model, torch.tensor([tokens[common:]], device=model.device), mask, positions, cache)
+    return ReadStates(hidden[:, -1], cache, mask)
+
+
+def token_log_probabilities(
+    model: LanguageModel, states: ReadStates, rows: Sequence[int], actions: Sequence[Action]
+) -> list[torch.Tensor]:
+    """The log-probability of each token of each action.
+
+    Args:
+        rows: for each action, the index of its state.
+    """
+    index = torch.tensor(rows, device=model.device)
+    longest = max(len(action.tokens) for action in actions)
+    ids = torch.zeros(len(actions), longest, dtype=torch.long)
+    mask = torch.zeros(len(actions), longest, dtype=torch.long)
+    for row, action in enumerate(actions):
+        ids[row, : len(action.tokens)] = torch.tensor(action.tokens)
+        mask[row, : len(action.tokens)] = 1
+    ids, mask = ids.to(model.device), mask.to(model.device)
+    hidden = states.last_hidden.index_select(0, index)[:, None]
+    if longest > 1:
+        # The last token of a text predicts nothing that counts, so it is not read.
+        lengths = states.mask[index].sum(1, keepdim=True)
+        # The gradient of ``index_select`` is deterministic on the CPU, that of indexing is not.
+        repeated = [
+            (layer.keys.index_select(0, index), layer.values.index_select(0, index)) for layer in states.cache.layers
+        ]
+        cache = _cache_of(repeated)
+        positions = lengths + torch.arange(longest - 1, device=model.device)
+        whole = torch.cat([states.mask[index], mask[:, :-1]], 1)
+        hidden = torch.cat([hidden, _read(model, ids[:, :-1], whole, positions, cache)], 1)
+    counted = mask.bool()
+    logits = model.causal.get_output_embeddings()(hidden[counted]).float()
+    chosen = logits.gather(1, ids[counted][:, None])[:, 0] - logits.logsumexp(1)
+    return list(chosen.split([len(action.tokens) for action in actions]))
+
+
+def action_log_probabilities(
+    model: LanguageModel,
+    states: ReadStates,
+    actions: Sequence[Sequence[Action]],
+    normalisation: Normalisation,
+) -> list[torch.Tensor]:
+    """For each state, the log-probabilities of its actions after the softmax over them."""
+    flat = [(row, action) for row, several in enumerate(actions) for action in several]
+    step = len(flat) if torch.is_grad_enabled() else MOST_ROWS
+    scores: list[torch.Tensor] = []
+    for start in range(0, len(flat), step):
+        rows, texts = zip(*flat[start : start + step], strict=True)
+        tokens = token_log_probabilities(model, states, rows, texts)
+        scores += [score(each, action, normalisation) for each, action in zip(tokens, texts, strict=True)]
+    split = torch.stack(scores).split([len(several) for several in actions])
+    return [each.log_softmax(0) for each in split]
+
+
+def score(tokens: torch.Tensor, action: Action, normalisation: Normalisation) -> torch.Tensor:
+    """The score of an action from the log-probabilities of its tokens."""
+    total = tokens.sum()
+    if normalisation is Normalisation.TOKEN_MEAN:
+        return total / len(action.tokens)
+    return total / action.words if normalisation is Normalisation.WORD_MEAN else total
+
+
+def _read(
+    model: LanguageModel, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Any
+) -> torch.Tensor:
+    """The hidden states of tokens that follow those in the cache, which gets their keys and values."""
+    decoder = model.causal.base_model
+    # transformers renames this argument: with version 5.40 the old name goes.
+    name = "cache" if "cache" in inspect.signature(decoder.forward).parameters else "past_key_values"
+    hidden: torch.Tensor = decoder(
+        input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **{name: cache}
+    ).last_hidden_state
+    return hidden
+
+
+def _cache_of(layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """A cache that holds these keys and values, or nothing yet."""
+    import transformers
+
+    cache = transformers.DynamicCache()
+    for number, (keys, values) in enumerate(layers):
+        cache.update(keys, values, number)
+    return cache

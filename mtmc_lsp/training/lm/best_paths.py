@@ -1,0 +1,106 @@
+"""The best action of each version by the measured times of its tree, and the examples of the supervised start."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mtmc_lsp.core.learning.transitions import Outcome
+from mtmc_lsp.policies.lm.action_text import STOP_TEXT
+from mtmc_lsp.training.lm.environment import tree_state, tried
+from mtmc_lsp.training.lm.parameters import LmParameters
+from mtmc_lsp.training.lm.tree import DecisionTree, Edge
+
+TIMED = (Outcome.FASTER, Outcome.SLOWER)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A state, the texts of its legal actions, and the index of the best one.
+
+    STOP is at the end, except in a state without history: a run tries at least one step.
+    """
+
+    state: str
+    texts: tuple[str, ...]
+    best: int
+
+
+def best_actions(tree: DecisionTree, horizon: int) -> dict[str, Edge | None]:
+    """The first action of the fastest path from each version; None where STOP is best.
+
+    Versions without a timed action are left out: nothing is known about them.
+
+    Args:
+        horizon: the longest path. It also bounds paths in circles, which noise can make look faster and faster.
+    """
+    values: dict[str, float] = dict.fromkeys(tree.nodes, 0.0)
+    best: dict[str, Edge | None] = {}
+    kept = {
+        name: [edge for edge in node.edges if edge.is_kept(is_first=name == tree.root)]
+        for name, node in tree.nodes.items()
+    }
+    for _ in range(horizon):
+        following = {}
+        for name in tree.nodes:
+            gains = [(_gain(edge) + values.get(edge.result, 0.0), edge) for edge in kept[name]]
+            value, edge = max(gains, key=lambda each: each[0], default=(0.0, None))
+            best[name] = edge if value > 0 else None
+            following[name] = max(0.0, value)
+        values = following
+    return {name: best[name] for name, node in tree.nodes.items() if any(edge.outcome in TIMED for edge in node.edges)}
+
+
+def best_path(tree: DecisionTree, horizon: int) -> list[Edge]:
+    """The fastest path from the root."""
+    best = best_actions(tree, horizon)
+    path: list[Edge] = []
+    version = tree.root
+    while len(path) < horizon and (edge := best.get(version)) is not None:
+        path.append(edge)
+        version = edge.result
+    return path
+
+
+def examples(trees: Iterable[DecisionTree], parameters: LmParameters, *, with_failures: bool) -> list[Example]:
+    """One example for each version with a known best action.
+
+    Args:
+        with_failures: whether to add a second one, in which some of the other actions were tried before without success: so
+            the policy sees the histories of a search, and versions where all that pays was tried.
+    """
+    result = []
+    for tree in trees:
+        for version, edge in best_actions(tree, parameters.most_steps).items():
+            if edge is not None or version != tree.root:
+                result.append(_example(tree, version, edge, (), parameters))
+            choice = random.Random(f"{parameters.seed} {version}")
+            is_first = version == tree.root
+            others = [
+                each for each in tree.nodes[version].edges if each is not edge and not each.is_kept(is_first=is_first)
+            ]
+            if with_failures and others:
+                before = tuple(choice.sample(others, choice.randint(1, len(others))))
+                result.append(_example(tree, version, edge, before, parameters))
+    # With a single choice there is nothing to learn.
+    return [example for example in result if len(example.texts) > 1]
+
+
+def _example(
+    tree: DecisionTree, version: str, best: Edge | None, before: tuple[Edge, ...], parameters: LmParameters
+) -> Example:
+    node = tree.nodes[version]
+    keys = {edge.key for edge in before}
+    left = [edge for edge in node.edges if edge.key not in keys]
+    history = [tried(edge) for parent, key in node.path for edge in tree.nodes[parent].edges if edge.key == key]
+    history += [tried(edge) for edge in node.edges if edge.key in keys]
+    state = tree_state(tree, version, history, parameters.ablation, tokens=parameters.state_tokens)
+    texts = (*(edge.text for edge in left), *[STOP_TEXT] * bool(history))
+    return Example(state, texts, left.index(best) if best is not None else len(left))
+
+
+def _gain(edge: Edge) -> float:
+    """The logarithm of the speedup; negative for a base that is slower than the user's code."""
+    return math.log(edge.ratio) if edge.outcome in TIMED and edge.ratio else 0.0

@@ -1,0 +1,1 @@
+"""The trainer of the ``lm`` policy, in a worker process."""
