@@ -26,7 +26,7 @@ def expected(function: Function, inputs: Mapping[str, torch.Tensor], monkeypatch
         return {"results": results, "after": {}, "facts": [{} for _ in results], "changed_state": []}
 
     monkeypatch.setattr(expectations, "run_case", run_case)
-    graph = SimpleNamespace(runs_tf32=False, allows_tf32=False, nodes=[])
+    graph = SimpleNamespace(runs_tf32=False, allows_tf32=False, nodes=[], backward=None)
     capture: Any = SimpleNamespace(graph=graph, uses_random=False)
     return expectations.expected_of(None, capture, dict(inputs), "cpu", Case({}, "normal", 3))
 
