@@ -246,9 +246,14 @@ def _pattern(result: torch.Tensor) -> torch.Tensor:
     return (((number * 2654435761 >> 7) % 15 - 6) / 8).to(result.dtype).view(result.shape)
 
 
-def _expanded_ones(result: torch.Tensor) -> torch.Tensor:
-    """As the gradient of a sum: one element with strides of 0."""
-    return torch.ones((), dtype=result.dtype, device=result.device).expand(result.shape)
+def _expanded(result: torch.Tensor) -> torch.Tensor:
+    """The same row for all rows, or the same number, with a stride of 0, as of a sum.
+
+    The same number for all elements would often give gradients that are exactly 0, for example of a softmax.
+    """
+    if result.dim() < 2:
+        return torch.ones((), dtype=result.dtype, device=result.device).expand(result.shape)
+    return _pattern(result[:1]).expand(result.shape)
 
 
 def _one_element(result: torch.Tensor) -> torch.Tensor:
@@ -269,7 +274,7 @@ def _column_major(result: torch.Tensor) -> torch.Tensor:
     )
 
 
-UPSTREAM = (_pattern, _expanded_ones, _column_major, _one_element)
+UPSTREAM = (_pattern, _expanded, _column_major, _one_element)
 """Gradients of the results that the backward pass gets, in turn: their values are exact in every dtype."""
 
 
