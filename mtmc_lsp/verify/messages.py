@@ -208,6 +208,8 @@ class CandidateAnswer:
     """Of a call with samples, for each launch: the kernel's name, how many programs ran, and how many there are."""
     uncompared: str = ""
     """Why what a sample of programs stored cannot be compared; empty if it can."""
+    waiting: tuple[str, ...] = ()
+    """Names of kernels whose programs may wait for each other."""
     interference: str | None = None
     """How calls disturb each other's results, as a clause; empty if they do not, ``None`` if no results were kept."""
 

@@ -62,6 +62,8 @@ class CaseOutcome:
     """For each launch the kernel's name, how many programs ran, and how many there are; empty if all ran."""
     uncompared: str = ""
     """Why the results of a sample of programs were not compared."""
+    waiting: tuple[str, ...] = ()
+    """Names of kernels whose programs may wait for each other."""
     trivial: frozenset[str] | None = None
     """Answers without any computation that pass as well; ``None`` if the case cannot tell or earlier ones refuted all."""
 
@@ -154,6 +156,7 @@ def judged_outcome(
         trivial=trivial,
         host_reads=answer.host_reads,
         programs=answer.programs,
+        waiting=answer.waiting,
     )
 
 

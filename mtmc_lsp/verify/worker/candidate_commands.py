@@ -131,7 +131,10 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     export_(run, results, in_memory=data.shares_memory)
     del run
     release_gpu_memory()
-    return CandidateAnswer("ran", threads=_thread._count() - threads, reads=reads_of_process(), **answer)
+    waiting = tuple(sorted(grids.current.waiting))
+    return CandidateAnswer(
+        "ran", threads=_thread._count() - threads, reads=reads_of_process(), waiting=waiting, **answer
+    )
 
 
 class _Calls:
