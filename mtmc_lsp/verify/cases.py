@@ -63,6 +63,13 @@ NEAR = "near "
 """The beginning of a distribution of values next to numbers, which follow: ``near 6.0, 100``. The others are normal."""
 WITHIN = "within "
 """The beginning of a distribution of values that are mostly smaller than a number, which follows."""
+PEAKS, PEAKS_DOWN, PEAKS_IN_PART = "peaks", "peaks down", "some peaks"
+"""Distributions with the extremes of each line at its ends and around blocks, so that an element that is left out shows. The
+sizes of the blocks may follow :data:`AT_BLOCKS`. In the second, positive and negative peaks change places; in the third only
+every second line has peaks."""
+AT_BLOCKS = " at blocks of "
+RARE_LARGE = "rare large"
+"""A distribution of positive values with some that are so large that a total in bfloat16 loses the others."""
 SPECIAL_DISTRIBUTIONS = ("denormal", "infinite", "nan")
 """Distributions on which the output may differ from a constant only by NaN and infinity, so they reveal no trivial answers."""
 EXACT_OPERATIONS = frozenset(MATRIX_PRODUCTS) | frozenset(
@@ -87,8 +94,8 @@ class Case:
     sizes: Mapping[str, int]
     distribution: str
     """``normal``, ``uniform``, ``large``, ``tiny``, ``mixed``, ``constant``, ``integers``, ``bits``, one of
-    :data:`SPECIAL_DISTRIBUTIONS`, :data:`NEAR` or :data:`WITHIN` with numbers, one of
-    :data:`~mtmc_lsp.verify.edge_cases.DISTRIBUTIONS`, or ``given`` (by ``get_inputs``)."""
+    :data:`SPECIAL_DISTRIBUTIONS`, :data:`NEAR` or :data:`WITHIN` with numbers, :data:`PEAKS` and its like, :data:`RARE_LARGE`,
+    one of :data:`~mtmc_lsp.verify.edge_cases.DISTRIBUTIONS`, or ``given`` (by ``get_inputs``)."""
     seed: int
     kind: str = VALUES
     """One of :data:`VALUES`, :data:`FLOAT64`, :data:`AUTOGRAD`, :data:`ON_CPU`."""

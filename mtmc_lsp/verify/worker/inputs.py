@@ -24,6 +24,9 @@ from mtmc_lsp.verify.cases import (
     EXPANDED_COLUMNS,
     NEAR,
     PACKED,
+    PEAKS,
+    PEAKS_IN_PART,
+    RARE_LARGE,
     SLICED,
     STEPPED,
     STRIDED,
@@ -33,6 +36,7 @@ from mtmc_lsp.verify.cases import (
 )
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
+from mtmc_lsp.verify.worker.values.peaks import with_peaks, with_rare_large
 
 SCALES = {"large": 1e3, "tiny": 1e-3}
 EXACT = {"integers": (-4, 5), "bits": (0, 2)}
@@ -181,6 +185,10 @@ def _distributed(value: torch.Tensor, distribution: str, generator: torch.Genera
         return torch.where(rows, torch.zeros_like(value), value)
     if distribution == "extreme":
         return (computable(value) * EXTREME).to(value.dtype)
+    if distribution.startswith((PEAKS, PEAKS_IN_PART)):
+        return with_peaks(value, distribution, generator)
+    if distribution == RARE_LARGE:
+        return with_rare_large(value, generator)
     if distribution.startswith(WITHIN):
         return (computable(value) * (float(distribution.removeprefix(WITHIN)) / 2)).to(value.dtype)
     if distribution.startswith(NEAR):
