@@ -18,7 +18,7 @@ from mtmc_lsp.source.sibling.pair import FilePair, kernels_path, separated, with
 from mtmc_lsp.verify.cases import VALUES, Case, foreign_cases, is_interpretable, version_cases
 from mtmc_lsp.verify.edge_cases import edge_cases
 from mtmc_lsp.verify.messages import CandidateSource, GuardRequest, KernelsFile, SeparateCandidate
-from mtmc_lsp.verify.outcomes import LARGER, CaseOutcome
+from mtmc_lsp.verify.outcomes import LARGER, CaseOutcome, real_size_notes
 from mtmc_lsp.verify.source_scan import scan
 from mtmc_lsp.verify.trials import Trial, trials
 
@@ -242,6 +242,7 @@ class ForeignCandidate:
         if count and self.needs_kernel:
             notes.append(f"no kernel was launched in {count} of the cases")
         notes.append(f"isolation of the candidate: {isolation.text}")
+        notes += real_size_notes(outcomes, trial.capture.graph)
         if waiting := sorted({name for outcome in outcomes for name in outcome.waiting}):
             notes.append(WAITING.format(names=" and ".join(waiting)))
         if interpreted:

@@ -121,14 +121,22 @@ class Case:
         return self._label([f"{name}={value}" for name, value in self.sizes.items()])
 
     def text(self, graph: Graph) -> str:
-        """A description with the user's names: sizes if they have names, or else the shapes of arguments."""
+        """A description with the user's names."""
+        return self._label(self._sizes(graph))
+
+    def sizes_text(self, graph: Graph) -> str:
+        """The sizes with the user's names."""
+        return ", ".join(self._sizes(graph))
+
+    def _sizes(self, graph: Graph) -> list[str]:
+        """The sizes if they have names, or else the shapes of arguments."""
         if not any(AUTOMATIC.fullmatch(name) for name in self.sizes):
-            return self.label
+            return [f"{name}={value}" for name, value in self.sizes.items()]
         arguments = [item for item in graph.inputs if item.kind is InputKind.ARGUMENT]
         shapes = [
             f"{item.access}[{', '.join(str(size.value(self.sizes)) for size in item.type.shape)}]" for item in arguments
         ]
-        return self._label([*shapes[:MOST_SHAPES], *(["..."] if len(shapes) > MOST_SHAPES else [])])
+        return [*shapes[:MOST_SHAPES], *(["..."] if len(shapes) > MOST_SHAPES else [])]
 
     def _label(self, sizes: Sequence[str]) -> str:
         numbers = [f"{name}={value}" for name, value in self.numbers.items()]

@@ -53,9 +53,9 @@ LEAST, LARGEST = 4, 1 << 17
 """Smaller numbers in the text are sizes that are tried anyway, and larger ones take too long."""
 LEAST_LONG, LARGEST_LONG, MOST_LONG = 1 << 14, 1 << 23, 2
 """Numbers from the first to the second become the length of one dimension; at most two numbers do."""
-MOST_EDGES = 6
-"""Sizes from the text with peaks."""
-FEW_LINES = 6
+MOST_PEAKS, LONG_COLUMN = 10, 1025
+"""Limits for the cases with peaks, and for the length of dimensions other than the last in them."""
+FEW_LINES = 4
 """The other sizes, where each line has its extremes elsewhere."""
 MOST_BLOCKS, LARGEST_BLOCK = 4, 1 << 14
 """Limits for the numbers in the text that may be sizes of blocks: their count, and the largest one."""
@@ -159,19 +159,22 @@ def _reduction_cases(capture: Capture, text: str, model: Case, *, interpreted: b
     """
     if not reduces(capture):
         return []
-    graph, names = capture.graph, _reduced_names(capture)
-    lengths = [(name, length) for name in names for length in (graph.sizes[name], LONG_ROW)]
-    allowed = functools.partial(is_small_enough, graph, interpreted=interpreted)
-    long = [sizes for name, length in lengths if allowed(sizes := _with_long(capture, name, length, FEW_LINES))]
+    graph, names, rows = capture.graph, _reduced_names(capture), _row_lengths(capture)
+    # A long dimension that is no row may need a program for each element.
+    full = [(name, graph.sizes[name] if name in rows else min(graph.sizes[name], LONG_COLUMN)) for name in names]
+    full += [(name, LONG_ROW) for name in names if name in rows and graph.sizes[name] < LONG_ROW // 2]
+    numbers = [*compared_numbers_in(text)[:1], *numbers_in(text)[:MOST_BLOCKS]]
+    edges = [(name, edge) for number in numbers for edge in (number + 1, 2 * number + 1) for name in names[-1:]]
     up, down = (with_blocks(name, text) for name in (PEAKS, PEAKS_DOWN))
     few = [RARE_LARGE] if _has_16_bits(capture) else []
-    chosen = [(sizes, name) for sizes in (long or [dict(model.sizes)]) for name in (up, down, *few)]
-    edges = _sizes(capture, text, interpreted=interpreted)[:MOST_EDGES]
-    chosen += [(sizes, (up, down)[i % 2]) for i, sizes in enumerate(edges)]
-    return [
+    chosen = [(length, name) for length in full for name in (up, down, *few)]
+    chosen += [(length, (up, down)[i % 2]) for i, length in enumerate(dict.fromkeys(edges)) if length not in full]
+    cases = [
         replace(model, sizes=sizes, distribution=name, may_be_refused=exceeds_workload(capture, sizes))
-        for sizes, name in chosen
+        for length, name in chosen[: MOST_PEAKS + len(few)]
+        if is_small_enough(graph, sizes := _with_long(capture, *length, FEW_LINES), interpreted=interpreted)
     ]
+    return cases or [replace(model, distribution=name) for name in (up, down, *few)]
 
 
 def _with_long(capture: Capture, name: str, length: int, others: int) -> dict[str, int]:

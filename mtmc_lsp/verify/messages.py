@@ -208,6 +208,8 @@ class CandidateAnswer:
     """Of a call with samples, for each launch: the kernel's name, how many programs ran, and how many there are."""
     uncompared: str = ""
     """Why what a sample of programs stored cannot be compared; empty if it can."""
+    unread: str = ""
+    """Which elements of an argument no program loads, if nothing can be compared; empty if the programs may load all."""
     waiting: tuple[str, ...] = ()
     """Names of kernels whose programs may wait for each other."""
     interference: str | None = None

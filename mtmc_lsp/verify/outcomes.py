@@ -14,6 +14,9 @@ from mtmc_lsp.verify.messages import CandidateAnswer, JudgeAnswer, WholeTargetAn
 
 LARGER = "larger sizes"
 """The name of the check for sizes that the candidate refuses."""
+REAL_SIZES = "workload's sizes"
+"""The name of the check of a call at the workload's sizes under the interpreter."""
+ALL_PROGRAMS = "all programs"
 KERNEL_LAUNCHED = "kernel launched"
 WHOLE_TARGET = "whole target"
 NOT_LAUNCHED = "no Triton kernel was launched on the workload's inputs"
@@ -62,6 +65,8 @@ class CaseOutcome:
     """For each launch the kernel's name, how many programs ran, and how many there are; empty if all ran."""
     uncompared: str = ""
     """Why the results of a sample of programs were not compared."""
+    unread: str = ""
+    """Which elements of an argument no program loads, if so; only where nothing was compared."""
     waiting: tuple[str, ...] = ()
     """Names of kernels whose programs may wait for each other."""
     trivial: frozenset[str] | None = None
@@ -192,6 +197,19 @@ def library_share(outcomes: Sequence[CaseOutcome]) -> float | None:
     """The part of the reference's arithmetic that torch's own operations do in the candidate."""
     shares = (outcome.library_share for outcome in outcomes)
     return next((share for share in shares if share is not None), None)
+
+
+def real_size_notes(outcomes: Sequence[CaseOutcome], graph: Graph) -> list[str]:
+    """What did not run at the workload's sizes, and why."""
+    notes = []
+    for outcome in outcomes:
+        at = f"at {outcome.case.sizes_text(graph)}"
+        for check in outcome.checks:
+            if check.name == REAL_SIZES and check.status is CheckStatus.SKIPPED:
+                notes.append(f"{at} nothing was compared: {check.detail}")
+            elif check.name == REAL_SIZES and check.detail != ALL_PROGRAMS:
+                notes.append(f"{at} a sample ran: {check.detail}")
+    return notes
 
 
 def run_notes(outcomes: Sequence[CaseOutcome], graph: Graph, *, without_oracle: int) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from mtmc_lsp.core.results import CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.verify.edge_cases import compared_numbers_in, numbers_in
-from mtmc_lsp.verify.foreign.real_sizes import REAL_SIZES
+from mtmc_lsp.verify.outcomes import REAL_SIZES
 
 Judge = Callable[..., Verdict]
 HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n\n@triton.jit\n"

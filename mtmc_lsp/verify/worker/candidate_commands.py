@@ -213,7 +213,9 @@ class _Calls:
         stored = {i: mask for i, result in enumerate(run["results"]) if (mask := stores.mask(result)) is not None}
         changed = {name: mask for name, value in run["after"].items() if (mask := stores.mask(value)) is not None}
         masks = {STORED: stored, STORED_AFTER: changed}
-        return run, {"masks": masks, "programs": tuple(stores.launches), "uncompared": stores.reason}
+        unread = stores.unread if stores.reason else ""
+        programs = tuple(stores.launches)
+        return run, {"masks": masks, "programs": programs, "uncompared": stores.reason, "unread": unread}
 
     def _call(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         padding = current.advance()

@@ -33,7 +33,7 @@ MOST_INTERLEAVED = 64
 MOST_WAITING = 16
 """The programs that take turns in a launch whose programs may wait for each other. They begin by their index."""
 MOST_SECONDS = 20.0
-"""Processor time after which no further program of a sample starts."""
+"""Processor time after which no further program of a sample starts, unless the time of a whole grid is longer."""
 WAITS = frozenset(("atomic_cas", "atomic_xchg", "atomic_poll", "volatile"))
 """Names of operations and arguments by which a program may wait for another one, which would then have to run before it."""
 ATOMIC, WHILE = "atomic_", "while"
@@ -106,7 +106,7 @@ def patch_grids(replace: Callable[[Any, str, Any], None]) -> None:
         if waits:
             current.waiting.add(kernel.__name__)
         if current.stores is not None:
-            current.stores.begin([*args, *kwargs.values()])
+            current.stores.begin({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
         self.fn = _once(kernel, lambda arguments: _run(kernel, arguments, builder, waits=waits))
         try:
             return call(self, *args, **kwargs)
@@ -218,7 +218,7 @@ def _ordered(total: int) -> Iterable[int]:
 def _run_sample(program: Callable[[int], None], total: int, stores: Stores) -> int:
     """Run programs of a grid of ``total`` as long as there is time; returns their number."""
     ends = sorted({*range(min(ENDS, total)), *range(max(total - ENDS, 0), total)})
-    began = process_time()
+    began, most = process_time(), max(MOST_SECONDS, WHOLE_FACTOR * current.seconds)
     for number in ends:
         program(number)
     each = (process_time() - began) / len(ends)
@@ -229,7 +229,7 @@ def _run_sample(program: Callable[[int], None], total: int, stores: Stores) -> i
         chosen = sorted(Random(current.seed).sample(others, min(count, len(others))))
     ran = len(ends)
     for number in chosen:
-        if process_time() - began > MOST_SECONDS:
+        if process_time() - began > most:
             break
         program(number)
         ran += 1
