@@ -242,6 +242,8 @@ class ForeignCandidate:
         if count and self.needs_kernel:
             notes.append(f"no kernel was launched in {count} of the cases")
         notes.append(f"isolation of the candidate: {isolation.text}")
+        if unused := sorted({name for outcome in outcomes for name in outcome.unused_kernels}):
+            notes.append(f"the results on the first case are the same without {' and without '.join(unused)}")
         notes += real_size_notes(outcomes, trial.capture.graph)
         if waiting := sorted({name for outcome in outcomes for name in outcome.waiting}):
             notes.append(WAITING.format(names=" and ".join(waiting)))

@@ -174,6 +174,8 @@ class VerificationEngine:
                 if failed.status is VerdictStatus.INCORRECT and draws_otherwise:
                     return Verification(verdict(VerdictStatus.UNCERTIFIABLE, OTHER_RANDOM))
                 smallest = failed if reproduction is None else self._shrunk(candidate, runner, failed)
+                # The checks name the same case as the reason.
+                outcomes = [outcome for outcome in outcomes if outcome.is_correct] + [smallest]
                 reason = f"{smallest.reason} (on {smallest.case.text(trial.capture.graph)})"
                 # The file runs the programs in their usual order.
                 if reproduction is None or smallest.needs_order:
@@ -401,7 +403,8 @@ class VerificationEngine:
     ) -> Verdict:
         checks = (*text_checks, *(check for outcome in outcomes for check in outcome.checks))
         worst = max(outcomes, key=lambda outcome: outcome.error)
-        reduced = run_notes(outcomes, self._trial.capture.graph, without_oracle=self._reference.without_oracle)
+        first = self._first or outcomes[0].case
+        reduced = run_notes(first, self._trial.capture.graph, without_oracle=self._reference.without_oracle)
         notes = reduced + candidate.notes(self._trial, outcomes, self._process.isolation, interpreted=not self.has_gpu)
         return Verdict(
             status,

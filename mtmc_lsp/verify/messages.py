@@ -192,6 +192,8 @@ class CandidateAnswer:
     """Numbers of the results that differ from call to call; ``None`` without repeats."""
     uses_kernels: bool = True
     """Whether the results change if kernel launches do nothing."""
+    unused_kernels: tuple[str, ...] = ()
+    """Names of kernels without which the results are the same, if the candidate launches several."""
     threads: int = 0
     """Threads that the candidate started and that still run."""
     refusal: str = ""

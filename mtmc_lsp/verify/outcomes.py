@@ -67,6 +67,8 @@ class CaseOutcome:
     """Why the results of a sample of programs were not compared."""
     unread: str = ""
     """Which elements of an argument no program loads, if so; only where nothing was compared."""
+    unused_kernels: tuple[str, ...] = ()
+    """Names of kernels without which the results are the same."""
     waiting: tuple[str, ...] = ()
     """Names of kernels whose programs may wait for each other."""
     trivial: frozenset[str] | None = None
@@ -162,6 +164,7 @@ def judged_outcome(
         host_reads=answer.host_reads,
         programs=answer.programs,
         waiting=answer.waiting,
+        unused_kernels=answer.unused_kernels,
     )
 
 
@@ -212,15 +215,16 @@ def real_size_notes(outcomes: Sequence[CaseOutcome], graph: Graph) -> list[str]:
     return notes
 
 
-def run_notes(outcomes: Sequence[CaseOutcome], graph: Graph, *, without_oracle: int) -> list[str]:
+def run_notes(first: Case, graph: Graph, *, without_oracle: int) -> list[str]:
     """What a run reduced or replaced.
 
     Args:
+        first: the workload's case.
         without_oracle: the number of cases whose float64 oracle did not fit into memory.
     """
     notes = []
-    if dict(outcomes[0].case.sizes) != dict(graph.sizes):
-        sizes = ", ".join(f"{name}={value}" for name, value in outcomes[0].case.sizes.items())
+    if dict(first.sizes) != dict(graph.sizes):
+        sizes = ", ".join(f"{name}={value}" for name, value in first.sizes.items())
         notes.append(f"sizes reduced to {sizes} for Triton's interpreter")
     if without_oracle:
         notes.append(

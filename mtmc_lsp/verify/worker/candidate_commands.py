@@ -7,7 +7,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from time import monotonic, process_time
 from typing import Any
@@ -70,6 +70,8 @@ OBSERVED_CALLS = 4
 OTHER_SCALE = 0.5
 HOST_PART = 0.5
 """A call that converts this part of its largest input to an array or a list may compute its results with NumPy or Python."""
+MOST_KERNELS, UNUSED_SECONDS = 8, 2.0
+"""Limits for calls without one of the kernels: the number of kernels, and the processor time of all these calls."""
 REUSE_SECONDS = 8.0
 """Processor time for the calls that use up a memory for results."""
 OVERWRITTEN = "a later call changes the results of an earlier one"
@@ -183,10 +185,12 @@ class _Calls:
             del run
             differing_results, repeats = self._repeat(judged, plan)
             interference = self._interference(judged, plan) if not differing_results else ""
-        uses_kernels = True
+        uses_kernels, unused = True, list[str]()
         if plan.disables_kernels and launches.count:
             with LaunchCount().counting(executes=False):
                 uses_kernels = not self._gives(judged)
+            if uses_kernels and is_interpreted() and self._candidate.separate is not None:
+                unused = self._unused(judged, launches.kernels)
         counted = self._library_operations(first_results) if plan.counts_library else {}
         observed = {
             "interference": interference if plan.keeps_results else None,
@@ -196,6 +200,7 @@ class _Calls:
             "all_launches": all_launches.count,
             "differing": tuple(sorted(differing_results)) if repeats else None,
             "uses_kernels": uses_kernels,
+            "unused_kernels": tuple(unused),
             "refusal": "" if launches.count else self._refusal(),
         }
         # A later call sees the state that the first one changed.
@@ -389,6 +394,20 @@ class _Calls:
             self._change_contents(tensors, self._arguments)
             kept.keep(self._launch(tensors, before={})["results"], {})
         return OVERWRITTEN if kept.is_overwritten() else ""
+
+    def _unused(self, judged: dict[str, Any], kernels: Collection[str]) -> list[str]:
+        """The kernels without which the results are the same, tried one at a time.
+
+        The others may wait forever for what a kernel would store, so their time is limited.
+        """
+        if not 1 < len(kernels) <= MOST_KERNELS:
+            return []
+        unused = []
+        with grids.within(UNUSED_SECONDS):
+            for name in sorted(kernels):
+                with LaunchCount().counting(disabled=name):
+                    unused += [name] if self._gives(judged) else []
+        return unused
 
     def _gives(self, judged: dict[str, Any]) -> bool:
         """Whether one more call gives the same results."""

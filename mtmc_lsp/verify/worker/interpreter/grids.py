@@ -51,6 +51,8 @@ class Grids:
     """Records what the programs store, if they are a sample."""
     turns: Turns | None = None
     """Set while programs run in turns."""
+    end = math.inf
+    """Processor time at which programs end with an exception."""
 
     def __init__(self) -> None:
         self.waiting: set[str] = set()
@@ -81,6 +83,21 @@ def sampled(seconds: float) -> Iterator[Stores]:
             yield stores
         finally:
             current.seconds, current.stores = 0.0, None
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Let programs raise an exception after this processor time, as soon as they access memory."""
+    current.end = process_time() + seconds
+    try:
+        yield
+    finally:
+        current.end = math.inf
+
+
+def _check_time() -> None:
+    if current.end < math.inf and process_time() > current.end:
+        raise TimeoutError("the program takes too long")
 
 
 def patch_grids(replace: Callable[[Any, str, Any], None]) -> None:
@@ -240,6 +257,7 @@ def _recorded(original: Any, record: str) -> Any:
     stores = record == "stored"
 
     def operation(self: Any, ptrs: Any, *rest: Any, **named: Any) -> Any:
+        _check_time()
         # The last argument of a load tells whether it is volatile, so that programs may wait by it.
         if current.turns is not None and (stores or rest[-1]):
             _pause(self, current.turns)
@@ -263,6 +281,7 @@ def _pause(builder: Any, turns: Turns) -> None:
 
 def _atomic(original: Any, *, has_mask: bool) -> Any:
     def operation(self: Any, ptr: Any, *rest: Any) -> Any:
+        _check_time()
         if current.stores is not None:
             current.stores.has_atomics = True
         turns = current.turns
