@@ -69,7 +69,7 @@ sizes of the blocks may follow :data:`AT_BLOCKS`. In the second, positive and ne
 every second line has peaks."""
 AT_BLOCKS = " at blocks of "
 RARE_LARGE = "rare large"
-"""A distribution of positive values with some that are so large that a total in bfloat16 loses the others."""
+"""A distribution of positive values; some of the first argument are so large that a total in bfloat16 loses the others."""
 SPECIAL_DISTRIBUTIONS = ("denormal", "infinite", "nan")
 """Distributions on which the output may differ from a constant only by NaN and infinity, so they reveal no trivial answers."""
 EXACT_OPERATIONS = frozenset(MATRIX_PRODUCTS) | frozenset(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from mtmc_lsp.core.dtypes import is_float, itemsize
@@ -120,25 +120,29 @@ def reduces(capture: Capture) -> bool:
 def _reducing_nodes(capture: Capture) -> list[Node]:
     """Float32 products are left out: there an element that is missing shows with any values."""
     names = {*REDUCING, *(MATRIX_PRODUCTS if _has_16_bits(capture) else ())}
-    return [node for node in capture.graph.nodes if node.op.split(".")[1].strip("_") in names and node.outputs]
+    return [node for node in capture.graph.nodes if _operation(node) in names and node.outputs]
 
 
-def _reduced_names(capture: Capture) -> list[str]:
+def _reduced_names(capture: Capture, nodes: Iterable[Node]) -> list[str]:
     """The variable sizes that are lengths of reductions or scans."""
-    graph, names = capture.graph, set[str]()
-    for node in _reducing_nodes(capture):
-        shapes = [graph.type_of(ref).shape for ref in node.inputs()]
-        shapes = [shape for shape in shapes if shape]
+    names = set[str]()
+    for node in nodes:
+        shapes = [shape for ref in node.inputs() if (shape := capture.graph.type_of(ref).shape)]
+        if not shapes:
+            continue
         dropped = {name for shape in shapes for size in shape for name in size.symbols()}
         dropped -= {name for kind in node.outputs for size in kind.shape for name in size.symbols()}
-        dim = next(
-            (arg for arg in node.args[1:2] if isinstance(arg, int) and -len(shapes[0]) <= arg < len(shapes[0])), -1
-        )
-        if node.op.split(".")[1] == ATTENTION:
+        if _operation(node) == ATTENTION:
             # The length of the keys may have the same name as that of the queries.
             dropped |= set(shapes[1][-2].symbols())
-        names |= dropped or set(shapes[0][dim].symbols() if shapes else ())
-    return [name for name in capture.variable_sizes if name in names and name in graph.sizes]
+        rank = len(shapes[0])
+        dim = next((arg for arg in node.args[1:2] if isinstance(arg, int) and -rank <= arg < rank), -1)
+        names |= dropped or set(shapes[0][dim].symbols())
+    return [name for name in capture.variable_sizes if name in names and name in capture.graph.sizes]
+
+
+def _operation(node: Node) -> str:
+    return node.op.split(".")[1].strip("_")
 
 
 def with_blocks(distribution: str, text: str) -> str:
@@ -159,8 +163,10 @@ def _reduction_cases(capture: Capture, text: str, model: Case, *, interpreted: b
     """
     if not reduces(capture):
         return []
-    graph, names, rows = capture.graph, _reduced_names(capture), _row_lengths(capture)
-    # A long dimension that is no row may need a program for each element.
+    graph, nodes = capture.graph, _reducing_nodes(capture)
+    names, products = _reduced_names(capture, nodes), [node for node in nodes if _operation(node) in MATRIX_PRODUCTS]
+    rows = {*_row_lengths(capture), *_reduced_names(capture, products)}
+    # Another long dimension may need a program for each element.
     full = [(name, graph.sizes[name] if name in rows else min(graph.sizes[name], LONG_COLUMN)) for name in names]
     full += [(name, LONG_ROW) for name in names if name in rows and graph.sizes[name] < LONG_ROW // 2]
     numbers = [*compared_numbers_in(text)[:1], *numbers_in(text)[:MOST_BLOCKS]]

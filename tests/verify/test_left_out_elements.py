@@ -99,6 +99,35 @@ def test_a_long_total_in_bfloat16_is_refused(judge: Judge) -> None:
     assert wrong.status is VerdictStatus.INCORRECT
 
 
+PRODUCT = "import torch\n\n\n# mtmc: x=bf16[M,K] y=bf16[K,N] M=40 K=4096 N=40\ndef product(x, y):\n    return x @ y\n"
+TILES = f"""{HEAD}def kernel(x_ptr, y_ptr, out_ptr, M, N, K, B: tl.constexpr):
+    m, n = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1) * B + tl.arange(0, B)
+    total = tl.zeros((B, B), tl.float32)
+    for start in range(0, K, B):
+        k = start + tl.arange(0, B)
+        x = tl.load(x_ptr + m[:, None] * K + k, mask=(m[:, None] < M) & (k < K), other=0.0)
+        y = tl.load(y_ptr + k[:, None] * N + n, mask=(k[:, None] < K) & (n < N), other=0.0)
+        total = ROUNDED
+    tl.store(out_ptr + m[:, None] * N + n, total.to(tl.bfloat16), mask=(m[:, None] < M) & (n < N))
+
+
+def fast(x, y):
+    x, y = x.contiguous(), y.contiguous()
+    out = torch.empty(x.shape[0], y.shape[1], dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(x.shape[0], 32), triton.cdiv(y.shape[1], 32))
+    if out.numel():
+        kernel[grid](x, y, out, x.shape[0], y.shape[1], x.shape[1], B=32)
+    return out
+"""
+
+
+def test_a_product_whose_sums_are_kept_in_bfloat16_is_refused(judge: Judge) -> None:
+    honest = judge(PRODUCT, "product", TILES.replace("ROUNDED", "tl.dot(x, y, total)"), "fast")
+    assert honest.is_correct, honest.reason
+    rounded = TILES.replace("ROUNDED", "(total + tl.dot(x, y)).to(tl.bfloat16).to(tl.float32)")
+    assert judge(PRODUCT, "product", rounded, "fast").status is VerdictStatus.INCORRECT
+
+
 @pytest.mark.parametrize("dim", [0, 1])
 def test_peaks_are_at_ends_and_around_blocks_in_both_dimensions(dim: int) -> None:
     generator = torch.Generator().manual_seed(3)

@@ -15,6 +15,7 @@ from mtmc_lsp.capture.worker.arguments.values import random_values
 from mtmc_lsp.capture.worker.calls import Call, build_call
 from mtmc_lsp.capture.worker.module_state import AttributeSlot
 from mtmc_lsp.capture.worker.modules.attribute_tensors import attribute_tensors, slot_at
+from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
@@ -77,6 +78,7 @@ def make_inputs(
     by_path = dict(zip(call.names, call.values, strict=True))
     bounds = index_bounds(capture.graph)
     result: dict[str, torch.Tensor] = {}
+    usual = "uniform" if distribution == RARE_LARGE else distribution
     for item in capture.graph.inputs:
         if item.kind is not InputKind.ARGUMENT:
             shape = [size.value(sizes) for size in item.type.shape]
@@ -101,6 +103,9 @@ def make_inputs(
             result[item.name] = _indices(item, bounds[item.name], sizes, generator, (low, high) if has_range else None)
         else:
             result[item.name] = _values(item, sizes, distribution, generator, low, high)
+            if is_float(item.type.dtype) and low is None:
+                # Products of two large values would hide all others.
+                distribution = usual
     return result
 
 
