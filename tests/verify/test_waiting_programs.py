@@ -8,6 +8,7 @@ import pytest
 
 from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.verify.messages import GridOrder
+from mtmc_lsp.verify.worker.interpreter.grids import _has_while
 from mtmc_lsp.verify.worker.interpreter.turns import DEADLOCK, Turns
 
 Judge = Callable[..., Verdict]
@@ -93,6 +94,21 @@ def fast(x):
 def test_an_atomic_addition_of_bfloat16_is_one_step(judge: Judge) -> None:
     verdict = judge(COUNT, "nonzero", ADDED, "fast")
     assert verdict.is_correct, verdict.reason
+
+
+def far_loop(count: int, *, waits: bool) -> Callable[..., None]:
+    """A function with a loop that is too long for a short jump."""
+    head = "while x:" if waits else "for y in x:"
+    text = f"def loop(x, y=0):\n    {head}\n" + "        y = x + y * 2\n" * count
+    names: dict[str, Callable[..., None]] = {}
+    exec(text, names)
+    return names["loop"]
+
+
+@pytest.mark.parametrize("count", [1, 400])
+def test_only_while_loops_can_wait(count: int) -> None:
+    assert _has_while(far_loop(count, waits=True).__code__)
+    assert not _has_while(far_loop(count, waits=False).__code__)
 
 
 @pytest.mark.parametrize("order", list(GridOrder))
