@@ -136,6 +136,30 @@ def test_a_kernel_that_reads_the_results_of_a_sampled_one_is_not_refused(judge: 
     assert note.startswith(f"at N=50000, D=512 {why} (") and note.endswith(" of 3125 programs of parts ran)")
 
 
+IN_PLACE = "import torch\n\n\n# mtmc: x=f32[N,D] N=40000 D=64\ndef doubled(x):\n    return x.mul_(2.0)\n"
+CHANGED = f"""{HEAD}def kernel(x_ptr, step, stride, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = row * step + tl.arange(0, BLOCK) * stride
+    mask = tl.arange(0, BLOCK) < columns
+    tl.store(x_ptr + at, tl.load(x_ptr + at, mask=mask) * FACTOR, mask=mask)
+
+
+def fast(x):
+    if x.numel():
+        block = triton.next_power_of_2(x.shape[1])
+        kernel[(x.shape[0],)](x, x.stride(0), x.stride(1), x.shape[1], BLOCK=block)
+    return x
+"""
+
+
+def test_a_sample_of_a_kernel_that_changes_its_argument_is_compared(judge: Judge) -> None:
+    verdict = judge(IN_PLACE, "doubled", CHANGED.replace("FACTOR", "2.0"), "fast")
+    assert verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES, verdict.reason
+    assert sizes_check(verdict).endswith("of 40000 programs of kernel")
+    wrong = CHANGED.replace("FACTOR", "tl.where(row < 39 * 1024.5, 2.0, 3.0)")
+    assert judge(IN_PLACE, "doubled", wrong, "fast").status is VerdictStatus.INCORRECT
+
+
 LARGEST = "import torch\n\n\n# mtmc: x=f32[N,D] N=4000 D=600\ndef largest(x):\n    return x.argmax(1)\n"
 INDEX = f"""{HEAD}def kernel(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)

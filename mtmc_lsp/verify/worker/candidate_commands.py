@@ -248,9 +248,11 @@ class _Calls:
 
     def _prepare_call(self, *arguments: Any) -> tuple[Call, list[Any]]:
         self._prepared, values = self._prepare(*arguments)
-        if not current.is_program():
-            return self._prepared, values
-        function = functools.partial(current.run, self._prepared.function)
+        function = self._prepared.function
+        if current.is_program():
+            function = functools.partial(current.run, function)
+        elif grids.current.stores is not None:
+            function = functools.partial(grids.watched, function)
         return replace(self._prepared, function=function), values
 
     def _interference(self, judged: dict[str, Any], plan: CallPlan) -> str:

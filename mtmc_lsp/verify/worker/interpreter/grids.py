@@ -76,13 +76,21 @@ def in_order(order: GridOrder, seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sampled(seconds: float) -> Iterator[Stores]:
-    """Run a sample of each grid that takes much longer than this, and record its stores."""
-    with Stores() as stores:
-        current.seconds, current.stores = seconds, stores
-        try:
-            yield stores
-        finally:
-            current.seconds, current.stores = 0.0, None
+    """Run a sample of each grid that takes much longer than this, and record its stores.
+
+    The code of the candidate runs by :func:`watched`.
+    """
+    current.seconds, current.stores = seconds, Stores()
+    try:
+        yield current.stores
+    finally:
+        current.seconds, current.stores = 0.0, None
+
+
+def watched(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function; if grids are sampled, notice which tensors torch reads in it."""
+    with current.stores or contextlib.nullcontext():
+        return function(*args, **kwargs)
 
 
 @contextlib.contextmanager
