@@ -18,7 +18,7 @@ from mtmc_lsp.source.sibling.pair import FilePair, kernels_path, separated, with
 from mtmc_lsp.verify.cases import VALUES, Case, foreign_cases, is_interpretable, version_cases
 from mtmc_lsp.verify.edge_cases import edge_cases
 from mtmc_lsp.verify.messages import CandidateSource, GuardRequest, KernelsFile, SeparateCandidate
-from mtmc_lsp.verify.outcomes import LARGER, CaseOutcome
+from mtmc_lsp.verify.outcomes import LARGER, CaseOutcome, real_size_notes
 from mtmc_lsp.verify.source_scan import scan
 from mtmc_lsp.verify.trials import Trial, trials
 
@@ -28,6 +28,9 @@ VERSION_REPEAT_SECONDS = 1.0
 """Time for the many calls of the smallest case of a version: ``optimize`` verifies many versions."""
 FOREIGN_REPEAT_SECONDS = 3600.0
 """The same for a foreign candidate: all of them."""
+WAITING = "programs of {names} may wait for each other: they took turns, up to 16 at a time, begun in the usual order"
+"""The note on launches whose programs may not run in any order; the number is
+:data:`~mtmc_lsp.verify.worker.interpreter.grids.MOST_WAITING`."""
 FULL_SIZE_FACTOR = 4.0
 """Factor on the time limit of a case with full-size parameters under the interpreter."""
 
@@ -239,6 +242,11 @@ class ForeignCandidate:
         if count and self.needs_kernel:
             notes.append(f"no kernel was launched in {count} of the cases")
         notes.append(f"isolation of the candidate: {isolation.text}")
+        if unused := sorted({name for outcome in outcomes for name in outcome.unused_kernels}):
+            notes.append(f"the results on the first case are the same without {' and without '.join(unused)}")
+        notes += real_size_notes(outcomes, trial.capture.graph)
+        if waiting := sorted({name for outcome in outcomes for name in outcome.waiting}):
+            notes.append(WAITING.format(names=" and ".join(waiting)))
         if interpreted:
             notes.append("an interpreter run is no proof for a GPU: races cannot show")
         return notes
