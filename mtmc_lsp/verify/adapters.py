@@ -25,7 +25,7 @@ from mtmc_lsp.verify.cases import (
 )
 from mtmc_lsp.verify.edge_cases import edge_cases
 from mtmc_lsp.verify.messages import CandidateSource, GuardRequest, KernelsFile, SeparateCandidate
-from mtmc_lsp.verify.outcomes import LARGER, CaseOutcome
+from mtmc_lsp.verify.outcomes import LARGER, CaseOutcome, real_size_notes
 from mtmc_lsp.verify.source_scan import scan
 from mtmc_lsp.verify.trials import Trial, trials
 
@@ -39,6 +39,9 @@ BRIEF_CASES = 2
 """Cases of a brief verification, besides the smallest one."""
 BRIEF_PART = 0.1
 """Share of the interpreter's limits for these cases."""
+WAITING = "programs of {names} may wait for each other: they took turns, up to 16 at a time, begun in the usual order"
+"""The note on launches whose programs may not run in any order; the number is
+:data:`~mtmc_lsp.verify.worker.interpreter.grids.MOST_WAITING`."""
 FULL_SIZE_FACTOR = 4.0
 """Factor on the time limit of a case with full-size parameters under the interpreter."""
 
@@ -272,6 +275,11 @@ class ForeignCandidate:
         if count and self.needs_kernel:
             notes.append(f"no kernel was launched in {count} of the cases")
         notes.append(f"isolation of the candidate: {isolation.text}")
+        if unused := sorted({name for outcome in outcomes for name in outcome.unused_kernels}):
+            notes.append(f"the results on the first case are the same without {' and without '.join(unused)}")
+        notes += real_size_notes(outcomes, trial.capture.graph)
+        if waiting := sorted({name for outcome in outcomes for name in outcome.waiting}):
+            notes.append(WAITING.format(names=" and ".join(waiting)))
         if interpreted:
             notes.append("an interpreter run is no proof for a GPU: races cannot show")
         return notes

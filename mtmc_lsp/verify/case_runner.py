@@ -133,7 +133,7 @@ class CaseRunner:
             return skipped(case, "values", "no kernel ran, so torch drew other random numbers", ran=True)
         if answer.uncompared:
             outcome = skipped(case, "values", answer.uncompared, ran=True)
-            return replace(outcome, uncompared=answer.uncompared)
+            return replace(outcome, uncompared=answer.uncompared, unread=answer.unread, programs=answer.programs)
         return self._judged(prepared, answer, results, plan)
 
     def _judged(self, prepared: PreparedCase, answer: CandidateAnswer, results: Path, plan: CallPlan) -> CaseOutcome:

@@ -66,6 +66,13 @@ NEAR = "near "
 WITHIN = "within "
 """The beginning of a distribution of values that are mostly smaller than a number, which follows."""
 NOT_FINITE = ("infinite", "nan")
+PEAKS, PEAKS_DOWN, PEAKS_IN_PART = "peaks", "peaks down", "some peaks"
+"""Distributions with the extremes of each line at its ends and around blocks, so that an element that is left out shows. The
+sizes of the blocks may follow :data:`AT_BLOCKS`. In the second, positive and negative peaks change places; in the third only
+every second line has peaks."""
+AT_BLOCKS = " at blocks of "
+RARE_LARGE = "rare large"
+"""A distribution of positive values; some of the first argument are so large that a total in bfloat16 loses the others."""
 SPECIAL_DISTRIBUTIONS = ("denormal", *NOT_FINITE)
 """Distributions on which the output may differ from a constant only by NaN and infinity, so they reveal no trivial answers."""
 EXACT_OPERATIONS = frozenset(MATRIX_PRODUCTS) | frozenset(
@@ -90,8 +97,8 @@ class Case:
     sizes: Mapping[str, int]
     distribution: str
     """``normal``, ``uniform``, ``large``, ``tiny``, ``mixed``, ``constant``, ``integers``, ``bits``, one of
-    :data:`SPECIAL_DISTRIBUTIONS`, :data:`NEAR` or :data:`WITHIN` with numbers, one of
-    :data:`~mtmc_lsp.verify.edge_cases.DISTRIBUTIONS`, or ``given`` (by ``get_inputs``)."""
+    :data:`SPECIAL_DISTRIBUTIONS`, :data:`NEAR` or :data:`WITHIN` with numbers, :data:`PEAKS` and its like, :data:`RARE_LARGE`,
+    one of :data:`~mtmc_lsp.verify.edge_cases.DISTRIBUTIONS`, or ``given`` (by ``get_inputs``)."""
     seed: int
     kind: str = VALUES
     """One of :data:`VALUES`, :data:`FLOAT64`, :data:`AUTOGRAD`, :data:`ON_CPU`."""
@@ -117,14 +124,22 @@ class Case:
         return self._label([f"{name}={value}" for name, value in self.sizes.items()])
 
     def text(self, graph: Graph) -> str:
-        """A description with the user's names: sizes if they have names, or else the shapes of arguments."""
+        """A description with the user's names."""
+        return self._label(self._sizes(graph))
+
+    def sizes_text(self, graph: Graph) -> str:
+        """The sizes with the user's names."""
+        return ", ".join(self._sizes(graph))
+
+    def _sizes(self, graph: Graph) -> list[str]:
+        """The sizes if they have names, or else the shapes of arguments."""
         if not any(AUTOMATIC.fullmatch(name) for name in self.sizes):
-            return self.label
+            return [f"{name}={value}" for name, value in self.sizes.items()]
         arguments = [item for item in graph.inputs if item.kind is InputKind.ARGUMENT]
         shapes = [
             f"{item.access}[{', '.join(str(size.value(self.sizes)) for size in item.type.shape)}]" for item in arguments
         ]
-        return self._label([*shapes[:MOST_SHAPES], *(["..."] if len(shapes) > MOST_SHAPES else [])])
+        return [*shapes[:MOST_SHAPES], *(["..."] if len(shapes) > MOST_SHAPES else [])]
 
     def _label(self, sizes: Sequence[str]) -> str:
         numbers = [f"{name}={value}" for name, value in self.numbers.items()]

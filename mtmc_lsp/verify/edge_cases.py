@@ -8,17 +8,21 @@ from __future__ import annotations
 import ast
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from mtmc_lsp.core.dtypes import is_float
-from mtmc_lsp.core.graph import InputKind
+from mtmc_lsp.core.dtypes import is_float, itemsize
+from mtmc_lsp.core.graph import MATRIX_PRODUCTS, InputKind, Node
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import (
+    AT_BLOCKS,
     EXPANDED,
     EXPANDED_COLUMNS,
     NEAR,
     PACKED,
+    PEAKS,
+    PEAKS_DOWN,
+    RARE_LARGE,
     SLICED,
     STEPPED,
     TRANSPOSED,
@@ -49,6 +53,20 @@ LEAST, LARGEST = 4, 1 << 17
 """Smaller numbers in the text are sizes that are tried anyway, and larger ones take too long."""
 LEAST_LONG, LARGEST_LONG, MOST_LONG = 1 << 14, 1 << 23, 2
 """Numbers from the first to the second become the length of one dimension; at most two numbers do."""
+MOST_PEAKS, LONG_COLUMN = 10, 1025
+"""Limits for the cases with peaks, and for the length of dimensions other than the last in them."""
+FEW_LINES = 4
+"""The other sizes, where each line has its extremes elsewhere."""
+MOST_BLOCKS, LARGEST_BLOCK = 4, 1 << 14
+"""Limits for the numbers in the text that may be sizes of blocks: their count, and the largest one."""
+ATTENTION = "scaled_dot_product_attention"
+REDUCING = frozenset(
+    "sum mean amax amin aminmax max min argmax argmin prod var std var_mean std_mean norm linalg_vector_norm logsumexp softmax "
+    "log_softmax cumsum cumprod cummax cummin logcumsumexp sort argsort topk kthvalue median mode any all count_nonzero "
+    "native_layer_norm layer_norm native_group_norm group_norm rms_norm instance_norm dot mv scaled_dot_product_attention "
+    "nll_loss cross_entropy_loss mse_loss l1_loss smooth_l1_loss kl_div binary_cross_entropy cosine_similarity".split()
+)
+"""ATen operations by which one element depends on many."""
 SMALL_SIZE = 3
 """The other sizes of a case, where all cannot be as large as the number in the text."""
 DISTRIBUTIONS = ("offset", "low", "ties", "zero rows", "extreme", "negative")
@@ -79,6 +97,7 @@ def edge_cases(capture: Capture, text: str, model: Case, *, interpreted: bool, s
         for sizes in _sizes(capture, text, interpreted=interpreted)
     ]
     if any(is_float(item.type.dtype) for item in arguments):
+        cases += _reduction_cases(capture, text, model, interpreted=interpreted)
         cases += [replace(model, distribution=name) for name in DISTRIBUTIONS]
         if thresholds := thresholds_in(text):
             cases.append(replace(model, distribution=NEAR + ", ".join(map(repr, thresholds))))
@@ -91,6 +110,84 @@ def edge_cases(capture: Capture, text: str, model: Case, *, interpreted: bool, s
         for name in (SLICED, PACKED, TRANSPOSED, STEPPED, UNALIGNED, *(() if written else (EXPANDED, EXPANDED_COLUMNS)))
     ]
     return tuple(replace(case, kind=VALUES, seed=seed + i) for i, case in enumerate(cases))
+
+
+def reduces(capture: Capture) -> bool:
+    """Whether elements of the reference's results depend on many elements of its arguments."""
+    return bool(_reducing_nodes(capture))
+
+
+def _reducing_nodes(capture: Capture) -> list[Node]:
+    """Float32 products are left out: there an element that is missing shows with any values."""
+    names = {*REDUCING, *(MATRIX_PRODUCTS if _has_16_bits(capture) else ())}
+    return [node for node in capture.graph.nodes if _operation(node) in names and node.outputs]
+
+
+def _reduced_names(capture: Capture, nodes: Iterable[Node]) -> list[str]:
+    """The variable sizes that are lengths of reductions or scans."""
+    names = set[str]()
+    for node in nodes:
+        shapes = [shape for ref in node.inputs() if (shape := capture.graph.type_of(ref).shape)]
+        if not shapes:
+            continue
+        dropped = {name for shape in shapes for size in shape for name in size.symbols()}
+        dropped -= {name for kind in node.outputs for size in kind.shape for name in size.symbols()}
+        if _operation(node) == ATTENTION:
+            # The length of the keys may have the same name as that of the queries.
+            dropped |= set(shapes[1][-2].symbols())
+        rank = len(shapes[0])
+        dim = next((arg for arg in node.args[1:2] if isinstance(arg, int) and -rank <= arg < rank), -1)
+        names |= dropped or set(shapes[0][dim].symbols())
+    return [name for name in capture.variable_sizes if name in names and name in capture.graph.sizes]
+
+
+def _operation(node: Node) -> str:
+    return node.op.split(".")[1].strip("_")
+
+
+def with_blocks(distribution: str, text: str) -> str:
+    """A distribution with peaks also around the blocks of the sizes that the text names."""
+    blocks = [number for number in numbers_in(text) if number <= LARGEST_BLOCK]
+    return distribution + AT_BLOCKS + ", ".join(map(str, blocks[:MOST_BLOCKS])) if blocks else distribution
+
+
+def _has_16_bits(capture: Capture) -> bool:
+    kinds = (item.type.dtype for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT)
+    return any(is_float(kind) and itemsize(kind) == 2 for kind in kinds)
+
+
+def _reduction_cases(capture: Capture, text: str, model: Case, *, interpreted: bool) -> list[Case]:
+    """Cases in which each element counts that a reduction or scan adds up, compares or sorts.
+
+    Their lengths are the workload's, :data:`LONG_ROW`, and those from the text.
+    """
+    if not reduces(capture):
+        return []
+    graph, nodes = capture.graph, _reducing_nodes(capture)
+    names, products = _reduced_names(capture, nodes), [node for node in nodes if _operation(node) in MATRIX_PRODUCTS]
+    rows = {*_row_lengths(capture), *_reduced_names(capture, products)}
+    # Another long dimension may need a program for each element.
+    full = [(name, graph.sizes[name] if name in rows else min(graph.sizes[name], LONG_COLUMN)) for name in names]
+    full += [(name, LONG_ROW) for name in names if name in rows and graph.sizes[name] < LONG_ROW // 2]
+    numbers = [*compared_numbers_in(text)[:1], *numbers_in(text)[:MOST_BLOCKS]]
+    edges = [(name, edge) for number in numbers for edge in (number + 1, 2 * number + 1) for name in names[-1:]]
+    up, down = (with_blocks(name, text) for name in (PEAKS, PEAKS_DOWN))
+    few = [RARE_LARGE] if _has_16_bits(capture) else []
+    chosen = [(length, name) for length in full for name in (up, down, *few)]
+    chosen += [(length, (up, down)[i % 2]) for i, length in enumerate(dict.fromkeys(edges)) if length not in full]
+    cases = [
+        replace(model, sizes=sizes, distribution=name, may_be_refused=exceeds_workload(capture, sizes))
+        for length, name in chosen[: MOST_PEAKS + len(few)]
+        if is_small_enough(graph, sizes := _with_long(capture, *length, FEW_LINES), interpreted=interpreted)
+    ]
+    return cases or [replace(model, distribution=name) for name in (up, down, *few)]
+
+
+def _with_long(capture: Capture, name: str, length: int, others: int) -> dict[str, int]:
+    """The workload's fixed sizes, one long dimension, and few elements in the others."""
+    graph = capture.graph
+    variable = [name for name in capture.variable_sizes if name in graph.sizes]
+    return raised_sizes(graph, {**graph.sizes, **dict.fromkeys(variable, others), name: length}, variable)
 
 
 def numbers_in(text: str) -> list[int]:
@@ -228,23 +325,18 @@ def _sizes(capture: Capture, text: str, *, interpreted: bool) -> list[dict[str, 
     """
     graph, numbers = capture.graph, numbers_in(text)
     variable = [name for name in capture.variable_sizes if name in graph.sizes]
-    small = dict.fromkeys(variable, SMALL_SIZE)
-
-    def with_long(name: str, length: int) -> dict[str, int]:
-        return raised_sizes(graph, {**graph.sizes, **small, name: length}, variable)
-
     edges = [edge for n in compared_numbers_in(text) for edge in (n + 1, n, n - 1)]
     edges += [*(n + 1 for n in numbers), *(n - 1 for n in numbers), *numbers, *(2 * n + 1 for n in numbers)]
     chosen: list[dict[str, int]] = []
     for edge in dict.fromkeys(edges) if variable else ():
         whole = raised_sizes(graph, {**graph.sizes, **dict.fromkeys(variable, edge)}, variable)
-        single = [with_long(name, edge) for name in variable]
+        single = [_with_long(capture, name, edge, SMALL_SIZE) for name in variable]
         # One case for all sizes, or else one for each while the others are small.
         choices = [whole] if is_small_enough(graph, whole, interpreted=interpreted) else single
         chosen += [
             sizes for sizes in choices if sizes not in chosen and is_small_enough(graph, sizes, interpreted=interpreted)
         ]
-    rows = [with_long(name, LONG_ROW) for name in _row_lengths(capture)]
+    rows = [_with_long(capture, name, LONG_ROW, SMALL_SIZE) for name in _row_lengths(capture)]
     chosen = [*(sizes for sizes in rows if is_small_enough(graph, sizes, interpreted=interpreted)), *chosen]
     # Each size is 1 while the others are not small.
     reduced = reduced_sizes(capture)

@@ -176,6 +176,8 @@ class VerificationEngine:
                 if failed.status is VerdictStatus.INCORRECT and draws_otherwise:
                     return Verification(verdict(VerdictStatus.UNCERTIFIABLE, OTHER_RANDOM))
                 smallest = failed if reproduction is None else self._shrunk(candidate, runner, failed)
+                # The checks name the same case as the reason.
+                outcomes = [outcome for outcome in outcomes if outcome.is_correct] + [smallest]
                 reason = f"{smallest.reason} (on {smallest.case.text(trial.capture.graph)})"
                 # The file runs the programs in their usual order.
                 if reproduction is None or smallest.needs_order:
@@ -408,8 +410,10 @@ class VerificationEngine:
     ) -> Verdict:
         checks = (*text_checks, *(check for outcome in outcomes for check in outcome.checks))
         worst = max(outcomes, key=lambda outcome: outcome.error)
-        reduced = run_notes(outcomes, self._trial.capture.graph, without_oracle=self._reference.without_oracle)
-        notes = reduced + candidate.notes(self._trial, outcomes, self._process.isolation, interpreted=not self.has_gpu)
+        first = self._first or outcomes[0].case
+        graph, without_oracle = self._trial.capture.graph, self._reference.without_oracle
+        notes = run_notes(outcomes, first, graph, without_oracle=without_oracle)
+        notes += candidate.notes(self._trial, outcomes, self._process.isolation, interpreted=not self.has_gpu)
         return Verdict(
             status,
             checks,

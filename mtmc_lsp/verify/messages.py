@@ -196,6 +196,8 @@ class CandidateAnswer:
     """Numbers of the results that differ from call to call; ``None`` without repeats."""
     uses_kernels: bool = True
     """Whether the results change if kernel launches do nothing."""
+    unused_kernels: tuple[str, ...] = ()
+    """Names of kernels without which the results are the same, if the candidate launches several."""
     threads: int = 0
     """Threads that the candidate started and that still run."""
     refusal: str = ""
@@ -216,6 +218,10 @@ class CandidateAnswer:
     """Processor time of the programs of a call with samples."""
     needs_all_programs: bool = False
     """Whether all programs ran because the results of a sample cannot be compared."""
+    unread: str = ""
+    """Which elements of an argument no program loads, if nothing can be compared; empty if the programs may load all."""
+    waiting: tuple[str, ...] = ()
+    """Names of kernels whose programs may wait for each other."""
     interference: str | None = None
     """How calls disturb each other's results, as a clause; empty if they do not, ``None`` if no results were kept."""
 

@@ -14,6 +14,9 @@ from mtmc_lsp.verify.messages import CandidateAnswer, JudgeAnswer, WholeTargetAn
 
 LARGER = "larger sizes"
 """The name of the check for sizes that the candidate refuses."""
+REAL_SIZES = "workload's sizes"
+"""The name of the check of a call at the workload's sizes under the interpreter."""
+ALL_PROGRAMS = "all programs"
 KERNEL_LAUNCHED = "kernel launched"
 WHOLE_TARGET = "whole target"
 NOT_LAUNCHED = "no Triton kernel was launched on the workload's inputs"
@@ -66,6 +69,12 @@ class CaseOutcome:
     """Whether the results of a sample of programs cannot be compared, so that all ran."""
     uncompared: str = ""
     """Why the results of a sample of programs were not compared."""
+    unread: str = ""
+    """Which elements of an argument no program loads, if so; only where nothing was compared."""
+    unused_kernels: tuple[str, ...] = ()
+    """Names of kernels without which the results are the same."""
+    waiting: tuple[str, ...] = ()
+    """Names of kernels whose programs may wait for each other."""
     trivial: frozenset[str] | None = None
     """Answers without any computation that pass as well; ``None`` if the case cannot tell or earlier ones refuted all."""
 
@@ -160,6 +169,8 @@ def judged_outcome(
         programs=answer.programs,
         program_seconds=answer.program_seconds,
         needs_all_programs=answer.needs_all_programs,
+        waiting=answer.waiting,
+        unused_kernels=answer.unused_kernels,
     )
 
 
@@ -197,15 +208,29 @@ def library_share(outcomes: Sequence[CaseOutcome]) -> float | None:
     return next((share for share in shares if share is not None), None)
 
 
-def run_notes(outcomes: Sequence[CaseOutcome], graph: Graph, *, without_oracle: int) -> list[str]:
+def real_size_notes(outcomes: Sequence[CaseOutcome], graph: Graph) -> list[str]:
+    """What did not run at the workload's sizes, and why."""
+    notes = []
+    for outcome in outcomes:
+        at = f"at {outcome.case.sizes_text(graph)}"
+        for check in outcome.checks:
+            if check.name == REAL_SIZES and check.status is CheckStatus.SKIPPED:
+                notes.append(f"{at} nothing was compared: {check.detail}")
+            elif check.name == REAL_SIZES and check.detail != ALL_PROGRAMS:
+                notes.append(f"{at} a sample ran: {check.detail}")
+    return notes
+
+
+def run_notes(outcomes: Sequence[CaseOutcome], first: Case, graph: Graph, *, without_oracle: int) -> list[str]:
     """What a run reduced or replaced.
 
     Args:
+        first: the workload's case.
         without_oracle: the number of cases whose float64 oracle did not fit into memory.
     """
     notes = []
-    if dict(outcomes[0].case.sizes) != dict(graph.sizes):
-        sizes = ", ".join(f"{name}={value}" for name, value in outcomes[0].case.sizes.items())
+    if dict(first.sizes) != dict(graph.sizes):
+        sizes = ", ".join(f"{name}={value}" for name, value in first.sizes.items())
         notes.append(f"sizes reduced to {sizes} for Triton's interpreter")
     if without_oracle:
         notes.append(

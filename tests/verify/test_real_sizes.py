@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy
 import pytest
+import torch
 
 from mtmc_lsp.core.results import CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.verify.edge_cases import compared_numbers_in, numbers_in
-from mtmc_lsp.verify.foreign.real_sizes import REAL_SIZES
+from mtmc_lsp.verify.foreign.real_sizes import NOT_COMPARABLE
+from mtmc_lsp.verify.outcomes import REAL_SIZES
+from mtmc_lsp.verify.worker.interpreter.stores import ATOMICS, Stores
 
 Judge = Callable[..., Verdict]
 HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n\n@triton.jit\n"
@@ -105,6 +109,7 @@ def test_a_sample_of_programs_leaves_the_verdict_at_reduced_sizes(judge: Judge) 
     verdict = judge(PRODUCT, "product", TILES.replace("FACTOR", "1.0"), "fast")
     assert verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES, verdict.reason
     assert sizes_check(verdict).endswith("of 4096 programs of kernel")
+    assert f"at M=2048, K=512, N=2048 a sample ran: {sizes_check(verdict)}" in verdict.notes
 
 
 @pytest.mark.parametrize(
@@ -126,6 +131,79 @@ def test_a_kernel_that_reads_the_results_of_a_sampled_one_is_not_refused(judge: 
     verdict = judge(SUMMED.replace("SIZE", "50000"), "summed", PARTS, "fast")
     assert verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES, verdict.reason
     assert sizes_check(verdict) == ""
+    why = "nothing was compared: other code reads memory that the programs left out would write"
+    (note,) = (note for note in verdict.notes if "nothing was compared" in note)
+    assert note.startswith(f"at N=50000, D=512 {why} (") and note.endswith(" of 3125 programs of parts ran)")
+
+
+IN_PLACE = "import torch\n\n\n# mtmc: x=f32[N,D] N=40000 D=64\ndef doubled(x):\n    return x.mul_(2.0)\n"
+CHANGED = f"""{HEAD}def kernel(x_ptr, step, stride, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = row * step + tl.arange(0, BLOCK) * stride
+    mask = tl.arange(0, BLOCK) < columns
+    tl.store(x_ptr + at, tl.load(x_ptr + at, mask=mask) * FACTOR, mask=mask)
+
+
+def fast(x):
+    if x.numel():
+        block = triton.next_power_of_2(x.shape[1])
+        kernel[(x.shape[0],)](x, x.stride(0), x.stride(1), x.shape[1], BLOCK=block)
+    return x
+"""
+
+
+def test_a_sample_of_a_kernel_that_changes_its_argument_is_compared(judge: Judge) -> None:
+    verdict = judge(IN_PLACE, "doubled", CHANGED.replace("FACTOR", "2.0"), "fast")
+    assert verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES, verdict.reason
+    assert sizes_check(verdict).endswith("of 40000 programs of kernel")
+    wrong = CHANGED.replace("FACTOR", "tl.where(row < 39 * 1024.5, 2.0, 3.0)")
+    assert judge(IN_PLACE, "doubled", wrong, "fast").status is VerdictStatus.INCORRECT
+
+
+LARGEST = "import torch\n\n\n# mtmc: x=f32[N,D] N=4000 D=600\ndef largest(x):\n    return x.argmax(1)\n"
+INDEX = f"""{HEAD}def kernel(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * columns + at, mask=at < columns, other=-float("inf"))
+    # The first NaN comes before any number.
+    key = tl.where(x != x, float("inf"), x)
+    first = tl.min(tl.where(x != x, at, BLOCK), axis=0)
+    best = tl.min(tl.where((key == tl.max(key, axis=0)) & (at < columns), at, BLOCK), axis=0)
+    tl.store(out_ptr + row, tl.where(first < BLOCK, first, best).to(tl.int64))
+
+
+def fast(x):
+    x = x.contiguous()
+    if x.shape[1] == 0:
+        raise IndexError("no columns")
+    out = torch.empty(x.shape[0], dtype=torch.int64, device=x.device)
+    if out.numel():
+        kernel[(x.shape[0],)](x, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return out
+"""
+
+
+def test_the_verdict_says_why_nothing_ran_at_the_workloads_sizes(judge: Judge) -> None:
+    verdict = judge(LARGEST, "largest", INDEX, "fast")
+    assert verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES, verdict.reason
+    assert f"at N=4000, D=600 nothing was compared: {NOT_COMPARABLE}" in verdict.notes
+
+
+def test_programs_that_cannot_load_all_elements_are_noticed() -> None:
+    """Each of four programs loads 8 elements; with a loop each loads as many as there are programs."""
+    x, out = torch.zeros(100), torch.zeros(())
+    for loops, unread in ((1, "the 4 programs of kernel load at most 32 of the 100 elements of x"), (4, "")):
+        with Stores() as stores:
+            stores.begin({"x": x, "out": out, "n": 100})
+            for program in range(2):
+                stores.begin_program()
+                for loop in range(loops):
+                    at = numpy.arange(8, dtype=numpy.uint64) + numpy.uint64(8 * (program + 4 * loop))
+                    addresses = numpy.uint64(x.data_ptr()) + at * numpy.uint64(4)
+                    stores.loaded(addresses, numpy.ones(8, dtype=bool))
+            stores.has_atomics = True
+            stores.end("kernel", 2, 4, seconds=1.0)
+        assert (stores.unread, stores.reason) == (unread, ATOMICS)
 
 
 def test_programs_that_rely_on_their_order_are_found(judge: Judge) -> None:

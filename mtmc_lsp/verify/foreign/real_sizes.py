@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.dtypes import is_float, itemsize
@@ -14,18 +14,20 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.adapters import Adapter
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.case_runner import STOPS, CaseRunner
-from mtmc_lsp.verify.cases import Case, conditions_allow, product_work
-from mtmc_lsp.verify.edge_cases import exceeds_workload, long_sizes
+from mtmc_lsp.verify.cases import PEAKS_IN_PART, Case, conditions_allow, product_work
+from mtmc_lsp.verify.edge_cases import exceeds_workload, long_sizes, reduces, with_blocks
 from mtmc_lsp.verify.messages import CallPlan
-from mtmc_lsp.verify.outcomes import CaseOutcome
+from mtmc_lsp.verify.outcomes import ALL_PROGRAMS, REAL_SIZES, CaseOutcome, skipped
 from mtmc_lsp.verify.reference import Reference
 from mtmc_lsp.verify.trials import full_trial
 
-REAL_SIZES = "workload's sizes"
-"""The name of the check."""
 SAMPLE_SECONDS, WHOLE_SECONDS = 1.0, 3.0
 """Processor time for a sample of the programs of one launch, and the time that all of them may take instead."""
-MOST_BYTES = 400e6
+UNREAD_SECONDS = 48.0
+"""The time that all programs may take if they seem to leave out elements, which only all of them show."""
+NOT_COMPARABLE = "without float64, random numbers and indices of scores that may tie cannot be compared"
+TOO_LARGE = "the tensors or products take too much memory or time on the CPU"
+MOST_BYTES = 600e6
 """Limit for the bytes of all tensors of the graph: inputs exist several times, and a candidate has 8 GiB."""
 MOST_WORK, MOST_NARROW_WORK = 4e10, 2e9
 """Limits for the multiply-adds of the reference on the CPU, which take about a second: in float32, and in 16 bits."""
@@ -74,59 +76,93 @@ class RealSizes:
     """The constructor's arguments in the user's file, as in :class:`~mtmc_lsp.verify.trials.Trial`."""
 
     def outcomes(self, passed: Sequence[CaseOutcome], on_case: Callable[[Case], None]) -> list[CaseOutcome]:
-        """The outcome, if no case had these sizes, time and memory suffice, and the results can be compared.
+        """The outcomes at sizes that no case had. Where nothing ran or could be compared, a skipped check says why.
 
         Args:
             passed: the outcomes of all cases.
             on_case: called before the candidate runs.
         """
         capture, ran = self.reference.capture, [dict(outcome.case.sizes) for outcome in passed if outcome.ran]
-        if not is_comparable(capture):
-            return []
-        choices = [sizes for sizes in (largest_sizes(capture), *self._long_sizes()) if sizes and sizes not in ran]
+        largest = largest_sizes(capture)
+        why = TOO_LARGE if not largest else NOT_COMPARABLE
+        if not largest or not is_comparable(capture):
+            case = self._case(dict(capture.graph.sizes), 0)
+            return [] if dict(case.sizes) in ran else [skipped(case, REAL_SIZES, why, ran=False)]
+        choices = [sizes for sizes in (largest, *self._long_sizes()) if sizes not in ran]
         outcomes: list[CaseOutcome] = []
+        if largest != capture.graph.sizes:
+            real = self._case(dict(capture.graph.sizes), 0)
+            instead = Case(largest, real.distribution, real.seed).sizes_text(capture.graph)
+            outcomes.append(skipped(real, REAL_SIZES, f"{TOO_LARGE}, so {instead} ran instead", ran=False))
         for i, sizes in enumerate(choices):
-            is_larger = exceeds_workload(capture, sizes)
-            case = Case(sizes, "normal", self.reference.seed + SEED + i, may_be_refused=is_larger, has_oracle=False)
+            case = self._case(sizes, i)
             on_case(case)
-            outcomes += self._outcomes(capture, case)
-            if outcomes and not outcomes[-1].is_correct:
+            outcomes.append(self._outcome(capture, case))
+            if not outcomes[-1].is_correct:
                 break
         return outcomes
+
+    def _case(self, sizes: Mapping[str, int], number: int) -> Case:
+        capture = self.reference.capture
+        distribution = with_blocks(PEAKS_IN_PART, self._text) if reduces(capture) else "normal"
+        return Case(
+            sizes,
+            distribution,
+            self.reference.seed + SEED + number,
+            may_be_refused=exceeds_workload(capture, sizes),
+            has_oracle=False,
+        )
+
+    @property
+    def _text(self) -> str:
+        """The candidate's file."""
+        return self.candidate.source(full_trial(self.reference.capture, self.init)).text
 
     def _long_sizes(self) -> list[dict[str, int]]:
         graph = self.reference.capture.graph
         trial = full_trial(self.reference.capture, self.init)
-        text = self.candidate.source(trial).text
         return [
-            sizes for sizes in long_sizes(trial.capture, text) if conditions_allow(graph, sizes) and _fits(graph, sizes)
+            sizes
+            for sizes in long_sizes(trial.capture, self._text)
+            if conditions_allow(graph, sizes) and _fits(graph, sizes)
         ]
 
-    def _outcomes(self, capture: Capture, case: Case) -> list[CaseOutcome]:
+    def _outcome(self, capture: Capture, case: Case) -> CaseOutcome:
         trial = full_trial(capture, self.init)
         runner = CaseRunner(self.reference, self.process, self.candidate, trial, finds_trivial=False)
         prepared = self.reference.prepare(trial, [case], first=None)[0]
         try:
-            outcome = runner.outcome(prepared, CallPlan(sample_seconds=SAMPLE_SECONDS, whole_seconds=WHOLE_SECONDS))
+            plan = CallPlan(sample_seconds=SAMPLE_SECONDS, whole_seconds=WHOLE_SECONDS)
+            outcome = runner.outcome(prepared, plan)
+            if outcome is not None and outcome.unread:
+                outcome = runner.outcome(prepared, replace(plan, whole_seconds=UNREAD_SECONDS)) or outcome
         except MtmcError as error:
             if error.kind in STOPS:
                 raise
-            return []
-        if outcome is None or self._proves_nothing(outcome):
-            return []
+            return skipped(case, REAL_SIZES, error.message, ran=False)
+        why = "the reference does not accept these inputs" if outcome is None else self._not_compared(outcome)
+        if outcome is None or why:
+            return skipped(case, REAL_SIZES, why, ran=False)
+        if outcome.is_correct and not outcome.ran:
+            # It refuses sizes that are larger than the workload's.
+            return outcome
         if outcome.is_correct:
-            check = Check(REAL_SIZES, CheckStatus.PASSED, case.label, _shares(outcome))
-            return [replace(outcome, checks=(*outcome.checks, check))]
-        return [replace(outcome, reason=f"{outcome.reason} (on {case.text(capture.graph)})")]
+            check = Check(REAL_SIZES, CheckStatus.PASSED, case.label, _shares(outcome) or ALL_PROGRAMS)
+            return replace(outcome, checks=(*outcome.checks, check))
+        return replace(outcome, reason=f"{outcome.reason} (on {case.text(capture.graph)})")
 
-    def _proves_nothing(self, outcome: CaseOutcome) -> bool:
-        """Whether a limit ended the call, its results were not compared, or it launched no kernel."""
-        is_limit = outcome.status in (VerdictStatus.TIMEOUT, VerdictStatus.CRASHED) or outcome.is_out_of_memory
+    def _not_compared(self, outcome: CaseOutcome) -> str:
+        """Why the call proves nothing: a limit ended it, its results were not compared, or it launched no kernel."""
+        if outcome.status in (VerdictStatus.TIMEOUT, VerdictStatus.CRASHED) or outcome.is_out_of_memory:
+            return outcome.reason
+        if outcome.uncompared:
+            shares = _shares(outcome)
+            return "; ".join(text for text in (f"{outcome.uncompared} ({shares} ran)", outcome.unread) if text)
         lacks_kernel = self.candidate.needs_kernel and outcome.ran and not outcome.launches
-        return is_limit or lacks_kernel or bool(outcome.uncompared)
+        return "no kernel was launched" if lacks_kernel else ""
 
 
 def _shares(outcome: CaseOutcome) -> str:
-    """How many programs of each kernel ran."""
+    """How many programs of each kernel ran, of those that did not run whole."""
     shares = (f"{ran} of {total} programs of {name}" for name, ran, total in outcome.programs if ran < total)
-    return ", ".join(dict.fromkeys(shares)) or "all programs"
+    return ", ".join(dict.fromkeys(shares))

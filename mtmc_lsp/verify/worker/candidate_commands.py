@@ -7,7 +7,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from time import monotonic, process_time
 from typing import Any
@@ -71,6 +71,8 @@ OBSERVED_CALLS = 4
 OTHER_SCALE = 0.5
 HOST_PART = 0.5
 """A call that converts this part of its largest input to an array or a list may compute its results with NumPy or Python."""
+MOST_KERNELS, UNUSED_SECONDS = 8, 2.0
+"""Limits for calls without one of the kernels: the number of kernels, and the processor time of all these calls."""
 REUSE_SECONDS = 8.0
 """Processor time for the calls that use up a memory for results."""
 OVERWRITTEN = "a later call changes the results of an earlier one"
@@ -132,7 +134,10 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     export_(run, results, in_memory=data.shares_memory)
     del run
     release_gpu_memory()
-    return CandidateAnswer("ran", threads=_thread._count() - threads, reads=reads_of_process(), **answer)
+    waiting = tuple(sorted(grids.current.waiting))
+    return CandidateAnswer(
+        "ran", threads=_thread._count() - threads, reads=reads_of_process(), waiting=waiting, **answer
+    )
 
 
 class _Calls:
@@ -181,10 +186,12 @@ class _Calls:
             del run
             differing_results, repeats = self._repeat(judged, plan)
             interference = self._interference(judged, plan) if not differing_results else ""
-        uses_kernels = True
+        uses_kernels, unused = True, list[str]()
         if plan.disables_kernels and launches.count:
             with LaunchCount().counting(executes=False):
                 uses_kernels = not self._gives(judged)
+            if uses_kernels and is_interpreted() and self._candidate.separate is not None:
+                unused = self._unused(judged, launches.kernels)
         counted = self._library_operations(first_results) if plan.counts_library else {}
         observed = {
             "interference": interference if plan.keeps_results else None,
@@ -194,6 +201,7 @@ class _Calls:
             "all_launches": all_launches.count,
             "differing": tuple(sorted(differing_results)) if repeats else None,
             "uses_kernels": uses_kernels,
+            "unused_kernels": tuple(unused),
             "refusal": "" if launches.count else self._refusal(),
         }
         # A later call sees the state that the first one changed.
@@ -219,9 +227,13 @@ class _Calls:
             return self._call_of_all_programs(stores)
         stored = {i: mask for i, result in enumerate(run["results"]) if (mask := stores.mask(result)) is not None}
         changed = {name: mask for name, value in run["after"].items() if (mask := stores.mask(value)) is not None}
-        masks = {STORED: stored, STORED_AFTER: changed}
-        seconds, programs = stores.seconds, tuple(stores.launches)
-        return run, {"masks": masks, "programs": programs, "uncompared": stores.reason, "program_seconds": seconds}
+        sample = {
+            "programs": tuple(stores.launches),
+            "program_seconds": stores.seconds,
+            "uncompared": stores.reason,
+            "unread": stores.unread if stores.reason else "",
+        }
+        return run, {"masks": {STORED: stored, STORED_AFTER: changed}, **sample}
 
     def _call_of_all_programs(self, stores: Stores) -> tuple[dict[str, Any], dict[str, Any]]:
         """The judged call after a sample whose results cannot be compared."""
@@ -237,8 +249,7 @@ class _Calls:
 
     def _launch(self, tensors: dict[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Call the candidate, without waiting for the GPU; ``before`` are the values of the inputs that may change."""
-        # Only the candidate's reads of what a sample of programs stored matter, not those that look for changed inputs.
-        case, mode = self._case, grids.current.stores or contextlib.nullcontext()
+        case, mode = self._case, contextlib.nullcontext()
         run = run_case(
             self._module,
             self._capture,
@@ -255,9 +266,11 @@ class _Calls:
 
     def _prepare_call(self, *arguments: Any) -> tuple[Call, list[Any]]:
         self._prepared, values = self._prepare(*arguments)
-        if not current.is_program():
-            return self._prepared, values
-        function = functools.partial(current.run, self._prepared.function)
+        function = self._prepared.function
+        if current.is_program():
+            function = functools.partial(current.run, function)
+        elif grids.current.stores is not None:
+            function = functools.partial(grids.watched, function)
         return replace(self._prepared, function=function), values
 
     def _interference(self, judged: dict[str, Any], plan: CallPlan) -> str:
@@ -401,6 +414,20 @@ class _Calls:
             self._change_contents(tensors, self._arguments)
             kept.keep(self._launch(tensors, before={})["results"], {})
         return OVERWRITTEN if kept.is_overwritten() else ""
+
+    def _unused(self, judged: dict[str, Any], kernels: Collection[str]) -> list[str]:
+        """The kernels without which the results are the same, tried one at a time.
+
+        The others may wait forever for what a kernel would store, so their time is limited.
+        """
+        if not 1 < len(kernels) <= MOST_KERNELS:
+            return []
+        unused = []
+        with grids.within(UNUSED_SECONDS):
+            for name in sorted(kernels):
+                with LaunchCount().counting(disabled=name):
+                    unused += [name] if self._gives(judged) else []
+        return unused
 
     def _gives(self, judged: dict[str, Any]) -> bool:
         """Whether one more call gives the same results."""

@@ -15,6 +15,7 @@ from mtmc_lsp.capture.worker.arguments.values import random_values
 from mtmc_lsp.capture.worker.calls import Call, build_call
 from mtmc_lsp.capture.worker.module_state import AttributeSlot
 from mtmc_lsp.capture.worker.modules.attribute_tensors import attribute_tensors, slot_at
+from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
@@ -24,6 +25,9 @@ from mtmc_lsp.verify.cases import (
     EXPANDED_COLUMNS,
     NEAR,
     PACKED,
+    PEAKS,
+    PEAKS_IN_PART,
+    RARE_LARGE,
     SLICED,
     STEPPED,
     STRIDED,
@@ -33,6 +37,7 @@ from mtmc_lsp.verify.cases import (
 )
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
+from mtmc_lsp.verify.worker.values.peaks import with_peaks, with_rare_large
 
 SCALES = {"large": 1e3, "tiny": 1e-3}
 EXACT = {"integers": (-4, 5), "bits": (0, 2)}
@@ -73,6 +78,7 @@ def make_inputs(
     by_path = dict(zip(call.names, call.values, strict=True))
     bounds = index_bounds(capture.graph)
     result: dict[str, torch.Tensor] = {}
+    usual = "uniform" if distribution == RARE_LARGE else distribution
     for item in capture.graph.inputs:
         if item.kind is not InputKind.ARGUMENT:
             shape = [size.value(sizes) for size in item.type.shape]
@@ -97,6 +103,9 @@ def make_inputs(
             result[item.name] = _indices(item, bounds[item.name], sizes, generator, (low, high) if has_range else None)
         else:
             result[item.name] = _values(item, sizes, distribution, generator, low, high)
+            if is_float(item.type.dtype) and low is None:
+                # Products of two large values would hide all others.
+                distribution = usual
     return result
 
 
@@ -181,6 +190,10 @@ def _distributed(value: torch.Tensor, distribution: str, generator: torch.Genera
         return torch.where(rows, torch.zeros_like(value), value)
     if distribution == "extreme":
         return (computable(value) * EXTREME).to(value.dtype)
+    if distribution.startswith((PEAKS, PEAKS_IN_PART)):
+        return with_peaks(value, distribution, generator)
+    if distribution == RARE_LARGE:
+        return with_rare_large(value, generator)
     if distribution.startswith(WITHIN):
         return (computable(value) * (float(distribution.removeprefix(WITHIN)) / 2)).to(value.dtype)
     if distribution.startswith(NEAR):

@@ -339,12 +339,14 @@ class LaunchCount:
 
     def __init__(self) -> None:
         self.count = 0
-        self._executes = True
+        self.kernels: set[str] = set()
+        """The names of the launched kernels."""
+        self._executes, self._disabled = True, ""
 
     @contextlib.contextmanager
-    def counting(self, *, executes: bool = True) -> Iterator[None]:
-        """Count the launches in this context; if ``executes`` is false, kernels do nothing."""
-        self._executes = executes
+    def counting(self, *, executes: bool = True, disabled: str = "") -> Iterator[None]:
+        """Count the launches in this context; if ``executes`` is false, kernels do nothing, nor does the ``disabled`` one."""
+        self._executes, self._disabled = executes, disabled
         import triton.runtime.interpreter as interpreter
         from triton.compiler import CompiledKernel
         from triton.runtime.jit import JITFunction
@@ -370,7 +372,10 @@ class LaunchCount:
         def run(*args: Any, **kwargs: Any) -> Any:
             if not kwargs.get("warmup"):
                 self.count += 1
-                if not self._executes:
+                # The launch of a compiled kernel is no method, so its name is unknown here.
+                name = str(getattr(getattr(args[0], "fn", None), "__name__", "")) if args else ""
+                self.kernels |= {name} - {""}
+                if not self._executes or (name and name == self._disabled):
                     return None
             # The interpreter computes with torch, too: that is the kernel's arithmetic.
             with _disable_current_modes(), torch._C.DisableTorchFunction():

@@ -7,13 +7,14 @@ real sizes, all programs of a grid may take too long. Then the first, the last a
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import signature
 from random import Random
 from time import process_time
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from mtmc_lsp.verify.messages import GridOrder
@@ -29,10 +30,14 @@ LEAST_POWER = 5
 """The exponent of the lowest power of two whose neighbours a sample contains: 32, then 64, 128, ..."""
 MOST_INTERLEAVED = 64
 """Larger grids are shuffled instead of interleaved: each program is a thread."""
+MOST_WAITING = 16
+"""The programs that take turns in a launch whose programs may wait for each other. They begin by their index."""
 MOST_SECONDS = 20.0
-"""Processor time after which no further program of a sample starts."""
+"""Processor time after which no further program of a sample starts, unless the time of a whole grid is longer."""
 WAITS = frozenset(("atomic_cas", "atomic_xchg", "atomic_poll", "volatile"))
 """Names of operations and arguments by which a program may wait for another one, which would then have to run before it."""
+ATOMIC, WHILE = "atomic_", "while"
+"""How names of atomic operations begin, and the mark of a ``while`` loop: there a program may wait by any of them."""
 
 
 class Grids:
@@ -48,6 +53,12 @@ class Grids:
     """Records what the programs store, if they are a sample."""
     turns: Turns | None = None
     """Set while programs run in turns."""
+    end = math.inf
+    """Processor time at which programs end with an exception."""
+
+    def __init__(self) -> None:
+        self.waiting: set[str] = set()
+        """The launched kernels whose programs may wait for each other."""
 
 
 current = Grids()
@@ -69,7 +80,7 @@ def in_order(order: GridOrder, seed: int) -> Iterator[None]:
 def sampled(seconds: float, whole_seconds: float, *, must_compare: bool) -> Iterator[Stores]:
     """Run a sample of each grid whose programs take longer than ``whole_seconds``, and record its stores.
 
-    What torch reads is recorded only while the recorder itself is a context.
+    The code of the candidate runs by :func:`watched`.
     """
     current.seconds, current.whole_seconds, current.must_compare = seconds, whole_seconds, must_compare
     current.stores = Stores()
@@ -77,6 +88,27 @@ def sampled(seconds: float, whole_seconds: float, *, must_compare: bool) -> Iter
         yield current.stores
     finally:
         current.stores = None
+
+
+def watched(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function; if grids are sampled, notice which tensors torch reads in it."""
+    with current.stores or contextlib.nullcontext():
+        return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Let programs raise an exception after this processor time, as soon as they access memory."""
+    current.end = process_time() + seconds
+    try:
+        yield
+    finally:
+        current.end = math.inf
+
+
+def _check_time() -> None:
+    if current.end < math.inf and process_time() > current.end:
+        raise TimeoutError("the program takes too long")
 
 
 def patch_grids(replace: Callable[[Any, str, Any], None]) -> None:
@@ -97,10 +129,12 @@ def patch_grids(replace: Callable[[Any, str, Any], None]) -> None:
         kernel = self.fn
         is_usual = current.stores is None and current.order is GridOrder.USUAL
         waits = not is_usual and _may_wait(kernel)
-        if is_usual or (current.stores is None and waits):
+        if is_usual:
             return call(self, *args, **kwargs)
+        if waits:
+            current.waiting.add(kernel.__name__)
         if current.stores is not None:
-            current.stores.begin([*args, *kwargs.values()])
+            current.stores.begin({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
         self.fn = _once(kernel, lambda arguments: _run(kernel, arguments, builder, waits=waits))
         try:
             return call(self, *args, **kwargs)
@@ -110,20 +144,43 @@ def patch_grids(replace: Callable[[Any, str, Any], None]) -> None:
     replace(executor, "__call__", __call__)
     for name, record in (("create_masked_load", "loaded"), ("create_masked_store", "stored")):
         replace(interpreter.InterpreterBuilder, name, _recorded(getattr(interpreter.InterpreterBuilder, name), record))
-    for name in ("create_atomic_rmw", "create_atomic_cas"):
-        replace(interpreter.InterpreterBuilder, name, _atomic(getattr(interpreter.InterpreterBuilder, name)))
+    for name, has_mask in (("create_atomic_rmw", True), ("create_atomic_cas", False)):
+        operation = _atomic(getattr(interpreter.InterpreterBuilder, name), has_mask=has_mask)
+        replace(interpreter.InterpreterBuilder, name, operation)
 
 
-def _may_wait(kernel: Any, seen: frozenset[str] = frozenset()) -> bool:
+@functools.lru_cache(maxsize=64)
+def _may_wait(kernel: Any) -> bool:
     """Whether a kernel, or a function that it calls, has an operation by which programs wait for each other."""
+    names = _names(kernel, frozenset())
+    return bool(names & WAITS) or (WHILE in names and any(name.startswith(ATOMIC) for name in names))
+
+
+def _names(kernel: Any, seen: frozenset[str]) -> frozenset[str]:
+    """The names in a kernel and in the functions that it calls, and :data:`WHILE` if they have such a loop."""
     code = kernel.__code__
     # Names of keyword arguments are constants.
     keywords = (name for constant in code.co_consts if isinstance(constant, tuple) for name in constant)
     names = frozenset((*code.co_names, *(name for name in keywords if isinstance(name, str))))
-    called = {name: getattr(kernel.__globals__.get(name), "fn", None) for name in names - seen}
-    return bool(names & WAITS) or any(
-        _may_wait(function, seen | names) for function in called.values() if hasattr(function, "__code__")
-    )
+    names |= {WHILE} if _has_while(code) else set()
+    called = (getattr(kernel.__globals__.get(name), "fn", None) for name in names - seen)
+    functions = [function for function in called if hasattr(function, "__code__")]
+    return names.union(*(_names(function, seen | names) for function in functions))
+
+
+def _has_while(code: CodeType) -> bool:
+    """Whether some jump goes back, but not to the next element of a ``for`` loop."""
+    jumps = {*dis.hasjrel, *dis.hasjabs}
+    steps = list(dis.get_instructions(code))
+    targets = {step.argval for step in steps if step.opcode in jumps and step.argval <= step.offset}
+    # A far jump goes to the prefix of its target.
+    operations = iter([step for step in steps if step.opname != "EXTENDED_ARG"])
+    operation, reached = next(operations), list[str]()
+    for target in sorted(targets):
+        while operation.offset < target:
+            operation = next(operations)
+        reached.append(operation.opname)
+    return any(name != "FOR_ITER" for name in reached)
 
 
 def _once(kernel: Any, run: Callable[[dict[str, Any]], None]) -> Any:
@@ -154,20 +211,41 @@ def _run(kernel: Any, arguments: dict[str, Any], builder: Any, *, waits: bool) -
 
     total = math.prod(grid)
     began, ran = process_time(), total
-    takes_turns = not waits and current.order is GridOrder.INTERLEAVED and 1 < total <= MOST_INTERLEAVED
-    if takes_turns:
-        current.turns = Turns()
-        try:
-            current.turns.run(functools.partial(program, number) for number in range(total))
-        finally:
-            current.turns = None
-    elif current.stores is not None and not waits:
-        ran = _run_sample(program, total, current.stores)
+    stores = current.stores
+    if waits and stores is not None and not current.must_compare:
+        ran = _run_waiting(program, total)
+    elif waits and current.order is not GridOrder.USUAL:
+        _run_in_turns(program, total, MOST_WAITING)
+    elif current.order is GridOrder.INTERLEAVED and 1 < total <= MOST_INTERLEAVED:
+        _run_in_turns(program, total, MOST_INTERLEAVED)
+    elif stores is not None and not waits:
+        ran = _run_sample(program, total, stores)
     else:
-        for number in range(total) if waits else _ordered(total):
+        for number in _ordered(total):
             program(number)
-    if current.stores is not None:
-        current.stores.end(kernel.__name__, ran, total, process_time() - began)
+    if stores is not None:
+        stores.end(kernel.__name__, ran, total, process_time() - began)
+
+
+def _run_in_turns(program: Callable[[int], None], total: int, most: int) -> None:
+    # In lockstep a program that comes too early for another one may be in time.
+    is_uneven = current.order is GridOrder.INTERLEAVED and current.seed // len(GridOrder) % 2
+    current.turns = Turns(most, GridOrder.SHUFFLED if is_uneven else current.order, current.seed)
+    try:
+        current.turns.run(functools.partial(program, number) for number in range(total))
+    finally:
+        current.turns = None
+
+
+def _run_waiting(program: Callable[[int], None], total: int) -> int:
+    """Run programs that may wait for earlier ones, only the first ones if all take too long; returns their number."""
+    began = process_time()
+    for number in range(total):
+        each = (process_time() - began) / max(number, 1)
+        if number >= ENDS and each * total > MOST_SECONDS:
+            return number
+        program(number)
+    return total
 
 
 def _ordered(total: int) -> Sequence[int]:
@@ -185,7 +263,7 @@ def _run_sample(program: Callable[[int], None], total: int, stores: Stores) -> i
     order = _ordered(total)
     # In the usual order, the last programs may take longer than the first, as in attention with a causal mask.
     first = _ends(total) if current.order is GridOrder.USUAL else order[: 2 * ENDS]
-    began = process_time()
+    began, most = process_time(), max(MOST_SECONDS, current.whole_seconds)
     for number in first:
         program(number)
     each = (process_time() - began) / len(first)
@@ -200,7 +278,7 @@ def _run_sample(program: Callable[[int], None], total: int, stores: Stores) -> i
     ran, done = len(first), set(first)
     for number in later:
         if number not in done:
-            if not current.must_compare and process_time() - began > MOST_SECONDS:
+            if not current.must_compare and process_time() - began > most:
                 break
             program(number)
             ran += 1
@@ -218,24 +296,55 @@ def _beside_powers(total: int) -> set[int]:
 
 
 def _recorded(original: Any, record: str) -> Any:
+    stores = record == "stored"
+
     def operation(self: Any, ptrs: Any, *rest: Any, **named: Any) -> Any:
-        if current.turns is not None and record == "stored":
-            index = self.grid_idx
-            current.turns.pause()
-            self.set_grid_idx(*index)
+        _check_time()
+        # The last argument of a load tells whether it is volatile, so that programs may wait by it.
+        if current.turns is not None and (stores or rest[-1]):
+            _pause(self, current.turns)
+            if stores:
+                current.turns.note_progress()
         if current.stores is not None:
             # The mask follows the values in a store, and the addresses in a load.
-            mask = rest[1] if record == "stored" else rest[0]
+            mask = rest[1] if stores else rest[0]
             getattr(current.stores, record)(ptrs.data, mask.data)
         return original(self, ptrs, *rest, **named)
 
     return operation
 
 
-def _atomic(original: Any) -> Any:
+def _pause(builder: Any, turns: Turns) -> None:
+    """Let the other programs run; then the builder is again at this program."""
+    index = builder.grid_idx
+    turns.pause()
+    builder.set_grid_idx(*index)
+
+
+def _atomic(original: Any, *, has_mask: bool) -> Any:
     def operation(self: Any, ptr: Any, *rest: Any) -> Any:
+        _check_time()
         if current.stores is not None:
             current.stores.has_atomics = True
-        return original(self, ptr, *rest)
+        turns = current.turns
+        if turns is None:
+            return original(self, ptr, *rest)
+        _pause(self, turns)
+        with turns.atomic():
+            pointer, mask = (rest[0], rest[2]) if has_mask else (ptr, None)
+            before = _memory_at(self, pointer, mask)
+            result = original(self, ptr, *rest)
+            if (before != _memory_at(self, pointer, mask)).any():
+                turns.note_progress()
+        return result
 
     return operation
+
+
+def _memory_at(builder: Any, pointer: Any, mask: Any) -> Any:
+    read = (
+        builder.create_load(pointer, None, False)
+        if mask is None
+        else builder.create_masked_load(pointer, mask, None, None, False)
+    )
+    return read.data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,13 @@ class Stores(TorchDispatchMode):  # type: ignore[misc]
         """Whether a program of the current launch uses atomic operations."""
         self.reason = ""
         """Why the stored values cannot be compared; empty if they can."""
+        self.unread = ""
+        """Which elements no program of a launch loads, judged by those that ran; empty if they may load all."""
+        self._names: dict[Range, str] = {}
+        self._loaded: dict[Range, int] = {}
+        """How many elements of an argument the current program loaded."""
+        self._most_loaded: dict[Range, int] = {}
+        """The largest such numbers of the current launch."""
         self._partial: list[Range] = []
         """Memory that launches wrote in part."""
         self._arguments: list[torch.Tensor] = []
@@ -39,14 +46,17 @@ class Stores(TorchDispatchMode):  # type: ignore[misc]
         self._most = 0
         """The largest such number of the current launch."""
 
-    def begin(self, arguments: Iterable[Any]) -> None:
-        """A launch with these arguments begins."""
-        self._arguments = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    def begin(self, arguments: Mapping[str, Any]) -> None:
+        """A launch with these arguments begins; without their names, it has positions instead."""
+        tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+        self._arguments, self._names = list(tensors.values()), {_memory(value): name for name, value in tensors.items()}
         self._stored, self.has_atomics, self._most, self._of_program = [], False, 0, 0
+        self._loaded, self._most_loaded = {}, {}
 
     def begin_program(self) -> None:
         """The next program of the launch begins."""
         self._most, self._of_program = max(self._most, self._of_program), 0
+        self._end_loads()
 
     @property
     def is_partial(self) -> bool:
@@ -67,6 +77,7 @@ class Stores(TorchDispatchMode):  # type: ignore[misc]
             return
         if self.has_atomics:
             self.reason = ATOMICS
+        self._note_unread(name, total)
         self._partial += [memory for tensor in self._arguments if self._is_stored(memory := _memory(tensor))]
 
     def may_be_complete(self, total: int) -> bool:
@@ -86,6 +97,12 @@ class Stores(TorchDispatchMode):  # type: ignore[misc]
 
     def loaded(self, addresses: Any, mask: Any) -> None:
         """A program loads from these addresses."""
+        loaded = addresses[mask]
+        # A load has addresses in one tensor.
+        first = loaded.flat[0] if loaded.size else 0
+        for memory in self._names:
+            if memory[0] <= first < memory[1]:
+                self._loaded[memory] = self._loaded.get(memory, 0) + loaded.size
         for start, end in self._partial if not self.reason else ():
             if (mask & (addresses >= start) & (addresses < end)).any():
                 self.reason = READ_LATER
@@ -113,6 +130,22 @@ class Stores(TorchDispatchMode):  # type: ignore[misc]
             flat[(here - numpy.uint64(start)) // numpy.uint64(size)] = True
         stored = torch.from_numpy(flat)
         return stored.as_strided(result.size(), result.stride(), result.storage_offset()).clone()
+
+    def _end_loads(self) -> None:
+        for memory, count in self._loaded.items():
+            self._most_loaded[memory] = max(count, self._most_loaded.get(memory, 0))
+        self._loaded = {}
+
+    def _note_unread(self, name: str, total: int) -> None:
+        """Note which arguments have more elements than ``total`` programs load, if none loads more than those that ran."""
+        self._end_loads()
+        for tensor in self._arguments:
+            most = total * self._most_loaded.get(_memory(tensor), 0)
+            if 0 < most < tensor.numel() and not self._is_stored(_memory(tensor)):
+                self.unread = (
+                    f"the {total} programs of {name} load at most {most} "
+                    f"of the {tensor.numel()} elements of {self._names[_memory(tensor)]}"
+                )
 
     def _is_stored(self, memory: Range) -> bool:
         start, end = memory

@@ -1,13 +1,26 @@
 """Runs the programs of a launch in turns, so that a lost update shows. Runs in workers.
 
 Two programs that load, add and store without atomic operations are right in any order one after the other, but not side by side.
+A program that waits for another one, for example for a lock, lets the others continue.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from random import Random
+
+from mtmc_lsp.verify.messages import GridOrder
+
+MOST_IDLE_ROUNDS = 300
+"""So many rounds in which no program ends or changes memory are a deadlock."""
+DEADLOCK = "the programs of the launch wait for each other forever"
+
+
+class _Stopped(BaseException):
+    """Ends a program whose launch failed."""
 
 
 class _Program(threading.Thread):
@@ -23,6 +36,7 @@ class _Program(threading.Thread):
     def run(self) -> None:
         self.may_go.acquire()
         try:
+            self._turns.check()
             self._run_program()
         except BaseException as error:  # it is raised again in the thread of the launch
             self.error = error
@@ -33,29 +47,95 @@ class _Program(threading.Thread):
 class Turns:
     """Lets programs run in turns that end at :meth:`pause`."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int, order: GridOrder = GridOrder.INTERLEAVED, seed: int = 0) -> None:
+        """Set how the turns follow each other.
+
+        Args:
+            most: how many programs take turns; the next one begins when one ends.
+            order: of the turns in a round: the programs' order, reversed, or (shuffled) by chance, so that some programs have
+                several turns and others none.
+            seed: of chance.
+        """
         self.back = threading.Semaphore(0)
+        self._most, self._order, self._random = most, order, Random(seed)
         self._current: _Program | None = None
+        self._is_atomic, self._is_stopping = False, False
+        self._idle_rounds = 0
 
     def run(self, programs: Iterable[Callable[[], None]]) -> None:
-        """Run all programs to their ends."""
-        waiting = deque(_Program(run, self) for run in programs)
-        for program in waiting:
-            program.start()
+        """Run all programs to their ends.
+
+        Raises:
+            RuntimeError: all programs wait.
+        """
+        pending = iter(programs)
+        running: list[_Program] = []
         error: BaseException | None = None
-        while waiting:
-            self._current = program = waiting.popleft()
-            program.may_go.release()
-            self.back.acquire()
-            error = error or program.error
-            if not program.is_done:
-                waiting.append(program)
+        while True:
+            for run in itertools.islice(pending, self._most - len(running)):
+                running.append(_Program(run, self))
+                running[-1].start()
+            if not running:
+                break
+            self._idle_rounds += 1
+            for program in self._round(running):
+                if not program.is_done:
+                    self._turn(program)
+                    error = error or program.error
+            if any(program.is_done for program in running):
+                self.note_progress()
+            running = [program for program in running if not program.is_done]
+            if self._idle_rounds > MOST_IDLE_ROUNDS:
+                self._stop(running)
+                error = error or RuntimeError(DEADLOCK)
+                break
         if error is not None:
             raise error
 
     def pause(self) -> None:
-        """End the turn of the current program, until all others had theirs."""
+        """End the turn of the current program, until all others had theirs; not within an atomic operation."""
         program = self._current
         assert program is not None
+        self.check()
+        if self._is_atomic:
+            return
         self.back.release()
         program.may_go.acquire()
+        self.check()
+
+    def check(self) -> None:
+        """End the current program if the launch has failed."""
+        if self._is_stopping:
+            raise _Stopped
+
+    def note_progress(self) -> None:
+        """Note that the current program did more than wait."""
+        self._idle_rounds = 0
+
+    @contextlib.contextmanager
+    def atomic(self) -> Iterator[None]:
+        """An operation of the current program in which its turn does not end."""
+        self._is_atomic = True
+        try:
+            yield
+        finally:
+            self._is_atomic = False
+
+    def _round(self, running: list[_Program]) -> list[_Program]:
+        if self._order is GridOrder.REVERSED:
+            return running[::-1]
+        if self._order is GridOrder.SHUFFLED:
+            return self._random.choices(running, k=len(running))
+        return list(running)
+
+    def _turn(self, program: _Program) -> None:
+        self._current = program
+        program.may_go.release()
+        self.back.acquire()
+
+    def _stop(self, running: Iterable[_Program]) -> None:
+        self._is_stopping = True
+        for program in running:
+            # It pauses, or has had no turn yet.
+            self._turn(program)
+            program.join()

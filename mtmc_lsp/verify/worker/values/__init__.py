@@ -1,0 +1,1 @@
+"""Distributions of values that are telling for some kind of operation."""
