@@ -28,7 +28,7 @@ SCRIPT = ROOT / "vscode-extension" / "scripts" / "bundle_server.py"
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
 TOPS = {"attrs": ("attr", "attrs"), "nvidia-ml-py": ("pynvml",)}
 """Packages and modules in a library, if there are others than its name says."""
-OPTIONAL = {"openai"}
+OPTIONAL = {"lightgbm", "openai"}
 USERS = "the user's"
 MODEL = f"""\
 import attr

@@ -240,11 +240,13 @@ def _call_builtins_directly(interpreter: Any) -> None:
 
     def _patch_builtin(pkg: Any, builder: Any, scope: Any) -> None:
         count, members = known.get(id(pkg), (-1, []))
-        if count != len(vars(pkg)) or any(getattr(pkg, name, None) is not member for name, member, _ in members):
+        if count != len(vars(pkg)) or any(getattr(pkg, n, None) not in (old, new) for n, old, new in members):
             builtins = inspect.getmembers(pkg, core.is_builtin)
             members = [(name, member, direct(member)) for name, member in builtins]
             known[id(pkg)] = len(vars(pkg)), members
         for name, _, new_member in members:
-            scope.set_attr(pkg, name, new_member)
+            # A launch inside of another one finds the functions replaced.
+            if getattr(pkg, name) is not new_member:
+                scope.set_attr(pkg, name, new_member)
 
     interpreter._patch_builtin = stand_in(_patch_builtin, original)
