@@ -10,7 +10,7 @@ import pytest
 
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.policies.lm.policy_folder import read_description
-from mtmc_lsp.training.dataset import TRAIN
+from mtmc_lsp.programs.splits import Split
 from mtmc_lsp.training.lm.messages import CurvePoint, Phase
 from mtmc_lsp.training.lm.page import page, summary
 from mtmc_lsp.training.lm.parameters import Ablation, LmParameters, ablation_of
@@ -29,7 +29,7 @@ def train(folder: Path, options: LmParameters, seconds: float = 600.0, **changes
         DATA.programs.values(),
         DATA.versions.values(),
         transitions,
-        part_of=lambda program: TRAIN,
+        part_of=lambda program: Split.TRAIN,
         **changes,  # type: ignore[arg-type]
     )
 
@@ -119,7 +119,7 @@ def test_the_command_trains_on_a_store_of_transitions(
             for item in several:
                 writer.add_transition(item)
     # Otherwise the hash of the family's name decides.
-    monkeypatch.setitem(module.train_lm.__kwdefaults__, "part_of", lambda program: TRAIN)
+    monkeypatch.setitem(module.train_lm.__kwdefaults__, "part_of", lambda program: Split.TRAIN)
     out = tmp_path / "out"
     code = policy(
         tmp_path / "data", out, "lm", seconds=0.1, without="supervised", model=options.model, updates=1, as_json=False
