@@ -41,14 +41,16 @@ def computing_again(graph: Graph) -> Graph:
 class _Choice:
     def __init__(self, ir: KernelIR) -> None:
         self._ir, self._graph = ir, ir.graph
-        self._saved: set[str] = {ref.name for ref in self._graph.forward_outputs}
+        self._saved: set[str] = set()
         """Nodes whose values are in memory during the backward pass."""
 
     def made_again(self) -> list[str]:
         """The nodes to compute again, in execution order."""
         again: set[str] = set()
         needed = self._needed()
-        self._saved |= {node.name for node in needed if not self._is_cheap(node)}
+        # Other results than those that autograd's formulas read are not saved: the user may change them in place.
+        results = {ref.name for ref in self._graph.forward_outputs}
+        self._saved |= {node.name for node in needed if node.name in results or not self._is_cheap(node)}
         for node in needed:
             if node.name in self._saved:
                 continue

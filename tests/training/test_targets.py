@@ -37,6 +37,11 @@ def test_kernels_write_no_intermediate_value_that_the_backward_pass_can_compute_
     assert "empty_like(x)" not in written[0]
 
 
+def test_a_result_that_eager_mode_does_not_save_may_be_changed_in_place(checker: Checker) -> None:
+    text = "# mtmc: x=f32[B,D] B=16 D=96 grad=x\ndef f(x):\n    y = x * 2\n    return y, torch.sin(y + 1)\n"
+    assert "ctx.save_for_backward(x)\n" in planned(checker.capture(HEAD + text)).source
+
+
 def test_operations_of_the_backward_pass_have_the_lines_of_the_forward_pass(checker: Checker) -> None:
     capture = checker.capture(HEAD + TARGETS["rms norm"])
     lines = {node.line for node in capture.graph.nodes if node.name in capture.graph.backward_nodes}
