@@ -136,10 +136,11 @@ def optimize(
 
         def optimize_one(name: str) -> RunResult:
             target, resumed = _choose_target(name, resume, read_target)
-            if resumed is not None:
-                target = keep_search(target, resumed, search)
             if apply and "::" not in name:
                 check_inside_project(target, Path.cwd())
+            if resumed is not None:
+                # Opens the store of the target's project, so after the check.
+                target = keep_search(target, resumed, search)
             explicit = "llm" in (planner, coder)
             return _run(target, options, view, resumed=resumed, explicit=explicit)
 
