@@ -12,14 +12,14 @@ import torch
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture, CapturedArgument, ContainerKind
 from mtmc_lsp.process.project_files import make_folder, writing
-from mtmc_lsp.verify.cases import AUTOGRAD
+from mtmc_lsp.verify.cases import AUTOGRAD, VALUES, Case
 from mtmc_lsp.verify.error_limits import FACTORS
 from mtmc_lsp.verify.messages import NO_ARGUMENTS, CandidateSource, ReproduceAnswer, ReproduceRequest
 from mtmc_lsp.verify.worker.inputs import dotted
 from mtmc_lsp.verify.worker.interpreter import bfloat16, patches
 from mtmc_lsp.verify.worker.interpreter.source import GPU_TO_CPU
 from mtmc_lsp.verify.worker.reference_commands import inputs_of
-from mtmc_lsp.verify.worker.run_target import copies, is_interpreted
+from mtmc_lsp.verify.worker.run_target import UPSTREAM, copies, is_interpreted
 
 MAX_TEXT_ELEMENTS = 4096
 """Limit for tensors that are written as text; larger ones go to a separate file."""
@@ -48,7 +48,7 @@ def reproduce(request: ReproduceRequest) -> ReproduceAnswer:
         "INIT": f"{init}[0], {{**{init}[1], **{named!r}}}",
         "PATCH": _patches(inputs, request.candidate.text) if interpreted else "",
         "CALLS": str(request.calls),
-        "GRADIENTS": str(data.case.kind == AUTOGRAD),
+        **_gradients(capture, data.case),
         "SEED": str(data.case.seed),
         "FACTOR": str(FACTORS[request.precision]),
         "DEVICE": repr("cpu" if interpreted else capture.workload.device),
@@ -83,6 +83,15 @@ def _passed(capture: Capture) -> list[CapturedArgument]:
     """The arguments that are passed. Defaults are not: the candidate may lack these parameters."""
     specified = [spec.name for spec in capture.workload.arguments]
     return [a for a in capture.arguments if a.name in specified or any(leaf.input for leaf in a.leaves)]
+
+
+def _gradients(capture: Capture, case: Case) -> dict[str, str]:
+    """Whether gradients are compared, of which arguments, and the form of the gradients of the results."""
+    backward = capture.graph.backward if case.kind == VALUES else None
+    if backward is None:
+        return {"GRADIENTS": str(case.kind == AUTOGRAD), "TRAINED": "None", "FORM": "0"}
+    trained = [leaf.name for leaf in capture.leaves if leaf.input in backward.gradients]
+    return {"GRADIENTS": "True", "TRAINED": repr(trained), "FORM": str(case.seed % len(UPSTREAM))}
 
 
 def _leaves(capture: Capture) -> str:
