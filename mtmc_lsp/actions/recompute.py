@@ -24,12 +24,11 @@ from mtmc_lsp.actions.base import (
 from mtmc_lsp.actions.titles import result_name
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
-from mtmc_lsp.ir.primitives import VIEW_OPS, KernelIR, PrimOp
+from mtmc_lsp.ir.primitives import CHEAP, KernelIR
 from mtmc_lsp.rewrites.graph_editing import is_returned, readers
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.tuning.cost import tensor_bytes
 
-CHEAP = VIEW_OPS | {PrimOp.POINTWISE, PrimOp.CONSTANT, PrimOp.IOTA}
 MUCH_WORK = 20_000
 """Bound on candidates times nodes of the target. Large targets consider only values that other kernels read, largest first."""
 

@@ -59,7 +59,7 @@ def result_name(ir: KernelIR, nodes: Collection[str]) -> str:
 def gradient_name(graph: Graph, nodes: Collection[str]) -> str:
     """Which gradients the nodes compute: ``the gradients of x and weight``; ``the backward pass`` if none of them is a result."""
     assert graph.backward is not None
-    pairs = zip(graph.outputs[len(graph.forward_outputs) :], graph.backward.gradients, strict=True)
+    pairs = zip(graph.gradients, graph.backward.gradients, strict=True)
     access = {item.name: item.access for item in graph.inputs}
     names = [access[name] for ref, name in pairs if ref.name in nodes]
     if not names:

@@ -92,7 +92,7 @@ class RunRecorder:
             return record
 
         def switched(step: Step) -> None:
-            # It is an earlier step: what a model is asked now belongs to the present one.
+            # This is an earlier step. Requests to a model belong to the present step.
             self._store.add_step(self._run_id, step)
             events.on_switched(step)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.capture.client import find_workload
+from mtmc_lsp.capture.messages import NO_BACKWARD
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.capture.recorded_calls import RECORDS, RecordedCall, find_record, recorded_workload
 from mtmc_lsp.core.errors import Location, RequestError, TargetUnsupported
@@ -72,9 +73,11 @@ def refuse_calls_without_kernels(target: OpenTarget, capture: Capture) -> None:
     record = find_record(workload.target, target.project / FOLDER / RECORDS)
     call = record.typical if record is not None and workload.source is WorkloadSource.RECORDED else None
     if call is not None and call.records_gradients and capture.graph.backward is None:
+        notes = (note.removeprefix(NO_BACKWARD) for note in workload.assumed if note.startswith(NO_BACKWARD))
+        reason = next(notes, "their backward pass is not supported")
         raise TargetUnsupported(
             f"all recorded calls of {target.qualname} record gradients, for which its kernels would never run: "
-            f"{workload.assumed[-1] if workload.assumed else 'they have no backward pass'}",
+            f"{reason}",
             where=where,
             remedy="Call it under torch.no_grad() or torch.inference_mode() and record again, or describe such a call:\n"
             f"    {call.directive}",

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from mtmc_lsp.core.workload import ArgumentSpec, Capture, Workload
 from mtmc_lsp.process.protocol import Request
 
+NO_BACKWARD = "the kernels get no backward pass, so calls that record gradients run your code: "
+"""The beginning of the note on a workload that trains a target whose backward pass is not supported; the reason follows."""
+
 
 @dataclass(frozen=True)
 class CaptureRequest(Request[Capture], command="capture.capture"):

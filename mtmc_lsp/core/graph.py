@@ -421,6 +421,11 @@ class Graph:
         """The outputs without the gradients."""
         return self.outputs[: len(self.outputs) - len(self.backward.gradients)] if self.backward else self.outputs
 
+    @property
+    def gradients(self) -> tuple[Ref, ...]:
+        """The outputs of the backward pass, one for each input in ``backward.gradients``; empty without a backward pass."""
+        return self.outputs[len(self.forward_outputs) :]
+
     @cached_property
     def backward_nodes(self) -> frozenset[str]:
         """The nodes of the backward pass: those that neither a result nor a written input needs."""

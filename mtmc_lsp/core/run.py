@@ -131,7 +131,7 @@ class Step:
     prior: float | None = None
     """Probability of the action by the policy when a beam or tree search chose it; None in a greedy search."""
     is_alternative: bool = False
-    """Whether its version is faster than the one that it changed, but another branch of the search is faster still."""
+    """Whether its version is faster than its base, but the search delivers another branch."""
 
     @property
     def is_base(self) -> bool:

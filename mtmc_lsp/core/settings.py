@@ -87,8 +87,8 @@ class Settings:
     planner: str = "roofline"
     """What chooses the next step: ``roofline``, ``ranker`` or ``lm`` (trained policies), or ``llm``."""
     policy_file: str = ""
-    """The model of ``ranker``, empty for the one that this version ships, or the policy's folder of ``lm``. A relative path is
-    relative to ``pyproject.toml``."""
+    """The model file of ``ranker``, or the policy folder of ``lm``. Empty: the shipped model. A relative path starts at the
+    folder of ``pyproject.toml``."""
     search: str = "greedy"
     """How steps are tried: ``greedy``, each on the last accepted version; ``beam`` or ``mcts``, on several versions in a tree."""
     coder: str = "builtin"

@@ -344,6 +344,6 @@ def _compile_error(report: CompileReport) -> str:
 
 
 def _merit(trial: _Trial) -> tuple[float, int]:
-    """The fastest configuration is the best; without a time, the one that got furthest."""
+    """Prefer the fastest configuration. Without times, prefer the one that passed the most stages."""
     assert trial.judgement is not None
     return trial.judgement.ratio or 0.0, list(Outcome).index(trial.judgement.outcome)

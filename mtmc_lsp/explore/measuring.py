@@ -68,7 +68,7 @@ def open_measurer(place: Place) -> InterpreterMeasurer | GpuMeasurer:
 
 
 class _Workers:
-    """The processes that both measurers need: one that compiles, and one that runs versions."""
+    """Two processes that both measurers share: a compiler and a process that runs versions."""
 
     def __init__(self, place: Place) -> None:
         self.place = place

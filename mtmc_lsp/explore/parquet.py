@@ -139,7 +139,7 @@ def _parts(folder: Path, tables: Sequence[Table] = TABLES) -> list[Path]:
 
 def _all_rows(folder: Path, table: Table, program: str, columns: list[str]) -> Iterator[Row]:
     """The rows of all files, the oldest file first."""
-    # Journals first: one that becomes a part meanwhile is then read twice instead of never.
+    # Read journals first. If another process turns a journal into a part meanwhile, its rows are read twice, not lost.
     journals = {path: _journal_rows(path) for path in sorted(folder.glob(JOURNAL))}
     filters = [(table.program, "=", program)] if program else None
     for path in sorted(_parts(folder, [table]), key=_written_at):

@@ -87,6 +87,9 @@ VIEW_OPS = frozenset(
 )
 """Primitives that neither move data nor compute."""
 
+CHEAP = VIEW_OPS | {PrimOp.POINTWISE, PrimOp.CONSTANT, PrimOp.IOTA}
+"""Primitives that can be computed again without more memory traffic than that of their operands."""
+
 BIJECTIVE_VIEWS = frozenset({PrimOp.PERMUTE, PrimOp.RESHAPE, PrimOp.ALIAS})
 """The views that contain each element of their input exactly once."""
 

@@ -27,7 +27,7 @@ def open_ranker(ranking: RooflinePlanner, policy_file: str, device: DeviceModel 
 
     Args:
         ranking: lists the legal actions.
-        policy_file: path of the model; empty for the one that this version ships.
+        policy_file: path of the model; empty for the shipped model.
         device: the GPU of the run.
     """
     try:

@@ -12,7 +12,8 @@ from mtmc_lsp.policies.phrases import saving_phrase
 from mtmc_lsp.policies.ranker import softmax
 
 TEMPERATURE = 0.5
-"""Of the softmax over savings relative to the largest: that action is 7.4 times as probable as one that saves nothing."""
+"""Temperature of the softmax over savings, each divided by the largest saving: an action without saving gets exp(-2) times the
+weight of the best one."""
 
 
 class RooflinePolicy:

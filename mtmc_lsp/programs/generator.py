@@ -18,9 +18,9 @@ from mtmc_lsp.programs.family import FAMILIES, Family
 from mtmc_lsp.programs.rendering import rendered
 
 NEW_FORM_ATTEMPTS = 40
-"""After so many programs whose form is known, a program may differ from another in sizes and dtypes alone."""
+"""After this many consecutive duplicates, programs may differ in sizes and dtypes only."""
 ATTEMPTS = 80
-"""After so many known programs a family has no more."""
+"""After this many consecutive duplicates, a family is exhausted."""
 NAME_DIGITS = 8
 DIRECTIVE = re.compile(r"^# mtmc: .*\n", re.MULTILINE)
 

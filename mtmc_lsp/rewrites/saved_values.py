@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from mtmc_lsp.core.dtypes import itemsize
-from mtmc_lsp.core.graph import Backward, Graph, GraphInput, InputKind, Node, Ref
-from mtmc_lsp.ir.lower import lower
-from mtmc_lsp.ir.primitives import VIEW_OPS, KernelIR, PrimOp
+from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, Node, Ref
+from mtmc_lsp.ir.lower import GraphBox, lower
+from mtmc_lsp.ir.primitives import CHEAP, KernelIR
 
 AGAIN = "_again"
 """Suffix of a node that computes a value of the forward pass again."""
-CHEAP = VIEW_OPS | {PrimOp.POINTWISE, PrimOp.CONSTANT, PrimOp.IOTA}
 
 
 def computing_again(graph: Graph) -> Graph:
@@ -33,8 +33,7 @@ def computing_again(graph: Graph) -> Graph:
     copies = [replace(graph.node(name).reading(replacements), name=f"{name}{AGAIN}") for name in again]
     forward = [node for node in graph.nodes if node.name not in backward]
     later = [node.reading(replacements) for node in graph.nodes if node.name in backward]
-    count = len(graph.forward_outputs)
-    outputs = (*graph.outputs[:count], *(replacements.get(ref, ref) for ref in graph.outputs[count:]))
+    outputs = (*graph.forward_outputs, *(replacements.get(ref, ref) for ref in graph.gradients))
     return replace(graph, nodes=(*forward, *copies, *later), outputs=outputs)
 
 
@@ -66,7 +65,7 @@ class _Choice:
         """The nodes of the forward pass whose values the backward pass reads."""
         graph, backward = self._graph, self._graph.backward_nodes
         read = {ref.name for name in backward for ref in graph.node(name).inputs()}
-        read |= {ref.name for ref in graph.outputs[len(graph.forward_outputs) :]}
+        read |= {ref.name for ref in graph.gradients}
         return [node for node in graph.nodes if node.name in read and node.name not in backward]
 
     def _is_cheap(self, node: Node) -> bool:
@@ -120,11 +119,15 @@ def forward_part(graph: Graph) -> Graph:
 
 
 def split(graph: Graph) -> Passes:
-    """Split a graph into its forward and its backward pass."""
-    assert isinstance(graph.backward, Backward)
-    later = graph.backward_nodes
-    count = len(graph.forward_outputs)
-    gradients = graph.outputs[count:]
+    """Split a graph into its forward and its backward pass. The same graph gives the same objects, whose IR is then known."""
+    return _split(GraphBox(graph))
+
+
+@lru_cache(maxsize=64)
+def _split(box: GraphBox) -> Passes:
+    graph = box.graph
+    assert graph.backward is not None
+    later, gradients = graph.backward_nodes, graph.gradients
     nodes = [node for node in graph.nodes if node.name in later]
     read = [ref for node in nodes for ref in node.inputs()] + list(gradients)
     of_forward = [ref for ref in dict.fromkeys(read) if ref.name in graph.named and ref.name not in later]

@@ -28,7 +28,7 @@ SPEEDUPS = {"fast": 1.25, "same": 1.0, "slow": 0.5}
 ENVIRONMENT = "torch 2.13.0, triton 3.9.0, mtmc 0.1.0 (abc)"
 
 
-def capture(gpu: bool = False, path: str = "/home/ann/project/model.py", name: str = "f") -> Capture:
+def capture(gpu: bool = False, path: str = "/project/model.py", name: str = "f") -> Capture:
     """What a capture of ``f`` would be, as far as exploring looks."""
     environment = Environment("3.11", "2.13.0", "3.9.0", *(("Fake GPU", "sm_90") if gpu else ()))
     workload = Workload(Target(path, name, TargetKind.FUNCTION, 1, 2), WorkloadSource.DIRECTIVE)
@@ -72,7 +72,7 @@ class FakeCoder:
     def write(self, capture: Capture, candidate: Candidate, action: MacroAction) -> Candidate:
         name = str(action.params["name"])
         if name.startswith("illegal"):
-            raise CannotCode("it is not possible\n  more in /home/ann/project/model.py")
+            raise CannotCode("it is not possible\n  more in /project/model.py")
         names = candidate.schedule["kernels"]  # type: ignore[index]
         return self._candidate(candidate.source, names if name.startswith("nothing") else [*names, name])
 
@@ -114,7 +114,7 @@ class FakeMeasurer:
     def _judgement(self, name: str) -> Judgement:
         kind = name.partition(":")[0]
         if kind == "wrong":
-            return Judgement(Outcome.WRONG, "values differ in /home/ann/project/model.py\nhere: x + 1")
+            return Judgement(Outcome.WRONG, "values differ in /project/model.py\nhere: x + 1")
         if not self.has_gpu:
             return Judgement(Outcome.CORRECT)
         ratio = SPEEDUPS[kind]

@@ -159,7 +159,7 @@ def test_code_of_others_is_not_in_any_file(tmp_path: Path) -> None:
     assert SOURCE.split("#")[1].strip() == "SECRET"
     text = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"SECRET" not in text
-    assert b"/home/ann" not in text
+    assert b"/project" not in text
     assert [item.source for item in read_programs(tmp_path)] == [""]
     assert read_programs(tmp_path)[0].capture.workload.target.path == "model.py"
 

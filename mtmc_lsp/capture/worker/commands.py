@@ -16,7 +16,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from mtmc_lsp.capture.index_bounds import sizes_of_computed_indices
-from mtmc_lsp.capture.messages import CaptureRequest, LocalValues, LocalValuesRequest
+from mtmc_lsp.capture.messages import NO_BACKWARD, CaptureRequest, LocalValues, LocalValuesRequest
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.capture.worker.arguments.description import (
     NOT_PLAIN,
@@ -131,7 +131,7 @@ def _with_gradients_if_possible(
     except (NotTrainable, TargetUnsupported) as error:
         reason = error.message if isinstance(error, TargetUnsupported) else str(error)
     found = _capture_once(module, workload, variables, text, trains=False)
-    note = f"the kernels get no backward pass, so calls that record gradients run your code: {reason}"
+    note = f"{NO_BACKWARD}{reason}"
     return replace(found, workload=replace(found.workload, assumed=(*found.workload.assumed, note)))
 
 

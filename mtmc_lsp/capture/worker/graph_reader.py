@@ -16,7 +16,7 @@ from mtmc_lsp.capture.result_structure import RESULTS, SIZES, fill_structure, is
 from mtmc_lsp.capture.worker.literal_tensors import nested_literals
 from mtmc_lsp.capture.worker.passes.aten_aliases import canonical
 from mtmc_lsp.capture.worker.passes.free_sizes import FreeSizes
-from mtmc_lsp.capture.worker.passes.gradients import SHAPE_ONLY, TANGENT, GradientTrace
+from mtmc_lsp.capture.worker.passes.gradients import IDENTITIES, TANGENT, GradientTrace
 from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import (
     CONSTANT,
     WINDOWS,
@@ -356,7 +356,7 @@ class Reader:
         if str(node.target) == TANGENT:
             references[node.name] = self._tangent(self.type(value))
             return None
-        if self.gradients is not None and str(node.target) in SHAPE_ONLY:
+        if self.gradients is not None and str(node.target) in IDENTITIES:
             references[node.name] = references[node.args[0].name]
             return None
         if "_local_scalar_dense" in str(node.target) or "aten.item." in str(node.target):

@@ -30,6 +30,11 @@ class Code:
         return self.text if self.precedence >= precedence else f"({self.text})"
 
 
+def tuple_text(items: Sequence[str]) -> str:
+    """A tuple of expressions as Python: ``(a,)``, ``(a, b)``."""
+    return f"({', '.join(items)}{',' * (len(items) == 1)})"
+
+
 def literal(value: object) -> str:
     """A Python number as Triton source."""
     if isinstance(value, bool):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
-from mtmc_lsp.codegen.kernel.snippets import LINE, call_text, def_lines, filled
+from mtmc_lsp.codegen.kernel.snippets import LINE, call_text, def_lines, filled, tuple_text
 from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR, MAKE_DESCRIPTOR
 from mtmc_lsp.codegen.module.constants import constant_text, is_literal_tensor
 from mtmc_lsp.codegen.module.direct_launches import launched_directly
@@ -208,7 +208,7 @@ class Launcher:
 
     def _memory(self, function: str, dtype: str, *sizes: Sequence[Size]) -> str:
         """A torch call that creates a tensor with this shape (and strides, if given) on the inputs' device."""
-        size_arguments = ", ".join(_tuple([self.size(size) for size in group]) for group in sizes)
+        size_arguments = ", ".join(tuple_text([self.size(size) for size in group]) for group in sizes)
         first = self.input_names[self.ir.graph.inputs[0].name]
         return f"torch.{function}({size_arguments}, dtype=torch.{dtype}, device={first}.device)"
 
@@ -307,7 +307,7 @@ class Launcher:
         keywords += [f"{name}={value!r}" for name, value in kernel.constexprs.items()]
         keywords += [f"{name}={text}" for name, text in kernel.dynamic.items()]
         keywords += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
-        grid = _tuple(list(kernel.grid))
+        grid = tuple_text(list(kernel.grid))
         head = f"{kernel.name}[{grid}]("
         one_line = head + ", ".join([*arguments, *keywords]) + ")"
         if len(one_line) <= LINE:
@@ -551,7 +551,3 @@ def _channels_last(node: Node) -> str:
     if rows or not kind.is_channels_last or kind.stride != channels_last(kind.shape, kind.dtype).stride:
         return ""
     return f".contiguous(memory_format=torch.channels_last{'_3d' if len(node.type.shape) == 5 else ''})"
-
-
-def _tuple(items: list[str]) -> str:
-    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"

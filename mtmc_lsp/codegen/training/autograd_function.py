@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mtmc_lsp.codegen.kernel.snippets import call_text, def_lines, filled
+from mtmc_lsp.codegen.kernel.snippets import call_text, def_lines, tuple_text
 from mtmc_lsp.codegen.module.launcher import Launcher
 from mtmc_lsp.core.graph import Backward
 from mtmc_lsp.rewrites.saved_values import Passes
@@ -62,9 +62,9 @@ class AutogradFunction:
         lines = [f"{', '.join(names)} = {call}"]
         saved = [launcher.variables[ref] for ref in self.passes.saved]
         if saved:
-            lines += _call_lines("ctx.save_for_backward", saved)
+            lines.append(call_text("ctx.save_for_backward", saved, "        "))
         if numbers := list(self.backward.number_names):
-            lines.append(f"ctx.numbers = {_tuple([launcher.number_names[name] for name in numbers])}")
+            lines.append(f"ctx.numbers = {tuple_text([launcher.number_names[name] for name in numbers])}")
         constant = [names[i] for i in range(count) if i not in self._spec.results]
         if constant:
             lines.append(f"ctx.mark_non_differentiable({', '.join(constant)})")
@@ -101,12 +101,3 @@ class AutogradFunction:
 
 def _indented(lines: Sequence[str]) -> list[str]:
     return [f"    {line}" for line in lines]
-
-
-def _tuple(items: Sequence[str]) -> str:
-    return f"({', '.join(items)}{',' * (len(items) == 1)})"
-
-
-def _call_lines(function: str, arguments: Sequence[str]) -> list[str]:
-    text = f"{function}({', '.join(arguments)})"
-    return [text] if len(text) < 100 else [f"{function}(", *filled(arguments, "    "), ")"]

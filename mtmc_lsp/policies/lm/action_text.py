@@ -13,7 +13,7 @@ STOP_TEXT = "stop, nothing else will pay."
 MOST_NAMES = 4
 """Most nodes of a region that are named."""
 MOST_VALUE_CHARACTERS = 40
-"""Longest text of a parameter without a format of its own."""
+"""Maximum length of a parameter's text in the default format."""
 BLOCKS = ("rows", "block", "block_m", "block_n", "block_k")
 """Fields of a configuration that make up the tile, in this order."""
 NUMBERS = ("warps", "stages")

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
+from mtmc_lsp.capture.worker.passes.decompositions import MEAN
 from mtmc_lsp.core.graph import Graph, Ref
 
 TANGENT = "mtmc.tangent.default"
-SHAPE_ONLY = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"})
+IDENTITIES = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"})
 """Operators of the trace that are the identity once no autograd records them."""
 
 
@@ -26,12 +27,11 @@ def _library() -> torch.library.Library:
     library = torch.library.Library("mtmc", "DEF")
     library.define("tangent(Tensor result) -> Tensor")
     library.impl(
-        "tangent", lambda result: torch.empty(result.shape, dtype=result.dtype, device=result.device), DISPATCH
+        "tangent",
+        lambda result: torch.empty(result.shape, dtype=result.dtype, device=result.device),
+        "CompositeExplicitAutograd",
     )
     return library
-
-
-DISPATCH = "CompositeExplicitAutograd"
 
 
 class GradientTrace:
@@ -139,10 +139,6 @@ def _nll_loss_backward(
         factor = factor * weight.view(classes.shape)
     is_class = (classes == expected) & (expected != ignore_index)
     return torch.where(is_class, -factor, torch.zeros((), dtype=x.dtype, device=x.device)).to(x.dtype)
-
-
-MEAN = 1
-"""ATen's code for the mean of losses."""
 
 
 def _silu_backward(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -60,7 +60,7 @@ def load_base(name: str, device: str) -> LanguageModel:
     except ImportError as error:
         raise EnvironmentNotAble(f"the model {name} needs another package: {_line(error)}", remedy=INSTALL) from None
     except Exception as error:
-        # transformers raises errors of many types: of the hub, of JSON, of safetensors and of its own.
+        # transformers also raises errors of the hub, of JSON and of safetensors.
         raise RequestError(f"cannot load the language model {name}: {_line(error)}", remedy=NAME_A_MODEL) from None
     return LanguageModel(causal.to(device).eval(), tokenizer)
 
