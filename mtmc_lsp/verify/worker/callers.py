@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Container, Mapping
@@ -64,6 +65,8 @@ def module_of_candidate(target: Target, source: str) -> Any:
         # The name that an import of the file would give.
         name = Path(target.path).stem
         name = f"{name}_{len(_loaded)}" if name in sys.modules else name
+        # Some of torch's functions import this at their first call, and the import replaces `torch.manual_seed`.
+        importlib.import_module("torch._dynamo")
         changes = ProcessChanges()
         _loaded[text] = load_user_module(target.path, text, name, in_place=not _loaded, execute=current.run)
         changed_by_loading.update(changes.by_import(_loaded[text]))

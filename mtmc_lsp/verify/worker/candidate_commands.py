@@ -119,12 +119,13 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     def prepare_another() -> Prepare:
         return load_candidate(request.candidate, data, constructs=True)[1]
 
-    calls = _Calls(module, prepare, prepare_another, data.call, data.case, device, inputs, request.candidate)
     # This counts threads that the threading module does not know.
     threads = _thread._count()
     try:
         in_order = grids.in_order(request.calls.order, data.case.seed)
         with in_order if is_interpreted() else compiling_unshared():
+            # Created here, because what replaces attributes of Triton above is no change by the candidate.
+            calls = _Calls(module, prepare, prepare_another, data.call, data.case, device, inputs, request.candidate)
             run, answer = calls.run(request.calls)
     except MtmcError:
         raise
