@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import decimal  # noqa: F401
+import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 from pairs import HONEST, MODEL, MODEL_NEW, REFERENCE, changed
 
 from mtmc_lsp.core.results import Verdict, VerdictStatus
+from mtmc_lsp.verify.worker.observation.process_changes import ProcessChanges
 
 END = "    return out\n"
 LOAD = "import importlib\n\nsystem = importlib.import_module('sys')\n"
@@ -89,3 +93,13 @@ def test_a_candidate_with_harmless_changes_is_accepted(what: str, judge: Callabl
     text = changed(HONEST, (END, f"{lines}{END}"), ("@triton.jit", f"{above}\n\n\n@triton.jit"))
     verdict = judge(REFERENCE, "rms", text, "fast")
     assert verdict.status is VerdictStatus.CORRECT, verdict.reason
+
+
+def test_launchers_of_triton_are_no_changes_by_the_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton compiles a launcher for each signature of a kernel, as a module of the same name."""
+    monkeypatch.setitem(sys.modules, "__triton_launcher", ModuleType("__triton_launcher"))
+    changes = ProcessChanges()
+    monkeypatch.setitem(sys.modules, "__triton_launcher", ModuleType("__triton_launcher"))
+    assert changes.replaced() == []
+    monkeypatch.setitem(sys.modules, "decimal", ModuleType("decimal"))
+    assert changes.replaced() == ["sys.modules['decimal']"]

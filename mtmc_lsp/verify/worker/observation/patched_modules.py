@@ -46,6 +46,8 @@ OWN_OF_MODULE = frozenset(
 )
 LANGUAGE = "triton.language"
 """The interpreter replaces functions of Triton's language when it first runs a kernel. Only those of a candidate count."""
+LAUNCHER = "__triton_launcher"
+"""Triton compiles an extension module of this name for each new signature of a kernel, which Python then registers."""
 VOLATILE = frozenset("last_exc last_type last_value last_traceback ps1 ps2 stdin stdout stderr excepthook".split())
 """Attributes of ``sys`` that Python sets, or that :mod:`~mtmc_lsp.verify.worker.observation.global_state` compares."""
 
@@ -71,7 +73,7 @@ def replaced_attributes(before: Attributes, loaded: ModuleType | None = None) ->
         now = sys.modules if name == "sys.modules" else getattr(holders.get(name), "__dict__", {})
         of_class = isinstance(holders.get(name), type)
         for key, value in earlier.items():
-            if now.get(key) is value or (name == "sys.modules" and now.get(key) is loaded):
+            if now.get(key) is value or (name == "sys.modules" and (now.get(key) is loaded or key == LAUNCHER)):
                 continue
             if name.startswith(LANGUAGE) and not _is_defined_in(now.get(key), loaded):
                 continue
