@@ -42,6 +42,8 @@ class ModelHeader:
     """Scores are divided by it before the softmax."""
     stop_gain: float
     """STOP ranks above actions that gain less than this share."""
+    stop_margin: float = 0.0
+    """Subtracted from STOP's score, so that a search ends only when the model is sure."""
     experience: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Gains and tries of each kind of action in similar states of the training data."""
     device: str = ""

@@ -82,6 +82,8 @@ class RankerPolicy:
         rows = self._features.rows(state, actions)
         inputs = [[row[column] for column in self._columns] for row in rows]
         scores = self._model.scores(inputs)
+        # The row after those of the actions is STOP.
+        scores[-1] -= self._model.header.stop_margin
         weights = softmax([score / self._model.header.temperature for score in scores])
         order = sorted(range(len(rows)), key=lambda index: (-weights[index], _key(actions, index)))
         explained = order[:EXPLAINED]

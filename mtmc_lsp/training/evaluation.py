@@ -20,6 +20,7 @@ from mtmc_lsp.training.replay import (
     best_in_tree,
     geometric_mean,
     replay,
+    replayed_pairs,
 )
 from mtmc_lsp.training.tree import MeasuredTree
 
@@ -78,12 +79,7 @@ def evaluate(tree: MeasuredTree, model: RankerModel, split_of: SplitOf) -> list[
 
 def _of_part(tree: MeasuredTree, model: RankerModel, part: Split, programs: Sequence[str]) -> PartEvaluation:
     groups, _ = groups_of(tree, programs)
-    pairs = [(program, device) for program in programs for device in tree.devices_of(program)]
-    pairs = [
-        (program, device)
-        for program, device in pairs
-        if program in tree.roots and any(item.device == device for item in tree.of_version(tree.roots[program].id))
-    ]
+    pairs = replayed_pairs(tree, programs)
     policies: Mapping[str, Sequence[Policy]] = {
         ROOFLINE: [RooflinePolicy()],
         RANKER: [RankerPolicy(model)],

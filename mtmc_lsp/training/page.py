@@ -106,6 +106,7 @@ def _facts(report: TrainingReport) -> list[str]:
         f"GPU: {header.device or 'none, nothing was timed'}",
         f"Environment of the data: {header.environment or 'not recorded'}",
         f"Trees: {_tree_count(report)}, temperature {header.temperature:.3g}, trained in {report.trained.seconds:.0f} s",
+        f"STOP must score higher than all actions by {header.stop_margin:g}",
         f"File: {len(report.trained.model.to_bytes()) / 1e3:.0f} kB",
         f"Command: {header.command or 'not recorded'}",
         f"Commit: {header.commit or 'not recorded'}",

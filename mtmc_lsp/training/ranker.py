@@ -17,6 +17,7 @@ from mtmc_lsp.programs.fingerprints import is_forbidden
 from mtmc_lsp.programs.splits import Split
 from mtmc_lsp.training.dataset import Group, SplitOf, groups_of
 from mtmc_lsp.training.labels import LABEL_GAIN, STOP_GAIN
+from mtmc_lsp.training.stopping import best_stop_margin
 from mtmc_lsp.training.tree import MeasuredTree
 
 ABLATIONS = ("history", "device", "compile-reward")
@@ -112,6 +113,9 @@ def train_ranker(
     model = ModelFile(provenance(header), trees)
     temperature = best_temperature(RankerModel(model), checked or groups, options.features)
     model = replace(model, header=replace(model.header, temperature=temperature))
+    on_progress("choosing when to stop")
+    margin = best_stop_margin(tree, programs_of(tree, split_of, Split.VALIDATION), model)
+    model = replace(model, header=replace(model.header, stop_margin=margin))
     if len(model.to_bytes()) > MAX_FILE_BYTES:
         raise RequestError("the model has more than 1 MB", remedy="Train fewer trees: --trees 200.")
     return TrainedRanker(model, curve, time.monotonic() - began, tuple(chosen))

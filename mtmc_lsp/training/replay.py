@@ -109,6 +109,16 @@ def replay(tree: MeasuredTree, program: str, policy: Policy, device: str, limit:
     return Replay(program, tuple(points), end)
 
 
+def replayed_pairs(tree: MeasuredTree, programs: Collection[str]) -> list[tuple[str, str]]:
+    """The programs with a timed action on the user's code, each with each GPU that timed one."""
+    pairs = [(program, device) for program in programs for device in tree.devices_of(program)]
+    return [
+        (program, device)
+        for program, device in pairs
+        if program in tree.roots and any(item.device == device for item in tree.of_version(tree.roots[program].id))
+    ]
+
+
 def best_in_tree(tree: MeasuredTree, program: str, device: str) -> float:
     """The largest speedup that steps which each gain can reach in the tree of a program."""
     return tree.best_from(tree.roots[program].id, device)

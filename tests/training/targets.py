@@ -57,6 +57,11 @@ def f(logits, t):
 def f(x, t):
     return F.kl_div(F.log_softmax(x, -1), F.softmax(t, -1), reduction="batchmean")
 """,
+    "numbers in gradients": """# mtmc: x=f32[B,V] y=f32[B,V] B=16 V=64 grad=x,y
+def f(x, y, gamma=2.5, weight=0.3):
+    p = torch.sigmoid(x)
+    return (1 - p) ** gamma * torch.lerp(p, y, weight)
+""",
     "focal": """# mtmc: x=f32[B,V] t=f32[B,V]@0..1 B=16 V=64 grad=x
 def f(x, t):
     p = torch.sigmoid(x)

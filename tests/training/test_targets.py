@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from mtmc_lsp.ir.run_time_numbers import numbers_of
+from mtmc_lsp.verify.cases import ALIASED, FORWARD, STRIDED, VALUES, version_cases
 from tests.codegen.checker import Checker, start
 from tests.training.targets import HEAD, MODULES, TARGETS, cases, planned
 
@@ -48,6 +50,15 @@ def test_operations_of_the_backward_pass_have_the_lines_of_the_forward_pass(chec
     assert lines == {8, 9}
 
 
+def test_numbers_that_gradients_compute_with_may_change_from_call_to_call(checker: Checker) -> None:
+    capture = checker.capture(HEAD + TARGETS["numbers in gradients"])
+    texts = {number.text for number in numbers_of(capture.graph)}
+    assert texts == {"gamma", "gamma - 1", "weight", "1 - weight"}
+    # The gradient of a power with a fixed base contains the base's logarithm, which is not recognised.
+    text = "# mtmc: x=f32[B,D] B=16 D=64 grad=x\ndef f(x, base=1.7, factor=1.3):\n    return base**x * factor\n"
+    assert numbers_of(checker.capture(HEAD + text).graph) == ()
+
+
 def test_what_autograd_needs_no_gradient_of_gets_none(checker: Checker) -> None:
     capture = checker.capture(HEAD + MODULES["parameters alone"])
     assert capture.graph.backward is not None
@@ -88,3 +99,12 @@ def test_where_no_backward_pass_is_possible_the_kernels_serve_calls_without_grad
 def test_without_code_generated_the_file_is_the_users(checker: Checker) -> None:
     capture = checker.capture(HEAD + TARGETS["gelu"])
     assert "autograd.Function" not in start(capture).source
+
+
+def test_gradients_that_rounding_decides_are_not_compared(checker: Checker) -> None:
+    """Of a tensor that is passed twice, and at values that are not finite."""
+    text = "# mtmc: a=f32[B,D] b=f32[B,D] B=16 D=64 grad=a,b\ndef f(a, b):\n    return (a.exp() - b.exp()).sum(-1)\n"
+    every = version_cases(checker.capture(HEAD + text), interpreted=True, seed=1)
+    kinds = {case.kind for case in every if case.layout == ALIASED or case.distribution in ("infinite", "nan")}
+    assert kinds == {FORWARD}
+    assert any(case.kind == VALUES and case.layout == STRIDED for case in every)

@@ -26,6 +26,7 @@ from mtmc_lsp.capture.worker.tracing.traced_numbers import (
     ARITHMETIC,
     RecordingCalls,
     Trace,
+    is_recognisable,
     is_traced,
     operation_name,
     plain,
@@ -92,14 +93,28 @@ def export_with_numbers(
 ) -> tuple[Graph, tuple[str, ...]]:
     """Export the target. Numbers among the arguments that only arithmetic uses become :class:`Number` arguments of nodes."""
     numbers = _free_numbers(call, inputs, target)
+
+    def traced_export(trace: Trace, values: Sequence[PlainNumber]) -> tuple[Graph, tuple[str, ...]]:
+        pairs = zip(numbers, values, strict=True)
+        given = {item.argument.access: trace.argument(value, item.argument.name) for item, value in pairs}
+        traced = flat_function(_with_values(call, given), inputs, target)
+        return export(recorded(traced, RecordingCalls(trace, target.path)))
+
     while numbers:
         trace = Trace(identifies=True)
-        values = {item.argument.access: trace.argument(item.traced_with, item.argument.name) for item in numbers}
-        traced = flat_function(_with_values(call, values), inputs, target)
         try:
-            graph, notes = export(recorded(traced, RecordingCalls(trace, target.path)))
+            graph, notes = traced_export(trace, [item.traced_with for item in numbers])
             inspected = frozenset(trace.inspected)
             if not inspected:
+                if graph.backward is not None:
+                    trace.derive()
+                    if unknown := unknown_constants(graph, trace):
+                        # A constant of the code, or one that a gradient's formula computed from a number?
+                        other_trace = Trace(identifies=True)
+                        other, _ = traced_export(other_trace, [item.near for item in numbers])
+                        other_trace.derive()
+                        if unknown_constants(other, other_trace) != unknown:
+                            raise _NotArithmetic(frozenset(item.argument.name for item in numbers))
                 return _with_numbers(graph, trace, [item.argument for item in numbers]), notes
         except _NotArithmetic as error:
             (inspected,) = error.args
@@ -211,6 +226,25 @@ def _changed(item: NumberArgument, seed: int) -> float:
 def _with_values(call: Call, values: Mapping[str, object]) -> Call:
     pairs = zip(call.names, call.values, strict=True)
     return replace(call, values=tuple(values.get(path, value) for path, value in pairs))
+
+
+def unknown_constants(graph: Graph, trace: Trace) -> frozenset[float]:
+    """The unusual constants in the graph that are no traced numbers."""
+
+    def unusual(value: Argument) -> Iterator[float]:
+        if isinstance(value, tuple):
+            for item in value:
+                yield from unusual(item)
+        elif (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and is_recognisable(value)
+            and value not in trace.computed
+        ):
+            yield value
+
+    arguments = (value for node in graph.nodes for value in (*node.args, *node.kwargs.values()))
+    return frozenset(number for value in arguments for number in unusual(value))
 
 
 def _with_numbers(graph: Graph, trace: Trace, numbers: Sequence[NumberArgument]) -> Graph:

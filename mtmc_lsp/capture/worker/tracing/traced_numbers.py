@@ -27,6 +27,13 @@ INSPECTING = (
 LARGEST_USUAL_INTEGER = 32
 """Integers up to this magnitude are too usual to be recognised."""
 
+DERIVED: dict[str, Callable[[float], float]] = {
+    "{} - 1": lambda value: value - 1,
+    "1 - {}": lambda value: 1 - value,
+    "-{}": lambda value: -value,
+}
+"""What the formulas of gradients compute from a number: of powers, interpolations and subtractions."""
+
 _ANY = frozenset({0, 1})
 ARITHMETIC: dict[str, frozenset[int | str]] = {
     **dict.fromkeys(("add", "sub", "subtract", "rsub"), _ANY | {2, "other", "alpha"}),
@@ -82,7 +89,7 @@ class Trace:
             self.inspected |= names
             return value
         known = self.computed.setdefault(value, Number(text, type(value).__name__))
-        if self._identifies and (known.text != text or not _is_recognisable(value)):
+        if self._identifies and (known.text != text or not is_recognisable(value)):
             # Two expressions with one value, or a usual value, cannot be told apart in the graph.
             self.inspected |= names | set(known.names())
         kind: Any = _TracedFloat if type(value) is float else _TracedInt
@@ -93,6 +100,15 @@ class Trace:
     def argument(self, value: Any, name: str) -> Any:
         """The value of the argument ``name`` as a traced number."""
         return self.traced(value, name, frozenset({name}))
+
+    def derive(self) -> None:
+        """Recognise also the numbers that the formulas of gradients compute."""
+        for value, number in list(self.computed.items()):
+            for form, function in DERIVED.items():
+                derived = function(value)
+                if is_recognisable(derived):
+                    text = _normal(form.format(f"({number.text})"))
+                    self.computed.setdefault(derived, Number(text, type(derived).__name__))
 
     def use(self, number: Any, frame: Any) -> None:
         """Note that a torch call takes a number. It is named after the variable of the frame that holds it."""
@@ -141,7 +157,7 @@ def numbers_in(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _is_recognisable(value: float) -> bool:
+def is_recognisable(value: float) -> bool:
     """Whether a number is too unusual to be equal to a constant of the target by chance."""
     if isinstance(value, int):
         return abs(value) > LARGEST_USUAL_INTEGER
