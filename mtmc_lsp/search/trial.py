@@ -13,7 +13,7 @@ from mtmc_lsp.core.protocols import CannotCode, Repairer, Sampler
 from mtmc_lsp.core.results import Check, CheckStatus, CompileReport, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Author, Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.search.acceptance import Judge
+from mtmc_lsp.search.acceptance import Judge, base_ratio
 from mtmc_lsp.search.components import Events, SearchComponents
 from mtmc_lsp.search.failures import failure_reason
 from mtmc_lsp.source.compose import unified_diff
@@ -201,8 +201,8 @@ class Trial:
             return replace(step, reason=error.message, verdict=step.verdict or verdict)
         if timing is None:
             return replace(step, reason="no time was measured on the GPU; `mtmc doctor` checks that it is usable")
-        whole = {node.name for node in self.capture.graph.nodes} <= set(step.action.region)
-        return self.judge.timed(replace(step, timing=timing), timing, whole=whole)
+        base = base_ratio(self.capture.graph, step.action.region)
+        return self.judge.timed(replace(step, timing=timing), timing, base=base)
 
 
 def version_key(candidate: Candidate) -> str:

@@ -27,7 +27,7 @@ from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.device.data_files import data_files
 from mtmc_lsp.explore.tree import VARIANT
 from mtmc_lsp.policies.history import FAILURES
-from mtmc_lsp.search.acceptance import BASE_RATIO, WHOLE_RATIO
+from mtmc_lsp.search.acceptance import base_ratio
 
 MOST_FAILED = 3
 """Most failed siblings in the history of an ancestor: a run ends after four steps in a row that are not accepted."""
@@ -134,8 +134,7 @@ class MeasuredTree:
         version = self.versions[item.version]
         if version.parent or item.outcome is not Outcome.SLOWER or item.ratio is None:
             return False
-        nodes = {node.name for node in self.programs[item.program].capture.graph.nodes}
-        return item.ratio >= (WHOLE_RATIO if nodes <= set(action_of(item).region) else BASE_RATIO)
+        return item.ratio >= base_ratio(self.programs[item.program].capture.graph, action_of(item).region)
 
     def state(self, version: Version, history: Sequence[Transition], device: str) -> State:
         """The state of a run at a version after ``history``; without a GPU if ``device`` is empty."""

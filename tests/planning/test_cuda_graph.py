@@ -18,7 +18,7 @@ from mtmc_lsp.core.results import CheckStatus
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.planners.roofline import RooflinePlanner
-from mtmc_lsp.search.acceptance import Judge
+from mtmc_lsp.search.acceptance import BASE_RATIO, Judge
 from mtmc_lsp.verify.source_scan import scan
 from tests.codegen.harness import fused
 from tests.planning.situations import H200, act, fully_fused, schedule_of, start, timing
@@ -83,7 +83,7 @@ def test_it_is_proposed_if_launch_overhead_dominates(graph_us: float | None, is_
 @pytest.mark.parametrize(("graph_us", "status"), [(30.0, StepStatus.ACCEPTED), (60.0, StepStatus.REJECTED)])
 def test_a_launch_bound_first_kernel_is_accepted_as_a_base(graph_us: float, status: StepStatus) -> None:
     step = Step(1, MacroAction(ActionKind.FUSE, ("mul",), (0, 0)), StepStatus.FAILED, "")
-    judged = Judge().timed(step, timing(100.0, 0.5, graph_us), whole=False)
+    judged = Judge().timed(step, timing(100.0, 0.5, graph_us), base=BASE_RATIO)
     assert judged.status is status
     assert ("base for a CUDA graph" in judged.reason) is (status is StepStatus.ACCEPTED)
 

@@ -117,8 +117,8 @@ class _RederivingJudge(Judge):
         reason = f"written and verified again by Triton's interpreter, compiled for {archs}; not timed: no GPU"
         return replace(step, status=StepStatus.ACCEPTED, reason=reason)
 
-    def timed(self, step: Step, timing: Timing, *, whole: bool) -> Step:
-        judged = super().timed(step, timing, whole=whole)
+    def timed(self, step: Step, timing: Timing, *, base: float) -> Step:
+        judged = super().timed(step, timing, base=base)
         return replace(judged, status=StepStatus.ACCEPTED, reason=f"written and verified again: {judged.reason}")
 
 
