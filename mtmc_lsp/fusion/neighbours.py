@@ -22,7 +22,12 @@ class Neighbourhood:
         graph = ir.graph
         self._schedule = schedule
         self.returned = {ref.name for ref in graph.escaping}
-        self.opaque = ir.opaque
+        written = {name for kernel in schedule.kernels for name in kernel.nodes}
+        self.inlined = {name for kernel in schedule.kernels for name in kernel.recomputed} - written
+        """Nodes that every kernel which reads them computes again: they are part of these kernels."""
+        self._recomputed = {kernel.nodes[-1]: frozenset(kernel.recomputed) for kernel in schedule.kernels}
+        self.opaque = ir.opaque | self.inlined
+        """Nodes that no region adds."""
         self._nodes = graph.named
         self.order = graph.positions
         self.readers = {name: frozenset(node.name for node in graph.readers(name)) for name in self._nodes}
@@ -30,6 +35,12 @@ class Neighbourhood:
             name: tuple(ref.name for ref in node.inputs() if ref.name in self._nodes)
             for name, node in self._nodes.items()
         }
+        self._adds_siblings = graph.backward is not None
+        self._inputs = {name: frozenset(ref.name for ref in node.inputs()) for name, node in self._nodes.items()}
+        self._input_readers: dict[str, set[str]] = {}
+        for name, inputs in self._inputs.items():
+            for read in inputs:
+                self._input_readers.setdefault(read, set()).add(name)
         self._units = {name: frozenset(kernel.nodes) for kernel in schedule.kernels for name in kernel.nodes}
         self._products = {name for name in self._nodes if matmul_flops(ir, name)}
 
@@ -64,7 +75,26 @@ class Neighbourhood:
         both = [frozenset(products) | self._views_of(products)] if len(products) == 2 else []
         # A view alone may cost more than it saves, while the view and the value behind it do not.
         behind = [self.unit_of(name) for name in behind_views if name not in near and name not in self.opaque]
-        return [self.unit_of(name) for name in near] + both + behind + self._parts_of(nodes)
+        additions = [self.unit_of(name) for name in near] + both + behind + self._parts_of(nodes)
+        return additions + (self._siblings_of(nodes) if self._adds_siblings else [])
+
+    def _siblings_of(self, nodes: frozenset[str]) -> list[frozenset[str]]:
+        """Other readers of what the nodes read: they may share its loads, as two gradients do.
+
+        Views are followed, and nodes that the readers compute again.
+        """
+        inside = nodes.union(*(self._recomputed.get(name, ()) for name in nodes))
+        pending = [ref for name in inside for ref in self._inputs[name] if ref not in nodes]
+        followed, found = set(pending), set[str]()
+        while pending:
+            for reader in self._input_readers.get(pending.pop(), ()):
+                if reader in self.inlined or self.is_view(reader):
+                    if reader not in followed:
+                        followed.add(reader)
+                        pending.append(reader)
+                elif reader not in nodes and reader not in self.opaque:
+                    found.add(reader)
+        return [self.unit_of(name) for name in sorted(found, key=self.order.__getitem__)]
 
     def _parts_of(self, nodes: frozenset[str]) -> list[frozenset[str]]:
         """For each value that others read through several views: these views and their readers."""

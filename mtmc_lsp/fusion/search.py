@@ -158,7 +158,7 @@ class FusionSearch:
             for name in sorted(giver.nodes, key=self._order.__getitem__, reverse=True):
                 moved = self._around.with_views_behind(name, giver.nodes)
                 readers = {reader for name in moved for reader in self._around.readers[name]} - moved
-                if not readers or readers & giver.nodes or readers & self.ir.opaque:
+                if not readers or readers & giver.nodes or readers & self._around.opaque:
                     continue
                 taker = next((other for other in chosen if readers <= other.nodes), None)
                 units = {self._around.unit_of(reader) for reader in readers}
@@ -299,7 +299,10 @@ class FusionSearch:
             self._regions[nodes] = None
         if nodes not in self._regions:
             self._work += len(nodes)
-            self._regions[nodes] = region_or_none(self.ir, nodes)
+            inside = (kernel for kernel in self.schedule.kernels if nodes.issuperset(kernel.nodes))
+            again = {name for kernel in inside for name in kernel.recomputed} - nodes
+            inlined = nodes & self._around.inlined
+            self._regions[nodes] = region_or_none(self.ir, nodes - inlined, again | inlined)
         return self._regions[nodes]
 
     def _config(self, region: Region) -> KernelConfig:

@@ -40,10 +40,10 @@ def known_region(ir: KernelIR, nodes: Iterable[str], recomputed: Iterable[str] =
     return result
 
 
-def region_or_none(ir: KernelIR, nodes: frozenset[str]) -> Region | None:
+def region_or_none(ir: KernelIR, nodes: frozenset[str], recomputed: Iterable[str] = ()) -> Region | None:
     """The nodes as one kernel; None if they cannot be one."""
     try:
-        return known_region(ir, nodes)
+        return known_region(ir, nodes, recomputed)
     except CannotFuse:
         return None
 

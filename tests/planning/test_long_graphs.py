@@ -62,9 +62,9 @@ def searched(count: int, monkeypatch) -> tuple[int, list[fusion.Fusion]]:
     analysed_sizes: list[int] = []
     region_or_none = fusion.region_or_none
 
-    def counted(ir, nodes):
+    def counted(ir, nodes, recomputed=()):
         analysed_sizes.append(len(nodes))
-        return region_or_none(ir, nodes)
+        return region_or_none(ir, nodes, recomputed)
 
     with monkeypatch.context() as patch:
         patch.setattr(fusion, "region_or_none", counted)

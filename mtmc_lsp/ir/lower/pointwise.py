@@ -297,6 +297,22 @@ def prelu(c: Call) -> str:
     return c.b.pointwise("where", positive, x, c.b.pointwise("mul", x, c.tensor(1), dtype=d), dtype=d)
 
 
+@lowering("silu_backward", "mish_backward")
+def gated_backward(c: Call) -> str:
+    """The gradient of ``x * sigmoid(x)`` or ``x * tanh(softplus(x))``; autograd has one operator for each."""
+    gradient, x, d = c.tensor(0), c.tensor(1), compute_dtype(c.out.dtype)
+    sigmoid = c.b.pointwise("sigmoid", x, dtype=d)
+    if c.op == "silu_backward":
+        slope = c.b.pointwise("mul", x, c.b.pointwise("sub", 1.0, sigmoid, dtype=d), dtype=d)
+        slope = c.b.pointwise("mul", sigmoid, c.b.pointwise("add", slope, 1.0, dtype=d), dtype=d)
+    else:
+        gate = c.b.pointwise("tanh", c.b.pointwise("softplus", x, dtype=d, beta=1.0, threshold=20.0), dtype=d)
+        rest = c.b.pointwise("sub", 1.0, c.b.pointwise("mul", gate, gate, dtype=d), dtype=d)
+        slope = c.b.pointwise("mul", c.b.pointwise("mul", x, sigmoid, dtype=d), rest, dtype=d)
+        slope = c.b.pointwise("add", gate, slope, dtype=d)
+    return c.b.cast(c.b.pointwise("mul", gradient, slope, dtype=d), c.out.dtype)
+
+
 @lowering("outer")
 def outer(c: Call) -> str:
     left, right = c.tensor(0), c.tensor(1)

@@ -101,7 +101,6 @@ def backward_decompositions() -> dict[Any, Callable[..., Any]]:
     more = {op: function for op, function in decomposition_table.items() if str(op).removeprefix("aten.") in FORWARD}
     aten = torch.ops.aten
     ours = {
-        aten.silu_backward.default: _silu_backward,
         aten.nll_loss_backward.default: _nll_loss_backward,
         aten.nll_loss2d_backward.default: _nll_loss_backward,
     }
@@ -139,8 +138,3 @@ def _nll_loss_backward(
         factor = factor * weight.view(classes.shape)
     is_class = (classes == expected) & (expected != ignore_index)
     return torch.where(is_class, -factor, torch.zeros((), dtype=x.dtype, device=x.device)).to(x.dtype)
-
-
-def _silu_backward(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    sigmoid = torch.sigmoid(x.float())
-    return (gradient * sigmoid * (1 + x * (1 - sigmoid))).to(x.dtype)
