@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from mtmc_lsp.capture.index_bounds import index_bounds
 from mtmc_lsp.core.dtypes import is_float, itemsize
 from mtmc_lsp.core.graph import MATRIX_PRODUCTS, InputKind, Node
 from mtmc_lsp.core.workload import Capture
@@ -96,8 +97,10 @@ def edge_cases(capture: Capture, text: str, model: Case, *, interpreted: bool, s
         replace(model, sizes=sizes, distribution="normal", may_be_refused=exceeds_workload(capture, sizes))
         for sizes in _sizes(capture, text, interpreted=interpreted)
     ]
-    if any(is_float(item.type.dtype) for item in arguments):
+    indices = index_bounds(capture.graph)
+    if any(item.type.dtype != "bool" and item.name not in indices for item in arguments):
         cases += _reduction_cases(capture, text, model, interpreted=interpreted)
+    if any(is_float(item.type.dtype) for item in arguments):
         cases += [replace(model, distribution=name) for name in DISTRIBUTIONS]
         if thresholds := thresholds_in(text):
             cases.append(replace(model, distribution=NEAR + ", ".join(map(repr, thresholds))))

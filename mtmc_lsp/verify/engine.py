@@ -432,7 +432,7 @@ class VerificationEngine:
         return any(
             outcome.ran
             and not outcome.is_sample
-            and (self._trial.is_full or not outcome.case.has_oracle)
+            and (self._trial.is_full or outcome.is_at_real_sizes)
             and dict(outcome.case.sizes) == sizes
             for outcome in outcomes
         )

@@ -37,7 +37,7 @@ from mtmc_lsp.verify.cases import (
 )
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
-from mtmc_lsp.verify.worker.values.peaks import with_peaks, with_rare_large
+from mtmc_lsp.verify.worker.values.peaks import with_peaks, with_peaks_in_range, with_rare_large
 
 SCALES = {"large": 1e3, "tiny": 1e-3}
 EXACT = {"integers": (-4, 5), "bits": (0, 2)}
@@ -156,8 +156,11 @@ def _values(
 ) -> torch.Tensor:
     def values(shape: Sequence[int]) -> torch.Tensor:
         value = random_values(shape, item.type.dtype, generator, low, high)
-        is_free = value.is_floating_point() and low is None
-        return _distributed(value, distribution, generator) if is_free else value
+        if value.is_floating_point() and low is None:
+            return _distributed(value, distribution, generator)
+        if low is not None and high is not None and distribution.startswith((PEAKS, PEAKS_IN_PART)):
+            return with_peaks_in_range(value, distribution, generator, low, high)
+        return value
 
     return filled([size.value(sizes) for size in item.type.shape], [s.value(sizes) for s in item.type.stride], values)
 

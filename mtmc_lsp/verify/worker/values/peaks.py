@@ -23,6 +23,8 @@ LAST = 1.5
 STEP = 1.5
 """The peaks along one dimension are so many times as high as those along the next: each line keeps its extremes."""
 PATTERNS = 4
+LEAST_RANGE = 16
+"""Ranges of whole numbers that are narrower get no peaks."""
 LARGE = 256.0
 """bfloat16 has no number between it and the one 2 above."""
 EARLY, OFTEN = 16, 0.25
@@ -51,6 +53,22 @@ def with_peaks(value: torch.Tensor, distribution: str, generator: torch.Generato
         _set_peaks(flat, height, kind, begin, generator)
         result = flat.view(lines.shape).movedim(-1, dim)
     return result.to(value.dtype)
+
+
+def with_peaks_in_range(
+    value: torch.Tensor, distribution: str, generator: torch.Generator, low: float, high: float
+) -> torch.Tensor:
+    """The same with the highest peak at an end of a range, and the other values around its middle.
+
+    Whole numbers of a narrow range stay as they are: most of them are extremes.
+    """
+    if value.dtype is torch.bool or not value.numel() or (not value.is_floating_point() and high - low < LEAST_RANGE):
+        return value
+    normal = torch.randn(value.shape, generator=generator, device=generator.device)
+    peaks = with_peaks(normal, distribution, generator)
+    part = (peaks / peaks.abs().max()).double()
+    result = 0.5 * (low + high) + 0.5 * (high - low) * part
+    return (result if value.is_floating_point() else result.round()).to(value.dtype)
 
 
 def with_rare_large(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
