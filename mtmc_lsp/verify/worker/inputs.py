@@ -35,6 +35,7 @@ from mtmc_lsp.verify.cases import (
     UNALIGNED,
     WITHIN,
 )
+from mtmc_lsp.verify.foreign.value_mix import VARIED, ValueMix
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 from mtmc_lsp.verify.worker.values.peaks import with_peaks, with_peaks_in_range, with_rare_large
@@ -197,6 +198,8 @@ def _distributed(value: torch.Tensor, distribution: str, generator: torch.Genera
         return with_peaks(value, distribution, generator)
     if distribution == RARE_LARGE:
         return with_rare_large(value, generator)
+    if distribution.startswith(VARIED):
+        return _varied_values(computable(value), ValueMix.of(distribution), generator).to(value.dtype)
     if distribution.startswith(WITHIN):
         return (computable(value) * (float(distribution.removeprefix(WITHIN)) / 2)).to(value.dtype)
     if distribution.startswith(NEAR):
@@ -205,6 +208,16 @@ def _distributed(value: torch.Tensor, distribution: str, generator: torch.Genera
         exponents = MAGNITUDES * (2.0 * torch.rand(shape, generator=generator, device=generator.device) - 1.0)
         return (computable(value) * torch.pow(10.0, exponents)).to(value.dtype)
     return (computable(value) * SCALES.get(distribution, 1.0)).to(value.dtype)
+
+
+def _varied_values(value: torch.Tensor, mix: ValueMix, generator: torch.Generator) -> torch.Tensor:
+    def chance(shape: Sequence[int]) -> torch.Tensor:
+        return torch.rand(tuple(shape), generator=generator, device=generator.device)
+
+    rows = torch.pow(10.0, mix.rows * (2.0 * chance((*value.shape[:-1], 1)) - 1.0)) if mix.rows else 1.0
+    varied = mix.scale * rows * (value + mix.mean)
+    varied = torch.where(chance(value.shape) < mix.large, EXTREME * varied, varied)
+    return torch.where(chance(value.shape) < mix.zeros, torch.zeros_like(varied), varied)
 
 
 def _near(value: torch.Tensor, numbers: Sequence[float], generator: torch.Generator) -> torch.Tensor:
