@@ -71,6 +71,17 @@ def test_an_extreme_that_leaves_out_an_element_is_refused(judge: Judge, way: str
     assert wrong.status is VerdictStatus.INCORRECT
 
 
+def test_an_extreme_that_leaves_out_an_element_in_the_middle_of_a_wide_block_is_refused(judge: Judge) -> None:
+    reference = REFERENCE.replace("DTYPE", "f32").replace("RESULT", "x.amax(1)")
+    honest = filled(LINES, LARGEST, "at < length").replace("BLOCK=256", "BLOCK=1024")
+    # The text does not name the position, which is 603 in each block.
+    wrong = honest.replace("mask=at < length", "mask=(at < length) & (at * 5 % BLOCK != 967)")
+    verdict = judge(reference, "reduced", wrong, "fast")
+    assert verdict.status is VerdictStatus.INCORRECT
+    assert "peaks everywhere" in verdict.reason, verdict.reason
+    assert judge(reference, "reduced", honest, "fast").is_correct
+
+
 @pytest.mark.parametrize(
     ("argument", "result", "kind"),
     [("f32[N,D]@0..1", "x.amax(1)", "float32"), ("i64[N,D]@-500..500", "x.amax(1)", "int64")],
