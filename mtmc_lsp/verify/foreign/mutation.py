@@ -43,18 +43,21 @@ class MutationSearch:
     """Runs the candidate; ``None`` if the reference does not accept the case."""
     capture: Capture
     interpreted: bool
+    """Whether Triton's interpreter runs the kernels."""
     precision: str
+    """``budget`` or ``strict``, as in the settings."""
     seed: int
+    """Of the first changed case, and of all choices."""
 
     def outcomes(self, passed: Sequence[CaseOutcome], seconds: float) -> Iterator[CaseOutcome]:
-        """The first wrong case, or else one check about the whole search; nothing if no case can be changed.
+        """The first wrong case, or else one check about the whole search; nothing if no case can be changed, or if each is slow.
 
         Args:
             passed: the outcomes of the fixed cases.
             seconds: the time that they took.
         """
         beginning = self._beginning(passed)
-        if beginning is None:
+        if beginning is None or seconds / len(passed) > MOST_SECONDS / CHILDREN:
             return
         random, end = Random(self.seed), monotonic() + min(MOST_SECONDS, PART * seconds)
         # The best case with a named distribution, and the best one with a mix of values: each is changed into its like.
