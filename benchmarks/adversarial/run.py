@@ -33,7 +33,7 @@ def verify(candidate: Candidate, limit: int, gpu: bool, commit: str) -> dict[str
         reference, fast = write(candidate, Path(folder))
         pair = [f"{path}::{candidate.target}" for path in (reference, fast)]
         environment = {**os.environ, **({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})}
-        command = [str(Path(sys.executable).with_name("mtmc")), "verify", *pair, "--json"]
+        command = [sys.executable, "-m", "mtmc_lsp", "verify", *pair, "--json"]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=limit, cwd=ROOT, env=environment, check=False

@@ -46,7 +46,7 @@ def run_supervised(grace_seconds: float = 0.0) -> None:
         return
     with contextlib.suppress(OSError):
         os.setpgid(child, child)
-    _close_files()
+    close_files()
     try:
         _exit_like(_supervise(child, parent, grace_seconds))
     finally:
@@ -66,13 +66,13 @@ def children() -> set[int]:
     return set()
 
 
-def _close_files() -> None:
-    """Close all files: the ends of pipes must not stay open when the child ends."""
+def close_files(first: int = 0) -> None:
+    """Close all files from a descriptor on: the ends of pipes must not stay open when the process that uses them ends."""
     null = os.open(os.devnull, os.O_RDWR)
-    for file in (0, 1, 2):
+    for file in range(first, 3):
         os.dup2(null, file)
     # Not by the limit of the number of files, which can be a billion.
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"):
         if int(name) > 2:
             with contextlib.suppress(OSError):
                 os.close(int(name))

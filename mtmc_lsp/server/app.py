@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, RequestError
 from mtmc_lsp.process.isolation import drop_relative_entries, isolated_command, leave_working_folder
+from mtmc_lsp.process.watchdog import start_watchdog
 from mtmc_lsp.server.handshake import greet
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def serve(*, tcp: str | None = None, log_file: str | None = None, host_command: 
         raise EnvironmentNotAble(f"cannot write {log_file}: {error.strerror}", remedy=remedy) from None
     if tcp is None:
         greeting = greet(requests=0, answers=1)
+        start_watchdog(greeting.client)
         server = _make_permanent_server(host_command)
         from mtmc_lsp.server.connection import serve_stdio
 

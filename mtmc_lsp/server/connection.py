@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pygls.io_ import StdoutWriter
 
 from mtmc_lsp.core.errors import EnvironmentNotAble
+from mtmc_lsp.process.watchdog import WatchedProcess, watched_client
 from mtmc_lsp.server.handshake import MAX_BODY_BYTES, Greeting
 from mtmc_lsp.server.server import Server
 
@@ -23,10 +24,8 @@ MAX_NAME_BYTES = 256
 """How much of the start of a longer line is kept: more than the name of a header and a number have."""
 CONTENT_LENGTH = re.compile(rb"content-length[ \t]*:[ \t]*(\d{1,18})[ \t]*\r?\n\Z", re.IGNORECASE)
 """At the end of a line: after an invalid header, the body before it, which does not end with a line ending, is skipped."""
-END_SECONDS = 5.0
-"""Time for the server to end after its client, before it is ended by force."""
-WATCH_SECONDS = 2.0
-"""Interval for checking that the client's process exists."""
+END_SECONDS = 2.0
+"""Time for the server to end after its client, before it is ended by force: less than the watchdog gives it."""
 CHUNK = 1 << 16
 
 
@@ -86,26 +85,16 @@ async def _converse_on_stdio(server: Server, greeting: Greeting) -> None:
     await _converse(server, reader)
 
 
-def _watch(process: int, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
+def _watch(number: int, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
     """End the server once the client's process is gone: another process may hold the other end of standard input open."""
+    client = watched_client(number)
 
-    def watch() -> None:
-        while _exists(process):
-            time.sleep(WATCH_SECONDS)
+    def watch(client: WatchedProcess) -> None:
+        client.wait()
         _end(reader, loop)
 
-    if _exists(process):
-        threading.Thread(target=watch, daemon=True).start()
-
-
-def _exists(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        pass
-    return True
+    if client is not None:
+        threading.Thread(target=watch, args=(client,), daemon=True).start()
 
 
 def _end(reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:

@@ -44,6 +44,8 @@ class Greeting:
     """Id of the answered ``initialize`` request; ``None`` if the message was none, or if the server must reject it."""
     encoding: str = "utf-16"
     """The position encoding sent in the answer."""
+    client: int | None = None
+    """The number of the client's process, if it sent one."""
 
 
 def greet(requests: int, answers: int) -> Greeting:
@@ -58,15 +60,17 @@ def greet(requests: int, answers: int) -> Greeting:
         message = json.loads(body)
     except (ValueError, RecursionError):
         return Greeting(data)
-    number, client_capabilities = _parse_initialize(message)
+    number, params = _parse_initialize(message)
     if number is None:
         return Greeting(data)
-    server_capabilities = capabilities(client_capabilities)
+    server_capabilities = capabilities(params["capabilities"])
     result = {"capabilities": server_capabilities, "serverInfo": {"name": NAME, "version": __version__}}
     answer = json.dumps({"jsonrpc": "2.0", "id": number, "result": result}).encode()
     with open(answers, "wb", closefd=False) as out:
         out.write(b"Content-Length: %d\r\n\r\n" % len(answer) + answer)
-    return Greeting(data, number, server_capabilities["positionEncoding"])
+    process = params.get("processId")
+    client = process if isinstance(process, int) and not isinstance(process, bool) else None
+    return Greeting(data, number, server_capabilities["positionEncoding"], client)
 
 
 def _first_message(requests: int) -> tuple[bytes, bytes]:
@@ -87,13 +91,14 @@ def _first_message(requests: int) -> tuple[bytes, bytes]:
 
 
 def _parse_initialize(message: Any) -> tuple[MessageId | None, dict[str, Any]]:
-    """The id of a valid ``initialize`` request and the client's capabilities; None and {} for any other message."""
+    """The id of a valid ``initialize`` request and its parameters; None and {} for any other message."""
     if not isinstance(message, dict) or (message.get("jsonrpc"), message.get("method")) != ("2.0", "initialize"):
         return None, {}
     number, params = message.get("id"), message.get("params")
-    client = params.get("capabilities") if isinstance(params, dict) else None
     is_number = isinstance(number, (int, str)) and not isinstance(number, bool)
-    return (number, client) if is_number and isinstance(client, dict) else (None, {})
+    if is_number and isinstance(params, dict) and isinstance(params.get("capabilities"), dict):
+        return number, params
+    return None, {}
 
 
 def capabilities(client: dict[str, Any]) -> dict[str, Any]:

@@ -70,6 +70,8 @@ PEAKS, PEAKS_DOWN, PEAKS_IN_PART = "peaks", "peaks down", "some peaks"
 """Distributions with the extremes of each line at its ends and around blocks, so that an element that is left out shows. The
 sizes of the blocks may follow :data:`AT_BLOCKS`. In the second, positive and negative peaks change places; in the third only
 every second line has peaks."""
+PEAKS_EVERYWHERE = "peaks everywhere"
+"""Each line has its extremes at other positions than the line before, so that together they are everywhere."""
 AT_BLOCKS = " at blocks of "
 RARE_LARGE = "rare large"
 """A distribution of positive values; some of the first argument are so large that a total in bfloat16 loses the others."""

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from mtmc_lsp.capture.index_bounds import index_bounds
 from mtmc_lsp.core.dtypes import is_float, itemsize
 from mtmc_lsp.core.graph import MATRIX_PRODUCTS, InputKind, Node
 from mtmc_lsp.core.workload import Capture
@@ -22,6 +23,7 @@ from mtmc_lsp.verify.cases import (
     PACKED,
     PEAKS,
     PEAKS_DOWN,
+    PEAKS_EVERYWHERE,
     RARE_LARGE,
     SLICED,
     STEPPED,
@@ -30,7 +32,10 @@ from mtmc_lsp.verify.cases import (
     VALUES,
     WITHIN,
     Case,
+    argument_elements,
+    conditions_allow,
     is_small_enough,
+    product_work,
     raised_sizes,
     reduced_sizes,
 )
@@ -67,6 +72,12 @@ REDUCING = frozenset(
     "nll_loss cross_entropy_loss mse_loss l1_loss smooth_l1_loss kl_div binary_cross_entropy cosine_similarity".split()
 )
 """ATen operations by which one element depends on many."""
+EXTREMES = frozenset(
+    "amax amin aminmax max min argmax argmin cummax cummin sort argsort topk kthvalue median mode".split()
+)
+"""Those of which one element decides a result, so that another one that is left out does not show."""
+MOST_POSITIONS = 1024
+"""Limit for the positions of extremes in a line that are tried."""
 SMALL_SIZE = 3
 """The other sizes of a case, where all cannot be as large as the number in the text."""
 DISTRIBUTIONS = ("offset", "low", "ties", "zero rows", "extreme", "negative")
@@ -96,8 +107,10 @@ def edge_cases(capture: Capture, text: str, model: Case, *, interpreted: bool, s
         replace(model, sizes=sizes, distribution="normal", may_be_refused=exceeds_workload(capture, sizes))
         for sizes in _sizes(capture, text, interpreted=interpreted)
     ]
-    if any(is_float(item.type.dtype) for item in arguments):
+    indices = index_bounds(capture.graph)
+    if any(item.type.dtype != "bool" and item.name not in indices for item in arguments):
         cases += _reduction_cases(capture, text, model, interpreted=interpreted)
+    if any(is_float(item.type.dtype) for item in arguments):
         cases += [replace(model, distribution=name) for name in DISTRIBUTIONS]
         if thresholds := thresholds_in(text):
             cases.append(replace(model, distribution=NEAR + ", ".join(map(repr, thresholds))))
@@ -180,7 +193,26 @@ def _reduction_cases(capture: Capture, text: str, model: Case, *, interpreted: b
         for length, name in chosen[: MOST_PEAKS + len(few)]
         if is_small_enough(graph, sizes := _with_long(capture, *length, FEW_LINES), interpreted=interpreted)
     ]
-    return cases or [replace(model, distribution=name) for name in (up, down, *few)]
+    cases = cases or [replace(model, distribution=name) for name in (up, down, *few)]
+    if any(_operation(node) in EXTREMES for node in nodes):
+        cases += _cases_with_peaks_everywhere(capture, model, names)
+    return cases
+
+
+def _cases_with_peaks_everywhere(capture: Capture, model: Case, names: Iterable[str]) -> list[Case]:
+    """Cases with as many lines as a line has elements, each with its extremes elsewhere."""
+    graph = capture.graph
+    variable = [name for name in capture.variable_sizes if name in graph.sizes]
+    cases = []
+    for name in names:
+        length, others = min(graph.sizes[name], MOST_POSITIONS), [other for other in variable if other != name][-1:]
+        few = {**graph.sizes, **dict.fromkeys(variable, 1), **dict.fromkeys(others, length), name: length}
+        sizes = raised_sizes(graph, few, variable)
+        is_quick = argument_elements(capture, sizes) <= MOST_POSITIONS**2 and not product_work(graph, sizes)
+        if is_quick and conditions_allow(graph, sizes):
+            is_larger = exceeds_workload(capture, sizes)
+            cases.append(replace(model, sizes=sizes, distribution=PEAKS_EVERYWHERE, may_be_refused=is_larger))
+    return cases
 
 
 def _with_long(capture: Capture, name: str, length: int, others: int) -> dict[str, int]:

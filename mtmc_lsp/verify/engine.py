@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 
 from mtmc_lsp.core.dtypes import itemsize
 from mtmc_lsp.core.errors import FailureKind, MtmcError
@@ -17,11 +18,12 @@ from mtmc_lsp.verify.case_runner import MANY_CALLS, CaseRunner
 from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case
 from mtmc_lsp.verify.delivery import REFUSED, delivery_check
 from mtmc_lsp.verify.foreign.further_calls import FurtherCalls
+from mtmc_lsp.verify.foreign.mutation import MutationSearch
 from mtmc_lsp.verify.foreign.real_sizes import RealSizes
 from mtmc_lsp.verify.foreign.samples import Samples
 from mtmc_lsp.verify.int32_overflow import FAR_CHECK, FAR_SEED, far_check, far_sizes
 from mtmc_lsp.verify.messages import CallPlan, CandidateRequest, GridOrder
-from mtmc_lsp.verify.near_misses import is_near_miss, settle
+from mtmc_lsp.verify.near_misses import confirmed, is_near_miss, settle
 from mtmc_lsp.verify.outcomes import (
     CaseOutcome,
     Verification,
@@ -46,6 +48,7 @@ SMALL_CASE_ELEMENTS = 512
 """Cases with at most this many elements of arguments are called several times under the interpreter, too."""
 MANY_CALLS_SEED = 100
 USE_SEED = 200
+SEARCH_SEED = 400
 TOO_LARGE = "the workload is too large for Triton's interpreter; verify on a GPU, or name sizes that can vary"
 ORDER = "the results depend on the order in which the programs of a launch run, which is not fixed on a GPU"
 OTHER_RANDOM = "the reference draws random numbers, and a candidate may draw others in another order"
@@ -248,7 +251,7 @@ class VerificationEngine:
         """The outcomes of all cases, and the failing one; the smallest of several if that is requested."""
         outcomes: list[CaseOutcome] = []
         failed: CaseOutcome | None = None
-        self._samples = Samples()
+        self._samples, began = Samples(), monotonic()
         pending = self._cases(candidate, self._trial)
         self._first, many = pending[0], pending[-1]
         is_tight = self.is_tight(self._trial.capture)
@@ -271,6 +274,10 @@ class VerificationEngine:
             limit = self._elements(failed.case)
             pending = [case for case in pending if self._elements(case) < limit]
         if failed is None and candidate.is_foreign:
+            for outcome in self._searched(runner, outcomes, monotonic() - began):
+                outcomes.append(outcome)
+                if not outcome.is_correct:
+                    return outcomes, outcome
             further = FurtherCalls(
                 runner, self._prepared, self._process.next, not self.has_gpu, candidate.repeat_seconds
             )
@@ -280,6 +287,20 @@ class VerificationEngine:
                     self._process.next()
                     return outcomes, outcome
         return outcomes, failed
+
+    def _searched(self, runner: CaseRunner, passed: Sequence[CaseOutcome], seconds: float) -> Iterator[CaseOutcome]:
+        """The outcomes of a search for a case on which a candidate is wrong that passed all others."""
+
+        def run(case: Case) -> CaseOutcome | None:
+            outcome = once(case)
+            return outcome if outcome is None or outcome.is_correct else confirmed(outcome, once, precision)
+
+        def once(case: Case) -> CaseOutcome | None:
+            return runner.outcome(self._prepared(case), CallPlan())
+
+        precision, seed = self._reference.precision, self._reference.seed + SEARCH_SEED
+        search = MutationSearch(self._prepared, run, self._trial.capture, not self.has_gpu, precision, seed)
+        return search.outcomes(passed, seconds)
 
     def _outcome(
         self, candidate: Adapter, runner: CaseRunner, prepared: PreparedCase, plan: CallPlan
@@ -432,7 +453,7 @@ class VerificationEngine:
         return any(
             outcome.ran
             and not outcome.is_sample
-            and (self._trial.is_full or not outcome.case.has_oracle)
+            and (self._trial.is_full or outcome.is_at_real_sizes)
             and dict(outcome.case.sizes) == sizes
             for outcome in outcomes
         )

@@ -83,6 +83,8 @@ class Agreement:
     """Whether zeros would fail; if they would pass, the check proves nothing."""
     is_near: bool = False
     """Whether the error is above the limit by so little that it may be chance."""
+    limit: float = 0.0
+    """The permitted error; 0 if there was nothing to compare."""
 
 
 def judge(measurements: Sequence[Measurement], factor: float) -> Agreement:
@@ -143,7 +145,7 @@ def _agreement(error: float, reference_error: float, limit: float, *, is_noise: 
     is_near = limit < error <= NEAR * limit
     if is_noise:
         return Agreement(problem, is_conclusive=limit < 1.0, is_near=is_near)
-    return Agreement(problem, error, reference_error, limit < 1.0, is_near)
+    return Agreement(problem, error, reference_error, limit < 1.0, is_near, limit)
 
 
 def _root_mean_square(values: Sequence[float]) -> float:

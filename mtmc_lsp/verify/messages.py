@@ -199,7 +199,9 @@ class CandidateAnswer:
     unused_kernels: tuple[str, ...] = ()
     """Names of kernels without which the results are the same, if the candidate launches several."""
     threads: int = 0
-    """Threads that the candidate started and that still run."""
+    """Threads that the candidate started and that ran on after a call."""
+    other_threads: int = 0
+    """Threads other than the caller's that launched kernels."""
     refusal: str = ""
     """Why the guard refuses the judged call, as a clause; empty if a kernel ran or there is no guard."""
     counts: tuple[str, ...] = ()

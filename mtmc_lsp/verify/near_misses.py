@@ -11,6 +11,8 @@ from mtmc_lsp.verify.error_limits import FACTORS, Agreement, Measurement, judge
 from mtmc_lsp.verify.outcomes import CaseOutcome
 
 FURTHER_SEEDS = 4
+BY_CHANCE = (" by element", " against your code")
+"""Ends of names of checks whose limits are those of several draws of rounding."""
 SEED_STEP = 7919
 """Between the seeds of these inputs; other cases use consecutive seeds."""
 
@@ -20,6 +22,33 @@ def is_near_miss(outcome: CaseOutcome, precision: str) -> bool:
     failed = _failed(outcome)
     near = {item.name for item in outcome.measurements if judge([item], FACTORS[precision]).is_near}
     return outcome.status is VerdictStatus.INCORRECT and bool(failed) and failed <= near
+
+
+def fails_by_errors(outcome: CaseOutcome) -> bool:
+    """Whether a case failed, and only because of errors of floating-point results."""
+    failed = _failed(outcome)
+    measured = {item.name for item in outcome.measurements}
+    return outcome.status is VerdictStatus.INCORRECT and bool(failed) and failed <= measured
+
+
+def confirmed(outcome: CaseOutcome, run: Callable[[Case], CaseOutcome | None], precision: str) -> CaseOutcome | None:
+    """A failure of a case that was chosen because of its error; ``None`` if it was chance.
+
+    Args:
+        outcome: the failure.
+        run: as for :func:`settle`.
+        precision: as for :func:`settle`.
+    """
+    failed = _failed(outcome)
+    if fails_by_errors(outcome):
+        return settle(outcome, run, precision)
+    if not failed or not all(
+        name.endswith(BY_CHANCE) for name in failed - {item.name for item in outcome.measurements}
+    ):
+        return outcome
+    seeds = (outcome.case.seed + number * SEED_STEP for number in range(1, FURTHER_SEEDS + 1))
+    others = (run(replace(outcome.case, seed=seed)) for seed in seeds)
+    return next((other for other in others if other is not None and not other.is_correct), None)
 
 
 def settle(outcome: CaseOutcome, run: Callable[[Case], CaseOutcome | None], precision: str) -> CaseOutcome:

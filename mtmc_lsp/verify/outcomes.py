@@ -19,6 +19,7 @@ REAL_SIZES = "workload's sizes"
 ALL_PROGRAMS = "all programs"
 KERNEL_LAUNCHED = "kernel launched"
 WHOLE_TARGET = "whole target"
+OTHER_THREAD = "another thread launches its kernels, on a stream that does not wait for the caller's"
 NOT_LAUNCHED = "no Triton kernel was launched on the workload's inputs"
 LAUNCHED_BEFORE = (
     "no Triton kernel was launched, although an earlier call on the same tensors launched one: "
@@ -92,6 +93,11 @@ class CaseOutcome:
     def is_sample(self) -> bool:
         """Whether only some of the programs of a launch ran."""
         return any(ran < total for _, ran, total in self.programs)
+
+    @property
+    def is_at_real_sizes(self) -> bool:
+        """Whether the case was a call at the workload's sizes after reduced ones."""
+        return any(check.name == REAL_SIZES for check in self.checks)
 
     @property
     def may_be_smaller(self) -> bool:
@@ -241,7 +247,7 @@ def run_notes(outcomes: Sequence[CaseOutcome], first: Case, graph: Graph, *, wit
 
 def _sample_notes(outcomes: Sequence[CaseOutcome], graph: Graph) -> list[str]:
     """In how many cases programs were left out. The check of the workload's sizes states its sample itself."""
-    samples = [outcome for outcome in outcomes if outcome.is_sample and outcome.case.has_oracle]
+    samples = [outcome for outcome in outcomes if outcome.is_sample and not outcome.is_at_real_sizes]
     if not samples:
         return []
     largest = max(samples, key=lambda outcome: sum(total for _, _, total in outcome.programs))
@@ -274,6 +280,8 @@ def _observed(
         checks.append(check("process information", what))
     running = f"{answer.threads} threads of the candidate still run after the call" if answer.threads else ""
     checks.append(check("no threads left", running))
+    if answer.other_threads:
+        checks.append(check("launched by the caller's thread", OTHER_THREAD))
     if disabled_kernels:
         unused = "the results are the same when its kernel launches do nothing, so no kernel computes them"
         checks.append(check("kernel's result used", "" if answer.uses_kernels else unused))

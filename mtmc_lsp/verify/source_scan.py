@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from mtmc_lsp.codegen.module.cuda_graph import without_cuda_graph
 from mtmc_lsp.core.results import Check, CheckStatus
@@ -18,6 +18,10 @@ FORBIDDEN_MODULES = {
     "socket": "the network",
     "subprocess": "other processes",
     "threading": "other threads",
+    "_thread": "other threads",
+    "asyncio": "other threads",
+    "torch.futures": "other threads",
+    "torch.multiprocessing": "other processes",
     "concurrent.futures": "other threads",
     "traceback": "frames of other code",
     "unittest.mock": "patching of other code",
@@ -43,7 +47,12 @@ FORBIDDEN_CALLS = {
     "torch.cuda.cudart": "the GPU's caches and clocks",
     "torch.set_float32_matmul_precision": "how the reference computes",
     "torch.set_num_threads": "how fast the reference computes",
+    "torch.Stream": "a stream that is not timed",
     "torch.cuda.Stream": "a stream that is not timed",
+    "torch.cuda.ExternalStream": "a stream that is not timed",
+    "torch.cuda.make_graphed_callables": "a graph that replays old inputs",
+    "torch.jit.fork": "other threads",
+    "torch.jit._fork": "other threads",
     "torch.cuda.CUDAGraph": "a graph that replays old inputs",
     "torch.cuda.graph": "a graph that replays old inputs",
     "torch.Tensor._make_subclass": "a tensor that is computed only when it is read",
@@ -83,9 +92,37 @@ def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         for name in names:
-            accessed = FORBIDDEN_MODULES.get(name) or FORBIDDEN_MODULES.get(name.partition(".")[0])
+            accessed = _forbidden(name)
             if accessed:
                 yield node.lineno, f"imports {name}, which accesses {accessed}"  # type: ignore[attr-defined]
+
+
+def _forbidden(module: str) -> str:
+    """What a module, or a package that it is in, accesses that it should not; empty if nothing."""
+    packages = [module[:end] for end in (*(i for i, letter in enumerate(module) if letter == "."), len(module))]
+    return next((FORBIDDEN_MODULES[name] for name in packages if name in FORBIDDEN_MODULES), "")
+
+
+def _aliases(tree: ast.Module) -> dict[str, str]:
+    """The full names of what a file imports or assigns under another name, as ``from torch.cuda import Stream as S``."""
+    aliases: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            aliases |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    imported = {*aliases, *WATCHED}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            name = _dotted(node.value)
+            if "." in name and name.partition(".")[0] in imported:
+                aliases.setdefault(node.targets[0].id, _full_name(name, aliases))
+    return aliases
+
+
+def _full_name(name: str, aliases: Mapping[str, str]) -> str:
+    first, dot, rest = name.partition(".")
+    return f"{aliases.get(first, first)}{dot}{rest}"
 
 
 def _dotted(node: ast.expr) -> str:
@@ -96,10 +133,15 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    aliases = _aliases(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _dotted(node.func) in FORBIDDEN_CALLS:
-            name = _dotted(node.func)
-            yield node.lineno, f"calls {name}, which accesses {FORBIDDEN_CALLS[name]}"
+        if isinstance(node, ast.Call):
+            name = _full_name(_dotted(node.func), aliases)
+            if name in FORBIDDEN_CALLS:
+                yield node.lineno, f"calls {name}, which accesses {FORBIDDEN_CALLS[name]}"
+            module = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+            if name == "importlib.import_module" and isinstance(module, str) and _forbidden(module):
+                yield node.lineno, f"imports {module}, which accesses {_forbidden(module)}"
         if isinstance(node, ast.Attribute) and _dotted(node) == "sys.modules":
             yield node.lineno, "accesses sys.modules, which holds other code"
         if isinstance(node, ast.Call) and _dotted(node.func) in ("setattr", "delattr") and node.args:

@@ -12,11 +12,37 @@ LAUNCH = "        kernel[("
 NO_KERNEL = "no Triton kernel was launched"
 CACHE = "CACHE = {}\n\n\ndef fast("
 
+HIDDEN_THREADS = 'import importlib\n\nTHREADS = importlib.import_module("_thr" + "ead")\n'
+WAITS = "THREADS.start_new_thread(importlib.import_module('ti' + 'me').sleep, ({seconds},))\n"
+WHOLE_LAUNCH = (
+    "        kernel[(inp.shape[0],)](inp, weight, out, inp.shape[1], eps, BLOCK=triton.next_power_of_2(inp.shape[1]))\n"
+)
+ELSEWHERE = f"""\
+        def launch():
+    {WHOLE_LAUNCH}\
+            done.release()
+
+        done = THREADS.allocate_lock()
+        done.acquire()
+        THREADS.start_new_thread(launch, ())
+        done.acquire()
+        importlib.import_module('ti' + 'me').sleep(0.05)
+"""
+
 CHEATS: dict[str, tuple[tuple[tuple[str, str], ...], str]] = {
     "2 a thread does the work later": (
         (("import torch\n", "import threading\nimport torch\n", ),), "imports threading"),
     "2 a thread that the text does not show": (
-        ((END, "    import _thread, time\n    _thread.start_new_thread(time.sleep, (60,))\n" + END),), "threads"),
+        (("import torch\n", HIDDEN_THREADS + "import torch\n"), (END, "    " + WAITS.format(seconds=60) + END)), "threads"),
+    "2 a thread that ends after the call": (
+        (("import torch\n", HIDDEN_THREADS + "import torch\n"), (END, "    " + WAITS.format(seconds=0.02) + END)), "threads"),
+    "2 a thread from the import": (
+        (("import torch\n", HIDDEN_THREADS + WAITS.format(seconds=60) + "import torch\n"),), "threads"),
+    "2 a thread launches the kernel": (
+        (("import torch\n", HIDDEN_THREADS + "import torch\n"), (WHOLE_LAUNCH, ELSEWHERE)), "another thread"),
+    "2 a thread by another name": (
+        (("import torch\n", "import importlib\nimport torch\n"), (END, "    importlib.import_module('_thread')\n" + END)),
+        "imports _thread"),
     "3 a tensor of its own kind": (
         (("def fast(", "class Lazy(torch.Tensor):\n    pass\n\n\ndef fast("), (END, "    return out.as_subclass(Lazy)\n")),
         "is a subclass of torch.Tensor"),
@@ -61,6 +87,9 @@ CHEATS: dict[str, tuple[tuple[tuple[str, str], ...], str]] = {
     "36 another dtype": (((END, "    return out.double()\n"),), "dtype"),
     "36 another stride": (((END, "    return out.t().contiguous().t()\n"),), "stride"),
     "36 its input's memory": (((END, "    return inp.copy_(out)\n"),), "input x"),
+    "1 a stream by another name": (
+        (("import torch\n", "import torch\nfrom torch import cuda\n\nS = cuda.Stream\n"),
+         (END, "    with torch.cuda.stream(S()):\n        return out + 0\n")), "calls torch.cuda.Stream"),
     "1 another stream": (((END, "    with torch.cuda.stream(torch.cuda.Stream()):\n        return out + 0\n"),), "calls torch.cuda.Stream"),
     "8 works in the warm-up alone": (
         (("def fast(", "CALLS, KEPT = [], {}\n\n\ndef fast("), (START, "    CALLS.append(0)\n    if len(CALLS) > 3 and inp.shape in KEPT:\n        return KEPT[inp.shape].clone()\n" + START), (END, "    return KEPT.setdefault(inp.shape, out).clone()\n")), "result 0"),

@@ -71,6 +71,35 @@ def test_an_extreme_that_leaves_out_an_element_is_refused(judge: Judge, way: str
     assert wrong.status is VerdictStatus.INCORRECT
 
 
+def test_an_extreme_that_leaves_out_an_element_in_the_middle_of_a_wide_block_is_refused(judge: Judge) -> None:
+    reference = REFERENCE.replace("DTYPE", "f32").replace("RESULT", "x.amax(1)")
+    honest = filled(LINES, LARGEST, "at < length").replace("BLOCK=256", "BLOCK=1024")
+    # The text does not name the position, which is 603 in each block.
+    wrong = honest.replace("mask=at < length", "mask=(at < length) & (at * 5 % BLOCK != 967)")
+    verdict = judge(reference, "reduced", wrong, "fast")
+    assert verdict.status is VerdictStatus.INCORRECT
+    assert "peaks everywhere" in verdict.reason, verdict.reason
+    assert judge(reference, "reduced", honest, "fast").is_correct
+
+
+@pytest.mark.parametrize(
+    ("argument", "result", "kind"),
+    [("f32[N,D]@0..1", "x.amax(1)", "float32"), ("i64[N,D]@-500..500", "x.amax(1)", "int64")],
+)
+def test_arguments_with_a_stated_range_have_peaks_too(judge: Judge, argument: str, result: str, kind: str) -> None:
+    reference = REFERENCE.replace("DTYPE[N,D]", argument).replace("RESULT", result)
+    values = LARGEST if kind == "float32" else {**LARGEST, "FILL": "-1000"}
+    honest = filled(LINES, values, "at < length")
+    if kind == "int64":
+        honest = honest.replace("FILL, tl.float32", "FILL, tl.int64").replace("-1000, tl.float32", "-1000, tl.int64")
+        honest = honest.replace('tl.where(nans > 0, float("nan"), best)', "best")
+    verdict = judge(reference, "reduced", honest, "fast")
+    assert verdict.is_correct, verdict.reason
+    # Among values of equal chance, the last element of a long row is rarely the largest.
+    wrong = honest.replace("mask=at < length", "mask=at < length - block // 4")
+    assert judge(reference, "reduced", wrong, "fast").status is VerdictStatus.INCORRECT
+
+
 COLUMNS = f"""{HEAD}def kernel(x_ptr, out_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((ROWS, BLOCK), tl.TOTAL)

@@ -10,7 +10,6 @@ import torch
 
 from mtmc_lsp.core.results import CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.verify.edge_cases import compared_numbers_in, numbers_in
-from mtmc_lsp.verify.foreign.real_sizes import NOT_COMPARABLE
 from mtmc_lsp.verify.outcomes import REAL_SIZES
 from mtmc_lsp.verify.worker.interpreter.stores import ATOMICS, Stores
 
@@ -183,10 +182,17 @@ def fast(x):
 """
 
 
-def test_the_verdict_says_why_nothing_ran_at_the_workloads_sizes(judge: Judge) -> None:
+def test_indices_of_scores_are_compared_at_the_workloads_sizes(judge: Judge) -> None:
     verdict = judge(LARGEST, "largest", INDEX, "fast")
-    assert verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES, verdict.reason
-    assert f"at N=4000, D=600 nothing was compared: {NOT_COMPARABLE}" in verdict.notes
+    assert verdict.is_correct, verdict.reason
+    assert sizes_check(verdict)
+
+
+def test_indices_that_are_wrong_at_the_workloads_sizes_alone_are_found(judge: Judge) -> None:
+    wrong = "first, tl.where(row < 39 * 100.0, best, 0))"
+    verdict = judge(LARGEST, "largest", INDEX.replace("first, best)", wrong), "fast")
+    assert verdict.status is VerdictStatus.INCORRECT
+    assert "elements differ" in verdict.reason and "N=4000" in verdict.reason
 
 
 def test_programs_that_cannot_load_all_elements_are_noticed() -> None:

@@ -25,21 +25,23 @@ SAMPLE_SECONDS, WHOLE_SECONDS = 1.0, 3.0
 """Processor time for a sample of the programs of one launch, and the time that all of them may take instead."""
 UNREAD_SECONDS = 48.0
 """The time that all programs may take if they seem to leave out elements, which only all of them show."""
-NOT_COMPARABLE = "without float64, random numbers and indices of scores that may tie cannot be compared"
+NOT_COMPARABLE = "without float64, random numbers cannot be compared"
 TOO_LARGE = "the tensors or products take too much memory or time on the CPU"
 MOST_BYTES = 600e6
 """Limit for the bytes of all tensors of the graph: inputs exist several times, and a candidate has 8 GiB."""
 MOST_WORK, MOST_NARROW_WORK = 4e10, 2e9
 """Limits for the multiply-adds of the reference on the CPU, which take about a second: in float32, and in 16 bits."""
+FLOAT64_PART = 0.25
+"""Parts of these limits where the float64 oracle, with several draws of rounding, decides which indices tie."""
 SEED = 300
 LEAST = 64
 """Sizes are not made smaller than this."""
 
 
-def is_comparable(capture: Capture) -> bool:
-    """Whether results can be compared without float64: not random numbers, nor indices of scores that may tie."""
+def needs_oracle(capture: Capture) -> bool:
+    """Whether results cannot be compared without float64, because they may depend on indices of scores that tie."""
     kinds = [kind for node in capture.graph.nodes for kind in node.outputs]
-    return not capture.uses_random and all(is_float(kind.dtype) or kind.dtype == "bool" for kind in kinds)
+    return not all(is_float(kind.dtype) or kind.dtype == "bool" for kind in kinds)
 
 
 def largest_sizes(capture: Capture) -> dict[str, int]:
@@ -48,8 +50,8 @@ def largest_sizes(capture: Capture) -> dict[str, int]:
     Empty if that is not enough.
     """
     graph = capture.graph
-    sizes = dict(graph.sizes)
-    while not _fits(graph, sizes):
+    sizes, part = dict(graph.sizes), FLOAT64_PART if needs_oracle(capture) else 1.0
+    while not _fits(graph, sizes, part):
         names = [name for name in capture.variable_sizes if sizes.get(name, 0) > LEAST]
         if not names:
             return {}
@@ -58,11 +60,13 @@ def largest_sizes(capture: Capture) -> dict[str, int]:
     return sizes if conditions_allow(graph, sizes) else {}
 
 
-def _fits(graph: Graph, sizes: dict[str, int]) -> bool:
+def _fits(graph: Graph, sizes: dict[str, int], part: float) -> bool:
+    """Whether the reference can run at these sizes, within a part of the limits."""
     kinds = [item.type for item in graph.inputs] + [kind for node in graph.nodes for kind in node.outputs]
     size = sum(kind.numel.value(sizes) * itemsize(kind.dtype) for kind in kinds)
     is_narrow = any(is_float(kind.dtype) and itemsize(kind.dtype) < 4 for kind in kinds)
-    return size <= MOST_BYTES and product_work(graph, sizes) <= (MOST_NARROW_WORK if is_narrow else MOST_WORK)
+    most_work = MOST_NARROW_WORK if is_narrow else MOST_WORK
+    return size <= part * MOST_BYTES and product_work(graph, sizes) <= part * most_work
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class RealSizes:
         capture, ran = self.reference.capture, [dict(outcome.case.sizes) for outcome in passed if outcome.ran]
         largest = largest_sizes(capture)
         why = TOO_LARGE if not largest else NOT_COMPARABLE
-        if not largest or not is_comparable(capture):
+        if not largest or capture.uses_random:
             case = self._case(dict(capture.graph.sizes), 0)
             return [] if dict(case.sizes) in ran else [skipped(case, REAL_SIZES, why, ran=False)]
         choices = [sizes for sizes in (largest, *self._long_sizes()) if sizes not in ran]
@@ -110,7 +114,7 @@ class RealSizes:
             distribution,
             self.reference.seed + SEED + number,
             may_be_refused=exceeds_workload(capture, sizes),
-            has_oracle=False,
+            has_oracle=needs_oracle(capture),
         )
 
     @property
@@ -119,12 +123,13 @@ class RealSizes:
         return self.candidate.source(full_trial(self.reference.capture, self.init)).text
 
     def _long_sizes(self) -> list[dict[str, int]]:
-        graph = self.reference.capture.graph
-        trial = full_trial(self.reference.capture, self.init)
+        capture = self.reference.capture
+        graph, part = capture.graph, FLOAT64_PART if needs_oracle(capture) else 1.0
+        trial = full_trial(capture, self.init)
         return [
             sizes
             for sizes in long_sizes(trial.capture, self._text)
-            if conditions_allow(graph, sizes) and _fits(graph, sizes)
+            if conditions_allow(graph, sizes) and _fits(graph, sizes, part)
         ]
 
     def _outcome(self, capture: Capture, case: Case) -> CaseOutcome:

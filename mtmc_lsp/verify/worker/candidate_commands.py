@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import functools
 import math
@@ -48,6 +47,7 @@ from mtmc_lsp.verify.worker.observation.kept_state import kept_state, lengthen, 
 from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
 from mtmc_lsp.verify.worker.observation.process_changes import ProcessChanges
 from mtmc_lsp.verify.worker.observation.process_reads import reads_of_process, watch_reads
+from mtmc_lsp.verify.worker.observation.threads import ThreadWatch
 from mtmc_lsp.verify.worker.run_target import (
     LaunchCount,
     copies,
@@ -106,6 +106,7 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     device = device_for(data.call, data.case.kind)
     # Filled memory counts as initialised, and would hide errors from initcheck.
     results = set_up_process(fills_memory=not request.calls.is_sanitized)
+    threads = ThreadWatch()
     try:
         module, prepare = load_candidate(request.candidate, data)
     except Exception as error:
@@ -119,13 +120,13 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     def prepare_another() -> Prepare:
         return load_candidate(request.candidate, data, constructs=True)[1]
 
-    # This counts threads that the threading module does not know.
-    threads = _thread._count()
     try:
         in_order = grids.in_order(request.calls.order, data.case.seed)
         with in_order if is_interpreted() else compiling_unshared():
             # Created here, because what replaces attributes of Triton above is no change by the candidate.
-            calls = _Calls(module, prepare, prepare_another, data.call, data.case, device, inputs, request.candidate)
+            calls = _Calls(
+                module, prepare, prepare_another, data.call, data.case, device, inputs, request.candidate, threads
+            )
             run, answer = calls.run(request.calls)
     except MtmcError:
         raise
@@ -136,9 +137,7 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     del run
     release_gpu_memory()
     waiting = tuple(sorted(grids.current.waiting))
-    return CandidateAnswer(
-        "ran", threads=_thread._count() - threads, reads=reads_of_process(), waiting=waiting, **answer
-    )
+    return CandidateAnswer("ran", threads=threads.left(), reads=reads_of_process(), waiting=waiting, **answer)
 
 
 class _Calls:
@@ -154,10 +153,11 @@ class _Calls:
         device: str,
         inputs: dict[str, torch.Tensor],
         candidate: CandidateSource,
+        threads: ThreadWatch,
     ) -> None:
         self._module, self._prepare, self._capture, self._case = module, prepare, capture, case
         self._prepare_another = prepare_another
-        self._device, self._inputs, self._candidate = device, inputs, candidate
+        self._device, self._inputs, self._candidate, self._threads = device, inputs, candidate, threads
         self._changes = ProcessChanges() if candidate.separate is not None else None
         self._kept: KeptResults | None = None
         self._changed_state: set[str] = set()
@@ -200,6 +200,8 @@ class _Calls:
             "counts": tuple(self._deciding_counts(judged) if plan.moves_counts and not interference else ()),
             "launches": launches.count,
             "all_launches": all_launches.count,
+            # On a GPU, autograd's threads launch the kernels of a backward pass, and torch lets their streams wait.
+            "other_threads": self._threads.others(all_launches.threads) if is_interpreted() else 0,
             "differing": tuple(sorted(differing_results)) if repeats else None,
             "uses_kernels": uses_kernels,
             "unused_kernels": tuple(unused),
@@ -269,8 +271,10 @@ class _Calls:
         self._prepared, values = self._prepare(*arguments)
         function = self._prepared.function
         if current.is_program():
-            function = functools.partial(current.run, function)
-        elif grids.current.stores is not None:
+            # No frame of ours may be between the program and the candidate.
+            return replace(self._prepared, function=functools.partial(current.run, function)), values
+        function = functools.partial(self._threads.call, function)
+        if grids.current.stores is not None:
             function = functools.partial(grids.watched, function)
         return replace(self._prepared, function=function), values
 

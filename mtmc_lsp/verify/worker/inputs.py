@@ -35,9 +35,10 @@ from mtmc_lsp.verify.cases import (
     UNALIGNED,
     WITHIN,
 )
+from mtmc_lsp.verify.foreign.value_mix import VARIED, ValueMix
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
-from mtmc_lsp.verify.worker.values.peaks import with_peaks, with_rare_large
+from mtmc_lsp.verify.worker.values.peaks import with_peaks, with_peaks_in_range, with_rare_large
 
 SCALES = {"large": 1e3, "tiny": 1e-3}
 EXACT = {"integers": (-4, 5), "bits": (0, 2)}
@@ -156,8 +157,11 @@ def _values(
 ) -> torch.Tensor:
     def values(shape: Sequence[int]) -> torch.Tensor:
         value = random_values(shape, item.type.dtype, generator, low, high)
-        is_free = value.is_floating_point() and low is None
-        return _distributed(value, distribution, generator) if is_free else value
+        if value.is_floating_point() and low is None:
+            return _distributed(value, distribution, generator)
+        if low is not None and high is not None and distribution.startswith((PEAKS, PEAKS_IN_PART)):
+            return with_peaks_in_range(value, distribution, generator, low, high)
+        return value
 
     return filled([size.value(sizes) for size in item.type.shape], [s.value(sizes) for s in item.type.stride], values)
 
@@ -194,6 +198,8 @@ def _distributed(value: torch.Tensor, distribution: str, generator: torch.Genera
         return with_peaks(value, distribution, generator)
     if distribution == RARE_LARGE:
         return with_rare_large(value, generator)
+    if distribution.startswith(VARIED):
+        return _varied_values(computable(value), ValueMix.of(distribution), generator).to(value.dtype)
     if distribution.startswith(WITHIN):
         return (computable(value) * (float(distribution.removeprefix(WITHIN)) / 2)).to(value.dtype)
     if distribution.startswith(NEAR):
@@ -202,6 +208,16 @@ def _distributed(value: torch.Tensor, distribution: str, generator: torch.Genera
         exponents = MAGNITUDES * (2.0 * torch.rand(shape, generator=generator, device=generator.device) - 1.0)
         return (computable(value) * torch.pow(10.0, exponents)).to(value.dtype)
     return (computable(value) * SCALES.get(distribution, 1.0)).to(value.dtype)
+
+
+def _varied_values(value: torch.Tensor, mix: ValueMix, generator: torch.Generator) -> torch.Tensor:
+    def chance(shape: Sequence[int]) -> torch.Tensor:
+        return torch.rand(tuple(shape), generator=generator, device=generator.device)
+
+    rows = torch.pow(10.0, mix.rows * (2.0 * chance((*value.shape[:-1], 1)) - 1.0)) if mix.rows else 1.0
+    varied = mix.scale * rows * (value + mix.mean)
+    varied = torch.where(chance(value.shape) < mix.large, EXTREME * varied, varied)
+    return torch.where(chance(value.shape) < mix.zeros, torch.zeros_like(varied), varied)
 
 
 def _near(value: torch.Tensor, numbers: Sequence[float], generator: torch.Generator) -> torch.Tensor:

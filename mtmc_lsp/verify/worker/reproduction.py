@@ -24,6 +24,7 @@ from mtmc_lsp.verify.worker.run_target import UPSTREAM, copies, is_interpreted
 MAX_TEXT_ELEMENTS = 4096
 """Limit for tensors that are written as text; larger ones go to a separate file."""
 TEMPLATE = Path(__file__).with_name("reproduction.txt")
+GRADIENTS_TEMPLATE = Path(__file__).with_name("reproduction_gradients.txt")
 
 
 def reproduce(request: ReproduceRequest) -> ReproduceAnswer:
@@ -86,12 +87,20 @@ def _passed(capture: Capture) -> list[CapturedArgument]:
 
 
 def _gradients(capture: Capture, case: Case) -> dict[str, str]:
-    """Whether gradients are compared, of which arguments, and the form of the gradients of the results."""
+    """How a call is made and what it returns; with code for gradients only if the case compares them."""
     backward = capture.graph.backward if case.kind == VALUES else None
-    if backward is None:
-        return {"GRADIENTS": str(case.kind == AUTOGRAD), "TRAINED": "None", "FORM": "0"}
-    trained = [leaf.name for leaf in capture.leaves if leaf.input in backward.gradients]
-    return {"GRADIENTS": "True", "TRAINED": repr(trained), "FORM": str(case.seed % len(UPSTREAM))}
+    if backward is None and case.kind != AUTOGRAD:
+        return {"GRADIENTS": "", "GRADIENT_MODE": "torch.no_grad():", "RESULTS": "results"}
+    trained, form = None, 0
+    if backward is not None:
+        trained = [leaf.name for leaf in capture.leaves if leaf.input in backward.gradients]
+        form = case.seed % len(UPSTREAM)
+    code = GRADIENTS_TEMPLATE.read_text(encoding="utf-8")
+    return {
+        "GRADIENTS": code.replace("@TRAINED@", repr(trained)).replace("@FORM@", str(form)),
+        "GRADIENT_MODE": "torch.enable_grad():\n        leaves = trained(function, values)",
+        "RESULTS": "with_gradients(results, leaves)",
+    }
 
 
 def _leaves(capture: Capture) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import sys
@@ -341,6 +342,8 @@ class LaunchCount:
         self.count = 0
         self.kernels: set[str] = set()
         """The names of the launched kernels."""
+        self.threads: set[int] = set()
+        """The threads that launched them."""
         self._executes, self._disabled = True, ""
 
     @contextlib.contextmanager
@@ -372,6 +375,7 @@ class LaunchCount:
         def run(*args: Any, **kwargs: Any) -> Any:
             if not kwargs.get("warmup"):
                 self.count += 1
+                self.threads.add(_thread.get_ident())
                 # The launch of a compiled kernel is no method, so its name is unknown here.
                 name = str(getattr(getattr(args[0], "fn", None), "__name__", "")) if args else ""
                 self.kernels |= {name} - {""}

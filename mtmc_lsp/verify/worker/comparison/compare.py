@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from mtmc_lsp.verify.worker.comparison.ill_conditioned import (
     elementwise_counts,
     judge_counts,
 )
+from mtmc_lsp.verify.worker.comparison.small_results import imprecise_elements
 
 CLOSER, MOST_ROUNDING = 0.5, 0.2
 """A candidate with at most this part of the reference's error against float64 is right, if that error is at most the second."""
@@ -158,6 +159,22 @@ class Comparison:
             counts = elementwise_counts(candidate, reference, oracle, facts["spread"], factor, edge=facts["edge"])
             self._pending.append((counts, judge_elements))
 
+    def small_elements(self, name: str, candidate: Any, reference: Any, oracle: Any) -> None:
+        """Check each element of a result of which the reference computes small elements as precisely as large ones."""
+        if not isinstance(reference, torch.Tensor) or not reference.is_floating_point():
+            return
+        tensors = (candidate, oracle)
+        if any(not isinstance(other, torch.Tensor) or other.shape != reference.shape for other in tensors):
+            return
+        check = self._pending_check(f"{name} small elements")
+
+        def judge_small(values: list[float]) -> None:
+            wrong, compared = map(int, values)
+            detail = f"{wrong} of {compared} elements have a large relative error; those of your code have not"
+            self._decide(check, detail if wrong else "")
+
+        self._pending.append((imprecise_elements(candidate, reference, oracle), judge_small))
+
     def _note_conclusive(self, name: str, is_conclusive: bool) -> None:
         (self.inconclusive.discard if is_conclusive else self.inconclusive.add)(name)
 
@@ -198,10 +215,12 @@ def compare_case(
     precision: str,
     *,
     exact: bool = False,
+    precise: Container[int] = (),
 ) -> dict[str, Any]:
     """Every check of one case, the worst relative errors, the measurements, and the results that could not be judged.
 
-    With ``exact``, results that the reference computes without error must have none.
+    With ``exact``, results that the reference computes without error must have none. ``precise`` has the numbers of the results
+    whose small elements must be right, too; see :mod:`~mtmc_lsp.verify.worker.comparison.small_results`.
     """
     comparison = Comparison(precision)
     count, expected_count = len(observed["results"]), len(expected["results"])
@@ -219,6 +238,8 @@ def compare_case(
         comparison.tensor(name, candidate, reference, *about, any_layout=is_gradient)
         if exact and ties is None:
             comparison.exact(name, candidate, reference, oracle)
+        if i in precise and not is_gradient:
+            comparison.small_elements(name, candidate, reference, oracle)
     for name, before in inputs.items():
         candidate, reference = observed["after"].get(name), expected["after"].get(name)
         if reference is None:

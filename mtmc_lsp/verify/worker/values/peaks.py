@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mtmc_lsp.verify.cases import AT_BLOCKS, PEAKS_DOWN, PEAKS_IN_PART
+from mtmc_lsp.verify.cases import AT_BLOCKS, PEAKS_DOWN, PEAKS_EVERYWHERE, PEAKS_IN_PART
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 
 LEAST_LENGTH = 16
@@ -23,6 +23,8 @@ LAST = 1.5
 STEP = 1.5
 """The peaks along one dimension are so many times as high as those along the next: each line keeps its extremes."""
 PATTERNS = 4
+LEAST_RANGE = 16
+"""Ranges of whole numbers that are narrower get no peaks."""
 LARGE = 256.0
 """bfloat16 has no number between it and the one 2 above."""
 EARLY, OFTEN = 16, 0.25
@@ -38,6 +40,8 @@ def with_peaks(value: torch.Tensor, distribution: str, generator: torch.Generato
     any. The sizes of blocks follow the distribution's name. One distribution has them the other way round, and one leaves every
     second line as it is.
     """
+    if distribution == PEAKS_EVERYWHERE:
+        return _with_peaks_everywhere(value, generator)
     kind, _, listed = distribution.partition(AT_BLOCKS)
     blocks = [int(number) for number in listed.split(", ") if number]
     result = computable(value).clone()
@@ -51,6 +55,36 @@ def with_peaks(value: torch.Tensor, distribution: str, generator: torch.Generato
         _set_peaks(flat, height, kind, begin, generator)
         result = flat.view(lines.shape).movedim(-1, dim)
     return result.to(value.dtype)
+
+
+def _with_peaks_everywhere(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The extremes of each row are one element further than those of the row before; so are those of columns."""
+    result = computable(value).clone()
+    if not value.numel() or not value.dim():
+        return result.to(value.dtype)
+    lines = result.reshape(-1, value.shape[-1])
+    count, length = lines.shape
+    number = torch.arange(count, device=value.device)
+    heights = HEIGHT * (1.0 + SPREAD * torch.rand(count, generator=generator, device=value.device))
+    lines[number, (number + length // 2) % length] = (-OPPOSITE * heights).to(lines.dtype)
+    lines[number, number % length] = heights.to(lines.dtype)
+    return lines.view(value.shape).to(value.dtype)
+
+
+def with_peaks_in_range(
+    value: torch.Tensor, distribution: str, generator: torch.Generator, low: float, high: float
+) -> torch.Tensor:
+    """The same with the highest peak at an end of a range, and the other values around its middle.
+
+    Whole numbers of a narrow range stay as they are: most of them are extremes.
+    """
+    if value.dtype is torch.bool or not value.numel() or (not value.is_floating_point() and high - low < LEAST_RANGE):
+        return value
+    normal = torch.randn(value.shape, generator=generator, device=generator.device)
+    peaks = with_peaks(normal, distribution, generator)
+    part = (peaks / peaks.abs().max()).double()
+    result = 0.5 * (low + high) + 0.5 * (high - low) * part
+    return (result if value.is_floating_point() else result.round()).to(value.dtype)
 
 
 def with_rare_large(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
