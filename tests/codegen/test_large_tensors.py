@@ -146,3 +146,20 @@ def test_distant_columns_use_64_bit_offsets(checker: Checker) -> None:
     generated = kernel_of(checker, text, HUGE, config).source
     assert "f_kernel_parts" in generated
     assert "cols = (start + tl.arange(0, BLOCK)[None, :]).to(tl.int64)" in generated
+
+
+@pytest.mark.parametrize(("block", "first"), [(4, "n_cols"), (64, "n_rows")])
+def test_the_second_dimension_of_a_grid_has_less_than_2_to_the_16_blocks(
+    checker: Checker, block: int, first: str
+) -> None:
+    """Regression: "Triton Error [CUDA]: invalid argument" for 67,500 blocks of columns."""
+    text = directive("x=f32[N,M] w=f32[M] N=20 M=30", "x * w")
+    capture = checker.capture(text)
+    large = replace(capture, graph=replace(capture.graph, sizes={"N": 4, "M": 300_000}))
+    config: dict[str, object] = {"rows": 16, "block": block}
+    generated = with_kernel(large, start(large), [node.name for node in large.graph.nodes], config).source
+    launch = re.search(r"f_kernel\[\(\((\w+) ", generated)
+    assert launch is not None and launch[1] == first
+    limits = re.findall(r"x\.shape\[([01])\] <= (\d+)", generated)
+    expected = {"n_cols": [("0", str(65535 * 16)), ("1", str(2**31 - 1))], "n_rows": [("1", str(65535 * 64))]}
+    assert limits == expected[first]

@@ -38,6 +38,10 @@ def _dense(outer: Axis, inner: Axis, access: Index) -> bool:
     return steps.get(outer.id, zero) == steps.get(inner.id, zero) * inner.size
 
 
+MAX_GRID_Y = 65535
+"""Maximum size of a grid's second dimension."""
+
+
 class TileBase:
     """The tile of a kernel, and the statements that are generated for it."""
 
@@ -69,12 +73,14 @@ class TileBase:
         self.n_rows = product([axis.size for group in parallel for axis in group])
         self.n_cols = product([axis.size for group in reduced for axis in group])
         self.has_rows = bool(parallel)
-        self.columns_first = self.is_map and self.has_rows and bool(reduced) and config.order is LoopOrder.COLUMNS
         self.rows_per_program = config.rows if self.has_rows else 1
         self.block = config.block
         if self.is_map and not self.has_rows:
             # All axes are fused into columns, so the tile's rows become columns too.
             self.block *= config.rows
+        is_wide = self.n_cols.value(ir.graph.sizes) > MAX_GRID_Y * self.block
+        self.columns_first = self.is_map and self.has_rows and bool(reduced)
+        self.columns_first &= config.order is LoopOrder.COLUMNS or is_wide
         self.loop = config.loop and not self.is_map and bool(reduced)
         self.loop = self.loop or region.kind is RegionKind.SCAN
         self.parameters = Parameters(ir, buffers)

@@ -15,7 +15,7 @@ from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.kernel import Kernel, assemble
 from mtmc_lsp.codegen.kernel.persistence import loop_over_work_items
 from mtmc_lsp.codegen.kernel.snippets import COMPARE, TRITON_DTYPES, Code, blocks_text, next_power_of_2_text
-from mtmc_lsp.codegen.tile.tile import merge_axes
+from mtmc_lsp.codegen.tile.tile import MAX_GRID_Y, merge_axes
 from mtmc_lsp.codegen.tile.tile_reductions import ReducingTile
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
 from mtmc_lsp.core.graph import Ref, TensorType
@@ -28,9 +28,6 @@ from mtmc_lsp.ir.primitives import CENTRED, KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region, RegionKind
 from mtmc_lsp.schedule.configs import MOST_ELEMENTS, TileConfig
 from mtmc_lsp.schedule.tile_configs import is_wide_product
-
-MAX_GRID_Y = 65535
-"""Maximum size of a grid's second dimension."""
 
 SCANS = {
     "sum": (
@@ -373,8 +370,11 @@ class TileWriter(ReducingTile):
         else:
             dynamic["BLOCK"] = next_power_of_2_text("n_cols")
             limits = (*limits, f"{self.n_cols} <= {MOST_ELEMENTS // self.rows_per_program}")
-        if self.is_map and self.has_rows and not self.n_cols.is_constant and self._fits_in_32_bits:
-            limits = (*limits, f"{self.n_cols} < {2**31}")
+        if self.is_map and self.has_rows and not self.n_cols.is_constant:
+            most = 2**31 - 1 if self._fits_in_32_bits else None
+            if len(grid) > 1 and not self.columns_first:
+                most = min(most or MAX_GRID_Y * self.block, MAX_GRID_Y * self.block)
+            limits = (*limits, f"{self.n_cols} <= {most}") if most is not None else limits
         if self.tile.needs_quads:
             dynamic["QUADS"] = "n_cols % 4 == 0"
         if not self.col_groups and self.is_map:

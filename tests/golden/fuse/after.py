@@ -175,7 +175,7 @@ def bias_gelu_fits(x, bias) -> bool:
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0
         and bias.dtype == torch.float32 and bias.ndim == 1 and bias.shape[0] == x.shape[1] and bias.is_contiguous()
-        and x.shape[1] < 2147483648
+        and x.shape[1] <= 8388480
     )
 
 
