@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mtmc_lsp.actions import (
     algebra,
+    chunk_rows,
     cuda_graph,
     fuse,
     library,
@@ -29,6 +30,7 @@ HANDLERS: tuple[ActionHandler, ...] = (
     fuse.TensorCore(),
     library.Library(),
     recompute.Recompute(),
+    chunk_rows.ChunkRows(),
     split.Split(),
     side_by_side.SideBySide(),
     cuda_graph.CudaGraph(),
@@ -53,6 +55,8 @@ WHEN_IT_PAYS: dict[ActionKind, str] = {
     ActionKind.LIBRARY: "Products and convolutions where `torch.compile`, which calls the library, is faster than the kernels.",
     ActionKind.RECOMPUTE: "Cheap elementwise values that several kernels read: computing them again takes less time than writing "
     "and reading them.",
+    ActionKind.CHUNK_ROWS: "A linear layer with a large vocabulary, followed by its loss: the logits of all rows take more memory than "
+    "everything else, and the kernels between the products read and write them from memory.",
     ActionKind.CUDA_GRAPH: "Calls whose launches take longer on the host than the kernels take on the GPU: many small kernels.",
     ActionKind.AUTOTUNE: "Every kernel that is worth the seconds of measuring: the model predicts well which configurations are "
     "good, but not which one is the best.",

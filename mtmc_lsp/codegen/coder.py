@@ -167,11 +167,15 @@ def render(
     shared = SharedKernels(helpers)
     units = [launch for each in passes for launch in each.units]
     live_keys = {launch_key(launch) for launch in units} | {unit.nodes[-1] for launch in units for unit in launch}
+    live_keys |= {plan.key for plan in schedule.loop_kernels}
     is_live = {key: key in live_keys or key.startswith(HELPER) for key, _ in schedule.kernel_names}
     names = KernelNames(source, {key: name for key, name in schedule.kernel_names if is_live[key]})
     kernels: list[Kernel] = []
     for each in passes:
-        kernels += write_launches(each.ir, each.units, each.launcher, names, shared, each.base, lines, device)
+        loop_kernels = schedule.loop_kernels
+        kernels += write_launches(
+            each.ir, each.units, each.launcher, names, shared, each.base, lines, device, loop_kernels
+        )
     if names.moved:
         kept = {key: name for key, name in schedule.kernel_names if name not in names.moved.values()} | names.moved
         return render(capture, ir, replace(schedule, kernel_names=tuple(kept.items())), source, device)
@@ -185,7 +189,8 @@ def render(
                 f"the kernels require {limit}, which does not hold for the captured sizes; choose other settings"
             )
     block = _module_block(capture, limits, base, kernels, passes, both, uses_cuda_graph=schedule.cuda_graph)
-    launched = [launch for each in passes for launch in each.launcher.launches]
+    launchers = [each.launcher for each in passes]
+    launched = [launch for each in launchers for launch in (*each.launches, *each.function_launches)]
     compiled = tuple(launch for i, launch in enumerate(launched) if launch not in launched[:i])
     dispatch = _dispatch(capture, base, passes, uses_cuda_graph=schedule.cuda_graph)
     imports = ("import math", *IMPORTS) if any(number.uses_math for number in numbers_of(ir.graph)) else IMPORTS
@@ -263,7 +268,8 @@ def _module_block(
     helpers = _helpers("\n".join(sources))
     checks = [source for name, source in GUARD_HELPERS.items() if re.search(rf"\b{name}\b", guard)]
     launch = _launchers(capture, base, passes, both, summary)
-    helpers_of_launcher = [DIRECT_LAUNCHES] if any(each.launches for each in launchers) else []
+    launches_kernels = any(each.launches or each.function_launches for each in launchers)
+    helpers_of_launcher = [DIRECT_LAUNCHES] if launches_kernels else []
     helpers_of_launcher += [ALLOCATOR_SOURCE] if any(each.makes_descriptors for each in launchers) else []
     helpers_of_launcher += [CONSTANT_SOURCE] if any(each.makes_constants for each in launchers) else []
     cuda_graph = [GRAPHS, RUN_CUDA_GRAPH, _cuda_graph_function(capture, base, launcher)] if uses_cuda_graph else []

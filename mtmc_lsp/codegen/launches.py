@@ -13,6 +13,7 @@ from mtmc_lsp.codegen.matmul.split_k import write_split_product
 from mtmc_lsp.codegen.matmul.split_on_load import write_product_split_on_load
 from mtmc_lsp.codegen.matmul.stream_k import write_stream_product
 from mtmc_lsp.codegen.module.launcher import Launcher
+from mtmc_lsp.codegen.module.row_loop import LoopBody
 from mtmc_lsp.codegen.module.naming import identifier, kernel_name, launch_key, value_name
 from mtmc_lsp.codegen.module.shared_kernels import KernelNames, SharedKernels
 from mtmc_lsp.codegen.module.side_by_side import side_by_side
@@ -50,6 +51,7 @@ def write_launches(
     base: str,
     lines: list[str],
     device: DeviceModel,
+    loop_kernels: Sequence[KernelPlan] = (),
 ) -> list[Kernel]:
     """Write the kernels and torch calls of a launcher, in order.
 
@@ -58,6 +60,7 @@ def write_launches(
         launcher: gets the statements.
         base: begins the names of the kernels.
         lines: of the user's file.
+        loop_kernels: kernels of operations that run for one chunk of rows after another.
 
     Returns:
         The kernels that are launched; a shared kernel may appear several times, each time with its own limits.
@@ -66,7 +69,13 @@ def write_launches(
     is_one_of_several = sum(not _is_view(ir, unit) for launch in units for unit in launch) > 1
     for unit, *grouped in units:
         if unit.plan is None or unit.region is None:
-            launcher.torch_call(ir.graph.node(unit.nodes[0]))
+            node = ir.graph.node(unit.nodes[0])
+            if node.loop is None:
+                launcher.torch_call(node)
+                continue
+            body = LoopBody.of(node, launcher, loop_kernels, f"{base}_chunk")
+            written = write_launches(body.ir, body.units, body.launcher, names, shared, base, lines, device)
+            kernels += body.finish(written)
             continue
         if grouped:
             launch = [unit, *grouped]

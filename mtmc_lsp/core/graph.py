@@ -161,6 +161,9 @@ class Node:
     """1-based line in the target's file that this node comes from; 0 when unknown."""
     variable: str = ""
     """The user's variable name for the value, if an assignment on that line names it."""
+    loop: RowLoop | None = None
+    """Set if the node stands for a part of the graph that runs for one chunk of rows after another. Rewrites make such nodes;
+    captured graphs, and so JSON, have none."""
 
     def to_json(self) -> dict[str, object]:
         from mtmc_lsp.core.json_codec import to_json
@@ -238,6 +241,37 @@ def _iter_refs(argument: Argument) -> Iterator[Ref]:
     elif isinstance(argument, tuple):
         for item in argument:
             yield from _iter_refs(item)
+
+
+@dataclass(frozen=True)
+class RowLoop:
+    """Operations that run for one chunk of rows after another, so that their large values never exist for all rows."""
+
+    body: Graph
+    """The operations for a chunk of rows. Its inputs are the node's arguments, in this order."""
+    symbol: str
+    """The named size of the body that is the number of rows of a chunk."""
+    rows: int
+    """Most rows of a chunk."""
+    total: Size
+    """Rows of all chunks."""
+    inputs: tuple[Rows | None, ...]
+    """For each input of the body, which dimensions of the argument are rows; None for an argument that every chunk reads whole."""
+    outputs: tuple[Rows | None, ...]
+    """For each output of the body, which dimensions of the result are rows; None for a result that is the sum over all chunks."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Neighbouring dimensions of a tensor that are the rows of a loop: batch and length, for example."""
+
+    first: int
+    count: int = 1
+
+    @property
+    def dims(self) -> range:
+        """The dimensions."""
+        return range(self.first, self.first + self.count)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from mtmc_lsp.rewrites import (
     layout_propagation,
     pooling,
     reduction_hoisting,
+    row_loops,
     spatial_reductions,
     split_full_reduction,
 )
@@ -68,6 +69,9 @@ def apply_rewrite(graph: Graph, rewrite: Rewrite) -> Graph:
     """
     if rewrite.rule == layout_propagation.RULE:
         return layout_propagation.in_channels_last(graph)
+    if rewrite.rule == row_loops.RULE:
+        (rows,) = rewrite.detail
+        return row_loops.in_chunks(graph, rewrite.node, rows)
     return apply_edit(graph, algebra_edit(graph, rewrite))
 
 

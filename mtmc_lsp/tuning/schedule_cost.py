@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.graph import Graph, RowLoop
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.results import Work
+from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import CannotFuse, RegionKind
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.launch_units import Unit, launches
-from mtmc_lsp.schedule.schedule import Schedule
-from mtmc_lsp.tuning.cost import ZERO, Cost
+from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
+from mtmc_lsp.tuning.cost import ZERO, Cost, tensor_bytes
 from mtmc_lsp.tuning.kernel_cost import PROGRAMS_PER_SM, kernel_cost, programs_of
 from mtmc_lsp.tuning.torch_cost import torch_cost
 
@@ -28,8 +29,26 @@ def schedule_cost(ir: KernelIR, schedule: Schedule, device: DeviceModel) -> Cost
     """
     total = ZERO
     for launch in launches(ir, schedule):
-        total = total + launch_cost(ir, launch, device)
+        loop = ir.graph.node(launch[0].nodes[0]).loop
+        cost = launch_cost(ir, launch, device) if loop is None else loop_cost(loop, schedule.loop_kernels, device)
+        total = total + cost
     return total
+
+
+def loop_cost(loop: RowLoop, kernels: Sequence[KernelPlan], device: DeviceModel) -> Cost:
+    """The cost of all chunks of a loop over rows.
+
+    Args:
+        kernels: of all loops.
+    """
+    body = lower(loop.body)
+    plans = tuple(plan for plan in kernels if plan.key in body.graph.named)
+    chunk = schedule_cost(body, Schedule(kernels=plans), device)
+    count = -(-loop.total.value(loop.body.sizes) // loop.rows)
+    sums = [ref for ref, rows in zip(loop.body.outputs, loop.outputs, strict=True) if rows is None]
+    # Each chunk reads and writes the sums that it adds to; a product does so while it computes.
+    added = sum(tensor_bytes(loop.body.type_of(ref), loop.body.sizes) for ref in sums)
+    return Cost(count * (chunk.bytes + added), count * chunk.flops, count * chunk.us)
 
 
 def launch_cost(ir: KernelIR, launch: Sequence[Unit], device: DeviceModel) -> Cost:

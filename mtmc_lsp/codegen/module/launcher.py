@@ -32,7 +32,7 @@ from mtmc_lsp.schedule.column_tiles import next_power_of_two
 
 RESERVED_LOCALS = frozenset(
     [
-        *"torch triton tl math seed n_rows n_cols n_outer n_batch n_m n_n n_q n_k rows_m rows_n k_pad".split(),
+        *"torch triton tl math seed n_rows n_cols n_outer n_batch n_m n_n n_q n_k rows_m rows_n k_pad start stop".split(),
         ALLOCATOR,
         *NUMBERS,
     ]
@@ -65,6 +65,12 @@ class Launcher:
     """Whether a kernel uses atomic additions, so that results are non-deterministic in the last bits."""
     makes_constants: bool = False
     """Whether the launcher creates literal tensors."""
+    functions: list[str] = field(default_factory=list)
+    """Sources of functions that the launcher calls."""
+    function_launches: list[KernelLaunch] = field(default_factory=list)
+    """Launches in these functions."""
+    accumulators: dict[Ref, str] = field(default_factory=dict)
+    """Products that are added to a tensor instead of being returned, each with the parameter for that tensor."""
     recomputed: frozenset[str] = frozenset()
     """Nodes that some kernels recompute in addition to the kernel that stores them."""
 
@@ -141,6 +147,10 @@ class Launcher:
         result_names = [self.names.unique(value_name(self.ir, Ref(node.name, i))) for i in range(len(node.outputs))]
         is_contiguous = all(kind.is_contiguous for kind in node.outputs) and not _is_view(node)
         lines = self._table_lines if node.name in self.ir.tables.nodes else self.lines
+        if Ref(node.name) in self.accumulators:
+            left, right = (argument_text(item, self.variables, self._size_names) for item in node.args)
+            lines.append(f"{self.accumulators[Ref(node.name)]}.addmm_({left}, {right})")
+            return
         if len(result_names) == 1:
             # Kernels expect contiguous tensors; torch may return another layout.
             order = ".contiguous()" if is_contiguous and _may_be_strided(node) else _channels_last(node)
@@ -196,6 +206,10 @@ class Launcher:
         self._allocated.add(name)
         self._register(ref, name, kind)
         return name
+
+    def zeros(self, kind: TensorType) -> str:
+        """A call that creates a contiguous tensor of zeros."""
+        return self._memory("zeros", kind.dtype, kind.shape)
 
     def _empty(self, dtype: str, shape: Sequence[Size]) -> str:
         """A call that allocates a contiguous tensor: by a method of an input and with separate sizes, as it is fastest."""
@@ -380,7 +394,7 @@ class Launcher:
             base: begins the name of the function that creates the tables.
         """
         graph = self.ir.graph
-        returned = [self.variables[ref] for ref in graph.outputs]
+        returned = [self.variables[ref] for ref in graph.outputs if ref not in self.accumulators]
         for mutation in graph.mutations:
             input_name, value = self.input_names[mutation.input], self.variables[mutation.value]
             if input_name != value:
@@ -408,7 +422,7 @@ class Launcher:
         ]
         if returned:
             lines.append(f"    return {', '.join(returned)}")
-        return "\n".join(lines) + "\n"
+        return "\n\n".join([*self.functions, "\n".join(lines) + "\n"])
 
     def _tables(self, base: str) -> TableFunction | None:
         """The function that creates the tables; ``None`` if there are none."""
@@ -432,7 +446,7 @@ class Launcher:
     @property
     def parameters(self) -> list[str]:
         """The launcher's parameters without the kernels: tensors and run-time numbers."""
-        return [*self.input_names.values(), *self.number_names.values()]
+        return [*self.input_names.values(), *self.number_names.values(), *self.accumulators.values()]
 
     def _count(self) -> None:
         """Increment call counters such as ``num_batches_tracked``; counters with the same increment share one launch."""
@@ -500,9 +514,10 @@ class Launcher:
     def is_operator(self) -> bool:
         """Whether the launcher can be an operator, which must not return inputs, a tensor twice, or views of either.
 
-        With alignment checks an operator is useless, because a compiler cannot evaluate the guard.
+        With alignment checks an operator is useless, because a compiler cannot evaluate the guard. The operator passes its
+        kernels to the launcher, but not to functions that this calls.
         """
-        if self.aligned:
+        if self.aligned or self.functions:
             return False
         returned = [self.variables[ref] for ref in self.ir.graph.outputs]
         storages = [self._storage.get(name, name) for name in returned]

@@ -78,6 +78,9 @@ def value_name(ir: KernelIR, ref: Ref) -> str:
         if item.name == ref.name:
             return item.name
     node = ir.graph.node(ref.name)
+    if node.loop is not None:
+        inner = node.loop.body.node(node.loop.body.outputs[ref.index].name)
+        return inner.variable or NOUNS.get(inner.word, inner.word)
     if node.variable:
         return node.variable if len(node.outputs) == 1 else f"{node.variable}_{ref.index}"
     graph = ir.graph

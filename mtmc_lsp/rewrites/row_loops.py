@@ -1,0 +1,310 @@
+"""Loops over chunks of rows: the large values around a matrix product exist for a chunk of its rows at a time.
+
+The rewrite ``chunk-rows`` names the product. If the backward pass reads large values of the forward pass, it computes them again
+from the operands of the product, chunk by chunk (:func:`_computing_again`); of the forward pass, a few numbers a row are saved.
+Then the large operations of each pass become one node with a loop (:class:`~mtmc_lsp.core.graph.RowLoop`).
+
+Proof: :mod:`mtmc_lsp.ir.row_regions` shows that the operations are the same function of each row, so each row of a result is
+computed by one chunk, by the same operations. Sums over rows are added chunk by chunk, which is another order of the same sum.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from mtmc_lsp.core.graph import (
+    Argument,
+    Graph,
+    GraphInput,
+    InputKind,
+    Node,
+    Ref,
+    RowLoop,
+    Rows,
+    TensorType,
+    contiguous_stride,
+)
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.ir.lower import lower
+from mtmc_lsp.ir.row_regions import NotByRow, RowRegion, row_region
+from mtmc_lsp.rewrites.graph_editing import VIEWS, CannotRewrite, base_name
+from mtmc_lsp.rewrites.saved_values import AGAIN
+
+RULE = "chunk-rows"
+LOOP = "mtmc.chunked_rows.default"
+RESHAPING = frozenset("view reshape _unsafe_view expand".split())
+"""Views that name the shape of their result as second argument."""
+CREATING = frozenset("zeros ones full new_zeros new_ones new_full empty new_empty".split())
+"""Operations with a shape among their arguments."""
+
+
+def in_chunks(graph: Graph, node: str, rows: int) -> Graph:
+    """The graph with loops over chunks of at most ``rows`` rows around a product, in each pass that computes large values.
+
+    Raises:
+        CannotRewrite: the operations around the product are not independent for each row.
+    """
+    if node not in graph.named:
+        raise CannotRewrite(f"the graph has no product {node}")
+    if rows < 1:
+        raise CannotRewrite("a chunk has at least one row")
+    try:
+        return _in_chunks(graph, node, rows)
+    except NotByRow as reason:
+        raise CannotRewrite(str(reason)) from None
+
+
+def _in_chunks(graph: Graph, node: str, rows: int) -> Graph:
+    if node in graph.backward_nodes:
+        return _looped(graph, row_region(lower(graph), node, graph.backward_nodes), node, rows)
+    forward = frozenset(graph.named) - graph.backward_nodes
+    graph, again = _computing_again(graph, node, forward)
+    graph = _looped(graph, row_region(lower(graph), node, forward), node, rows)
+    if again:
+        graph = _looped(graph, row_region(lower(graph), again, graph.backward_nodes), again, rows)
+    return graph
+
+
+def _computing_again(graph: Graph, node: str, forward: frozenset[str]) -> tuple[Graph, str]:
+    """The graph whose backward pass computes the large values of the forward pass again, and its copy of the product."""
+    later = graph.backward_nodes
+    if not later:
+        return graph, ""
+    hidden = {ref for name in later for ref in graph.node(name).inputs()} | set(graph.gradients)
+    # The forward pass alone: here, it may keep large values for the backward pass.
+    alone = replace(
+        graph, nodes=tuple(each for each in graph.nodes if each.name in forward), outputs=graph.forward_outputs
+    )
+    large = {ref.name for ref in row_region(lower(replace(alone, backward=None)), node, forward).large}
+    pending = [ref.name for ref in hidden if ref.name in large]
+    copied: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name not in copied and name in graph.named:
+            copied.add(name)
+            sources = [ref.name for ref in graph.node(name).inputs()]
+            pending += [source for source in sources if source in large or _is_view_of_input(graph, source)]
+    if node not in copied:
+        return graph, ""
+    swap: dict[Ref, Ref] = {}
+    copies = []
+    for name in (each.name for each in graph.nodes if each.name in copied):
+        copy = replace(graph.node(name).reading(swap), name=f"{name}{AGAIN}")
+        # Other values may need the same copy.
+        while graph.named.get(copy.name, copy) != copy:
+            copy = replace(copy, name=f"{copy.name}{AGAIN}")
+        if copy.name not in graph.named:
+            copies.append(copy)
+        swap |= {Ref(name, i): Ref(copy.name, i) for i in range(len(copy.outputs))}
+    kept = [each for each in graph.nodes if each.name not in later]
+    changed = [each.reading(swap) for each in graph.nodes if each.name in later]
+    outputs = (*graph.forward_outputs, *(swap.get(ref, ref) for ref in graph.gradients))
+    nodes = _in_order([*kept, *copies, *changed])
+    return replace(graph, nodes=tuple(nodes), outputs=outputs), swap[Ref(node)].name
+
+
+def _is_view_of_input(graph: Graph, name: str) -> bool:
+    while name in graph.named:
+        node = graph.node(name)
+        if base_name(node) not in VIEWS:
+            return False
+        name = next(node.inputs()).name
+    return True
+
+
+def _looped(graph: Graph, region: RowRegion, node: str, rows: int) -> Graph:
+    """The graph with one node for the region, which runs it for one chunk of rows after another."""
+    body = _Body(graph, region)
+    loop = RowLoop(
+        body.graph(rows),
+        body.symbol,
+        rows,
+        region.total,
+        tuple(label for _, label in region.inputs),
+        tuple(label for _, label in region.outputs),
+    )
+    lines = [graph.node(name).line for name in region.nodes]
+    name = f"{node}_rows"
+    while name in graph.named:
+        name += "_"
+    refs = tuple(ref for ref, _ in region.inputs)
+    kinds = tuple(graph.type_of(ref) for ref, _ in region.outputs)
+    whole = Node(name, LOOP, refs, {}, kinds, next(filter(None, lines), 0), loop=loop)
+    swap = {ref: Ref(name, i) for i, (ref, _) in enumerate(region.outputs)}
+    others = [each.reading(swap) for each in graph.nodes if each.name not in region.nodes]
+    position = graph.positions[node]
+    before = [each for each in others if graph.positions[each.name] < position]
+    after = [each for each in others if graph.positions[each.name] >= position]
+    return graph.of_nodes(_in_order([*before, whole, *after]), swap)
+
+
+def _in_order(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes, each after those that it reads, otherwise in the same order.
+
+    Raises:
+        CannotRewrite: random numbers would be drawn in another order.
+    """
+    position = {node.name: i for i, node in enumerate(nodes)}
+    waits = [{position[ref.name] for ref in node.inputs() if ref.name in position} for node in nodes]
+    readers: list[list[int]] = [[] for _ in nodes]
+    for i, sources in enumerate(waits):
+        for source in sources:
+            readers[source].append(i)
+    ready = [i for i, sources in enumerate(waits) if not sources]
+    ordered: list[Node] = []
+    while ready:
+        i = heapq.heappop(ready)
+        ordered.append(nodes[i])
+        for reader in readers[i]:
+            waits[reader].discard(i)
+            if not waits[reader]:
+                heapq.heappush(ready, reader)
+    assert len(ordered) == len(nodes), "the loop depends on its results"
+    if [node.name for node in ordered if node.draws] != [node.name for node in nodes if node.draws]:
+        raise CannotRewrite("random numbers would be drawn in another order")
+    return ordered
+
+
+class _Body:
+    """The operations of a region for one chunk of rows."""
+
+    def __init__(self, graph: Graph, region: RowRegion) -> None:
+        self._graph, self._region = graph, region
+        self.symbol = "rows"
+        while self.symbol in graph.sizes:
+            self.symbol += "_"
+        self._rows = Size.symbol(self.symbol)
+        self._ir = lower(graph)
+        self._names = self._input_names()
+
+    def _input_names(self) -> list[str]:
+        graph, used, names = self._graph, set(self._region.nodes), list[str]()
+        for ref, _ in self._region.inputs:
+            name = ref.name if ref.name not in graph.named else graph.node(ref.name).variable or ref.name
+            name = name if not ref.index else f"{name}_{ref.index}"
+            while name in used:
+                name += "_"
+            used.add(name)
+            names.append(name)
+        return names
+
+    def graph(self, rows: int) -> Graph:
+        """The body as a graph.
+
+        Raises:
+            CannotRewrite: an operation needs the number of all rows.
+        """
+        outer, region = self._graph, self._region
+        results = tuple(ref for ref, _ in region.outputs)
+        inputs = tuple(
+            GraphInput(name, name, InputKind.ARGUMENT, self._type(outer.type_of(ref), label, is_slice=True))
+            for name, (ref, label) in zip(self._names, region.inputs, strict=True)
+        )
+        nodes, same = [], dict[Ref, Ref]()
+        for node in (self._node(outer.node(name)) for name in region.nodes):
+            source = node.args[0] if node.args else None
+            is_idle = base_name(node) in RESHAPING and isinstance(source, Ref) and Ref(node.name) not in results
+            if is_idle and _type_in(inputs, nodes, same.get(source, source)) == node.type:
+                # With the rows as one dimension, some views have no effect.
+                same[Ref(node.name)] = same.get(source, source)
+            else:
+                nodes.append(node.reading(same))
+        body = replace(
+            outer,
+            inputs=inputs,
+            nodes=tuple(nodes),
+            outputs=results,
+            returns="tuple",
+            sizes={**outer.sizes, self.symbol: min(rows, region.total.value(outer.sizes))},
+            mutations=(),
+            state_attributes=(),
+            unread_inputs=(),
+            backward=None,
+        )
+        self._check(body)
+        return body
+
+    def _label(self, ref: Ref) -> Rows | None:
+        label = self._region.labels.get(self._ir.of(ref).name)
+        return label if isinstance(label, Rows) else None
+
+    def _node(self, node: Node) -> Node:
+        labels = [self._label(Ref(node.name, i)) for i in range(len(node.outputs))]
+        outputs = tuple(self._type(kind, label) for kind, label in zip(node.outputs, labels, strict=True))
+        args = node.args
+        if labels[0] is not None and base_name(node) in RESHAPING:
+            args = (args[0], outputs[0].shape)
+        elif labels[0] is not None and base_name(node) in CREATING:
+            args = tuple(outputs[0].shape if isinstance(item, tuple) else item for item in args)
+        changed = replace(node, args=args, outputs=outputs)
+        # An operand that the chunks read whole and by rows is two inputs.
+        swap = {
+            ref: Ref(name)
+            for name, (ref, label) in zip(self._names, self._region.inputs, strict=True)
+            if self._demand(node, ref) == label
+        }
+        return changed.reading(swap)
+
+    def _demand(self, node: Node, ref: Ref) -> Rows | None:
+        return self._region.reads.get((node.name, ref))
+
+    def _type(self, kind: TensorType, label: Rows | None, *, is_slice: bool = False) -> TensorType:
+        """The type of a value for a chunk: of the dimensions that are rows, the last one has all rows of the chunk."""
+        if label is None:
+            return kind
+        last, total = label.first + label.count - 1, self._region.total
+        shape = tuple(
+            self._rows if dim == last else Size.of(1) if dim in label.dims else size
+            for dim, size in enumerate(kind.shape)
+        )
+        if kind.is_contiguous and not (is_slice and label.first):
+            return TensorType(shape, kind.dtype, contiguous_stride(shape))
+        if is_slice:
+            return TensorType(shape, kind.dtype, kind.stride if _is_flat(kind, label) else contiguous_stride(shape))
+        sizes = self._graph.sizes
+        row_stride = kind.stride[last].value(sizes)
+        stride = [
+            share * self._rows
+            if dim not in label.dims
+            and step.value(sizes) > row_stride > 0
+            and (share := step.divide_exactly(total)) is not None
+            else step
+            for dim, step in enumerate(kind.stride)
+        ]
+        return TensorType(shape, kind.dtype, tuple(stride))
+
+    def _check(self, body: Graph) -> None:
+        """Refuse a body whose operations disagree with the types, or that needs a size which its inputs do not have."""
+        known = {
+            symbol for item in body.inputs for size in (*item.type.shape, *item.type.stride) for symbol in size.symbols()
+        }
+        for node in body.nodes:
+            sizes = _sizes_in((*node.args, *node.kwargs.values()))
+            if missing := [symbol for size in sizes for symbol in size.symbols() if symbol not in known]:
+                raise CannotRewrite(f"{node.word} needs the size {missing[0]}, which is that of all rows")
+        ir = lower(body)
+        for node in body.nodes:
+            for i, kind in enumerate(node.outputs):
+                if ir.of(Ref(node.name, i)).shape != kind.shape:
+                    raise CannotRewrite(f"{node.word} in line {node.line} has another shape for a chunk of rows")
+
+
+def _type_in(inputs: Sequence[GraphInput], nodes: Sequence[Node], ref: Ref) -> TensorType | None:
+    named = {item.name: (item.type,) for item in inputs} | {node.name: node.outputs for node in nodes}
+    return named[ref.name][ref.index] if ref.name in named else None
+
+
+def _is_flat(kind: TensorType, label: Rows) -> bool:
+    """Whether the rows are one dimension in memory, so that a view flattens them."""
+    dims = list(label.dims)
+    return all(kind.stride[a] == kind.stride[b] * kind.shape[b] for a, b in zip(dims, dims[1:]))
+
+
+def _sizes_in(items: Iterable[Argument]) -> Iterable[Size]:
+    for item in items:
+        if isinstance(item, Size):
+            yield item
+        elif isinstance(item, tuple):
+            yield from _sizes_in(item)
