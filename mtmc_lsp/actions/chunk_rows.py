@@ -3,7 +3,8 @@
 A linear layer with a large vocabulary and its loss need logits, probabilities and their gradients: tensors that are larger than
 all operands and results together. In a loop over chunks of rows, they exist for one chunk at a time. The products stay calls of
 the library, and the operations between them become kernels. The backward pass computes the logits of a chunk again from the
-operands; of the forward pass, a few numbers a row are saved.
+operands; of the forward pass, a few numbers a row are saved. If the loss is one number and every gradient is a multiple of its upstream gradient, the forward
+pass computes the gradients instead, with each logit computed once.
 
 *Legal* when each row of the values of the product's size depends on one row of the product alone, until they are reduced to a
 few numbers a row or summed over all rows (gradients of the weights), and no other operation needs such a value whole. A softmax
@@ -12,7 +13,7 @@ over the rows is refused, and so is a target that returns the logits. Sums over 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, lines_of, new_plan, size_text
@@ -50,10 +51,7 @@ class ChunkRows:
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
         """The schedule with the loops and their kernels; kernels of nodes that are now in a loop are dropped."""
-        node, rows = str(action.params.get("node", "")), action.params.get("rows")
-        if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
-            raise IllegalAction("chunk-rows: a chunk has at least one row")
-        changed = replace(schedule, rewrites=(*schedule.rewrites, Rewrite(RULE, node, (rows,))))
+        changed = _rewritten(schedule, action.params)
         ir = ir_for(graph, changed)
         kernels = tuple(plan for plan in schedule.kernels if set(plan.nodes) | set(plan.recomputed) <= set(ir.graph.named))
         changed = replace(changed, kernels=kernels)
@@ -82,16 +80,30 @@ class ChunkRows:
             seen |= set(action.region)
 
     def _proposed(self, situation: Situation, node: Node) -> MacroAction:
+        """The faster one of both ways to compute gradients.
+
+        Raises:
+            IllegalAction: no loop is legal and worth its time.
+        """
+        ways, refused = list[MacroAction](), ""
+        for is_early in (True, False) if situation.graph.backward is not None else (False,):
+            try:
+                ways.append(self._one_way(situation, node, is_early=is_early))
+            except IllegalAction as reason:
+                refused = str(reason)
+        if not ways:
+            raise IllegalAction(refused)
+        return max(ways, key=lambda action: action.expected.saved_us)
+
+    def _one_way(self, situation: Situation, node: Node, *, is_early: bool) -> MacroAction:
         ir, graph, schedule = situation.ir, situation.graph, situation.schedule
         rows = chunk_rows(ir, node, situation.device)
-        changed = replace(schedule, rewrites=(*schedule.rewrites, Rewrite(RULE, node.name, (rows,))))
-        bodies = _new_bodies(ir_for(graph, changed), schedule)
+        params: dict[str, object] = {"node": node.name, "rows": rows, "early": is_early}
+        if not is_early:
+            del params["early"]
+        bodies = _new_bodies(ir_for(graph, _rewritten(schedule, params)), schedule)
         plans = [plan for body in bodies for plan in _kernels(body, situation.device)]
-        params = {
-            "node": node.name,
-            "rows": rows,
-            "kernels": [{"nodes": list(plan.nodes), "config": to_json(plan.config)} for plan in plans],
-        }
+        params["kernels"] = [{"nodes": list(plan.nodes), "config": to_json(plan.config)} for plan in plans]
         region = tuple(each.name for each in ir.graph.nodes if any(each.name in body.named for body in bodies))
         action = MacroAction(self.kind, region, lines_of(ir, region), params)
         after = self.apply(graph, schedule, action)
@@ -105,27 +117,43 @@ class ChunkRows:
             raise IllegalAction("chunk-rows: the loop saves too little memory")
         if cost.us > MOST_SLOWER * situation.present.us:
             raise IllegalAction("chunk-rows: the loop takes more time")
-        prim = ir.product_of_node(node.name)
-        assert prim is not None
-        n = prim.shape[0].value(ir.graph.sizes)
-        again = ", which computes them again in the backward pass" if graph.backward is not None else ""
+        before = situation.present
+        memory = f"A call needs {size_text(after_bytes)} instead of {size_text(before_bytes)} of memory (estimate)."
         return replace(
             action,
             expected=Expected(
-                situation.present.us - cost.us,
-                situation.present.bytes,
-                cost.bytes,
-                situation.present.flops,
-                cost.flops,
-                saved,
+                before.us - cost.us, before.bytes, cost.bytes, before.flops, cost.flops, saved_memory=saved
             ),
-            text=f"Compute {_name(ir.graph, node)} and what follows in chunks of {rows} rows",
-            rationale=(
-                f"The values of the product's size never exist for all {n} rows: a loop computes them for {rows} rows at a "
-                f"time{again}. Its memory is {size_text(after_bytes)} instead of {size_text(before_bytes)} (estimate): "
-                f"{size_text(saved)} less."
-            ),
+            text=f"Compute {_name(ir.graph, node)} and its gradients in chunks of {rows} rows"
+            if graph.backward is not None
+            else f"Compute {_name(ir.graph, node)} and what follows in chunks of {rows} rows",
+            rationale=f"Its values never exist for all rows: a loop computes them for {rows} rows at a time. "
+            f"{_gradients_text(graph, is_early=is_early)}{memory}",
         )
+
+
+def _gradients_text(graph: Graph, *, is_early: bool) -> str:
+    if graph.backward is None:
+        return ""
+    if is_early:
+        return (
+            "The loss is one number, and all gradients are multiples of its gradient: the forward pass computes them, and "
+            "the backward pass multiplies them. "
+        )
+    return "The backward pass computes them again, because its upstream gradients are not known before. "
+
+
+def _rewritten(schedule: Schedule, params: Mapping[str, object]) -> Schedule:
+    """The schedule with the rewrite of an action.
+
+    Raises:
+        IllegalAction: the action has no number of rows.
+    """
+    rows = params.get("rows")
+    if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+        raise IllegalAction("chunk-rows: a chunk has at least one row")
+    detail = (rows, 1) if params.get("early") else (rows,)
+    return replace(schedule, rewrites=(*schedule.rewrites, Rewrite(RULE, str(params.get("node", "")), detail)))
 
 
 def chunk_rows(ir: KernelIR, node: Node, device: DeviceModel) -> int:

@@ -67,7 +67,10 @@ def write_launches(
     """
     kernels: list[Kernel] = []
     is_one_of_several = sum(not _is_view(ir, unit) for launch in units for unit in launch) > 1
+    launched: list[Unit] = []
     for unit, *grouped in units:
+        launcher.done |= {name for each in launched for name in each.nodes}
+        launched = [unit, *grouped]
         if unit.plan is None or unit.region is None:
             node = ir.graph.node(unit.nodes[0])
             if node.loop is None:
@@ -75,6 +78,9 @@ def write_launches(
                 continue
             body = LoopBody.of(node, launcher, loop_kernels, f"{base}_chunk")
             written = write_launches(body.ir, body.units, body.launcher, names, shared, base, lines, device)
+            body.return_early()
+            rest = body.units_for_gradients
+            written += write_launches(body.ir, rest, body.launcher, names, shared, base, lines, device)
             kernels += body.finish(written)
             continue
         if grouped:
@@ -104,6 +110,7 @@ def write_launches(
             launcher.launch(written[-1], [unit.region])
         kernels += written
         names.written(key, written[-1].name, [kernel.name for kernel in written])
+    launcher.done |= {name for each in launched for name in each.nodes}
     return kernels
 
 

@@ -205,6 +205,13 @@ class Node:
         name = self.op.split(".")[1].strip("_")
         return "batch_norm" if name.startswith("native_batch_norm") else name
 
+    def name_of(self, index: int) -> str:
+        """A name for an output: the user's variable, or the name of the node."""
+        if self.loop is not None:
+            return self.loop.body.node(self.loop.body.outputs[index].name).name_of(0)
+        name = self.variable or self.name
+        return name if not index else f"{name}_{index}"
+
     @property
     def draws(self) -> bool:
         """Whether the operation draws random numbers from PyTorch's generator."""
@@ -259,6 +266,8 @@ class RowLoop:
     """For each input of the body, which dimensions of the argument are rows; None for an argument that every chunk reads whole."""
     outputs: tuple[Rows | None, ...]
     """For each output of the body, which dimensions of the result are rows; None for a result that is the sum over all chunks."""
+    sizes: tuple[str, ...] = ()
+    """Named sizes that the body needs and that its inputs do not have, such as the number of all rows in a mean."""
 
 
 @dataclass(frozen=True)
@@ -329,6 +338,8 @@ class Backward:
     """For each tangent the number of its result."""
     gradients: tuple[str, ...]
     """The inputs whose gradients are the last outputs of the graph, in that order."""
+    in_forward: bool = False
+    """Whether the forward pass computes the gradients, for an upstream gradient of 1. The backward pass multiplies them."""
 
 
 @dataclass(frozen=True)
@@ -463,16 +474,28 @@ class Graph:
     @cached_property
     def backward_nodes(self) -> frozenset[str]:
         """The nodes of the backward pass: those that neither a result nor a written input needs."""
-        if self.backward is None:
+        if self.backward is None or self.backward.in_forward:
             return frozenset()
+        return frozenset(self.named) - self.needed_by_results
+
+    @cached_property
+    def needed_by_results(self) -> frozenset[str]:
+        """The nodes that results or written inputs need; all others only compute gradients."""
         pending = [ref.name for ref in self.forward_outputs] + [mutation.value.name for mutation in self.mutations]
-        forward: set[str] = set()
+        needed: set[str] = set()
         while pending:
             name = pending.pop()
-            if name in self.named and name not in forward:
-                forward.add(name)
+            if name in self.named and name not in needed:
+                needed.add(name)
                 pending += [ref.name for ref in self.named[name].inputs()]
-        return frozenset(self.named) - forward
+        return frozenset(needed)
+
+    @property
+    def only_for_gradients(self) -> frozenset[Ref]:
+        """The values that no result needs."""
+        read = {ref for name in self.needed_by_results for ref in self.node(name).inputs()} | set(self.forward_outputs)
+        values = (Ref(node.name, i) for node in self.nodes for i in range(len(node.outputs)))
+        return frozenset(ref for ref in values if ref not in read)
 
     @cached_property
     def escaping(self) -> frozenset[Ref]:

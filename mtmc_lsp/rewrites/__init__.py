@@ -16,6 +16,7 @@ from mtmc_lsp.rewrites import (
     attention,
     constants,
     convolution_layout,
+    early_gradients,
     identities,
     im2win,
     layout_propagation,
@@ -70,7 +71,8 @@ def apply_rewrite(graph: Graph, rewrite: Rewrite) -> Graph:
     if rewrite.rule == layout_propagation.RULE:
         return layout_propagation.in_channels_last(graph)
     if rewrite.rule == row_loops.RULE:
-        (rows,) = rewrite.detail
+        rows, *early = rewrite.detail
+        graph = early_gradients.with_early_gradients(graph) if any(early) else graph
         return row_loops.in_chunks(graph, rewrite.node, rows)
     return apply_edit(graph, algebra_edit(graph, rewrite))
 

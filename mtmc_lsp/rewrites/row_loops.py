@@ -11,11 +11,13 @@ computed by one chunk, by the same operations. Sums over rows are added chunk by
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from mtmc_lsp.core.graph import (
+    PRODUCTS,
     Argument,
+    Backward,
     Graph,
     GraphInput,
     InputKind,
@@ -51,12 +53,15 @@ def in_chunks(graph: Graph, node: str, rows: int) -> Graph:
     if rows < 1:
         raise CannotRewrite("a chunk has at least one row")
     try:
-        return _in_chunks(graph, node, rows)
+        return _in_chunks(_with_sums(graph, node), node, rows)
     except NotByRow as reason:
         raise CannotRewrite(str(reason)) from None
 
 
 def _in_chunks(graph: Graph, node: str, rows: int) -> Graph:
+    if graph.backward is not None and graph.backward.in_forward:
+        graph = _apart(graph, node)
+        return _looped(graph, row_region(lower(graph), node, frozenset(graph.named)), node, rows)
     if node in graph.backward_nodes:
         return _looped(graph, row_region(lower(graph), node, graph.backward_nodes), node, rows)
     forward = frozenset(graph.named) - graph.backward_nodes
@@ -67,17 +72,48 @@ def _in_chunks(graph: Graph, node: str, rows: int) -> Graph:
     return graph
 
 
+def _with_sums(graph: Graph, product: str) -> Graph:
+    """The graph with sums and divisions for means over rows and columns of large values: a chunk does not know all rows."""
+    elements = graph.node(product).type.numel
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        source = node.args[0] if node.args else None
+        is_large = isinstance(source, Ref) and graph.type_of(source).numel == elements
+        if base_name(node) != "mean" or not is_large or not node.type.numel.is_constant or node.type.dtype == "float16":
+            nodes.append(node)
+            continue
+        op = "aten.sum.default" if len(node.args) == 1 else "aten.sum.dim_IntList"
+        total = replace(node, name=f"{node.name}_total", op=op, variable="")
+        nodes += [total, replace(node, op="aten.div.Tensor", args=(Ref(total.name), elements), kwargs={})]
+    return replace(graph, nodes=tuple(nodes))
+
+
 def _computing_again(graph: Graph, node: str, forward: frozenset[str]) -> tuple[Graph, str]:
     """The graph whose backward pass computes the large values of the forward pass again, and its copy of the product."""
-    later = graph.backward_nodes
-    if not later:
+    if not graph.backward_nodes:
         return graph, ""
-    hidden = {ref for name in later for ref in graph.node(name).inputs()} | set(graph.gradients)
     # The forward pass alone: here, it may keep large values for the backward pass.
-    alone = replace(
-        graph, nodes=tuple(each for each in graph.nodes if each.name in forward), outputs=graph.forward_outputs
-    )
-    large = {ref.name for ref in row_region(lower(replace(alone, backward=None)), node, forward).large}
+    alone = tuple(each for each in graph.nodes if each.name in forward)
+    passed = replace(graph, nodes=alone, outputs=graph.forward_outputs, backward=None)
+    large = {ref.name for ref in row_region(lower(passed), node, forward).large}
+    return _copied(graph, node, large, forward)
+
+
+def _apart(graph: Graph, node: str) -> Graph:
+    """The graph whose gradients read, of the large values that results need, only the products.
+
+    Then the results of a chunk are kernels of their own, which calls without gradients run alone.
+    """
+    results = graph.needed_by_results
+    region = row_region(lower(graph), node, frozenset(graph.named))
+    large = {ref.name for ref in region.large if ref.name in results and graph.node(ref.name).word not in PRODUCTS}
+    return _copied(graph, node, large, results)[0]
+
+
+def _copied(graph: Graph, node: str, large: Set[str], first: Set[str]) -> tuple[Graph, str]:
+    """The graph in which nodes that are not among ``first`` read copies of the large values, and the copy of the product."""
+    later = frozenset(graph.named) - first
+    hidden = {ref for name in later for ref in graph.node(name).inputs()} | set(graph.gradients)
     pending = [ref.name for ref in hidden if ref.name in large]
     copied: set[str] = set()
     while pending:
@@ -86,7 +122,7 @@ def _computing_again(graph: Graph, node: str, forward: frozenset[str]) -> tuple[
             copied.add(name)
             sources = [ref.name for ref in graph.node(name).inputs()]
             pending += [source for source in sources if source in large or _is_view_of_input(graph, source)]
-    if node not in copied:
+    if not copied:
         return graph, ""
     swap: dict[Ref, Ref] = {}
     copies = []
@@ -102,7 +138,7 @@ def _computing_again(graph: Graph, node: str, forward: frozenset[str]) -> tuple[
     changed = [each.reading(swap) for each in graph.nodes if each.name in later]
     outputs = (*graph.forward_outputs, *(swap.get(ref, ref) for ref in graph.gradients))
     nodes = _in_order([*kept, *copies, *changed])
-    return replace(graph, nodes=tuple(nodes), outputs=outputs), swap[Ref(node)].name
+    return replace(graph, nodes=tuple(nodes), outputs=outputs), swap.get(Ref(node), Ref("")).name
 
 
 def _is_view_of_input(graph: Graph, name: str) -> bool:
@@ -116,14 +152,20 @@ def _is_view_of_input(graph: Graph, name: str) -> bool:
 
 def _looped(graph: Graph, region: RowRegion, node: str, rows: int) -> Graph:
     """The graph with one node for the region, which runs it for one chunk of rows after another."""
-    body = _Body(graph, region)
+    optional = graph.only_for_gradients if graph.backward is not None and graph.backward.in_forward else frozenset()
+    # Results come before gradients, as in every graph.
+    outputs = sorted(region.outputs, key=lambda output: output[0] in optional)
+    region = replace(region, outputs=tuple(outputs))
+    body = _Body(graph, region, sum(ref in optional for ref, _ in outputs))
+    chunk = body.graph(rows)
     loop = RowLoop(
-        body.graph(rows),
+        chunk,
         body.symbol,
         rows,
         region.total,
         tuple(label for _, label in region.inputs),
         tuple(label for _, label in region.outputs),
+        body.sizes,
     )
     lines = [graph.node(name).line for name in region.nodes]
     name = f"{node}_rows"
@@ -170,20 +212,22 @@ def _in_order(nodes: Sequence[Node]) -> list[Node]:
 class _Body:
     """The operations of a region for one chunk of rows."""
 
-    def __init__(self, graph: Graph, region: RowRegion) -> None:
-        self._graph, self._region = graph, region
+    def __init__(self, graph: Graph, region: RowRegion, n_gradients: int) -> None:
+        """Begin a body whose last ``n_gradients`` outputs are read by gradients alone."""
+        self._graph, self._region, self._n_gradients = graph, region, n_gradients
         self.symbol = "rows"
         while self.symbol in graph.sizes:
             self.symbol += "_"
         self._rows = Size.symbol(self.symbol)
         self._ir = lower(graph)
         self._names = self._input_names()
+        self.sizes: tuple[str, ...] = ()
+        """Named sizes that the inputs do not have."""
 
     def _input_names(self) -> list[str]:
         graph, used, names = self._graph, set(self._region.nodes), list[str]()
         for ref, _ in self._region.inputs:
-            name = ref.name if ref.name not in graph.named else graph.node(ref.name).variable or ref.name
-            name = name if not ref.index else f"{name}_{ref.index}"
+            name = ref.name if ref.name not in graph.named else graph.node(ref.name).name_of(ref.index)
             while name in used:
                 name += "_"
             used.add(name)
@@ -194,9 +238,10 @@ class _Body:
         """The body as a graph.
 
         Raises:
-            CannotRewrite: an operation needs the number of all rows.
+            CannotRewrite: an operation has another shape for a chunk of rows.
         """
         outer, region = self._graph, self._region
+        variables = self._result_names()
         results = tuple(ref for ref, _ in region.outputs)
         inputs = tuple(
             GraphInput(name, name, InputKind.ARGUMENT, self._type(outer.type_of(ref), label, is_slice=True))
@@ -210,7 +255,7 @@ class _Body:
                 # With the rows as one dimension, some views have no effect.
                 same[Ref(node.name)] = same.get(source, source)
             else:
-                nodes.append(node.reading(same))
+                nodes.append(replace(node.reading(same), variable=variables.get(node.name, node.variable)))
         body = replace(
             outer,
             inputs=inputs,
@@ -221,10 +266,32 @@ class _Body:
             mutations=(),
             state_attributes=(),
             unread_inputs=(),
-            backward=None,
+            backward=self._gradients(results),
         )
         self._check(body)
         return body
+
+    def _gradients(self, results: Sequence[Ref]) -> Backward | None:
+        """Marks the last outputs as gradients, so that no kernel computes them together with results."""
+        last = results[len(results) - self._n_gradients :]
+        return Backward((), (), tuple(ref.name for ref in last)) if last else None
+
+    def _result_names(self) -> dict[str, str]:
+        """Variables for the results: the user's, ``grad_weight`` for a gradient, or ``row_amax`` for a number a row."""
+        graph = self._graph
+        gradients: dict[str, str] = {}
+        for ref, name in zip(graph.gradients, graph.backward.gradients if graph.backward is not None else (), strict=True):
+            node = graph.named.get(ref.name)
+            while node is not None and base_name(node) in VIEWS:
+                node = graph.named.get(next(node.inputs()).name)
+            if node is not None:
+                gradients[node.name] = f"grad_{name}"
+        names: dict[str, str] = {}
+        for ref, label in self._region.outputs:
+            node = graph.node(ref.name)
+            kind = "total" if label is None else "row"
+            names[ref.name] = gradients.get(ref.name) or node.variable or f"{kind}_{node.word}"
+        return names
 
     def _label(self, ref: Ref) -> Rows | None:
         label = self._region.labels.get(self._ir.of(ref).name)
@@ -276,14 +343,13 @@ class _Body:
         return TensorType(shape, kind.dtype, tuple(stride))
 
     def _check(self, body: Graph) -> None:
-        """Refuse a body whose operations disagree with the types, or that needs a size which its inputs do not have."""
+        """Refuse a body whose operations disagree with the types, and note the sizes that its inputs do not have."""
         known = {
             symbol for item in body.inputs for size in (*item.type.shape, *item.type.stride) for symbol in size.symbols()
         }
-        for node in body.nodes:
-            sizes = _sizes_in((*node.args, *node.kwargs.values()))
-            if missing := [symbol for size in sizes for symbol in size.symbols() if symbol not in known]:
-                raise CannotRewrite(f"{node.word} needs the size {missing[0]}, which is that of all rows")
+        read = [size for node in body.nodes for size in _sizes_in((*node.args, *node.kwargs.values()))]
+        read += [size for node in body.nodes for kind in node.outputs for size in kind.shape]
+        self.sizes = tuple(dict.fromkeys(name for size in read for name in size.symbols() if name not in known))
         ir = lower(body)
         for node in body.nodes:
             for i, kind in enumerate(node.outputs):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from mtmc_lsp.core.graph import Graph, Ref
 from mtmc_lsp.ir.lower import lower
+from mtmc_lsp.ir.output_aliasing import replaced_product
 from mtmc_lsp.ir.regions import VIEWS
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.saved_values import split
@@ -28,7 +29,7 @@ def peak_bytes(graph: Graph, schedule: Schedule) -> float:
         CannotRewrite: a rewrite of the schedule does not apply.
     """
     rewritten = ir_of(graph, schedule).graph
-    if rewritten.backward is None:
+    if rewritten.backward is None or rewritten.backward.in_forward:
         return _allocated(rewritten, schedule.kernels, schedule.loop_kernels)
     both = split(rewritten)
     forward = _allocated(both.forward, schedule.kernels, schedule.loop_kernels)
@@ -49,8 +50,25 @@ def _allocated(graph: Graph, kernels: Sequence[KernelPlan], loop_kernels: Sequen
         if node.op.split(".")[1] not in VIEWS:
             total += sum(_bytes(graph, Ref(node.name, i)) for i in range(len(node.outputs)))
         if node.loop is not None:
-            largest_chunk = max(largest_chunk, _allocated(node.loop.body, loop_kernels, ()))
+            largest_chunk = max(largest_chunk, _allocated_by_chunk(node.loop.body, loop_kernels))
     return total + largest_chunk
+
+
+def _allocated_by_chunk(body: Graph, kernels: Sequence[KernelPlan]) -> float:
+    """Bytes of the values of a chunk. Results are the loop's, and gradients overwrite products where that is possible."""
+    ir = lower(body)
+    plans = tuple(plan for plan in kernels if plan.key in body.named)
+    total, done = 0.0, set[str]()
+    for unit in units(ir, Schedule(kernels=plans)):
+        region = unit.region
+        refs = region.outputs if region is not None else [Ref(unit.nodes[0])]
+        for ref in refs:
+            is_view = region is None and body.node(ref.name).op.split(".")[1] in VIEWS
+            is_stored = region is not None and replaced_product(ir, region, ref, done) is not None
+            if not is_view and not is_stored and ref not in body.outputs:
+                total += _bytes(body, ref)
+        done |= set(unit.nodes)
+    return total
 
 
 def _bytes(graph: Graph, ref: Ref) -> float:
