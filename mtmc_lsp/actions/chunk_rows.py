@@ -2,9 +2,11 @@
 
 A linear layer with a large vocabulary and its loss need logits, probabilities and their gradients: tensors that are larger than
 all operands and results together. In a loop over chunks of rows, they exist for one chunk at a time. The products stay calls of
-the library, and the operations between them become kernels. The backward pass computes the logits of a chunk again from the
-operands; of the forward pass, a few numbers a row are saved. If the loss is one number and every gradient is a multiple of its upstream gradient, the forward
-pass computes the gradients instead, with each logit computed once.
+the library, and the operations between them become kernels.
+
+The backward pass computes the logits of a chunk again from the operands; of the forward pass, a few numbers a row are saved. If
+the loss is one number and every gradient is a multiple of its upstream gradient, the forward pass computes the gradients
+instead, and each logit is computed once.
 
 *Legal* when each row of the values of the product's size depends on one row of the product alone, until they are reduced to a
 few numbers a row or summed over all rows (gradients of the weights), and no other operation needs such a value whole. A softmax
@@ -22,20 +24,19 @@ from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import PRODUCTS, Graph, Node
 from mtmc_lsp.core.json_codec import to_json
-from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.primitives import KernelIR, ProductSizes
-from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.rewrites.row_loops import RULE
 from mtmc_lsp.schedule.schedule import KernelPlan, Rewrite, Schedule
+from mtmc_lsp.tuning.cost import tensor_bytes
 from mtmc_lsp.tuning.memory import peak_bytes
 
 LEAST_SAVED_BYTES = 32e6
 """Predicted memory below which a loop is not worth its launches."""
 LEAST_SAVED_SHARE = 0.1
-"""Share of the memory of a call that a loop must save."""
+"""Memory that a loop must save, as a share of what a call with the loop allocates."""
 MOST_CHUNKS = 8
 """Most chunks: each one rounds the gradient of 16-bit weights once more."""
 TILE_ROWS, TILE_COLUMNS = 128, 256
@@ -53,7 +54,9 @@ class ChunkRows:
         """The schedule with the loops and their kernels; kernels of nodes that are now in a loop are dropped."""
         changed = _rewritten(schedule, action.params)
         ir = ir_for(graph, changed)
-        kernels = tuple(plan for plan in schedule.kernels if set(plan.nodes) | set(plan.recomputed) <= set(ir.graph.named))
+        kernels = tuple(
+            plan for plan in schedule.kernels if set(plan.nodes) | set(plan.recomputed) <= set(ir.graph.named)
+        )
         changed = replace(changed, kernels=kernels)
         named = action.params.get("kernels")
         if named is None:
@@ -108,17 +111,17 @@ class ChunkRows:
         action = MacroAction(self.kind, region, lines_of(ir, region), params)
         after = self.apply(graph, schedule, action)
         cost = situation.cost(after)
-        try:
-            before_bytes, after_bytes = peak_bytes(graph, schedule), peak_bytes(graph, after)
-        except (CannotCode, CannotRewrite) as reason:
-            raise IllegalAction(str(reason)) from None
-        saved = before_bytes - after_bytes
-        if saved < max(LEAST_SAVED_BYTES, LEAST_SAVED_SHARE * before_bytes):
+        needed = peak_bytes(graph, after)
+        # The product and its gradient are in memory in any version without a loop; other values of that size may be.
+        sizes = ir.graph.sizes
+        whole = tensor_bytes(node.type, sizes) * (2.0 if graph.backward is not None else 1.0)
+        saved = whole * (1.0 - rows * node.type.shape[-1].value(sizes) / node.type.numel.value(sizes))
+        if saved < max(LEAST_SAVED_BYTES, LEAST_SAVED_SHARE * needed):
             raise IllegalAction("chunk-rows: the loop saves too little memory")
         if cost.us > MOST_SLOWER * situation.present.us:
             raise IllegalAction("chunk-rows: the loop takes more time")
         before = situation.present
-        memory = f"A call needs {size_text(after_bytes)} instead of {size_text(before_bytes)} of memory (estimate)."
+        memory = f"That saves at least {size_text(saved)} of memory; a call allocates {size_text(needed)} (estimates)."
         return replace(
             action,
             expected=Expected(

@@ -13,11 +13,11 @@ from mtmc_lsp.codegen.matmul.split_k import write_split_product
 from mtmc_lsp.codegen.matmul.split_on_load import write_product_split_on_load
 from mtmc_lsp.codegen.matmul.stream_k import write_stream_product
 from mtmc_lsp.codegen.module.launcher import Launcher
-from mtmc_lsp.codegen.module.row_loop import LoopBody
 from mtmc_lsp.codegen.module.naming import identifier, kernel_name, launch_key, value_name
 from mtmc_lsp.codegen.module.shared_kernels import KernelNames, SharedKernels
 from mtmc_lsp.codegen.module.side_by_side import side_by_side
 from mtmc_lsp.codegen.recurrent.recurrent_launcher import RecurrentSteps
+from mtmc_lsp.codegen.row_loop import LoopBody
 from mtmc_lsp.codegen.tile.split_kernel import write_split_kernels
 from mtmc_lsp.codegen.tile.tile_kernel import write_tile_kernel
 from mtmc_lsp.core.device_model import DeviceModel

@@ -263,9 +263,9 @@ class RowLoop:
     total: Size
     """Rows of all chunks."""
     inputs: tuple[Rows | None, ...]
-    """For each input of the body, which dimensions of the argument are rows; None for an argument that every chunk reads whole."""
+    """For each input of the body, which dimensions of the argument are rows; None if every chunk reads it whole."""
     outputs: tuple[Rows | None, ...]
-    """For each output of the body, which dimensions of the result are rows; None for a result that is the sum over all chunks."""
+    """For each output of the body, which dimensions of the result are rows; None for a sum over all chunks."""
     sizes: tuple[str, ...] = ()
     """Named sizes that the body needs and that its inputs do not have, such as the number of all rows in a mean."""
 

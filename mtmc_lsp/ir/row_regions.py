@@ -317,7 +317,7 @@ def _reduced(prim: Prim, rows: Mapping[int, Rows]) -> Label:
     return SUM
 
 
-def _reshaped(before: Sequence[Size], after: Sequence[Size], label: Rows) -> Rows:
+def _reshaped(before: tuple[Size, ...], after: tuple[Size, ...], label: Rows) -> Rows:
     outer = product(before[: label.first])
     rows = product([before[dim] for dim in label.dims])
     for first in range(len(after)):

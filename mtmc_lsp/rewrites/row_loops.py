@@ -11,6 +11,7 @@ computed by one chunk, by the same operations. Sums over rows are added chunk by
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
@@ -247,11 +248,11 @@ class _Body:
             GraphInput(name, name, InputKind.ARGUMENT, self._type(outer.type_of(ref), label, is_slice=True))
             for name, (ref, label) in zip(self._names, region.inputs, strict=True)
         )
-        nodes, same = [], dict[Ref, Ref]()
+        nodes, same = list[Node](), dict[Ref, Ref]()
         for node in (self._node(outer.node(name)) for name in region.nodes):
-            source = node.args[0] if node.args else None
-            is_idle = base_name(node) in RESHAPING and isinstance(source, Ref) and Ref(node.name) not in results
-            if is_idle and _type_in(inputs, nodes, same.get(source, source)) == node.type:
+            source = next(iter(node.inputs()), None)
+            is_view = base_name(node) in RESHAPING and source is not None and Ref(node.name) not in results
+            if is_view and source is not None and _type_in(inputs, nodes, same.get(source, source)) == node.type:
                 # With the rows as one dimension, some views have no effect.
                 same[Ref(node.name)] = same.get(source, source)
             else:
@@ -280,7 +281,9 @@ class _Body:
         """Variables for the results: the user's, ``grad_weight`` for a gradient, or ``row_amax`` for a number a row."""
         graph = self._graph
         gradients: dict[str, str] = {}
-        for ref, name in zip(graph.gradients, graph.backward.gradients if graph.backward is not None else (), strict=True):
+        for ref, name in zip(
+            graph.gradients, graph.backward.gradients if graph.backward is not None else (), strict=True
+        ):
             node = graph.named.get(ref.name)
             while node is not None and base_name(node) in VIEWS:
                 node = graph.named.get(next(node.inputs()).name)
@@ -345,7 +348,10 @@ class _Body:
     def _check(self, body: Graph) -> None:
         """Refuse a body whose operations disagree with the types, and note the sizes that its inputs do not have."""
         known = {
-            symbol for item in body.inputs for size in (*item.type.shape, *item.type.stride) for symbol in size.symbols()
+            symbol
+            for item in body.inputs
+            for size in (*item.type.shape, *item.type.stride)
+            for symbol in size.symbols()
         }
         read = [size for node in body.nodes for size in _sizes_in((*node.args, *node.kwargs.values()))]
         read += [size for node in body.nodes for kind in node.outputs for size in kind.shape]
@@ -365,7 +371,7 @@ def _type_in(inputs: Sequence[GraphInput], nodes: Sequence[Node], ref: Ref) -> T
 def _is_flat(kind: TensorType, label: Rows) -> bool:
     """Whether the rows are one dimension in memory, so that a view flattens them."""
     dims = list(label.dims)
-    return all(kind.stride[a] == kind.stride[b] * kind.shape[b] for a, b in zip(dims, dims[1:]))
+    return all(kind.stride[a] == kind.stride[b] * kind.shape[b] for a, b in itertools.pairwise(dims))
 
 
 def _sizes_in(items: Iterable[Argument]) -> Iterable[Size]:

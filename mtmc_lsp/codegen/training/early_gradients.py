@@ -9,6 +9,7 @@ from mtmc_lsp.codegen.kernel.snippets import call_text, def_lines
 from mtmc_lsp.codegen.module.launcher import FLAG, Launcher
 from mtmc_lsp.core.graph import Graph
 
+
 @dataclass(frozen=True)
 class EarlyGradients:
     """The names and the launcher of a target whose forward pass computes the gradients."""
@@ -30,8 +31,8 @@ class EarlyGradients:
             f"class {class_name}(torch.autograd.Function):",
             f'    """``{self.qualname}`` with Triton kernels.',
             "",
-            "    The forward pass computes the gradients for an upstream gradient of 1: then it needs each logit once. The backward",
-            "    pass multiplies them by the upstream gradient.",
+            "    The forward pass computes the gradients for an upstream gradient of 1, so that each logit is computed once.",
+            "    The backward pass multiplies them by the upstream gradient.",
             '    """',
             "",
             "    @staticmethod",

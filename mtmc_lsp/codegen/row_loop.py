@@ -117,7 +117,9 @@ class LoopBody:
         outer, loop, graph = self.outer, self.loop, self.ir.graph
         refs = [ref for ref in self.node.args if isinstance(ref, Ref)]
         if missing := next((ref for ref in refs if ref not in outer.variables), None):
-            raise CannotCode(f"the loop over rows reads {missing.name}, which no kernel writes; fuse it with its producer")
+            raise CannotCode(
+                f"the loop over rows reads {missing.name}, which no kernel writes; fuse it with its producer"
+            )
         arguments = [_chunk(outer.variables[ref], rows) for ref, rows in zip(refs, loop.inputs, strict=True)]
         arguments += [outer.number_names[name] for name in self.launcher.number_names]
         arguments += [outer.size(Size.symbol(name)) for name in loop.sizes]
