@@ -130,7 +130,7 @@ class ChunkRows:
             text=f"Compute {_name(ir.graph, node)} and its gradients in chunks of {rows} rows"
             if graph.backward is not None
             else f"Compute {_name(ir.graph, node)} and what follows in chunks of {rows} rows",
-            rationale=f"Its values never exist for all rows: a loop computes them for {rows} rows at a time. "
+            rationale=f"The values of this size never exist for all rows: a loop computes them for {rows} rows at a time. "
             f"{_gradients_text(graph, is_early=is_early)}{memory}",
         )
 
