@@ -29,13 +29,11 @@ def schedule_cost(ir: KernelIR, schedule: Schedule, device: DeviceModel) -> Cost
     """
     total = ZERO
     for launch in launches(ir, schedule):
-        loop = ir.graph.node(launch[0].nodes[0]).loop
-        cost = launch_cost(ir, launch, device) if loop is None else loop_cost(loop, schedule.loop_kernels, device)
-        total = total + cost
+        total = total + launch_cost(ir, launch, device, schedule.loop_kernels)
     return total
 
 
-def loop_cost(loop: RowLoop, kernels: Sequence[KernelPlan], device: DeviceModel) -> Cost:
+def _loop_cost(loop: RowLoop, kernels: Sequence[KernelPlan], device: DeviceModel) -> Cost:
     """The cost of all chunks of a loop over rows.
 
     Args:
@@ -51,11 +49,16 @@ def loop_cost(loop: RowLoop, kernels: Sequence[KernelPlan], device: DeviceModel)
     return Cost(count * (chunk.bytes + added), count * chunk.flops, count * chunk.us)
 
 
-def launch_cost(ir: KernelIR, launch: Sequence[Unit], device: DeviceModel) -> Cost:
-    """The cost of a torch call, or of the kernels of one launch.
+def launch_cost(
+    ir: KernelIR, launch: Sequence[Unit], device: DeviceModel, loop_kernels: Sequence[KernelPlan] = ()
+) -> Cost:
+    """The cost of a torch call, of a loop over rows, or of the kernels of one launch.
 
     The kernels run concurrently: their time is that of the longest one, or of all work on a fully used device if that is longer.
     """
+    loop = ir.graph.node(launch[0].nodes[0]).loop
+    if loop is not None:
+        return _loop_cost(loop, loop_kernels, device)
     costs: list[Cost] = []
     busy: list[float] = []
     for unit in launch:
