@@ -24,6 +24,15 @@ class NotByRow(Exception):
     """The operations are not independent for each row; the message tells users why."""
 
 
+class PartOfRows(NotByRow):
+    """An operand is the same for a part of the rows, such as one number a sequence; it can be expanded to all rows before."""
+
+    def __init__(self, node: str, operand: Ref, shape: tuple[Size, ...]) -> None:
+        """``operand`` of ``node`` needs this shape."""
+        super().__init__("an operand is broadcast to a part of the rows")
+        self.node, self.operand, self.shape = node, operand, shape
+
+
 class SumOverRows:
     """The label of a value that is the sum over rows of the product."""
 
@@ -150,6 +159,8 @@ class _Search:
             value_of = {self._ir.of(ref).name: ref for ref in reversed(list(self._graph.node(name).inputs()))}
             for prim in reversed(list(self._ir.of_node(name))):
                 label = self._labels.get(prim.name)
+                if isinstance(label, Rows) and prim.op is PrimOp.POINTWISE:
+                    self._check_operands(name, prim, label, value_of)
                 demands = zip(prim.inputs, demanded(self._ir, prim, label, self._labels), strict=True)
                 for source, demand in demands:
                     origin = self._ir.prims[source].origin
@@ -196,6 +207,23 @@ class _Search:
         for prim in ir.of_node(name):
             if prim.name in self._mixed:
                 raise NotByRow(f"{self._word(self._mixed[prim.name])} combines several rows")
+
+    def _check_operands(self, node: str, prim: Prim, label: Rows, value_of: Mapping[str, Ref]) -> None:
+        """Ask for operands that are the same for a part of the rows to be expanded.
+
+        Raises:
+            PartOfRows: there is one.
+        """
+        for source in prim.inputs:
+            shape, shift = list(self._ir.prims[source].shape), len(prim.shape) - len(self._ir.prims[source].shape)
+            dims = [dim for dim in label.dims if dim >= shift]
+            sizes = {shape[dim - shift] == prim.shape[dim] for dim in dims}
+            is_part = len(sizes) > 1 or (sizes == {True} and len(dims) < label.count)
+            if is_part and source in value_of:
+                for dim in dims:
+                    shape[dim - shift] = prim.shape[dim]
+                leading = [prim.shape[dim] for dim in range(label.first, shift)] if len(dims) < label.count else []
+                raise PartOfRows(node, value_of[source], (*leading, *shape))
 
     def _word(self, node: str) -> str:
         named = self._graph.named.get(node)

@@ -31,7 +31,7 @@ from mtmc_lsp.core.graph import (
 )
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.lower import lower
-from mtmc_lsp.ir.row_regions import NotByRow, RowRegion, row_region
+from mtmc_lsp.ir.row_regions import NotByRow, PartOfRows, RowRegion, row_region
 from mtmc_lsp.rewrites.graph_editing import VIEWS, CannotRewrite, base_name
 from mtmc_lsp.rewrites.saved_values import AGAIN
 
@@ -53,10 +53,43 @@ def in_chunks(graph: Graph, node: str, rows: int) -> Graph:
         raise CannotRewrite(f"the graph has no product {node}")
     if rows < 1:
         raise CannotRewrite("a chunk has at least one row")
-    try:
-        return _in_chunks(_with_sums(graph, node), node, rows)
-    except NotByRow as reason:
-        raise CannotRewrite(str(reason)) from None
+    graph = _with_sums(graph, node)
+    for _ in graph.nodes:
+        try:
+            return _in_chunks(graph, node, rows)
+        except PartOfRows as part:
+            graph = _with_expanded(graph, part)
+        except NotByRow as reason:
+            raise CannotRewrite(str(reason)) from None
+    raise CannotRewrite("operands of the loop are the same for a part of the rows")
+
+
+def _with_expanded(graph: Graph, part: PartOfRows) -> Graph:
+    """The graph with an operand of a node expanded, so that chunks of rows can slice it."""
+    kind, node = graph.type_of(part.operand), graph.node(part.node)
+    name = f"{part.operand.name}_expanded"
+    while name in graph.named and graph.node(name).type.shape != part.shape:
+        name += "_"
+    missing = len(part.shape) - len(kind.shape)
+    stride = tuple(
+        Size.of(0) if i < missing or kind.shape[i - missing] != size else kind.stride[i - missing]
+        for i, size in enumerate(part.shape)
+    )
+    expanded = Node(
+        name,
+        "aten.expand.default",
+        (part.operand, part.shape),
+        {},
+        (TensorType(part.shape, kind.dtype, stride),),
+        node.line,
+    )
+    nodes: list[Node] = []
+    for each in graph.nodes:
+        if each.name == part.node:
+            nodes += [expanded] if name not in graph.named else []
+            each = each.reading({part.operand: Ref(name)})
+        nodes.append(each)
+    return replace(graph, nodes=tuple(_in_order(nodes)))
 
 
 def _in_chunks(graph: Graph, node: str, rows: int) -> Graph:

@@ -72,6 +72,19 @@ def f(x, weight, target):
     logits = x @ weight.T
     return F.cross_entropy(logits, target), (logits.argmax(-1) == target).float().mean()
 """,
+    "relative policy": f"""# mtmc: {PREFERENCES} old=f32[B,S]@-5..0 ref=f32[B,S]@-5..0 adv=f32[B] mask=f32[B,S]@0..1 B=3 S=7 D=32 V=200 grad=x,weight
+def f(x, weight, target, old, ref, adv, mask):
+    logp = torch.log_softmax(x @ weight.T, -1).gather(-1, target[..., None])[..., 0]
+    ratio, a = torch.exp(logp - old), adv[:, None]
+    policy = -torch.min(ratio * a, ratio.clamp(0.8, 1.2) * a)
+    loss = (policy + 0.04 * (torch.exp(ref - logp) - (ref - logp) - 1)) * mask
+    return loss.sum() / mask.sum().clamp(min=1.0)
+""",
+    "a scale for each sequence": f"""# mtmc: {PREFERENCES} scale=f32[B,1,1] B=3 S=7 D=32 V=200 grad=x,weight
+def f(x, weight, target, scale):
+    logits = (x @ weight.T) * scale
+    return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+""",
     "a module": """class f(nn.Module):
     def __init__(self, d=32, v=200):
         super().__init__()
@@ -95,14 +108,6 @@ def f(x, weight, target, ref):
     mask = target != 3
     average = (logp * mask).sum(-1) / mask.sum(-1)
     return -F.logsigmoid(average[:2] - average[2:] - ref[:2]).mean()
-""",
-    "relative policy": f"""# mtmc: {PREFERENCES} old=f32[B,S]@-5..0 ref=f32[B,S]@-5..0 adv=f32[B] mask=f32[B,S]@0..1 B=3 S=7 D=32 V=200 grad=x,weight
-def f(x, weight, target, old, ref, adv, mask):
-    logp = torch.log_softmax(x @ weight.T, -1).gather(-1, target[..., None])[..., 0]
-    ratio, a = torch.exp(logp - old), adv[:, None]
-    policy = -torch.min(ratio * a, ratio.clamp(0.8, 1.2) * a)
-    loss = (policy + 0.04 * (torch.exp(ref - logp) - (ref - logp) - 1)) * mask
-    return loss.sum() / mask.sum().clamp(min=1.0)
 """,
     "similarities of all rows": """# mtmc: x=f32[N,D] N=24 D=8 grad=x
 def f(x):

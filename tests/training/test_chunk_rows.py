@@ -59,8 +59,8 @@ def test_large_vocabularies_are_computed_in_chunks_first(
 
 
 def test_a_loss_with_more_upstream_gradients_computes_the_logits_again(checker: Checker) -> None:
-    text = OTHER_LOSSES["relative policy"].replace("x=f32", "x=bf16").replace("weight=f32", "weight=bf16")
-    capture = of_size(checker.capture(HEAD + text), B=8, S=1024, D=4096, V=128256)
+    text = OTHER_LOSSES["preferences"].replace("x=f32", "x=bf16").replace("weight=f32", "weight=bf16")
+    capture = of_size(checker.capture(HEAD + text), S=2048, D=4096, V=128256)
     first = proposed(capture)[0]
     assert first.kind is ActionKind.CHUNK_ROWS
     assert "computes them again" in first.rationale

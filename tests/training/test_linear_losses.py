@@ -80,6 +80,11 @@ REFUSED: dict[str, tuple[str, str, bool]] = {
         "only a single scalar loss has gradients that the forward pass can compute",
         True,
     ),
+    "early gradients of preferences": (
+        "-F.logsigmoid(F.cross_entropy(x @ weight.T, target, reduction='none')[:8].sum())",
+        "the gradients are not a multiple of the upstream gradient",
+        True,
+    ),
     "early gradients that depend on other rows": (
         "(F.cross_entropy(x @ weight.T, target, reduction='none') ** 2).mean().sqrt()",
         "combines several rows",
