@@ -169,7 +169,7 @@ class _Search:
                     elif source in value_of:
                         ref = value_of[source]
                         is_large = demand is not None and self._is_large(ref)
-                        if origin in self._allowed and (is_large or (demand is None and self._is_private_view(origin))):
+                        if origin in self._allowed and (is_large or (demand is None and self._is_private(origin))):
                             self._agree(source, demand)
                             added.add(origin)
                         else:
@@ -177,10 +177,11 @@ class _Search:
                             inputs.add((ref, demand))
         return inputs, added
 
-    def _is_private_view(self, node: str) -> bool:
-        """Whether the node is a view that only the region reads, such as the transposed weights."""
+    def _is_private(self, node: str) -> bool:
+        """Whether only the region reads the node, and it is a view (of the weights) or computed from sizes (the columns)."""
         is_view = self._graph.node(node).op.split(".")[1] in VIEWS
-        return is_view and all(reader.name in self._nodes for reader in self._graph.readers(node))
+        is_free = is_view or (node not in self._ir.opaque and not any(self._graph.node(node).inputs()))
+        return is_free and all(reader.name in self._nodes for reader in self._graph.readers(node))
 
     def _read(self, node: str, ref: Ref, demand: Rows | None) -> None:
         if self._reads.setdefault((node, ref), demand) != demand:

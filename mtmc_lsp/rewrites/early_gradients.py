@@ -101,8 +101,10 @@ def _check_memory(graph: Graph) -> None:
             not step.terms and size != Size.of(1) for size, step in zip(kind.shape, kind.stride, strict=True)
         )
         storages.append(_storage(graph, ref))
-        if is_expanded or storages[-1] not in graph.named or kind.dtype == "float16":
-            raise CannotRewrite("a gradient in float16 may underflow before it is multiplied, or is a view")
+        if kind.dtype == "float16":
+            raise CannotRewrite("a gradient in float16 may underflow before it is multiplied by the upstream gradient")
+        if is_expanded or storages[-1] not in graph.named:
+            raise CannotRewrite("a gradient is a view of another tensor")
     if len(set(storages)) < len(storages) or set(storages) & results:
         raise CannotRewrite("two gradients share memory")
 

@@ -57,11 +57,9 @@ def linear_cross_entropy_row_gather_kernel(
 
 @triton.jit
 def linear_cross_entropy_sub_kernel(
-    arange_ptr,
     unsqueeze_1_ptr,
     ne_4_ptr,
     neg_1_ptr,
-    zeros_ptr,
     mm_ptr,
     amax_ptr,
     log_ptr,
@@ -81,12 +79,10 @@ def linear_cross_entropy_sub_kernel(
     row_mask = rows < n_rows
     cols = tl.arange(0, BLOCK)[None, :]
     col_mask = cols < n_cols
-    arange = tl.load(arange_ptr + cols, mask=col_mask, other=0)
     unsqueeze_1 = tl.load(unsqueeze_1_ptr + rows, mask=row_mask, other=0)
     ne_4 = tl.load(ne_4_ptr + rows, mask=row_mask, other=0)
     neg_1 = tl.load(neg_1_ptr)
-    zeros = tl.load(zeros_ptr)
-    where = tl.where((arange == unsqueeze_1) & ne_4, neg_1, zeros)
+    where = tl.where((cols == unsqueeze_1) & ne_4, neg_1, 0.0)
     mm = tl.load(mm_ptr + rows * n_cols + cols, mask=row_mask & col_mask, other=0.0)
     amax = tl.load(amax_ptr + rows, mask=row_mask, other=0.0)
     log = tl.load(log_ptr + rows, mask=row_mask, other=0.0)
@@ -296,11 +292,9 @@ def linear_cross_entropy_chunk(
     x,
     weight,
     unsqueeze,
-    arange,
     unsqueeze_1,
     ne_4,
     neg_1,
-    zeros,
     grad_weight,
     grad_x,
     needs_gradients,
@@ -325,7 +319,7 @@ def linear_cross_entropy_chunk(
         return row_gather
     # sub replaces mm, which nothing reads afterwards.
     linear_cross_entropy_sub_kernel[((n_rows + 3) // 4,)](
-        arange, unsqueeze_1, ne_4, neg_1, zeros, mm, amax, log, mm, n_rows, n_cols,
+        unsqueeze_1, ne_4, neg_1, mm, amax, log, mm, n_rows, n_cols,
         ROWS=4, BLOCK=1 << (n_cols - 1).bit_length(), num_warps=2, num_stages=2,
     )
     permute_2 = weight.permute([1, 0])
@@ -338,8 +332,8 @@ def linear_cross_entropy_chunk(
 
 def linear_cross_entropy_forward(x, weight, target, needs_gradients=True):
     """Results and gradients of ``linear_cross_entropy`` with Triton kernels."""
-    V = weight.shape[0]
     N = x.shape[0]
+    V = weight.shape[0]
     D = x.shape[1]
     ne = torch.ops.aten.ne.Scalar(target, -100)
     where = torch.where(ne, target, 0)
@@ -347,12 +341,10 @@ def linear_cross_entropy_forward(x, weight, target, needs_gradients=True):
     total = torch.sum(ne)
     to_copy = torch.ops.aten._to_copy.default(total, dtype=torch.float32).contiguous()
     ones = torch.ops.aten.ones.default([], dtype=torch.float32, device=x.device)
-    arange = torch.ops.aten.arange.default(V, device=x.device)
     unsqueeze_2 = target.unsqueeze(1)
     div = torch.ops.aten.div.Tensor(ones, to_copy)
     ne_2 = torch.ops.aten.ne.Scalar(unsqueeze_2, -100)
     neg = torch.ops.aten.neg.default(div)
-    zeros = torch.ops.aten.zeros.default([], dtype=torch.float32, device=x.device)
     row_gather = x.new_empty(N, 1)
     grad_weight = torch.zeros((V, D), dtype=torch.float32, device=x.device) if needs_gradients else None
     grad_x = torch.empty_like(x) if needs_gradients else None
@@ -360,9 +352,8 @@ def linear_cross_entropy_forward(x, weight, target, needs_gradients=True):
     for start in range(0, N, 16):
         stop = start + 16
         row_gather[start:stop] = linear_cross_entropy_chunk(
-            x[start:stop], weight, unsqueeze[start:stop], arange, unsqueeze_2[start:stop],
-            ne_2[start:stop], neg, zeros, grad_weight, grad_x[start:stop] if needs_gradients else None,
-            needs_gradients,
+            x[start:stop], weight, unsqueeze[start:stop], unsqueeze_2[start:stop], ne_2[start:stop], neg,
+            grad_weight, grad_x[start:stop] if needs_gradients else None, needs_gradients,
         )
     squeeze = row_gather.squeeze(1)
     neg_2 = torch.ops.aten.neg.default(squeeze)
