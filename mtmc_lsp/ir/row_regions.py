@@ -106,7 +106,7 @@ class _Search:
         ordered = tuple(name for name in self._graph.named if name in self._nodes)
         return RowRegion(
             ordered,
-            tuple(sorted(inputs, key=lambda item: self._position(item[0]))),
+            tuple(sorted(inputs, key=lambda item: (*self._position(item[0]), item[1] is None, str(item[1])))),
             outputs,
             self._reads,
             self._labels,
@@ -114,9 +114,11 @@ class _Search:
             frozenset(ref for name in ordered for ref in self._values(name) if self._is_large(ref)),
         )
 
-    def _position(self, ref: Ref) -> tuple[int, int]:
+    def _position(self, ref: Ref) -> tuple[int, int, int]:
         names = [item.name for item in self._graph.sources]
-        return (0, names.index(ref.name)) if ref.name in names else (1, self._graph.positions[ref.name])
+        if ref.name in names:
+            return 0, names.index(ref.name), 0
+        return 1, self._graph.positions[ref.name], ref.index
 
     def _values(self, node: str) -> list[Ref]:
         return [Ref(node, i) for i in range(len(self._graph.node(node).outputs))]

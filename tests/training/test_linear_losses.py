@@ -123,7 +123,11 @@ FAULTS: dict[str, tuple[bool, str, str]] = {
         r"(torch\.mm\(mm, \w+, out=grad_x\))",
         r"mm = mm.roll(1, 0)\n    \1",
     ),
-    "statistics of another row": (False, r"row_log\[start:stop\], arange", "row_log.roll(1, 0)[start:stop], arange"),
+    "statistics of another row": (
+        False,
+        r"(?s)( {8}f_backward_chunk\(.*?)row_log\[start:stop\]",
+        r"\1row_log.roll(1, 0)[start:stop]",
+    ),
     "an upstream gradient that is ignored": (True, r"gradient\.mul_\(grad_out\)", "gradient"),
     "gradients that a call without them computes": (
         True,
