@@ -38,7 +38,7 @@ LEAST_SAVED_BYTES = 32e6
 LEAST_SAVED_SHARE = 0.1
 """Memory that a loop must save, as a share of what a call with the loop allocates."""
 MOST_CHUNKS = 8
-"""Most chunks: each one rounds the gradient of 16-bit weights once more."""
+"""Most chunks with gradients: each one reads and writes the gradient of the weights, and rounds it again if it has 16 bits."""
 TILE_ROWS, TILE_COLUMNS = 128, 256
 """Tile of the library's products. The chunks have enough rows for one tile for each multiprocessor, if there are as many."""
 MOST_SLOWER = 1.05
@@ -168,7 +168,8 @@ def chunk_rows(ir: KernelIR, node: Node, device: DeviceModel) -> int:
     tiles = -(-narrow // TILE_COLUMNS)
     # The nearest number of tiles: a last wave that is nearly empty costs as much as a full one.
     filling = max(1, round(device.sm_count / tiles)) * TILE_ROWS
-    chunk = max(-(-rows // MOST_CHUNKS), min(filling, -(-rows // 2)))
+    most = MOST_CHUNKS if ir.graph.backward is not None else rows
+    chunk = max(-(-rows // most), min(filling, -(-rows // 2)))
     return -(-chunk // TILE_ROWS) * TILE_ROWS
 
 

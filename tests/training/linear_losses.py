@@ -9,7 +9,9 @@ from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.schedule.schedule import Schedule
+from mtmc_lsp.verify.cases import Case
 from tests.codegen.checker import start
+from tests.training.targets import cases
 
 SHAPES = "x=f32[N,D] weight=f32[V,D] target=i64[N]@0..199 N=16 D=32 V=200 grad=x,weight"
 PREFERENCES = "x=f32[B,S,D] weight=f32[V,D] target=i64[B,S]@0..199"
@@ -138,3 +140,9 @@ def in_chunks(capture: Capture, *, rows: int = 5, early: bool = False) -> Candid
         params["early"] = True
     action = MacroAction(ActionKind.CHUNK_ROWS, (product_of(capture),), (0, 0), params)
     return BuiltinCoder().write(capture, start(capture), action)
+
+
+def few_cases(capture: Capture) -> list[Case]:
+    """Two forms of upstream gradients, odd sizes, one row, and a call without gradients."""
+    every = cases(capture)
+    return [*every[:2], *every[-3:]]

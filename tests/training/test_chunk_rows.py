@@ -66,6 +66,13 @@ def test_a_loss_with_more_upstream_gradients_computes_the_logits_again(checker: 
     assert "computes them again" in first.rationale
 
 
+def test_chunks_without_gradients_only_have_to_fill_the_device(checker: Checker) -> None:
+    capture = of_size(checker.capture(HEAD + OTHER_LOSSES["no gradients"]), N=32768, D=4096, V=128256)
+    action = next(action for action in proposed(capture) if action.kind is ActionKind.CHUNK_ROWS)
+    assert action.params["rows"] == 1024
+    assert action.text == "Compute the product and what follows in chunks of 1024 rows"
+
+
 @pytest.mark.parametrize(("n", "d", "v"), [(8192, 4096, 4096), (64, 4096, 128256), (512, 64, 2000)])
 def test_products_of_few_columns_or_rows_are_computed_at_once(checker: Checker, n: int, d: int, v: int) -> None:
     capture = of_size(checker.capture(HEAD + SCALAR_LOSSES["cross entropy in bfloat16"]), N=n, D=d, V=v)
