@@ -22,6 +22,7 @@ from mtmc_lsp.rewrites import (
     layout_propagation,
     pooling,
     reduction_hoisting,
+    row_forms,
     row_loops,
     spatial_reductions,
     split_full_reduction,
@@ -72,6 +73,7 @@ def apply_rewrite(graph: Graph, rewrite: Rewrite) -> Graph:
         return layout_propagation.in_channels_last(graph)
     if rewrite.rule == row_loops.RULE:
         rows, *early = rewrite.detail
+        graph = row_forms.with_gathers(graph)
         graph = early_gradients.with_early_gradients(graph) if any(early) else graph
         return row_loops.in_chunks(graph, rewrite.node, rows)
     return apply_edit(graph, algebra_edit(graph, rewrite))

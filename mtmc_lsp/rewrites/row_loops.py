@@ -33,6 +33,7 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.row_regions import NotByRow, PartOfRows, RowRegion, row_region
 from mtmc_lsp.rewrites.graph_editing import VIEWS, CannotRewrite, base_name
+from mtmc_lsp.rewrites.row_forms import with_sums
 from mtmc_lsp.rewrites.saved_values import AGAIN
 
 RULE = "chunk-rows"
@@ -53,7 +54,7 @@ def in_chunks(graph: Graph, node: str, rows: int) -> Graph:
         raise CannotRewrite(f"the graph has no product {node}")
     if rows < 1:
         raise CannotRewrite("a chunk has at least one row")
-    graph = _with_sums(graph, node)
+    graph = with_sums(graph, node)
     for _ in graph.nodes:
         try:
             return _in_chunks(graph, node, rows)
@@ -104,22 +105,6 @@ def _in_chunks(graph: Graph, node: str, rows: int) -> Graph:
     if again:
         graph = _looped(graph, row_region(lower(graph), again, graph.backward_nodes), again, rows)
     return graph
-
-
-def _with_sums(graph: Graph, product: str) -> Graph:
-    """The graph with sums and divisions for means over rows and columns of large values: a chunk does not know all rows."""
-    elements = graph.node(product).type.numel
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        source = node.args[0] if node.args else None
-        is_large = isinstance(source, Ref) and graph.type_of(source).numel == elements
-        if base_name(node) != "mean" or not is_large or not node.type.numel.is_constant or node.type.dtype == "float16":
-            nodes.append(node)
-            continue
-        op = "aten.sum.default" if len(node.args) == 1 else "aten.sum.dim_IntList"
-        total = replace(node, name=f"{node.name}_total", op=op, variable="")
-        nodes += [total, replace(node, op="aten.div.Tensor", args=(Ref(total.name), elements), kwargs={})]
-    return replace(graph, nodes=tuple(nodes))
 
 
 def _computing_again(graph: Graph, node: str, forward: frozenset[str]) -> tuple[Graph, str]:

@@ -49,6 +49,11 @@ def f(x, weight, target):
     logits = x @ weight.T
     return F.cross_entropy(logits, target) + 1e-4 * (torch.logsumexp(logits, -1) ** 2).mean()
 """,
+    "classes by index": f"""# mtmc: {SHAPES.replace("@0..199", "@-200..199")}
+def f(x, weight, target):
+    logp = F.log_softmax(x @ weight.T, -1)
+    return -logp[torch.arange(x.shape[0], device=x.device), target].mean()
+""",
     "a temperature at run time": """# mtmc: x=f32[N,D] weight=f32[V,D] target=i64[N]@0..199 temperature=0.7 N=16 D=32 V=200 grad=x,weight
 def f(x, weight, target, temperature):
     return F.cross_entropy(x @ weight.T / temperature, target)
