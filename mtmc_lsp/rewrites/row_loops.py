@@ -121,7 +121,7 @@ def _computing_again(graph: Graph, node: str, forward: frozenset[str]) -> tuple[
 def _apart(graph: Graph, node: str) -> Graph:
     """The graph whose gradients read, of the large values that results need, only the products.
 
-    Then the results of a chunk are kernels of their own, which calls without gradients run alone.
+    Then separate kernels compute the results of a chunk, and calls without gradients run only these.
     """
     results = graph.needed_by_results
     region = row_region(lower(graph), node, frozenset(graph.named))
