@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mtmc_lsp.actions import (
     algebra,
+    chunk_rows,
     cuda_graph,
     fuse,
     library,
@@ -29,12 +30,16 @@ HANDLERS: tuple[ActionHandler, ...] = (
     fuse.TensorCore(),
     library.Library(),
     recompute.Recompute(),
+    chunk_rows.ChunkRows(),
     split.Split(),
     side_by_side.SideBySide(),
     cuda_graph.CudaGraph(),
     tuning.Autotune(),
 )
 BY_KIND: dict[ActionKind, ActionHandler] = {handler.kind: handler for handler in HANDLERS}
+
+MUCH_MEMORY = 1e9
+"""Bytes; an action that saves as much memory goes before actions that save more time."""
 
 WHEN_IT_PAYS: dict[ActionKind, str] = {
     ActionKind.FUSE: "Operations that are limited by memory bandwidth, one after another: each intermediate tensor that stays in "
@@ -53,6 +58,8 @@ WHEN_IT_PAYS: dict[ActionKind, str] = {
     ActionKind.LIBRARY: "Products and convolutions where `torch.compile`, which calls the library, is faster than the kernels.",
     ActionKind.RECOMPUTE: "Cheap elementwise values that several kernels read: computing them again takes less time than writing "
     "and reading them.",
+    ActionKind.CHUNK_ROWS: "A linear layer with a large vocabulary and its loss: the logits of all rows take more memory "
+    "than everything else.",
     ActionKind.CUDA_GRAPH: "Calls whose launches take longer on the host than the kernels take on the GPU: many small kernels.",
     ActionKind.AUTOTUNE: "Every kernel that is worth the seconds of measuring: the model predicts well which configurations are "
     "good, but not which one is the best.",
@@ -90,7 +97,9 @@ def proposals(situation: Situation) -> list[MacroAction]:
     def rank(action: MacroAction) -> tuple[bool, float, str]:
         # If fusions save host time, a CUDA graph need not.
         more = -most if action.kind is ActionKind.CUDA_GRAPH else host_us[action.key]
-        # The memory format of all images affects the gain of every other action, so it goes first.
-        return action.params.get("rule") != propagation.RULE, -(action.expected.saved_us + more), action.key
+        # The memory format of all images affects the gain of every other action, so it goes first. So does a loop that saves
+        # much memory: kernels for the values in the loop would be dropped by it.
+        goes_first = action.params.get("rule") == propagation.RULE or action.expected.saved_memory >= MUCH_MEMORY
+        return not goes_first, -(action.expected.saved_us + more), action.key
 
     return sorted(actions, key=rank)

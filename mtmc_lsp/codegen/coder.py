@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, RUN_CUDA_GRAPH
 from mtmc_lsp.codegen.module.direct_launches import DIRECT_LAUNCHES
 from mtmc_lsp.codegen.module.guard import bindings, returns_tensors, size_text, write_guard
 from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS
-from mtmc_lsp.codegen.module.launcher import Launcher
+from mtmc_lsp.codegen.module.launcher import FLAG, Launcher
 from mtmc_lsp.codegen.module.naming import (
     base_name,
     launch_key,
@@ -32,6 +32,7 @@ from mtmc_lsp.codegen.module.unpacking import unpacking
 from mtmc_lsp.codegen.module.up_to_date import write_check
 from mtmc_lsp.codegen.standalone import placed
 from mtmc_lsp.codegen.training.autograd_function import AutogradFunction
+from mtmc_lsp.codegen.training.early_gradients import EarlyGradients
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import InputKind
@@ -161,17 +162,22 @@ def render(
     """
     schedule = _with_random_kernels(ir, schedule, device)
     base = base_name(capture.workload.target, source)
-    both = split(ir.graph) if ir.graph.backward is not None else None
+    backward = ir.graph.backward
+    both = split(ir.graph) if backward is not None and not backward.in_forward else None
     passes = _passes(capture, ir, both, schedule, base)
     lines = source.splitlines()
     shared = SharedKernels(helpers)
     units = [launch for each in passes for launch in each.units]
     live_keys = {launch_key(launch) for launch in units} | {unit.nodes[-1] for launch in units for unit in launch}
+    live_keys |= {plan.key for plan in schedule.loop_kernels}
     is_live = {key: key in live_keys or key.startswith(HELPER) for key, _ in schedule.kernel_names}
     names = KernelNames(source, {key: name for key, name in schedule.kernel_names if is_live[key]})
     kernels: list[Kernel] = []
     for each in passes:
-        kernels += write_launches(each.ir, each.units, each.launcher, names, shared, each.base, lines, device)
+        for part in _parts(each):
+            kernels += write_launches(
+                each.ir, part, each.launcher, names, shared, each.base, lines, device, schedule.loop_kernels
+            )
     if names.moved:
         kept = {key: name for key, name in schedule.kernel_names if name not in names.moved.values()} | names.moved
         return render(capture, ir, replace(schedule, kernel_names=tuple(kept.items())), source, device)
@@ -185,7 +191,8 @@ def render(
                 f"the kernels require {limit}, which does not hold for the captured sizes; choose other settings"
             )
     block = _module_block(capture, limits, base, kernels, passes, both, uses_cuda_graph=schedule.cuda_graph)
-    launched = [launch for each in passes for launch in each.launcher.launches]
+    launchers = [each.launcher for each in passes]
+    launched = [launch for each in launchers for launch in (*each.launches, *each.function_launches)]
     compiled = tuple(launch for i, launch in enumerate(launched) if launch not in launched[:i])
     dispatch = _dispatch(capture, base, passes, uses_cuda_graph=schedule.cuda_graph)
     imports = ("import math", *IMPORTS) if any(number.uses_math for number in numbers_of(ir.graph)) else IMPORTS
@@ -213,11 +220,27 @@ def _passes(capture: Capture, ir: KernelIR, both: Passes | None, schedule: Sched
         kernels = tuple(plan for plan in schedule.kernels if plan.key in part.graph.named)
         of_part = replace(schedule, kernels=kernels)
         launcher = Launcher(part, recomputed=frozenset(node for plan in kernels for node in plan.recomputed))
+        if part.graph.backward is not None:
+            launcher.optional, launcher.flags = part.graph.only_for_gradients, (f"{FLAG}=True",)
         if not all(word.isidentifier() for word in capture.module_name.split(".")):
             # The module name is not a valid dotted name (KernelBench imports files such as 1_Square_matrix.py by path).
             launcher.namespace = "mtmc_{''.join(c if c.isalnum() else '_' for c in __name__)}"
         passes.append(_Pass(name, part, launcher, launches(part, of_part)))
     return passes
+
+
+def _parts(each: _Pass) -> Iterator[list[list[Unit]]]:
+    """The launches of a pass; those that only gradients need come last, after a return without gradients."""
+    graph = each.ir.graph
+    if graph.backward is None:
+        yield each.units
+        return
+    needed = graph.needed_by_results
+    later = [launch for launch in each.units if not any(needed & set(unit.nodes) for unit in launch)]
+    yield [launch for launch in each.units if launch not in later]
+    results = [each.launcher.variables[ref] for ref in graph.forward_outputs]
+    each.launcher.lines += [f"if not {FLAG}:", f"    return {', '.join(results)}"]
+    yield later
 
 
 def _with_random_kernels(ir: KernelIR, schedule: Schedule, device: DeviceModel) -> Schedule:
@@ -263,7 +286,8 @@ def _module_block(
     helpers = _helpers("\n".join(sources))
     checks = [source for name, source in GUARD_HELPERS.items() if re.search(rf"\b{name}\b", guard)]
     launch = _launchers(capture, base, passes, both, summary)
-    helpers_of_launcher = [DIRECT_LAUNCHES] if any(each.launches for each in launchers) else []
+    launches_kernels = any(each.launches or each.function_launches for each in launchers)
+    helpers_of_launcher = [DIRECT_LAUNCHES] if launches_kernels else []
     helpers_of_launcher += [ALLOCATOR_SOURCE] if any(each.makes_descriptors for each in launchers) else []
     helpers_of_launcher += [CONSTANT_SOURCE] if any(each.makes_constants for each in launchers) else []
     cuda_graph = [GRAPHS, RUN_CUDA_GRAPH, _cuda_graph_function(capture, base, launcher)] if uses_cuda_graph else []
@@ -275,6 +299,11 @@ def _module_block(
 def _launchers(capture: Capture, base: str, passes: Sequence[_Pass], both: Passes | None, summary: str) -> str:
     """The launcher with its operator; with a backward pass, both launchers and their autograd function."""
     forward = passes[0]
+    graph = forward.ir.graph
+    if graph.backward is not None:
+        function_of_call = EarlyGradients(base, capture.workload.target.qualname, graph, forward.launcher)
+        launcher = forward.launcher.finish_function(f"{base}_forward", base, f"Results and gradients of {summary}")
+        return f"{launcher}\n\n{function_of_call.source()}"
     if both is None:
         return forward.launcher.finish(f"{base}_launch", f"{base}_triton", summary)
     backward = passes[1]

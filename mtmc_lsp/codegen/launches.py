@@ -17,6 +17,7 @@ from mtmc_lsp.codegen.module.naming import identifier, kernel_name, launch_key, 
 from mtmc_lsp.codegen.module.shared_kernels import KernelNames, SharedKernels
 from mtmc_lsp.codegen.module.side_by_side import side_by_side
 from mtmc_lsp.codegen.recurrent.recurrent_launcher import RecurrentSteps
+from mtmc_lsp.codegen.row_loop import LoopBody
 from mtmc_lsp.codegen.tile.split_kernel import write_split_kernels
 from mtmc_lsp.codegen.tile.tile_kernel import write_tile_kernel
 from mtmc_lsp.core.device_model import DeviceModel
@@ -50,6 +51,7 @@ def write_launches(
     base: str,
     lines: list[str],
     device: DeviceModel,
+    loop_kernels: Sequence[KernelPlan] = (),
 ) -> list[Kernel]:
     """Write the kernels and torch calls of a launcher, in order.
 
@@ -58,15 +60,28 @@ def write_launches(
         launcher: gets the statements.
         base: begins the names of the kernels.
         lines: of the user's file.
+        loop_kernels: kernels of operations that run for one chunk of rows after another.
 
     Returns:
         The kernels that are launched; a shared kernel may appear several times, each time with its own limits.
     """
     kernels: list[Kernel] = []
     is_one_of_several = sum(not _is_view(ir, unit) for launch in units for unit in launch) > 1
+    launched: list[Unit] = []
     for unit, *grouped in units:
+        launcher.done |= {name for each in launched for name in each.nodes}
+        launched = [unit, *grouped]
         if unit.plan is None or unit.region is None:
-            launcher.torch_call(ir.graph.node(unit.nodes[0]))
+            node = ir.graph.node(unit.nodes[0])
+            if node.loop is None:
+                launcher.torch_call(node)
+                continue
+            body = LoopBody.of(node, launcher, loop_kernels, f"{base}_chunk")
+            written = write_launches(body.ir, body.units, body.launcher, names, shared, base, lines, device)
+            body.return_early()
+            rest = body.units_for_gradients
+            written += write_launches(body.ir, rest, body.launcher, names, shared, base, lines, device)
+            kernels += body.finish(written)
             continue
         if grouped:
             launch = [unit, *grouped]
@@ -95,6 +110,7 @@ def write_launches(
             launcher.launch(written[-1], [unit.region])
         kernels += written
         names.written(key, written[-1].name, [kernel.name for kernel in written])
+    launcher.done |= {name for each in launched for name in each.nodes}
     return kernels
 
 

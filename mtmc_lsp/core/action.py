@@ -23,6 +23,7 @@ class ActionKind(Enum):
     IM2WIN = "im2win"
     LIBRARY = "library"
     RECOMPUTE = "recompute"
+    CHUNK_ROWS = "chunk-rows"
     CUDA_GRAPH = "cuda-graph"
     AUTOTUNE = "autotune"
 
@@ -37,6 +38,8 @@ class Expected:
     bytes_after: float = 0.0
     flops_before: float = 0.0
     flops_after: float = 0.0
+    saved_memory: float = 0.0
+    """Predicted bytes of device memory that a call allocates less."""
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,9 @@ class Node:
     """1-based line in the target's file that this node comes from; 0 when unknown."""
     variable: str = ""
     """The user's variable name for the value, if an assignment on that line names it."""
+    loop: RowLoop | None = None
+    """Set if the node stands for a part of the graph that runs for one chunk of rows after another. Rewrites make such nodes;
+    captured graphs, and so JSON, have none."""
 
     def to_json(self) -> dict[str, object]:
         from mtmc_lsp.core.json_codec import to_json
@@ -202,6 +205,13 @@ class Node:
         name = self.op.split(".")[1].strip("_")
         return "batch_norm" if name.startswith("native_batch_norm") else name
 
+    def name_of(self, index: int) -> str:
+        """A name for an output: the user's variable, or the name of the node."""
+        if self.loop is not None:
+            return self.loop.body.node(self.loop.body.outputs[index].name).name_of(0)
+        name = self.variable or self.name
+        return name if not index else f"{name}_{index}"
+
     @property
     def draws(self) -> bool:
         """Whether the operation draws random numbers from PyTorch's generator."""
@@ -238,6 +248,39 @@ def _iter_refs(argument: Argument) -> Iterator[Ref]:
     elif isinstance(argument, tuple):
         for item in argument:
             yield from _iter_refs(item)
+
+
+@dataclass(frozen=True)
+class RowLoop:
+    """Operations that run for one chunk of rows after another, so that their large values never exist for all rows."""
+
+    body: Graph
+    """The operations for a chunk of rows. Its inputs are the node's arguments, in this order."""
+    symbol: str
+    """The named size of the body that is the number of rows of a chunk."""
+    rows: int
+    """Most rows of a chunk."""
+    total: Size
+    """Rows of all chunks."""
+    inputs: tuple[Rows | None, ...]
+    """For each input of the body, which dimensions of the argument are rows; None if every chunk reads it whole."""
+    outputs: tuple[Rows | None, ...]
+    """For each output of the body, which dimensions of the result are rows; None for a sum over all chunks."""
+    sizes: tuple[str, ...] = ()
+    """Named sizes that the body needs and that its inputs do not have, such as the number of all rows in a mean."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Neighbouring dimensions of a tensor that are the rows of a loop: batch and length, for example."""
+
+    first: int
+    count: int = 1
+
+    @property
+    def dims(self) -> range:
+        """The dimensions."""
+        return range(self.first, self.first + self.count)
 
 
 @dataclass(frozen=True)
@@ -295,6 +338,8 @@ class Backward:
     """For each tangent the number of its result."""
     gradients: tuple[str, ...]
     """The inputs whose gradients are the last outputs of the graph, in that order."""
+    in_forward: bool = False
+    """Whether the forward pass computes the gradients, for an upstream gradient of 1. The backward pass multiplies them."""
 
 
 @dataclass(frozen=True)
@@ -429,16 +474,28 @@ class Graph:
     @cached_property
     def backward_nodes(self) -> frozenset[str]:
         """The nodes of the backward pass: those that neither a result nor a written input needs."""
-        if self.backward is None:
+        if self.backward is None or self.backward.in_forward:
             return frozenset()
+        return frozenset(self.named) - self.needed_by_results
+
+    @cached_property
+    def needed_by_results(self) -> frozenset[str]:
+        """The nodes that results or written inputs need; all others only compute gradients."""
         pending = [ref.name for ref in self.forward_outputs] + [mutation.value.name for mutation in self.mutations]
-        forward: set[str] = set()
+        needed: set[str] = set()
         while pending:
             name = pending.pop()
-            if name in self.named and name not in forward:
-                forward.add(name)
+            if name in self.named and name not in needed:
+                needed.add(name)
                 pending += [ref.name for ref in self.named[name].inputs()]
-        return frozenset(self.named) - forward
+        return frozenset(needed)
+
+    @property
+    def only_for_gradients(self) -> frozenset[Ref]:
+        """The values that no result needs."""
+        read = {ref for name in self.needed_by_results for ref in self.node(name).inputs()} | set(self.forward_outputs)
+        values = (Ref(node.name, i) for node in self.nodes for i in range(len(node.outputs)))
+        return frozenset(ref for ref in values if ref not in read)
 
     @cached_property
     def escaping(self) -> frozenset[Ref]:

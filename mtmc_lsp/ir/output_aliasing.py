@@ -1,12 +1,12 @@
-"""Decides when a kernel may store a result into the input that it replaces, as an in-place operation does."""
+"""Decides when a kernel may store a result over one of its operands: as an in-place operation does, or to save memory."""
 
 from __future__ import annotations
 
 from collections.abc import Set
 
-from mtmc_lsp.core.graph import Mutation, Ref
+from mtmc_lsp.core.graph import PRODUCTS, Mutation, Ref
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
-from mtmc_lsp.ir.regions import Region, RegionKind
+from mtmc_lsp.ir.regions import VIEWS, Region, RegionKind
 
 
 def may_overwrite(ir: KernelIR, region: Region, mutation: Mutation, recomputed: Set[str] = frozenset()) -> bool:
@@ -53,3 +53,57 @@ def may_overwrite(ir: KernelIR, region: Region, mutation: Mutation, recomputed: 
                 return False
             depends.add(name)
     return not readers or new in depends
+
+
+def replaced_product(ir: KernelIR, region: Region, result: Ref, done: Set[str]) -> Ref | None:
+    """The product that a result of a kernel may overwrite to save memory, because nothing reads it afterwards.
+
+    Args:
+        done: the nodes that run before the kernel.
+    """
+    for source in region.inputs:
+        node = ir.graph.named.get(ir.prims[source].origin)
+        if node is not None and node.word in PRODUCTS and node.name in done:
+            product = Ref(node.name)
+            if _may_replace(ir, region, product, result, done):
+                return product
+    return None
+
+
+def _may_replace(ir: KernelIR, region: Region, operand: Ref, result: Ref, done: Set[str]) -> bool:
+    """Whether a kernel over rows may store a result over an operand that nothing reads afterwards.
+
+    One program instance reads and writes a row, and stores element i of the result after it loaded element i of the operand.
+    This holds if both have the same type, the result depends on the operand, and each value of the operand's size is used at its
+    index or reduced along the row: reductions end before the results are stored.
+    """
+    graph = ir.graph
+    kind = graph.type_of(operand)
+    is_same = graph.type_of(result) == kind and kind.is_contiguous
+    if region.kind is not RegionKind.REDUCE or not is_same or region.parts or operand in graph.escaping:
+        return False
+    if not _used_inside(ir, operand.name, done | set(region.nodes)):
+        return False
+    old, new = ir.of(operand).name, ir.of(result).name
+    if set(region.table.all_axes(new)) != set(region.table.all_axes(old)):
+        return False
+    by_index = {old}
+    for name in region.prims:
+        prim = ir.prims[name]
+        if not by_index & set(prim.inputs):
+            continue
+        if prim.op is PrimOp.POINTWISE and prim.shape == kind.shape:
+            by_index.add(name)
+        elif prim.op is not PrimOp.REDUCE or any(size != prim.shape[i] for i, size in enumerate(kind.shape[:-1])):
+            return False
+    return new in by_index
+
+
+def _used_inside(ir: KernelIR, node: str, inside: Set[str]) -> bool:
+    """Whether all readers of a node are among these nodes; a view counts as its readers."""
+    for reader in ir.graph.readers(node):
+        if reader.name not in inside:
+            is_view = reader.op.split(".")[1] in VIEWS
+            if not is_view or Ref(reader.name) in ir.graph.escaping or not _used_inside(ir, reader.name, inside):
+                return False
+    return True

@@ -20,6 +20,9 @@ OPERATION_CLASSES = (
 KERNEL_CLASSES = ("tile", "matmul", "attention", "recurrent")
 """Kinds of kernels of a schedule, by their configuration."""
 
+LEARNED_KINDS = tuple(kind for kind in ActionKind if kind is not ActionKind.CHUNK_ROWS)
+"""Kinds of actions that the features tell apart. Transitions are of calls without gradients and have no loops over rows."""
+
 GRAPH_FEATURES = (
     *(f"graph.operations_{name}" for name in OPERATION_CLASSES),
     "graph.operations",
@@ -62,7 +65,7 @@ SCHEDULE_FEATURES = (
 )
 ACTION_FEATURES = (
     "action.is_stop",
-    *(f"action.kind_{kind.value}" for kind in ActionKind),
+    *(f"action.kind_{kind.value}" for kind in LEARNED_KINDS),
     "action.rank",
     "action.saved_us",
     "action.saved_share",

@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.learning.transitions import Outcome
 from mtmc_lsp.core.protocols import State
-from mtmc_lsp.policies.feature_names import FEATURES
+from mtmc_lsp.policies.feature_names import FEATURES, LEARNED_KINDS
 from mtmc_lsp.policies.history import TriedAction, present_us, tried_actions
 from mtmc_lsp.policies.state_features import Version, device_features, graph_features, log, version_of
 
@@ -88,7 +88,7 @@ def log_ratio(ratio: float | None) -> float:
 
 STOP_FEATURES: Mapping[str, float] = {
     "action.is_stop": 1.0,
-    **{f"action.kind_{kind.value}": 0.0 for kind in ActionKind},
+    **{f"action.kind_{kind.value}": 0.0 for kind in LEARNED_KINDS},
 }
 
 
@@ -96,7 +96,7 @@ def _action_features(item: Ranked, best_us: float, version: Version) -> dict[str
     action, expected = item.action, item.action.expected
     region = frozenset(action.region)
     units = version.units_of(region)
-    features = {f"action.kind_{kind.value}": float(kind is action.kind) for kind in ActionKind}
+    features = {f"action.kind_{kind.value}": float(kind is action.kind) for kind in LEARNED_KINDS}
     return features | {
         "action.is_stop": 0.0,
         "action.rank": float(item.rank) if item.rank >= 0 else NAN,

@@ -25,6 +25,7 @@ KIND_WORDS: Mapping[ActionKind, str] = {
     ActionKind.IM2WIN: "im2win rewrite",
     ActionKind.LIBRARY: "library call",
     ActionKind.RECOMPUTE: "recomputation",
+    ActionKind.CHUNK_ROWS: "loop over chunks of rows",
     ActionKind.CUDA_GRAPH: "CUDA graph",
     ActionKind.AUTOTUNE: "tuning",
 }

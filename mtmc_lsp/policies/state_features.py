@@ -154,7 +154,10 @@ def _launch_costs(ir: KernelIR, schedule: Schedule, device: DeviceModel) -> list
     """The nodes and the predicted cost of each launch; none for a version of a language model that the cost model cannot read."""
     try:
         return [
-            (frozenset(name for unit in launch for name in unit.nodes), launch_cost(ir, launch, device))
+            (
+                frozenset(name for unit in launch for name in unit.nodes),
+                launch_cost(ir, launch, device, schedule.loop_kernels),
+            )
             for launch in launches(ir, schedule)
         ]
     except (CannotCode, CannotFuse):

@@ -16,11 +16,14 @@ from mtmc_lsp.rewrites import (
     attention,
     constants,
     convolution_layout,
+    early_gradients,
     identities,
     im2win,
     layout_propagation,
     pooling,
     reduction_hoisting,
+    row_forms,
+    row_loops,
     spatial_reductions,
     split_full_reduction,
 )
@@ -68,6 +71,11 @@ def apply_rewrite(graph: Graph, rewrite: Rewrite) -> Graph:
     """
     if rewrite.rule == layout_propagation.RULE:
         return layout_propagation.in_channels_last(graph)
+    if rewrite.rule == row_loops.RULE:
+        rows, *early = rewrite.detail
+        graph = row_forms.with_gathers(graph)
+        graph = early_gradients.with_early_gradients(graph) if any(early) else graph
+        return row_loops.in_chunks(graph, rewrite.node, rows)
     return apply_edit(graph, algebra_edit(graph, rewrite))
 
 

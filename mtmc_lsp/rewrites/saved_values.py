@@ -137,10 +137,9 @@ def _split(box: GraphBox) -> Passes:
     renamed: dict[Ref, Ref] = {}
     saved_inputs = []
     for ref in of_forward:
-        name = graph.node(ref.name).variable or ref.name
+        name = graph.node(ref.name).name_of(ref.index)
         while name in used and name != ref.name:
             name += "_"
-        name = name if not ref.index else f"{name}_{ref.index}"
         used.add(name)
         renamed[ref] = Ref(name)
         saved_inputs.append(GraphInput(name, name, InputKind.ARGUMENT, graph.type_of(ref)))

@@ -52,6 +52,8 @@ class Schedule:
     """Whether the launches of a call are captured once and run as one CUDA graph."""
     side_by_side: tuple[tuple[str, ...], ...] = ()
     """Keys of kernels that share a launch; :attr:`launches` drops keys of removed kernels."""
+    loop_kernels: tuple[KernelPlan, ...] = ()
+    """Kernels of operations that run for one chunk of rows after another (:mod:`mtmc_lsp.rewrites.row_loops`)."""
     kernel_names: tuple[tuple[str, str], ...] = ()
     """Names in the generated code by the key of the kernel, or the joined keys of a launch; later steps keep them."""
 

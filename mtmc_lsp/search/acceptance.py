@@ -1,4 +1,4 @@
-"""When a tried step is accepted: it is faster than the version before, or a base that later steps may make faster.
+"""When a tried step is accepted: it is faster than the version before, as fast with less memory, or a base for later steps.
 
 A version that is delivered is timed twice; :func:`clearer_timing` says which timing counts.
 """
@@ -17,6 +17,8 @@ BASE_RATIO, WHOLE_RATIO, TRAINED_RATIO = 0.9, 0.75, 0.2
 kernel that computes the whole target, since no other first step can be a better base. The third one is for targets with a
 backward pass: what has no kernel yet runs as the single operations of the gradients' formulas, which is slower than torch's
 fused backward operators (0.28x for a layer norm and 0.41x for DPO after the first step, on an H200)."""
+LESS_MEMORY = 0.9
+"""A step that is as fast as the version before is accepted if a call allocates at most this share of that version's memory."""
 
 
 def base_ratio(graph: Graph, region: Collection[str]) -> float:
@@ -53,7 +55,7 @@ class Judge:
     def unmeasured(self, step: Step, report: CompileReport) -> Step:
         """The verdict on a verified step that cannot be timed."""
         archs = ", ".join(dict.fromkeys(kernel.arch for kernel in report.kernels))
-        if step.action.expected.saved_us <= 0:
+        if step.action.expected.saved_us <= 0 and step.action.expected.saved_memory <= 0:
             return replace(step, status=StepStatus.REJECTED, reason="verified, but the cost model predicts no gain")
         reason = f"verified by Triton's interpreter, compiled for {archs}; not timed: no GPU"
         return replace(step, status=StepStatus.ACCEPTED, reason=reason)
@@ -77,6 +79,11 @@ class Judge:
         )
         if ratio.low > max(1.0, timing.noise.high):
             return replace(step, status=StepStatus.ACCEPTED, reason=interval)
+        less = -(timing.more_bytes(against) or 0)
+        peak = timing.peak_bytes or 0
+        if ratio.high >= 1.0 and less > 0 and peak <= LESS_MEMORY * (peak + less):
+            reason = f"{interval}; accepted for its memory: {less / 1e6:.1f} MB less"
+            return replace(step, status=StepStatus.ACCEPTED, reason=reason)
         kernels_us = timing.graph_us
         if against == "eager" and kernels_us is not None and kernels_us < timing.median_us * ratio.ratio:
             reason = f"{interval}; its kernels alone take {kernels_us:.1f} us: kept as a base for a CUDA graph"

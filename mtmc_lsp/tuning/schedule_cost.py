@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.graph import Graph, RowLoop
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.results import Work
+from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import CannotFuse, RegionKind
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.launch_units import Unit, launches
-from mtmc_lsp.schedule.schedule import Schedule
-from mtmc_lsp.tuning.cost import ZERO, Cost
+from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
+from mtmc_lsp.tuning.cost import ZERO, Cost, tensor_bytes
 from mtmc_lsp.tuning.kernel_cost import PROGRAMS_PER_SM, kernel_cost, programs_of
 from mtmc_lsp.tuning.torch_cost import torch_cost
 
@@ -28,15 +29,36 @@ def schedule_cost(ir: KernelIR, schedule: Schedule, device: DeviceModel) -> Cost
     """
     total = ZERO
     for launch in launches(ir, schedule):
-        total = total + launch_cost(ir, launch, device)
+        total = total + launch_cost(ir, launch, device, schedule.loop_kernels)
     return total
 
 
-def launch_cost(ir: KernelIR, launch: Sequence[Unit], device: DeviceModel) -> Cost:
-    """The cost of a torch call, or of the kernels of one launch.
+def _loop_cost(loop: RowLoop, kernels: Sequence[KernelPlan], device: DeviceModel) -> Cost:
+    """The cost of all chunks of a loop over rows.
+
+    Args:
+        kernels: of all loops.
+    """
+    body = lower(loop.body)
+    plans = tuple(plan for plan in kernels if plan.key in body.graph.named)
+    chunk = schedule_cost(body, Schedule(kernels=plans), device)
+    count = -(-loop.total.value(loop.body.sizes) // loop.rows)
+    sums = [ref for ref, rows in zip(loop.body.outputs, loop.outputs, strict=True) if rows is None]
+    # Each chunk reads and writes the sums that it adds to; a product does so while it computes.
+    added = sum(tensor_bytes(loop.body.type_of(ref), loop.body.sizes) for ref in sums)
+    return Cost(count * (chunk.bytes + added), count * chunk.flops, count * chunk.us)
+
+
+def launch_cost(
+    ir: KernelIR, launch: Sequence[Unit], device: DeviceModel, loop_kernels: Sequence[KernelPlan] = ()
+) -> Cost:
+    """The cost of a torch call, of a loop over rows, or of the kernels of one launch.
 
     The kernels run concurrently: their time is that of the longest one, or of all work on a fully used device if that is longer.
     """
+    loop = ir.graph.node(launch[0].nodes[0]).loop
+    if loop is not None:
+        return _loop_cost(loop, loop_kernels, device)
     costs: list[Cost] = []
     busy: list[float] = []
     for unit in launch:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, Node
+from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, Node, RowLoop
 from mtmc_lsp.core.sizes import product
+from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.primitives import KernelIR, ProductDims, ProductSizes
 from mtmc_lsp.ir.recurrence import library_us
 from mtmc_lsp.ir.regions import VIEWS
@@ -62,6 +63,8 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
     name = node.op.split(".")[1]
     if name in VIEWS:
         return ZERO
+    if node.loop is not None:
+        return _loop_cost(node.loop, device)
     read = sum(tensor_bytes(graph.type_of(ref), graph.sizes) for ref in dict.fromkeys(node.inputs()))
     written = sum(tensor_bytes(kind, graph.sizes) for kind in node.outputs)
     flops = matmul_flops(ir, node.name)
@@ -88,6 +91,15 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
     return Cost(
         moved, flops, roofline_us(moved, flops, device, rate, TORCH_EFFICIENCY * busy) + device.launch_us * launches
     )
+
+
+def _loop_cost(loop: RowLoop, device: DeviceModel) -> Cost:
+    """The cost of all chunks of a loop over rows without kernels."""
+    body, chunk = lower(loop.body), ZERO
+    for node in loop.body.nodes:
+        chunk = chunk + torch_cost(body, node, device)
+    count = -(-loop.total.value(loop.body.sizes) // loop.rows)
+    return Cost(count * chunk.bytes, count * chunk.flops, count * chunk.us)
 
 
 def _training_cost(graph: Graph, node: Node, device: DeviceModel) -> Cost:

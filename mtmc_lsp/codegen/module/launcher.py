@@ -23,17 +23,20 @@ from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.sizes import Number, Size, rename_symbols
 from mtmc_lsp.ir.buffer_updates import call_counters, running_statistics
 from mtmc_lsp.ir.concat_outputs import adds_to_zeros
-from mtmc_lsp.ir.output_aliasing import may_overwrite
+from mtmc_lsp.ir.output_aliasing import may_overwrite, replaced_product
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import VIEWS, Region
 from mtmc_lsp.ir.run_time_numbers import numbers_of, numbers_of_node
 from mtmc_lsp.rewrites.convolution_layout import FORMATS, channels_last
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 
+FLAG = "needs_gradients"
+"""The parameter of functions that compute gradients only for calls that autograd records."""
 RESERVED_LOCALS = frozenset(
     [
-        *"torch triton tl math seed n_rows n_cols n_outer n_batch n_m n_n n_q n_k rows_m rows_n k_pad".split(),
+        *"torch triton tl math seed n_rows n_cols n_outer n_batch n_m n_n n_q n_k rows_m rows_n k_pad start stop".split(),
         ALLOCATOR,
+        FLAG,
         *NUMBERS,
     ]
 )
@@ -65,6 +68,24 @@ class Launcher:
     """Whether a kernel uses atomic additions, so that results are non-deterministic in the last bits."""
     makes_constants: bool = False
     """Whether the launcher creates literal tensors."""
+    functions: list[str] = field(default_factory=list)
+    """Sources of functions that the launcher calls."""
+    function_launches: list[KernelLaunch] = field(default_factory=list)
+    """Launches in these functions."""
+    accumulators: dict[Ref, str] = field(default_factory=dict)
+    """Products that are added to a tensor instead of being returned, each with the parameter for that tensor."""
+    destinations: dict[Ref, str] = field(default_factory=dict)
+    """Products that are written into a tensor instead of being returned, each with the parameter for that tensor."""
+    optional: frozenset[Ref] = frozenset()
+    """Values that only gradients need, which calls that autograd does not record leave out."""
+    flags: tuple[str, ...] = ()
+    """Parameters that say which results to compute."""
+    whole_sizes: tuple[str, ...] = ()
+    """Named sizes that are parameters, because no input has them."""
+    reuses_products: bool = False
+    """Whether a kernel may overwrite a product that nothing else reads."""
+    done: set[str] = field(default_factory=set)
+    """The nodes whose kernels and calls were written."""
     recomputed: frozenset[str] = frozenset()
     """Nodes that some kernels recompute in addition to the kernel that stores them."""
 
@@ -80,7 +101,7 @@ class Launcher:
         self._numbers: dict[str, str] = {}
         """Expressions for numbers that are computed from arguments, and their variables."""
         self._sizes = {symbol: binding.text for symbol, binding in bindings(graph, self.input_names).items()}
-        self._size_names: dict[str, str] = {}
+        self._size_names = {symbol: self.names.unique(symbol) for symbol in self.whole_sizes}
         self._scratch: dict[Scratch, str] = {}
         self._locals: dict[str, str] = {}
         self._table_lines: list[str] = []
@@ -92,6 +113,8 @@ class Launcher:
         """Inputs with tensor descriptors; the guard checks their alignment."""
         self._written: dict[Ref, str] = {}
         """The variable of each value that a kernel has written so far."""
+        self._overwritten: set[str] = set()
+        """Products that a kernel overwrites."""
         self._storage: dict[str, str] = {}
         """The variable of the tensor on which each view is based."""
 
@@ -141,6 +164,13 @@ class Launcher:
         result_names = [self.names.unique(value_name(self.ir, Ref(node.name, i))) for i in range(len(node.outputs))]
         is_contiguous = all(kind.is_contiguous for kind in node.outputs) and not _is_view(node)
         lines = self._table_lines if node.name in self.ir.tables.nodes else self.lines
+        if self._is_written_outside(Ref(node.name)):
+            left, right = (argument_text(item, self.variables, self._size_names) for item in node.args)
+            if total := self.accumulators.get(Ref(node.name)):
+                lines.append(f"{total}.addmm_({left}, {right})")
+            else:
+                lines.append(f"torch.mm({left}, {right}, out={self.destinations[Ref(node.name)]})")
+            return
         if len(result_names) == 1:
             # Kernels expect contiguous tensors; torch may return another layout.
             order = ".contiguous()" if is_contiguous and _may_be_strided(node) else _channels_last(node)
@@ -154,6 +184,10 @@ class Launcher:
             if _is_view(node):
                 source = self.variables[next(node.inputs())]
                 self._storage[name] = self._storage.get(source, source)
+
+    def _is_written_outside(self, ref: Ref) -> bool:
+        """Whether a value goes into a tensor of the caller."""
+        return ref in self.accumulators or ref in self.destinations
 
     def _batch_norm_in_place(self, node: Node, running: Mapping[Ref, str]) -> None:
         """Emit a training-mode batch norm like the user's module: it updates the running statistics in place."""
@@ -197,6 +231,10 @@ class Launcher:
         self._register(ref, name, kind)
         return name
 
+    def zeros(self, kind: TensorType) -> str:
+        """A call that creates a contiguous tensor of zeros."""
+        return self._memory("zeros", kind.dtype, kind.shape)
+
     def _empty(self, dtype: str, shape: Sequence[Size]) -> str:
         """A call that allocates a contiguous tensor: by a method of an input and with separate sizes, as it is fastest."""
         inputs = self.ir.graph.inputs
@@ -224,7 +262,10 @@ class Launcher:
         """The variable of the tensor that a kernel writes. Several kernels may each write a part of it."""
         if ref not in self._written:
             self._written[ref] = (
-                self._initialised(ref, regions) or self._overwritten_input(ref, regions) or self.allocate(ref)
+                self._initialised(ref, regions)
+                or self._overwritten_input(ref, regions)
+                or self._overwritten_product(ref, regions)
+                or self.allocate(ref)
             )
         return self._written[ref]
 
@@ -263,6 +304,19 @@ class Launcher:
             return ""
         self._register(ref, self.input_names[replaced], graph.type_of(ref))
         return self.input_names[replaced]
+
+    def _overwritten_product(self, ref: Ref, regions: Sequence[Region]) -> str:
+        """The product that a value may overwrite, because nothing reads it afterwards; empty if there is none."""
+        if not self.reuses_products or len(regions) != 1:
+            return ""
+        product = replaced_product(self.ir, regions[0], ref, self.done)
+        if product is None or self.variables[product] in self._overwritten:
+            return ""
+        name = self.variables[product]
+        self._overwritten.add(name)
+        self.lines.append(f"# {value_name(self.ir, ref)} replaces {name}, which nothing reads afterwards.")
+        self._register(ref, name, self.ir.graph.type_of(ref))
+        return name
 
     def _allocate_scratch(self, scratch: Scratch) -> str:
         name = self.names.unique(scratch.name)
@@ -380,13 +434,14 @@ class Launcher:
             base: begins the name of the function that creates the tables.
         """
         graph = self.ir.graph
-        returned = [self.variables[ref] for ref in graph.outputs]
+        returned = [self.variables[ref] for ref in graph.outputs if not self._is_written_outside(ref)]
         for mutation in graph.mutations:
             input_name, value = self.input_names[mutation.input], self.variables[mutation.value]
             if input_name != value:
                 self.lines.append(f"{input_name}.copy_({value})")
         self._count()
-        prelude = [f"{local} = {self._sizes[symbol]}" for symbol, local in self._size_names.items()]
+        computed = {symbol: name for symbol, name in self._size_names.items() if symbol not in self.whole_sizes}
+        prelude = [f"{local} = {self._sizes[symbol]}" for symbol, local in computed.items()]
         if self.makes_descriptors:
             # The allocator is specific to thread and context, so each call sets it.
             prelude.append(f"triton.set_allocator({ALLOCATOR})")
@@ -399,7 +454,7 @@ class Launcher:
         if tables is not None:
             prelude.append(f"{', '.join(tables.results)}{',' * (len(tables.results) == 1)} = {tables.call}")
         prelude += [f"{variable} = {text}" for text, variable in self._numbers.items()]
-        parameters = [*self.parameters, *map(launched_directly, kernels)]
+        parameters = [*self.parameters, *self.flags, *map(launched_directly, kernels)]
         lines = [
             *(tables.source.split("\n") if tables is not None else []),
             *def_lines(name, parameters),
@@ -408,7 +463,7 @@ class Launcher:
         ]
         if returned:
             lines.append(f"    return {', '.join(returned)}")
-        return "\n".join(lines) + "\n"
+        return "\n\n".join([*self.functions, "\n".join(lines) + "\n"])
 
     def _tables(self, base: str) -> TableFunction | None:
         """The function that creates the tables; ``None`` if there are none."""
@@ -432,7 +487,9 @@ class Launcher:
     @property
     def parameters(self) -> list[str]:
         """The launcher's parameters without the kernels: tensors and run-time numbers."""
-        return [*self.input_names.values(), *self.number_names.values()]
+        sizes = [self._size_names[symbol] for symbol in self.whole_sizes]
+        written = [*self.accumulators.values(), *self.destinations.values()]
+        return [*self.input_names.values(), *self.number_names.values(), *sizes, *written]
 
     def _count(self) -> None:
         """Increment call counters such as ``num_batches_tracked``; counters with the same increment share one launch."""
@@ -500,9 +557,10 @@ class Launcher:
     def is_operator(self) -> bool:
         """Whether the launcher can be an operator, which must not return inputs, a tensor twice, or views of either.
 
-        With alignment checks an operator is useless, because a compiler cannot evaluate the guard.
+        With alignment checks an operator is useless, because a compiler cannot evaluate the guard. The operator passes its
+        kernels to the launcher, but not to functions that this calls.
         """
-        if self.aligned:
+        if self.aligned or self.functions:
             return False
         returned = [self.variables[ref] for ref in self.ir.graph.outputs]
         storages = [self._storage.get(name, name) for name in returned]

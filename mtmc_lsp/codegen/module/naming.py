@@ -78,11 +78,16 @@ def value_name(ir: KernelIR, ref: Ref) -> str:
         if item.name == ref.name:
             return item.name
     node = ir.graph.node(ref.name)
+    if node.loop is not None:
+        inner = node.loop.body.node(node.loop.body.outputs[ref.index].name)
+        return inner.variable or NOUNS.get(inner.word, inner.word)
     if node.variable:
         return node.variable if len(node.outputs) == 1 else f"{node.variable}_{ref.index}"
     graph = ir.graph
     if ref in graph.results:
         return "out" if len(graph.results) == 1 else f"out_{graph.results.index(ref)}"
+    if graph.backward is not None and ref in graph.gradients:
+        return f"grad_{graph.backward.gradients[graph.gradients.index(ref)]}"
     if ref in graph.outputs:
         return f"new_{re.findall(r'[a-zA-Z_]+', graph.state_attributes[graph.outputs.index(ref) - len(graph.results)])[-1]}"
     if ref in ir.graph.written_inputs:

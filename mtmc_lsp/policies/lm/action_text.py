@@ -30,6 +30,7 @@ VERBS: Mapping[ActionKind, str] = {
     ActionKind.IM2WIN: "use im2win for",
     ActionKind.LIBRARY: "call the library for",
     ActionKind.RECOMPUTE: "recompute",
+    ActionKind.CHUNK_ROWS: "chunk the rows of",
     ActionKind.CUDA_GRAPH: "capture a CUDA graph of",
     ActionKind.AUTOTUNE: "tune",
 }
