@@ -175,7 +175,7 @@ def chunk_rows(ir: KernelIR, node: Node, device: DeviceModel) -> int:
 
 def _is_large(ir: KernelIR, node: Node, device: DeviceModel) -> bool:
     """Whether a node is a product with more columns than summed elements, and several chunks of rows."""
-    if node.word not in PRODUCTS or node.loop is not None:
+    if node.word not in PRODUCTS or node.row_loop is not None:
         return False
     prim = ir.product_of_node(node.name)
     if prim is None or len(prim.shape) != 2:
@@ -189,7 +189,7 @@ def _is_large(ir: KernelIR, node: Node, device: DeviceModel) -> bool:
 def _new_bodies(ir: KernelIR, before: Schedule) -> list[Graph]:
     """The bodies of the loops that no earlier rewrite made."""
     known = {name for plan in before.loop_kernels for name in plan.nodes}
-    bodies = [node.loop.body for node in ir.graph.nodes if node.loop is not None]
+    bodies = [node.row_loop.body for node in ir.graph.nodes if node.row_loop is not None]
     return [body for body in bodies if not known & set(body.named)]
 
 

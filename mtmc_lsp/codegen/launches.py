@@ -73,7 +73,7 @@ def write_launches(
         launched = [unit, *grouped]
         if unit.plan is None or unit.region is None:
             node = ir.graph.node(unit.nodes[0])
-            if node.loop is None:
+            if node.row_loop is None:
                 launcher.torch_call(node)
                 continue
             body = LoopBody.of(node, launcher, loop_kernels, f"{base}_chunk")

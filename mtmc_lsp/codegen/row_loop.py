@@ -42,13 +42,13 @@ class LoopBody:
             outer: the launcher with the loop.
             kernels: kernels of all loops.
         """
-        assert node.loop is not None
-        ir = lower(node.loop.body)
+        assert node.row_loop is not None
+        ir = lower(node.row_loop.body)
         plans = tuple(plan for plan in kernels if plan.key in ir.graph.named)
-        launcher = Launcher(ir, outer.namespace, whole_sizes=node.loop.sizes, reuses_products=True)
+        launcher = Launcher(ir, outer.namespace, whole_sizes=node.row_loop.sizes, reuses_products=True)
         if outer.functions:
             name = f"{name}_{len(outer.functions) + 1}"
-        body = LoopBody(node, node.loop, outer, name, ir, launcher, launches(ir, Schedule(kernels=plans)))
+        body = LoopBody(node, node.row_loop, outer, name, ir, launcher, launches(ir, Schedule(kernels=plans)))
         body._write_products_outside({name for plan in plans for name in plan.nodes})
         body._part_units()
         return body

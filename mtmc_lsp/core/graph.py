@@ -161,7 +161,7 @@ class Node:
     """1-based line in the target's file that this node comes from; 0 when unknown."""
     variable: str = ""
     """The user's variable name for the value, if an assignment on that line names it."""
-    loop: RowLoop | None = None
+    row_loop: RowLoop | None = None
     """Set if the node stands for a part of the graph that runs for one chunk of rows after another. Rewrites make such nodes;
     captured graphs, and so JSON, have none."""
 
@@ -207,8 +207,8 @@ class Node:
 
     def name_of(self, index: int) -> str:
         """A name for an output: the user's variable, or the name of the node."""
-        if self.loop is not None:
-            return self.loop.body.node(self.loop.body.outputs[index].name).name_of(0)
+        if self.row_loop is not None:
+            return self.row_loop.body.node(self.row_loop.body.outputs[index].name).name_of(0)
         name = self.variable or self.name
         return name if not index else f"{name}_{index}"
 

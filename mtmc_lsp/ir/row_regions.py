@@ -201,7 +201,7 @@ class _Search:
     def _check(self, name: str) -> None:
         """Refuse a node that no loop over rows can run."""
         node, ir = self._graph.node(name), self._ir
-        if node.loop is not None:
+        if node.row_loop is not None:
             raise NotByRow("a loop over rows computes the values already")
         if name in ir.opaque:
             raise NotByRow(f"{node.word} stays a call of PyTorch, whose rows may depend on each other")

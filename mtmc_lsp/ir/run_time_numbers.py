@@ -17,7 +17,7 @@ def numbers_of_node(node: Node) -> Iterator[Number]:
     """The run-time numbers that a node takes."""
     for argument in (*node.args, *node.kwargs.values()):
         yield from _numbers_in(argument)
-    for inner in node.loop.body.nodes if node.loop is not None else ():
+    for inner in node.row_loop.body.nodes if node.row_loop is not None else ():
         yield from numbers_of_node(inner)
 
 

@@ -93,7 +93,7 @@ def _open_actions(state: State) -> Iterator[MacroAction]:
     in_open_regions = _written(state)
     random = {prim.origin for prim in ir.prims.values() if prim.op is PrimOp.RANDOM}
     launch_units = units(ir, schedule)
-    taken = in_open_regions | random | {node.name for node in ir.graph.nodes if node.loop is not None}
+    taken = in_open_regions | random | {node.name for node in ir.graph.nodes if node.row_loop is not None}
     for is_free, unit_run in groupby(launch_units, lambda unit: unit.plan is None and not set(unit.nodes) & taken):
         names = tuple(name for unit in unit_run for name in unit.nodes)
         if is_free and any(ir.graph.node(name).op.split(".")[1] not in VIEWS for name in names):

@@ -192,7 +192,7 @@ def _looped(graph: Graph, region: RowRegion, node: str, rows: int) -> Graph:
         name += "_"
     refs = tuple(ref for ref, _ in region.inputs)
     kinds = tuple(graph.type_of(ref) for ref, _ in region.outputs)
-    whole = Node(name, LOOP, refs, {}, kinds, next(filter(None, lines), 0), loop=loop)
+    whole = Node(name, LOOP, refs, {}, kinds, next(filter(None, lines), 0), row_loop=loop)
     swap = {ref: Ref(name, i) for i, (ref, _) in enumerate(region.outputs)}
     others = [each.reading(swap) for each in graph.nodes if each.name not in region.nodes]
     position = graph.positions[node]

@@ -49,8 +49,8 @@ def _allocated(graph: Graph, kernels: Sequence[KernelPlan], loop_kernels: Sequen
         node = graph.node(unit.nodes[0])
         if node.op.split(".")[1] not in VIEWS:
             total += sum(_bytes(graph, Ref(node.name, i)) for i in range(len(node.outputs)))
-        if node.loop is not None:
-            largest_chunk = max(largest_chunk, _allocated_by_chunk(node.loop.body, loop_kernels))
+        if node.row_loop is not None:
+            largest_chunk = max(largest_chunk, _allocated_by_chunk(node.row_loop.body, loop_kernels))
     return total + largest_chunk
 
 

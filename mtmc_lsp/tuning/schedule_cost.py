@@ -56,7 +56,7 @@ def launch_cost(
 
     The kernels run concurrently: their time is that of the longest one, or of all work on a fully used device if that is longer.
     """
-    loop = ir.graph.node(launch[0].nodes[0]).loop
+    loop = ir.graph.node(launch[0].nodes[0]).row_loop
     if loop is not None:
         return _loop_cost(loop, loop_kernels, device)
     costs: list[Cost] = []

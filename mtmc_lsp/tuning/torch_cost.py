@@ -63,8 +63,8 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
     name = node.op.split(".")[1]
     if name in VIEWS:
         return ZERO
-    if node.loop is not None:
-        return _loop_cost(node.loop, device)
+    if node.row_loop is not None:
+        return _loop_cost(node.row_loop, device)
     read = sum(tensor_bytes(graph.type_of(ref), graph.sizes) for ref in dict.fromkeys(node.inputs()))
     written = sum(tensor_bytes(kind, graph.sizes) for kind in node.outputs)
     flops = matmul_flops(ir, node.name)

@@ -78,8 +78,8 @@ def value_name(ir: KernelIR, ref: Ref) -> str:
         if item.name == ref.name:
             return item.name
     node = ir.graph.node(ref.name)
-    if node.loop is not None:
-        inner = node.loop.body.node(node.loop.body.outputs[ref.index].name)
+    if node.row_loop is not None:
+        inner = node.row_loop.body.node(node.row_loop.body.outputs[ref.index].name)
         return inner.variable or NOUNS.get(inner.word, inner.word)
     if node.variable:
         return node.variable if len(node.outputs) == 1 else f"{node.variable}_{ref.index}"
