@@ -33,6 +33,7 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.fusion.repeated_blocks import MANY, form, groups_of_equal
 from mtmc_lsp.fusion.search import Fusion, has_fp32_product
+from mtmc_lsp.ir.loops import loop_in, working_nodes
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch
 from mtmc_lsp.ir.regions import Region, RegionKind, is_product
@@ -218,6 +219,9 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
         if split:
             why += f". {TENSOR_CORES}"
         text = f"Run independent steps of {operation_names(ir, region.nodes)} in one launch"
+    elif region.kind is RegionKind.LOOP:
+        why = _loop(ir, region)
+        text = with_result(ir, "Run all iterations of the loop in one kernel", region.nodes)
     elif split:
         why = f"{TENSOR_CORES} {_error_text(fusion)}"
     elif len(region.nodes) == 1:
@@ -256,6 +260,17 @@ def _recurrent(ir: KernelIR, region: Region) -> str:
     return (
         f"The library runs {steps * form.layers * form.directions} steps one after another. Here, independent steps "
         f"share a launch ({form.launches(steps)} in all), and the launches can be part of a CUDA graph"
+    )
+
+
+def _loop(ir: KernelIR, region: Region) -> str:
+    """Why a loop over time steps becomes one kernel."""
+    form, sizes = loop_in(ir, region), ir.graph.sizes
+    steps, calls = form.loop.count.value(sizes), len(list(working_nodes(form.loop)))
+    return (
+        f"Eager mode runs {calls} operations in each of {steps} iterations, one launch after another. Here, a program "
+        "instance holds its part of the state in registers and runs all iterations; no iteration combines elements of "
+        "different program instances"
     )
 
 

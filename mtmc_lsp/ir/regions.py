@@ -38,8 +38,15 @@ class RegionKind(Enum):
     ATTENTION = "attention"
     RECURRENT = "recurrent"
     """Recurrent layers, one launch for each group of independent steps."""
+    LOOP = "loop"
+    """A loop over time steps, one launch for all of them."""
 
 
+ALONE = (
+    (PrimOp.RECURRENT, RegionKind.RECURRENT, "recurrent layers need"),
+    (PrimOp.LOOP, RegionKind.LOOP, "a loop over time steps needs"),
+)
+"""Primitives whose kernels contain one node each."""
 PRODUCTS = frozenset({RegionKind.MATMUL, RegionKind.ATTENTION})
 
 
@@ -162,11 +169,11 @@ def _region_of(
     if set(outputs) & _returned_views(ir.graph):
         raise CannotFuse("a result is a view of an input, and a kernel would return a copy")
     members = [ir.prims[name] for name in prims]
-    if any(prim.op is PrimOp.RECURRENT for prim in members):
-        if len(ordered) > 1 or len(chosen) > 1:
-            raise CannotFuse("recurrent layers need a separate kernel")
-        table = AxisTable(ir.prims, (), ir.graph.sizes)
-        return Region(ordered, prims, inputs, outputs, RegionKind.RECURRENT, table, (), ())
+    for op, kind, what in ALONE:
+        if any(prim.op is op for prim in members):
+            if len(ordered) > 1 or len(chosen) > 1:
+                raise CannotFuse(f"{what} a separate kernel")
+            return Region(ordered, prims, inputs, outputs, kind, AxisTable(ir.prims, (), ir.graph.sizes), (), ())
     # An output that equals an input (a clone) has axes too.
     members_and_results = [*(name for name in results if name in inputs), *prims, *added]
     table = AxisTable(ir.prims, members_and_results, ir.graph.sizes)

@@ -17,6 +17,8 @@ def numbers_of_node(node: Node) -> Iterator[Number]:
     """The run-time numbers that a node takes."""
     for argument in (*node.args, *node.kwargs.values()):
         yield from _numbers_in(argument)
+    if node.loop is not None:
+        yield from node.loop.numbers()
 
 
 def _numbers_in(argument: Argument) -> Iterator[Number]:

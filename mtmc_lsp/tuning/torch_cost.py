@@ -5,6 +5,7 @@ from __future__ import annotations
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, Node
 from mtmc_lsp.core.sizes import product
+from mtmc_lsp.ir.loops import moved_bytes, working_nodes
 from mtmc_lsp.ir.primitives import KernelIR, ProductDims, ProductSizes
 from mtmc_lsp.ir.recurrence import library_us
 from mtmc_lsp.ir.regions import VIEWS
@@ -67,6 +68,8 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
     flops = matmul_flops(ir, node.name)
     moved = read * max(1, _passes(graph, node) - 1) + written
     launches = 1 if name not in ("cross_entropy_loss", "nll_loss_nd") else 3
+    if node.loop is not None:
+        return _loop_cost(node, graph, device)
     if not node.op.startswith("aten."):
         # No torch call computes this operation; it must become a kernel.
         return Cost(
@@ -88,6 +91,15 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
     return Cost(
         moved, flops, roofline_us(moved, flops, device, rate, TORCH_EFFICIENCY * busy) + device.launch_us * launches
     )
+
+
+def _loop_cost(node: Node, graph: Graph, device: DeviceModel) -> Cost:
+    """The cost of a loop over time steps in PyTorch: each operation of each iteration is a launch."""
+    assert node.loop is not None
+    calls = len(list(working_nodes(node.loop))) + sum(item.position is not None for item in node.loop.outputs)
+    moved = moved_bytes(node, graph)
+    memory = roofline_us(moved, 0.0, device, 1.0, TORCH_EFFICIENCY)
+    return Cost(moved, 0.0, max(memory, node.loop.count.value(graph.sizes) * calls * device.launch_us))
 
 
 def _training_cost(graph: Graph, node: Node, device: DeviceModel) -> Cost:

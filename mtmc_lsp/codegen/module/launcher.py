@@ -38,6 +38,10 @@ RESERVED_LOCALS = frozenset(
     ]
 )
 """Names that every launcher may use for its own variables."""
+FRESH = frozenset(
+    "zeros zeros_like ones ones_like full full_like empty empty_like new_zeros select_scatter clone".split()
+)
+"""Operations that create a tensor that shares memory with no other one."""
 MAX_ARGUMENTS = 64
 """Maximum number of arguments of a PyTorch operator."""
 
@@ -224,7 +228,10 @@ class Launcher:
         """The variable of the tensor that a kernel writes. Several kernels may each write a part of it."""
         if ref not in self._written:
             self._written[ref] = (
-                self._initialised(ref, regions) or self._overwritten_input(ref, regions) or self.allocate(ref)
+                self._initialised(ref, regions)
+                or self._begun(ref)
+                or self._overwritten_input(ref, regions)
+                or self.allocate(ref)
             )
         return self._written[ref]
 
@@ -247,6 +254,29 @@ class Launcher:
             self._register(ref, self.variables[base], kind)
         else:
             self.define(ref, self._memory("zeros", kind.dtype, kind.shape))
+        return self.variables[ref]
+
+    def _begun(self, ref: Ref) -> str:
+        """The tensor of which a loop writes some rows; empty if the kernel writes the whole value."""
+        graph = self.ir.graph
+        node = graph.named[ref.name]
+        number = node.loop.outputs[ref.index].base if node.loop is not None else None
+        if node.loop is None or number is None:
+            return ""
+        base = node.args[number]
+        assert isinstance(base, Ref)
+        is_alone = graph.readers(base.name) == (node,) and base not in graph.escaping
+        is_alone = is_alone and all(item.argument != number for item in node.loop.inputs)
+        if base.name in self.input_names:
+            may_overwrite = graph.written_inputs.get(ref) == base.name
+        else:
+            is_fresh = graph.node(base.name).word in FRESH and base.name not in self.ir.tables.nodes
+            may_overwrite = is_fresh or self.variables[base] in self._allocated
+        if is_alone and may_overwrite:
+            self._register(ref, self.variables[base], graph.type_of(ref))
+        else:
+            order = "memory_format=torch.contiguous_format" if graph.type_of(ref).is_contiguous else ""
+            self.define(ref, f"{self.variables[base]}.clone({order})")
         return self.variables[ref]
 
     def _is_zeros(self, base: Ref, kind: TensorType) -> bool:

@@ -1,0 +1,114 @@
+"""A loop over time steps as one node of a graph: its body is captured once, and the number of iterations is a size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, Node, Ref, TensorType
+from mtmc_lsp.core.sizes import Number, Size
+
+LOOP = "mtmc.loop.default"
+"""The operation of a node that is a loop."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where iteration ``i`` reads or writes a tensor: at ``first + step * i`` along ``dim``."""
+
+    dim: int
+    first: Size
+    step: int
+
+
+@dataclass(frozen=True)
+class LoopInput:
+    """A value that the body reads: a state, the row of an iteration, a whole tensor, or the number of the iteration.
+
+    A row has length 1 along its dimension. The number of the iteration has neither an argument nor a ``next``.
+    """
+
+    name: str
+    """Unique in the body; the input's name as a :class:`Ref` of the body."""
+    type: TensorType
+    argument: int | None = None
+    """The argument of the node that it comes from; for a state its value before the loop. ``None`` if it is a number."""
+    position: Position | None = None
+    """Where an iteration reads a row of the argument, or the number of the iteration."""
+    initial: float | None = None
+    """The number that all elements of a state are before the loop."""
+    next: Ref | None = None
+    """The value of a state after an iteration."""
+
+    @property
+    def is_state(self) -> bool:
+        """Whether iterations carry it to the next one."""
+        return self.next is not None
+
+    @property
+    def is_index(self) -> bool:
+        """Whether it is the number of the iteration."""
+        return self.position is not None and self.argument is None
+
+
+@dataclass(frozen=True)
+class LoopOutput:
+    """A result of the loop: the last value of a state, or a tensor of which each iteration writes a row."""
+
+    value: Ref
+    """In the body."""
+    position: Position | None = None
+    """Where an iteration writes the value; ``None`` for the last value of a state."""
+    base: int | None = None
+    """The argument with the rows that no iteration writes."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The body of a loop, and how iterations are connected."""
+
+    count: Size
+    """Number of iterations."""
+    inputs: tuple[LoopInput, ...]
+    nodes: tuple[Node, ...]
+    """The body in execution order. It reads inputs and its nodes alone."""
+    outputs: tuple[LoopOutput, ...]
+    """One for each output of the node."""
+
+    def body(self, graph: Graph) -> Graph:
+        """One iteration as a graph: from the inputs to the next states and then the written rows."""
+        inputs = tuple(GraphInput(item.name, item.name, InputKind.ARGUMENT, item.type) for item in self.inputs)
+        return Graph(
+            inputs=inputs,
+            nodes=self.nodes,
+            outputs=self.results,
+            returns="tuple",
+            sizes=graph.sizes,
+            numbers=graph.numbers,
+        )
+
+    @property
+    def states(self) -> tuple[LoopInput, ...]:
+        """The inputs that iterations carry."""
+        return tuple(item for item in self.inputs if item.is_state)
+
+    @property
+    def results(self) -> tuple[Ref, ...]:
+        """The values that the body must compute."""
+        following = [item.next for item in self.states if item.next is not None]
+        written = [item.value for item in self.outputs if item.position is not None]
+        return tuple(dict.fromkeys([*following, *written]))
+
+    def sizes(self) -> Iterator[Size]:
+        """The sizes that the loop depends on, besides those of the arguments' types."""
+        yield self.count
+        positions = [item.position for item in self.inputs] + [item.position for item in self.outputs]
+        yield from (position.first for position in positions if position is not None)
+
+    def numbers(self) -> Iterator[Number]:
+        """The run-time numbers that the body takes."""
+        for node in self.nodes:
+            for argument in (*node.args, *node.kwargs.values()):
+                for item in argument if isinstance(argument, tuple) else (argument,):
+                    if isinstance(item, Number):
+                        yield item
