@@ -12,12 +12,14 @@ from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR, MAKE_DESCRIPTOR
 from mtmc_lsp.codegen.module.constants import constant_text, is_literal_tensor
 from mtmc_lsp.codegen.module.direct_launches import launched_directly
 from mtmc_lsp.codegen.module.guard import bindings, size_text
+from mtmc_lsp.codegen.module.loop_calls import loop_statements
 from mtmc_lsp.codegen.module.naming import Names, value_name
 from mtmc_lsp.codegen.module.side_by_side import NUMBERS
 from mtmc_lsp.codegen.module.tables import TableFunction, table_function
 from mtmc_lsp.codegen.module.torch_calls import argument_text, torch_call
 from mtmc_lsp.core.dtypes import POINTER_TYPES
 from mtmc_lsp.core.graph import Mutation, Node, Ref, TensorType
+from mtmc_lsp.core.loop import Loop
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.sizes import Number, Size, rename_symbols
@@ -126,6 +128,9 @@ class Launcher:
         if node.name in self._counts:
             self._register(Ref(node.name), self.input_names[self._counts[node.name].input], node.type)
             return
+        if node.loop is not None:
+            self._torch_loop(node, node.loop)
+            return
         if not node.op.startswith("aten."):
             raise CannotCode(f"{node.op.split('.')[1]} is not a PyTorch operation, so it must be part of a kernel")
         for ref in node.inputs():
@@ -158,6 +163,20 @@ class Launcher:
             if _is_view(node):
                 source = self.variables[next(node.inputs())]
                 self._storage[name] = self._storage.get(source, source)
+
+    def _torch_loop(self, node: Node, loop: Loop) -> None:
+        """Emit a loop over time steps as a loop of torch calls."""
+        for size in (
+            *loop.sizes(),
+            *(size for inner in loop.nodes for size in _sizes_in((*inner.args, *inner.kwargs.values()))),
+        ):
+            self.size(size)
+        results = [self.names.unique(value_name(self.ir, Ref(node.name, i))) for i in range(len(node.outputs))]
+        texts = {**self._size_names, **self.number_names}
+        first = self.input_names[self.ir.graph.inputs[0].name]
+        self.lines += loop_statements(node, self.variables, results, self.names, self.size, texts, first)
+        for i, (name, kind) in enumerate(zip(results, node.outputs, strict=True)):
+            self._register(Ref(node.name, i), name, kind)
 
     def _batch_norm_in_place(self, node: Node, running: Mapping[Ref, str]) -> None:
         """Emit a training-mode batch norm like the user's module: it updates the running statistics in place."""
