@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Number, Size
@@ -112,3 +112,37 @@ class Loop:
                 for item in argument if isinstance(argument, tuple) else (argument,):
                     if isinstance(item, Number):
                         yield item
+
+
+def pruned(node: Node) -> Node:
+    """A loop without what no output needs: states, nodes of the body, and arguments."""
+    loop = node.loop
+    assert loop is not None
+    live = _live(loop, [item.value for item in loop.outputs])
+    last = {item.value for item in loop.outputs if item.position is None}
+    inputs = tuple(item for item in loop.inputs if item.name in live or item.next in last)
+    numbers = [item.argument for item in inputs] + [item.base for item in loop.outputs]
+    used = sorted({number for number in numbers if number is not None})
+    new: Mapping[int | None, int | None] = {old: i for i, old in enumerate(used)} | {None: None}
+    loop = replace(
+        loop,
+        inputs=tuple(replace(item, argument=new[item.argument]) for item in inputs),
+        nodes=tuple(inner for inner in loop.nodes if inner.name in live),
+        outputs=tuple(replace(item, base=new[item.base]) for item in loop.outputs),
+    )
+    return replace(node, args=tuple(node.args[i] for i in used), loop=loop)
+
+
+def _live(loop: Loop, roots: Sequence[Ref]) -> set[str]:
+    """The names of inputs and nodes that the roots need, in this iteration or in earlier ones."""
+    nodes = {node.name: node for node in loop.nodes}
+    states = {item.name: item.next for item in loop.inputs if item.next is not None}
+    live: set[str] = set()
+    pending = [ref.name for ref in roots]
+    while pending:
+        name = pending.pop()
+        if name not in live:
+            live.add(name)
+            pending += [ref.name for ref in nodes[name].inputs()] if name in nodes else []
+            pending += [states[name].name] if name in states else []
+    return live

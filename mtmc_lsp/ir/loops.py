@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import itemsize
-from mtmc_lsp.core.graph import Graph, Node, TensorType
+from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.loop import Loop, LoopInput
 from mtmc_lsp.core.sizes import Size, product
-from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
-from mtmc_lsp.ir.regions import VIEWS, Region
+from mtmc_lsp.ir.primitives import KernelIR, PrimOp
+from mtmc_lsp.ir.regions import VIEWS, CannotFuse, Region, RegionKind, analyse
 
 POINTWISE = frozenset(
     {PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND, PrimOp.ALIAS, PrimOp.REDUCE, PrimOp.CONSTANT}
@@ -27,25 +27,63 @@ POINTWISE = frozenset(
 class LoopForm:
     """A loop with its body in primitive form."""
 
-    loop: Loop
+    node: Node
+    """The loop, with the operations around it that its kernel contains as part of its body."""
+    results: tuple[Ref, ...]
+    """The values of the graph that the outputs of the node are."""
     ir: KernelIR
+    """Of the body."""
     region: Region
+    """All of the body."""
+
+    @property
+    def loop(self) -> Loop:
+        """The loop."""
+        assert self.node.loop is not None
+        return self.node.loop
 
     def prim(self, item: LoopInput) -> str:
         """The primitive of an input of the body."""
         return self.ir.values[item.name, 0]
 
+    def invariant(self) -> tuple[str, ...]:
+        """Computed primitives that are the same in all iterations and that others read, in execution order."""
+        varying = {self.prim(item) for item in self.loop.inputs if item.is_state or item.position is not None}
+        needed: set[str] = set()
+        for name in self.region.prims:
+            inputs = self.ir.prims[name].inputs
+            if varying & set(inputs):
+                varying.add(name)
+                needed |= set(inputs) - varying
+        return tuple(name for name in self.region.prims if name in needed and name not in varying)
 
-def loop_form(prim: Prim) -> LoopForm:
-    """The loop of a ``LOOP`` primitive."""
-    form = prim.attrs["form"]
-    assert isinstance(form, LoopForm)
+
+def loop_form(node: Node, graph: Graph, results: tuple[Ref, ...]) -> LoopForm:
+    """The body of a loop as one region.
+
+    Raises:
+        CannotFuse: no kernel can run it step by step; the message says why.
+    """
+    from mtmc_lsp.ir.lower import lower
+
+    assert node.loop is not None
+    ir = lower(node.loop.body(graph))
+    if opaque := sorted(ir.opaque):
+        raise CannotFuse(f"{ir.graph.node(opaque[0]).op} in the loop stays a torch call")
+    region = analyse(ir, ir.graph.named)
+    if region.kind not in (RegionKind.MAP, RegionKind.REDUCE) or region.parts:
+        raise CannotFuse("the body of the loop is neither elementwise nor a reduction")
+    form = LoopForm(node, results, ir, region)
+    if any(ir.prims[name].op is PrimOp.RANDOM for name in region.prims):
+        raise CannotFuse("the loop draws random numbers")
+    held = {form.prim(item) for item in node.loop.states}
+    for name in region.prims:
+        prim = ir.prims[name]
+        if held & set(prim.inputs):
+            if prim.op not in POINTWISE:
+                raise CannotFuse("an iteration of the loop reads neighbouring elements of its state")
+            held.add(name)
     return form
-
-
-def loop_in(ir: KernelIR, region: Region) -> LoopForm:
-    """The loop of a region of one."""
-    return loop_form(next(prim for name in region.prims if (prim := ir.prims[name]).op is PrimOp.LOOP))
 
 
 def row_type(kind: TensorType, dim: int) -> TensorType:

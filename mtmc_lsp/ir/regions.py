@@ -42,11 +42,6 @@ class RegionKind(Enum):
     """A loop over time steps, one launch for all of them."""
 
 
-ALONE = (
-    (PrimOp.RECURRENT, RegionKind.RECURRENT, "recurrent layers need"),
-    (PrimOp.LOOP, RegionKind.LOOP, "a loop over time steps needs"),
-)
-"""Primitives whose kernels contain one node each."""
 PRODUCTS = frozenset({RegionKind.MATMUL, RegionKind.ATTENTION})
 
 
@@ -169,11 +164,13 @@ def _region_of(
     if set(outputs) & _returned_views(ir.graph):
         raise CannotFuse("a result is a view of an input, and a kernel would return a copy")
     members = [ir.prims[name] for name in prims]
-    for op, kind, what in ALONE:
-        if any(prim.op is op for prim in members):
-            if len(ordered) > 1 or len(chosen) > 1:
-                raise CannotFuse(f"{what} a separate kernel")
-            return Region(ordered, prims, inputs, outputs, kind, AxisTable(ir.prims, (), ir.graph.sizes), (), ())
+    if any(prim.op is PrimOp.RECURRENT for prim in members):
+        if len(ordered) > 1 or len(chosen) > 1:
+            raise CannotFuse("recurrent layers need a separate kernel")
+        table = AxisTable(ir.prims, (), ir.graph.sizes)
+        return Region(ordered, prims, inputs, outputs, RegionKind.RECURRENT, table, (), ())
+    if any(prim.op is PrimOp.LOOP for prim in members):
+        return _loop_region(ir, ordered, chosen, prims, inputs, outputs)
     # An output that equals an input (a clone) has axes too.
     members_and_results = [*(name for name in results if name in inputs), *prims, *added]
     table = AxisTable(ir.prims, members_and_results, ir.graph.sizes)
@@ -196,6 +193,24 @@ def _region_of(
         if axes & set(reduced) and not set(reduced) <= axes:
             raise CannotFuse("a result has only part of the reduced axes")
     return Region(ordered, prims, inputs, outputs, kind, table, parallel, reduced, parts)
+
+
+def _loop_region(
+    ir: KernelIR,
+    ordered: tuple[str, ...],
+    chosen: set[str],
+    prims: tuple[str, ...],
+    inputs: tuple[str, ...],
+    outputs: tuple[Ref, ...],
+) -> Region:
+    """The region of a loop over time steps and of the operations around it that its iterations compute."""
+    from mtmc_lsp.ir.loop_fusion import fused_loop
+
+    if chosen != set(ordered):
+        raise CannotFuse("a loop over time steps recomputes no other values")
+    fused_loop(ir, ordered)
+    table = AxisTable(ir.prims, (), ir.graph.sizes)
+    return Region(ordered, prims, inputs, outputs, RegionKind.LOOP, table, (), ())
 
 
 def _unify_reduction_axes(members: list[Prim], results: list[str], table: AxisTable) -> bool:

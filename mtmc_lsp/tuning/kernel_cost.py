@@ -11,7 +11,8 @@ from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.attention_mask import limited_attention_band
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.dense_windows import are_contiguous_windows
-from mtmc_lsp.ir.loops import independent_elements, loop_in, moved_bytes
+from mtmc_lsp.ir.loop_fusion import loop_in
+from mtmc_lsp.ir.loops import independent_elements, moved_bytes
 from mtmc_lsp.ir.memory_order import contiguous_axes, transposed_axis, windows_along_columns
 from mtmc_lsp.ir.primitives import CENTRED, KernelIR, Prim, PrimOp, ProductSizes, has_split_operands
 from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch, weight_bytes
@@ -227,7 +228,7 @@ def _recurrent_cost(ir: KernelIR, region: Region, config: RecurrentConfig, devic
 def _loop_cost(ir: KernelIR, region: Region, config: LoopConfig, device: DeviceModel) -> Cost:
     """The cost of a loop over time steps: its traffic, or the latency of its iterations, which run one after another."""
     graph, form = ir.graph, loop_in(ir, region)
-    moved = moved_bytes(graph.node(region.nodes[0]), graph)
+    moved = moved_bytes(form.node, graph)
     waves = -(-independent_elements(form) // (config.rows * config.block)) / (LOOP_PROGRAMS_PER_SM * device.sm_count)
     memory = roofline_us(moved, 0.0, device, 1.0, TRITON_EFFICIENCY)
     per_step = LOAD_US / config.stages + OPERATION_US * len(form.region.prims)

@@ -19,7 +19,8 @@ from mtmc_lsp.core.loop import LoopInput, LoopOutput, Position
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.axes import Axis
-from mtmc_lsp.ir.loops import LoopForm, loop_in, row_type
+from mtmc_lsp.ir.loop_fusion import loop_in
+from mtmc_lsp.ir.loops import LoopForm, row_type
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.configs import LoopConfig
@@ -39,7 +40,8 @@ def write_loop_kernel(
     Raises:
         CannotCode: an operation of the body is not supported.
     """
-    form, node = loop_in(ir, region), ir.graph.node(region.nodes[0])
+    form = loop_in(ir, region)
+    node = form.node
     sources = [ir.of(ref).name for ref in node.args if isinstance(ref, Ref)]
     types = [buffers[source] for source in sources]
     body = form.region
@@ -50,7 +52,11 @@ def write_loop_kernel(
     writer = LoopWriter(form, node, types, config, *merged)
     kernel = writer.finish(name, docstring, writer.write())
     arguments = {form.prim(item): item.argument for item in form.loop.inputs if item.argument is not None}
-    return replace(kernel, tensors=tuple((pointer, sources[arguments[prim]]) for pointer, prim in kernel.tensors))
+    return replace(
+        kernel,
+        tensors=tuple((pointer, sources[arguments[prim]]) for pointer, prim in kernel.tensors),
+        outputs=tuple((pointer, form.results[ref.index]) for pointer, ref in kernel.outputs),
+    )
 
 
 class LoopWriter(TileWriter):
@@ -93,6 +99,14 @@ class LoopWriter(TileWriter):
             prim = self.ir.prims[self.form.prim(item)]
             if item.position is None and not item.is_state:
                 self.tile.value(prim.name, self.tile.tile_index(prim.name))
+        for name in self.form.invariant():
+            if self.tile.covers_axes(self.ir.prims[name]):
+                self.tile.value(name, self.tile.tile_index(name))
+        for item in loop.inputs:
+            if item.position is not None and item.argument is not None:
+                # Emits the parts of its offsets before the loop.
+                source = self.form.prim(item)
+                self.tile.offset(self.parameters.buffers[source], self.tile.tile_index(source))
         states = {item.name: self._initial(item) for item in loop.states}
         before, self.lines = self.lines, []
         invariant = set(self.tile.cache)

@@ -5,6 +5,7 @@ Nodes of the body that depend on nothing that changes stay outside: they are the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ import torch
 from mtmc_lsp.capture.worker.loops.iteration import NotKept
 from mtmc_lsp.capture.worker.loops.markers import NAMESPACE
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
-from mtmc_lsp.core.loop import LOOP, Loop, LoopInput, LoopOutput, Position
+from mtmc_lsp.core.loop import LOOP, Loop, LoopInput, LoopOutput, Position, pruned
 from mtmc_lsp.core.sizes import Size
 
 REDUCTIONS = frozenset(
@@ -102,20 +103,22 @@ class _Folding:
             else:
                 value = _refs(items)[i - n_states - n_rows]
                 outputs.append(LoopOutput(value, Position(0, Size.of(0), 1)))
-        names = {Ref(node.name): Ref(node.name) for node in marks}
         loop_value = Loop(_size(count), tuple(inputs.values()), tuple(working), tuple(outputs))
         variables = {node.name: str(node.args[3]) for node in marks if _mark(node) == "enter"}
         loop_value = _named(_Copies(loop_value).result(), self.graph, tuple(arguments), variables)
+        taken = {each.name for each in self.graph.nodes} | {item.name for item in self.graph.sources}
+        name = next(name for i in itertools.count(1) if (name := f"loop_{i}" if i > 1 else "loop") not in taken)
         node = replace(
             self.leave,
+            name=name,
             op=LOOP,
             args=tuple(arguments),
             kwargs={},
             outputs=tuple(kinds[i] for i in needed),
-            loop=_pruned(loop_value),
+            loop=loop_value,
         )
-        node = _with_used_arguments(node)
-        renamed = {Ref(self.leave.name, i): Ref(self.leave.name, new) for new, i in enumerate(needed)} | names
+        node = pruned(node)
+        renamed = {Ref(self.leave.name, i): Ref(name, new) for new, i in enumerate(needed)}
         outside = [each for each in self.graph.nodes if each.name not in self.inside]
         nodes = [node if each is self.leave else each.reading(renamed) for each in outside]
         graph = self.graph.of_nodes(nodes, renamed)
@@ -304,49 +307,6 @@ class _Copies:
         )
         outputs = tuple(replace(item, value=replaced.get(item.value, item.value)) for item in self.loop.outputs)
         return replace(self.loop, inputs=following, nodes=tuple(self.nodes), outputs=outputs)
-
-
-def _pruned(loop: Loop) -> Loop:
-    """The loop without states that no output needs."""
-    while True:
-        live = _live(loop, [item.value for item in loop.outputs])
-        kept = tuple(item for item in loop.inputs if item.name in live or _is_result(loop, item))
-        nodes = tuple(node for node in loop.nodes if node.name in live)
-        if (kept, nodes) == (loop.inputs, loop.nodes):
-            return loop
-        loop = replace(loop, inputs=kept, nodes=nodes)
-
-
-def _is_result(loop: Loop, state: LoopInput) -> bool:
-    return any(item.position is None and item.value == state.next for item in loop.outputs)
-
-
-def _live(loop: Loop, roots: Sequence[Ref]) -> set[str]:
-    """The names of inputs and nodes that the roots need, in this iteration or in earlier ones."""
-    nodes = {node.name: node for node in loop.nodes}
-    states = {item.name: item.next for item in loop.inputs if item.next is not None}
-    live: set[str] = set()
-    pending = [ref.name for ref in roots]
-    while pending:
-        name = pending.pop()
-        if name in live:
-            continue
-        live.add(name)
-        pending += [ref.name for ref in nodes[name].inputs()] if name in nodes else []
-        pending += [states[name].name] if name in states else []
-    return live
-
-
-def _with_used_arguments(node: Node) -> Node:
-    """The node without arguments that its loop does not use."""
-    loop = node.loop
-    assert loop is not None
-    numbers = [item.argument for item in loop.inputs] + [item.base for item in loop.outputs]
-    used = sorted({number for number in numbers if number is not None})
-    new: Mapping[int | None, int | None] = {old: i for i, old in enumerate(used)} | {None: None}
-    inputs = tuple(replace(item, argument=new[item.argument]) for item in loop.inputs)
-    outputs = tuple(replace(item, base=new[item.base]) for item in loop.outputs)
-    return replace(node, args=tuple(node.args[i] for i in used), loop=replace(loop, inputs=inputs, outputs=outputs))
 
 
 def _without_copies(graph: Graph) -> Graph:
