@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.fusion.neighbours import Neighbourhood
 from mtmc_lsp.ir.known_regions import region_or_none
-from mtmc_lsp.ir.loop_fusion import loop_in
+from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.recurrence import recurrence_in
 from mtmc_lsp.ir.regions import VIEWS, Region, RegionKind, product_in

@@ -204,7 +204,7 @@ def _loop_region(
     outputs: tuple[Ref, ...],
 ) -> Region:
     """The region of a loop over time steps and of the operations around it that its iterations compute."""
-    from mtmc_lsp.ir.loop_fusion import fused_loop
+    from mtmc_lsp.ir.loops.fusion import fused_loop
 
     if chosen != set(ordered):
         raise CannotFuse("a loop over time steps recomputes no other values")

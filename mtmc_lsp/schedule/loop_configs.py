@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.ir.loops import LoopForm, independent_elements
+from mtmc_lsp.ir.loops.form import LoopForm, independent_elements
 from mtmc_lsp.ir.regions import RegionKind
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import LoopConfig, TileConfig

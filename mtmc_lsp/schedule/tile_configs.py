@@ -14,7 +14,7 @@ from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.ir.axes import Axis
-from mtmc_lsp.ir.loop_fusion import loop_in
+from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.memory_order import column_axes, strided_columns, transposed_axis, windows_along_columns
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp, ProductDims
 from mtmc_lsp.ir.recurrence import recurrence_in

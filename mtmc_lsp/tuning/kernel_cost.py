@@ -11,8 +11,8 @@ from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.attention_mask import limited_attention_band
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.dense_windows import are_contiguous_windows
-from mtmc_lsp.ir.loop_fusion import loop_in
-from mtmc_lsp.ir.loops import independent_elements, moved_bytes
+from mtmc_lsp.ir.loops.form import independent_elements, moved_bytes
+from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.memory_order import contiguous_axes, transposed_axis, windows_along_columns
 from mtmc_lsp.ir.primitives import CENTRED, KernelIR, Prim, PrimOp, ProductSizes, has_split_operands
 from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch, weight_bytes

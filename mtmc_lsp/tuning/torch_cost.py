@@ -5,7 +5,7 @@ from __future__ import annotations
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, Node
 from mtmc_lsp.core.sizes import product
-from mtmc_lsp.ir.loops import moved_bytes, working_nodes
+from mtmc_lsp.ir.loops.form import moved_bytes, working_nodes
 from mtmc_lsp.ir.primitives import KernelIR, ProductDims, ProductSizes
 from mtmc_lsp.ir.recurrence import library_us
 from mtmc_lsp.ir.regions import VIEWS

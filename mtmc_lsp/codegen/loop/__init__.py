@@ -1,1 +1,1 @@
-"""Kernels of loops over time steps."""
+"""Code of loops over time steps: kernels, and loops of torch calls."""

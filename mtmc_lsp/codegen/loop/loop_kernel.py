@@ -6,7 +6,7 @@ while one computes: they depend on no state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel
@@ -19,8 +19,8 @@ from mtmc_lsp.core.loop import LoopInput, LoopOutput, Position
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.axes import Axis
-from mtmc_lsp.ir.loop_fusion import loop_in
-from mtmc_lsp.ir.loops import LoopForm, row_type
+from mtmc_lsp.ir.loops.form import LoopForm, row_type
+from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.configs import LoopConfig
@@ -115,7 +115,8 @@ class LoopWriter(TileWriter):
                 self._hold(item, self._index(item))
             elif item.position is not None:
                 self._move(self.parameters.tensor(self.form.prim(item)), item.position, self._type_of(item))
-        following = [self._following(item, states[item.name]) for item in loop.states]
+        names = {code.text for code in states.values()}
+        following = [self._following(item, states[item.name], names) for item in loop.states]
         for i, output in enumerate(loop.outputs):
             if output.position is not None:
                 self._store_row(i, output, output.position)
@@ -186,13 +187,13 @@ class LoopWriter(TileWriter):
             else (f"tl.full({self.shape_text(like)}, {code.text}, {TRITON_DTYPES[like.dtype]})")
         )
 
-    def _following(self, item: LoopInput, state: Code) -> str:
-        """Emit the value of a state after the iteration; returns its text, which uses no state that changes earlier."""
+    def _following(self, item: LoopInput, state: Code, names: Set[str]) -> str:
+        """Emit the value of a state after the iteration; returns a variable that no assignment to ``names`` changes."""
         assert item.next is not None
         prim = self.ir.of(item.next).name
         code = self.tile.cast(self.tile.value(prim, self.tile.tile_index(prim)), state.dtype)
         text = self._spread(code, state)
-        if text.isidentifier():
+        if text.isidentifier() and text not in names - {state.text}:
             return text
         name = self.parameters.names.unique(f"next_{item.name}")
         self.lines.append(f"{name} = {text}")

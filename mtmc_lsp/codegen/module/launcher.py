@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
 from mtmc_lsp.codegen.kernel.snippets import LINE, call_text, def_lines, filled, tuple_text
+from mtmc_lsp.codegen.loop.torch_loop import loop_statements
 from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR, MAKE_DESCRIPTOR
 from mtmc_lsp.codegen.module.constants import constant_text, is_literal_tensor
 from mtmc_lsp.codegen.module.direct_launches import launched_directly
 from mtmc_lsp.codegen.module.guard import bindings, size_text
-from mtmc_lsp.codegen.module.loop_calls import loop_statements
 from mtmc_lsp.codegen.module.naming import Names, value_name
 from mtmc_lsp.codegen.module.side_by_side import NUMBERS
 from mtmc_lsp.codegen.module.tables import TableFunction, table_function

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.loop import LOOP
-from mtmc_lsp.ir.loops import loop_form
+from mtmc_lsp.ir.loops.form import loop_form
 from mtmc_lsp.ir.lower import Call, lowering
 from mtmc_lsp.ir.primitives import PrimOp
 from mtmc_lsp.ir.regions import CannotFuse

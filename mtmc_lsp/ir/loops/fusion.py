@@ -14,7 +14,7 @@ from functools import lru_cache
 from mtmc_lsp.core.graph import Argument, Node, Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.loop import Loop, LoopInput, LoopOutput, Position, pruned
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.ir.loops import LoopForm, loop_form, row_type
+from mtmc_lsp.ir.loops.form import LoopForm, loop_form, row_type
 from mtmc_lsp.ir.primitives import ONE, KernelIR, PrimOp
 from mtmc_lsp.ir.region_values import used_outside
 from mtmc_lsp.ir.regions import CannotFuse, Region
