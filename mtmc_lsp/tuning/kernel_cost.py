@@ -89,9 +89,9 @@ RECURRENT_SHARE = 0.5
 """Share of the peak that the products of a recurrent step reach. An estimate, not measured."""
 
 
-LOAD_US, OPERATION_US, LOOP_PROGRAMS_PER_SM = 0.6, 0.004, 16
-"""Microseconds until a load from memory arrives, and for an operation that waits for the one before; programs per multiprocessor
-that hide each other's latency. Estimates for the iterations of a loop, not measured."""
+LOAD_US, OPERATION_US, ISSUE_US, LOOP_PROGRAMS_PER_SM = 0.6, 0.004, 0.001, 16
+"""Microseconds until a load from memory arrives, for an operation that waits for the one before, and for any other operation;
+programs per multiprocessor that hide each other's latency. Estimates for the iterations of a loop, not measured."""
 
 
 def kernel_cost(
@@ -231,7 +231,9 @@ def _loop_cost(ir: KernelIR, region: Region, config: LoopConfig, device: DeviceM
     moved = moved_bytes(form.node, graph)
     waves = -(-independent_elements(form) // (config.rows * config.block)) / (LOOP_PROGRAMS_PER_SM * device.sm_count)
     memory = roofline_us(moved, 0.0, device, 1.0, TRITON_EFFICIENCY)
-    per_step = LOAD_US / config.stages + OPERATION_US * len(form.region.prims)
+    chain = len(form.chain())
+    others = len(form.region.prims) - chain
+    per_step = LOAD_US / config.stages + OPERATION_US * chain + ISSUE_US * others
     latency = form.loop.count.value(graph.sizes) * per_step * max(1.0, waves)
     return Cost(moved, 0.0, max(memory, latency) + device.launch_us)
 

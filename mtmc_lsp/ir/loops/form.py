@@ -46,6 +46,19 @@ class LoopForm:
         """The primitive of an input of the body."""
         return self.ir.values[item.name, 0]
 
+    def chain(self) -> tuple[str, ...]:
+        """Computed primitives between a state and its next value: an iteration waits for those of the one before."""
+        following = {self.ir.of(item.next).name for item in self.loop.states if item.next is not None}
+        after = {self.prim(item) for item in self.loop.states}
+        for name in self.region.prims:
+            if after & set(self.ir.prims[name].inputs):
+                after.add(name)
+        before: set[str] = set()
+        for name in reversed(self.region.prims):
+            if name in following | before:
+                before |= {name, *self.ir.prims[name].inputs}
+        return tuple(name for name in self.region.prims if name in after and name in before)
+
     def invariant(self) -> tuple[str, ...]:
         """Computed primitives that are the same in all iterations and that others read, in execution order."""
         varying = {self.prim(item) for item in self.loop.inputs if item.is_state or item.position is not None}

@@ -358,7 +358,8 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         if before is not None and not (before.dim == dim and before.step.same(step) and before.tensor is target):
             raise NotKept("it writes several slices of one tensor")
         if before is None:
-            self._is_settled = False
+            # What the body read of it before this statement may have been written by an earlier iteration.
+            self._is_settled = self._is_settled and key not in self._outside
             self._written[key] = Write(target, dim, step, None)
             self._outside.setdefault(key, target)
         if isinstance(value, Changing):

@@ -45,6 +45,17 @@ def fold_loops(graph: Graph) -> Graph:
     return graph
 
 
+def remove_dead_traces(graph: torch.fx.Graph) -> None:
+    """Remove the traces of bodies that no loop uses, and what only they read, from an exported graph."""
+    if not any(NAMESPACE in str(node.target) for node in graph.nodes):
+        return
+    for node in reversed(list(graph.nodes)):
+        is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        is_functional = isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable
+        if node.op == "call_function" and not node.users and is_functional and not is_random:
+            graph.erase_node(node)
+
+
 def _mark(node: Node) -> str:
     """``enter`` for an operator that marks a loop; empty for other nodes."""
     namespace, name, _ = node.op.split(".")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -299,14 +300,18 @@ def functions_of(module: ModuleType, path: str, target: Any) -> list[FunctionTyp
 
     def add(value: Any) -> None:
         while value is not None:
-            value = getattr(value, "__func__", getattr(value, "fget", value))
-            if isinstance(value, FunctionType) and value.__code__.co_filename == path:
+            # Reading an attribute of an unknown object could import a lazy module.
+            if type(value) in (staticmethod, classmethod, MethodType):
+                value = value.__func__
+            elif type(value) is property:
+                value = value.fget
+            if type(value) is FunctionType and value.__code__.co_filename == path:
                 found.setdefault(value.__code__, value)
-            value = getattr(value, "__wrapped__", None)
+            value = inspect.getattr_static(value, "__wrapped__", None)
 
     add(target)
     for value in list(vars(module).values()):
-        if isinstance(value, type) and value.__module__ == module.__name__:
+        if issubclass(type(value), type) and value.__module__ == module.__name__:
             for item in list(vars(value).values()):
                 add(item)
         else:
