@@ -109,6 +109,68 @@ def bisection(x):
     return (low + high) / 2
 
 
+# mtmc: x=f32[B,T,D] B=3 T=20 D=5
+def counted(x):
+    h = torch.zeros(1, x.shape[2], device=x.device)
+    k = 0
+    out = torch.zeros_like(x)
+    for _ in range(x.shape[1]):
+        h = h + x[:, k]
+        out[:, k] += h
+        k += 1
+    return out
+
+
+# mtmc: x=f32[B,T,D] B=3 T=20 D=5
+def read_afterwards(x):
+    h = torch.zeros_like(x[:, 0])
+    for t in range(x.shape[1]):
+        x_t = x[:, t]
+        h = h * 0.5 + x_t
+    return h + x_t * t
+
+
+# mtmc: x=f32[B,T,D] B=3 T=20 D=5
+def normalised(x):
+    p = torch.full_like(x[:, 0], 0.2)
+    out = torch.empty_like(x)
+    for t in range(x.shape[1]):
+        p = torch.softmax(torch.log(p + 1e-6) + x[:, t], dim=-1)
+        out[:, t] = p
+    return out
+
+
+# mtmc: x=f16[B,T,D] B=3 T=20 D=5
+def half(x):
+    h = torch.zeros_like(x[:, 0])
+    outs = []
+    for x_t in reversed(x.unbind(1)):
+        h = 0.9 * h + x_t
+        outs.append(h)
+    outs.reverse()
+    return torch.stack(outs, dim=1)
+
+
+# mtmc: x=f32[B,T,D] B=3 T=20 D=5
+def in_place_rows(x):
+    for t in range(1, x.shape[1]):
+        x[:, t] += 0.5 * x[:, t - 1]
+    return x
+
+
+# mtmc: x=f32[B,T,D] B=3 T=20 D=5
+def pairs(x):
+    state = (torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0]))
+    outs = [x[:, :1]]
+    for t in range(1, x.shape[1]):
+        h, c = state
+        c = 0.5 * c + x[:, t]
+        h = torch.tanh(c) * h + 1
+        state = (h, c)
+        outs.append(h.unsqueeze(1))
+    return torch.cat(outs, dim=1)
+
+
 class Cell(torch.nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -127,5 +189,6 @@ class Cell(torch.nn.Module):
         return torch.stack(outs, dim=1)
 """
 NAMES = (
-    "recurrence gated masked advantages from_the_end moving_average selective_scan in_place two_back bisection Cell"
+    "recurrence gated masked advantages from_the_end moving_average selective_scan in_place two_back bisection "
+    "counted read_afterwards normalised half in_place_rows pairs Cell"
 ).split()

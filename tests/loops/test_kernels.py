@@ -9,9 +9,20 @@ import pytest
 from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import from_json, to_json
+from tests.cli.runner import mtmc, project
 from tests.codegen.harness import compile_errors, verified
 from tests.loops.examples import LOOPS, NAMES
 from tests.planning.situations import H200, act, fully_fused, proposed, start
+
+UNROLLED_LOOP = """
+
+# mtmc: x=f32[B,T,D] w=f32[D,D] B=2 T=17 D=4
+def products(x, w):
+    h = torch.zeros_like(x[:, 0])
+    for step in range(x.shape[1]):
+        h = torch.tanh(h @ w + x[:, step])
+    return h
+"""
 
 
 def loops_of(graph: Graph):
@@ -72,6 +83,17 @@ def test_the_number_of_steps_is_an_argument_of_the_kernel(captured) -> None:
     block = fully_fused(capture, start(capture, LOOPS)).code.block
     assert re.search(r"def recurrence_kernel\([^)]*\bT\b,", block)
     assert "a.shape[1] ==" not in block
+
+
+def test_a_run_shows_the_loop_as_a_step_and_says_which_loop_it_unrolls(tmp_path) -> None:
+    file = project(tmp_path, LOOPS.replace("return out, out + values", "return out") + UNROLLED_LOOP)
+    kept = mtmc(tmp_path, "optimize", f"{file.name}::recurrence")
+    assert kept.code == 0, kept.err
+    assert "Step 1  Run all iterations of the loop in one kernel for the result" in kept.out
+    assert "same results as your code" in kept.out
+    unrolled = mtmc(tmp_path, "plan", f"{file.name}::products")
+    line = file.read_text().splitlines().index("    for step in range(x.shape[1]):") + 1
+    assert f"the loop of line {line} is unrolled, because its body contains" in unrolled.out
 
 
 def test_the_action_states_what_the_loop_costs_in_eager_mode(captured) -> None:

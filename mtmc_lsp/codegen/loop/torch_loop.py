@@ -131,8 +131,13 @@ class _Writer:
     def last_values(self, results: Sequence[str]) -> list[str]:
         """The results that are states after the last iteration."""
         states = {item.next: self.local[Ref(item.name)] for item in self.loop.states}
-        pairs = zip(self.loop.outputs, results, strict=True)
-        return [f"{name} = {states[output.value]}" for output, name in pairs if output.position is None]
+        lines = []
+        for output, kind, name in zip(self.loop.outputs, self.node.outputs, results, strict=True):
+            if output.position is None:
+                # A state may be a view of a row.
+                order = ".contiguous()" if kind.is_contiguous else ""
+                lines.append(f"{name} = {states[output.value]}{order}")
+        return lines
 
     def _type(self, ref: Ref) -> TensorType:
         return next(node for node in self.loop.nodes if node.name == ref.name).outputs[ref.index]

@@ -63,6 +63,10 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         """States that begin as another tensor than the variable holds: converted numbers, other shapes and dtypes."""
         self._increments: dict[Key, int] = dict(before._increments) if before else {}
         """Integers that grow by a constant."""
+        if before is not None and len(before._increments) > before._known_increments:
+            # A number that changes was a constant in that trace, so what it read and wrote is not valid.
+            before = None
+        self._known_increments = len(self._increments)
         self._changed: dict[int, torch.Tensor] = dict(before._changed) if before else {}
         """Tensors from outside the body that it changes in place, by storage."""
         self._written: dict[int, Write] = {}

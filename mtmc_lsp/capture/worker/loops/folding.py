@@ -27,6 +27,8 @@ MOVING = frozenset(
     "contiguous _unsafe_view type_as lift_fresh_copy".split()
 )
 """Operations that move or create values, which a body may contain."""
+VIEWS = frozenset("expand view permute transpose t unsqueeze squeeze select slice alias detach _unsafe_view".split())
+"""Those that return a view."""
 FILLED = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0, "ones": 1.0, "ones_like": 1.0, "new_ones": 1.0}
 """Operations that create a tensor of one number."""
 
@@ -293,7 +295,7 @@ def _named(loop: Loop, graph: Graph, arguments: tuple[Ref, ...], variables: Mapp
 
 
 class _Copies:
-    """Gives every result of a body a node: one that is an input, or that has several uses as a result, gets a copy."""
+    """Gives every result of a body memory: one that is an input, or a view of one, becomes a copy."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
@@ -307,8 +309,8 @@ class _Copies:
             outside = ref not in inputs and all(ref.name != node.name for node in self.loop.nodes)
             if outside:
                 raise NotKept("what it computes is the same in every iteration")
-            if ref in inputs:
-                kind = inputs[ref].type
+            if self._viewed(ref) in inputs:
+                kind = inputs[ref].type if ref in inputs else self._node(ref).outputs[ref.index]
                 name = f"{ref.name}_copy"
                 dense = TensorType(kind.shape, kind.dtype, contiguous_stride(kind.shape))
                 self.nodes.append(Node(name, "aten.clone.default", (ref,), {}, (dense,)))
@@ -318,6 +320,16 @@ class _Copies:
         )
         outputs = tuple(replace(item, value=replaced.get(item.value, item.value)) for item in self.loop.outputs)
         return replace(self.loop, inputs=following, nodes=tuple(self.nodes), outputs=outputs)
+
+    def _node(self, ref: Ref) -> Node:
+        return next(node for node in self.nodes if node.name == ref.name)
+
+    def _viewed(self, ref: Ref) -> Ref:
+        """The value that ``ref`` is a view of, or itself."""
+        names = {node.name for node in self.nodes}
+        while ref.name in names and self._node(ref).op.split(".")[1] in VIEWS:
+            ref = next(self._node(ref).inputs())
+        return ref
 
 
 def _without_copies(graph: Graph) -> Graph:
