@@ -83,6 +83,16 @@ def selective_scan(u, delta, A, B_, C, skip):
     return torch.stack(ys, dim=1) + u * skip
 
 
+# mtmc: x=f32[B,D,N] drive=f32[B,L,D] B_=f32[B,L,N] C=f32[B,L,N] B=2 L=20 D=6 N=5
+def products(x, drive, B_, C):
+    ys, zs = [], []
+    for i in range(drive.shape[1]):
+        x = 0.9 * x + torch.einsum("bd,bn->bdn", drive[:, i], B_[:, i])
+        ys.append(torch.einsum("bdn,bn->bd", x, C[:, i]))
+        zs.append(torch.matmul(x, C[:, i].unsqueeze(-1)).squeeze(-1))
+    return torch.stack(ys, dim=1), torch.stack(zs, dim=1)
+
+
 # mtmc: x=f32[B,T,D] h=f32[B,D] B=3 T=20 D=5
 def in_place(x, h):
     for t in range(x.size(1)):
@@ -189,6 +199,6 @@ class Cell(torch.nn.Module):
         return torch.stack(outs, dim=1)
 """
 NAMES = (
-    "recurrence gated masked advantages from_the_end moving_average selective_scan in_place two_back bisection "
+    "recurrence gated masked advantages from_the_end moving_average selective_scan in_place two_back bisection products "
     "counted read_afterwards normalised half in_place_rows pairs Cell"
 ).split()

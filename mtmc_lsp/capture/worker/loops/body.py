@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from mtmc_lsp.capture.worker.loops.iteration import Changing, NeedsPeeling, NotKept, Span, Step, known
 from mtmc_lsp.capture.worker.loops.lists import Collected
 from mtmc_lsp.capture.worker.loops.markers import operators
+from mtmc_lsp.capture.worker.loops.products import elementwise_product
 
 Key = tuple[object, ...]
 IN_PLACE = frozenset(
@@ -58,6 +59,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         super().__init__()
         self.span = span
         self.slots: dict[Key, Slot] = {}
+        self._known_increments = 0
         self.items: dict[str, Item] = {}
         self._initial: dict[Key, torch.Tensor] = dict(before._initial) if before else {}
         """States that begin as another tensor than the variable holds: converted numbers, other shapes and dtypes."""
@@ -264,7 +266,8 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             self._note(tensor)
         for tensor in _targets(function, args, kwargs):
             self._prepare_change(tensor)
-        result = function(*args, **kwargs)
+        product = elementwise_product(function, args) if not kwargs else None
+        result = product if product is not None else function(*args, **kwargs)
         computed = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
         if computed and any(_storage(tensor) in self._written for tensor in tensors):
             raise NotKept("it reads all of a tensor of which it writes one slice per iteration")
