@@ -12,17 +12,17 @@ from dataclasses import replace
 from mtmc_lsp.codegen.kernel.kernel import Kernel
 from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, TRITON_DTYPES, Code, literal
 from mtmc_lsp.codegen.tile.tile import merge_axes
-from mtmc_lsp.codegen.tile.tile_kernel import TileWriter
+from mtmc_lsp.codegen.tile.tile_kernel import TileWriter, steps_far
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
 from mtmc_lsp.core.graph import Node, Ref, TensorType
 from mtmc_lsp.core.loop import LoopInput, LoopOutput, Position
-from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.loops.form import LoopForm, row_type
 from mtmc_lsp.ir.loops.fusion import loop_in
+from mtmc_lsp.ir.memory_order import column_axes
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.ir.regions import Region
+from mtmc_lsp.ir.regions import Region, RegionKind
 from mtmc_lsp.schedule.configs import LoopConfig
 from mtmc_lsp.schedule.loop_configs import tile_of
 
@@ -48,8 +48,11 @@ def write_loop_kernel(
     separate = [[axis] for axis in body.parallel_axes], [[axis] for axis in body.reduced_axes]
     probe = LoopWriter(form, node, types, config, *separate)
     probe.write()
-    merged = (merge_axes(axes, probe.accesses) for axes in (body.parallel_axes, body.reduced_axes))
-    writer = LoopWriter(form, node, types, config, *merged)
+    parallel, reduced = (merge_axes(axes, probe.accesses) for axes in (body.parallel_axes, body.reduced_axes))
+    writer = LoopWriter(form, node, types, config, parallel, reduced)
+    columns_of_map = [group for group in parallel if group[-1] in column_axes(form.ir, body)]
+    columns = columns_of_map if body.kind is RegionKind.MAP else reduced
+    writer.wide_columns = any(steps_far(columns, access) for access in probe.accesses)
     kernel = writer.finish(name, docstring, writer.write())
     arguments = {form.prim(item): item.argument for item in form.loop.inputs if item.argument is not None}
     return replace(
@@ -262,8 +265,3 @@ class LoopWriter(TileWriter):
             name = value.variable if value is not None and value.variable else "out"
             name = f"last_{name}" if output.position is None else name
         return f"{name}_ptr"
-
-    def check(self) -> None:
-        """Raise if the tile does not hold whole rows of a reduction."""
-        if self.loop:
-            raise CannotCode("a loop's reductions need whole rows in one program instance")

@@ -1,6 +1,6 @@
 """Products in the body of a loop that are elementwise: one operand has all of their dimensions.
 
-``einsum("bdn,bn->bd", x, c)`` multiplies each element of ``x`` once. As a multiplication and a sum it runs step by step in a kernel.
+``einsum("bdn,bn->bd", x, c)`` multiplies each element of ``x`` once. As a multiplication and a sum it runs step by step.
 """
 
 from __future__ import annotations
