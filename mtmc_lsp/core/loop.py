@@ -53,7 +53,7 @@ class LoopInput:
 
 @dataclass(frozen=True)
 class LoopOutput:
-    """A result of the loop: the last value of a state, or a tensor of which each iteration writes a row."""
+    """A result of the loop: the last value of a state, or a tensor that gets a row in each iteration."""
 
     value: Ref
     """In the body."""

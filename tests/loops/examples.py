@@ -181,6 +181,28 @@ def pairs(x):
     return torch.cat(outs, dim=1)
 
 
+# mtmc: x=f32[B,T] B=3 T=20
+def seen_so_far(x):
+    count = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
+    seen = torch.zeros(x.shape[0], dtype=torch.bool, device=x.device)
+    out = torch.zeros(x.shape, dtype=torch.long, device=x.device)
+    for t in range(x.shape[1]):
+        seen = seen | (x[:, t] > 1)
+        count = torch.where(seen, count + 1, count)
+        out[:, t] = count
+    return out, seen
+
+
+# mtmc: x=f32[B,T,H,D] g=f32[B,T,H] B=2 T=20 H=3 D=5
+def of_unit_norm(x, g):
+    state = torch.zeros(x.shape[0], x.shape[2], x.shape[3], device=x.device)
+    y = torch.zeros_like(x)
+    for t in range(x.shape[1]):
+        state = state * torch.exp(-F.softplus(g[:, t]))[..., None] + x[:, t]
+        y[:, t] = state / state.norm(dim=-1, keepdim=True).clamp(min=1.0)
+    return y
+
+
 class Cell(torch.nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -200,5 +222,5 @@ class Cell(torch.nn.Module):
 """
 NAMES = (
     "recurrence gated masked advantages from_the_end moving_average selective_scan in_place two_back bisection products "
-    "counted read_afterwards normalised half in_place_rows pairs Cell"
+    "counted read_afterwards normalised half in_place_rows pairs seen_so_far of_unit_norm Cell"
 ).split()

@@ -65,7 +65,7 @@ REASONS = {
     "products": "its body contains",
     "alternating": "looks at the number of the iteration",
     "neighbours": "its body contains roll",
-    "whole": "it reads all of a tensor of which it writes one slice per iteration",
+    "whole": "it reads all of a tensor that it writes slice by slice",
     "length_of_a_list": "the length of a list",
     "few_steps": "",
 }

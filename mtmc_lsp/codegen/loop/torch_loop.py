@@ -84,7 +84,7 @@ class _Writer:
         return f"torch.full({self._shape(item.type.shape)}, {value}, {self._options(item.type)})"
 
     def empty_results(self, results: Sequence[str]) -> list[str]:
-        """The tensors of which iterations write rows."""
+        """The tensors to which iterations write rows."""
         lines = []
         for output, kind, name in zip(self.loop.outputs, self.node.outputs, results, strict=True):
             if output.position is not None and output.base is not None:

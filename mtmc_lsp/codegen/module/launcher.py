@@ -276,7 +276,7 @@ class Launcher:
         return self.variables[ref]
 
     def _begun(self, ref: Ref) -> str:
-        """The tensor of which a loop writes some rows; empty if the kernel writes the whole value."""
+        """The tensor that a loop writes in part; empty if the kernel writes the whole value."""
         graph = self.ir.graph
         node = graph.named[ref.name]
         number = node.loop.outputs[ref.index].base if node.loop is not None else None

@@ -130,7 +130,7 @@ class _Fusion:
                 replaced[Ref(item.name)] = self._slice(ref, item.position)
         for output in self.loop.outputs:
             if output.base is not None and self._old(output.base).name in self.members:
-                raise CannotFuse("an operation computes a tensor of which the loop writes some rows")
+                raise CannotFuse("an operation computes a tensor that the loop writes in part")
         self.nodes += [node.reading(replaced) for node in self.loop.nodes]
 
     def _argument(self, ref: Ref) -> int:

@@ -270,7 +270,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         result = product if product is not None else function(*args, **kwargs)
         computed = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
         if computed and any(_storage(tensor) in self._written for tensor in tensors):
-            raise NotKept("it reads all of a tensor of which it writes one slice per iteration")
+            raise NotKept("it reads all of a tensor that it writes slice by slice")
         for item in computed:
             if _storage(item) not in self._outside:
                 self._keep(item)

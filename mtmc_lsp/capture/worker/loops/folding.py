@@ -18,13 +18,14 @@ from mtmc_lsp.core.loop import LOOP, Loop, LoopInput, LoopOutput, Position, prun
 from mtmc_lsp.core.sizes import Size
 
 REDUCTIONS = frozenset(
-    "sum mean amax amin prod logsumexp softmax log_softmax _softmax _log_softmax max min any all".split()
+    "sum mean amax amin prod logsumexp softmax log_softmax _softmax _log_softmax max min any all linalg_vector_norm norm var std "
+    "layer_norm rms_norm".split()
 )
 """Reductions that a body may contain."""
 MOVING = frozenset(
     "clone copy _to_copy to expand view reshape permute transpose t unsqueeze squeeze select slice alias detach "
     "select_scatter slice_scatter full full_like zeros zeros_like ones ones_like scalar_tensor fill where masked_fill "
-    "contiguous _unsafe_view type_as lift_fresh_copy".split()
+    "contiguous _unsafe_view type_as lift_fresh_copy __and__ __or__ __xor__".split()
 )
 """Operations that move or create values, which a body may contain."""
 VIEWS = frozenset("expand view permute transpose t unsqueeze squeeze select slice alias detach _unsafe_view".split())

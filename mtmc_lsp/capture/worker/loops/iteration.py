@@ -53,16 +53,16 @@ class Changing:
 
     def _combined(self, function: Callable[[Any, Any], Any], other: Any, *, swapped: bool) -> Any:
         if isinstance(other, torch.Tensor):
-            own = self.tensor(other)
-            return function(other, own) if swapped else function(own, other)
+            number = self.tensor(other)
+            return function(other, number) if swapped else function(number, other)
         if not isinstance(other, (int, float, torch.SymInt, Changing)):
             return NotImplemented
 
         def build(like: torch.Tensor) -> torch.Tensor:
             # Python computes with float64.
-            own = self.tensor(like).to(torch.float64)
+            number = self.tensor(like).to(torch.float64)
             value = other.tensor(like) if isinstance(other, Changing) else other
-            return function(value, own) if swapped else function(own, value)
+            return function(value, number) if swapped else function(number, value)
 
         return Changing(self.span, build)
 

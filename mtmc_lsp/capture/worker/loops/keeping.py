@@ -296,7 +296,7 @@ def _usual(count: Any) -> int:
 
 def functions_of(module: ModuleType, path: str, target: Any) -> list[FunctionType]:
     """The functions of the user's file that a run of the target may call."""
-    found: dict[CodeType, FunctionType] = {}
+    functions: dict[CodeType, FunctionType] = {}
 
     def add(value: Any) -> None:
         while value is not None:
@@ -306,7 +306,7 @@ def functions_of(module: ModuleType, path: str, target: Any) -> list[FunctionTyp
             elif type(value) is property:
                 value = value.fget
             if type(value) is FunctionType and value.__code__.co_filename == path:
-                found.setdefault(value.__code__, value)
+                functions.setdefault(value.__code__, value)
             value = inspect.getattr_static(value, "__wrapped__", None)
 
     add(target)
@@ -316,4 +316,4 @@ def functions_of(module: ModuleType, path: str, target: Any) -> list[FunctionTyp
                 add(item)
         else:
             add(value)
-    return list(found.values())
+    return list(functions.values())
