@@ -1,6 +1,6 @@
 """Write ``mtmc_lsp/programs/forbidden.txt``: fingerprints of the programs that policies are evaluated on.
 
-    python scripts/forbidden_programs.py examples everyday unseen
+    python scripts/forbidden_programs.py examples everyday unseen loops
     python scripts/forbidden_programs.py kernelbench --kernelbench FOLDER     # a clone's folder KernelBench
     python scripts/forbidden_programs.py reporting                 # with the packages of the public suite
 
@@ -26,7 +26,12 @@ from mtmc_lsp.programs.fingerprints import FORBIDDEN_FILE, fingerprint, is_commo
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = "# Fingerprints of programs that policies are evaluated on. Written by scripts/forbidden_programs.py."
-FOLDERS = {"examples": "examples", "everyday": "benchmarks/everyday", "unseen": "benchmarks/unseen"}
+FOLDERS = {
+    "examples": "examples",
+    "everyday": "benchmarks/everyday",
+    "unseen": "benchmarks/unseen",
+    "loops": "benchmarks/loops",
+}
 SECTION = "# suite "
 LEVELS = ("level1", "level2", "level3")
 """The levels of KernelBench whose problems need no downloaded weights."""

@@ -4,6 +4,10 @@
 region and comes back, so the graph allows the order of execution; and all results share their independent axes, so one loop
 nest computes each of them once. Every value is computed from the same operands as before.
 
+A loop over time steps is a region where no operation of its body combines elements of the state, except for reductions along the
+same axes. Then each program instance runs all iterations for its elements, in order. Elementwise operations before and after the
+loop are part of it where an iteration reads or writes one slice of them: it computes that slice from slices of the operands.
+
 A precision mode changes how a float32 product is rounded. The action states that, verification compares with float64, and
 ``precision = "strict"`` excludes it. Modes that split operands use x = (high + low) / s with a power of two s, and drop only
 low * low, at most 2 ** -22 of a term. The modes differ in the order of additions. Tensor cores, which round towards zero, sum the
@@ -33,6 +37,7 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.fusion.repeated_blocks import MANY, form, groups_of_equal
 from mtmc_lsp.fusion.search import Fusion, has_fp32_product
+from mtmc_lsp.ir.loops.form import working_nodes
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch
 from mtmc_lsp.ir.regions import Region, RegionKind, is_product
@@ -218,6 +223,11 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
         if split:
             why += f". {TENSOR_CORES}"
         text = f"Run independent steps of {operation_names(ir, region.nodes)} in one launch"
+    elif region.kind is RegionKind.LOOP:
+        why = _loop(ir, region)
+        if len(region.nodes) > 1 and saved > 0:
+            why += f". Operations around the loop run inside it, which saves {size_text(saved)} of memory traffic"
+        text = with_result(ir, "Run all iterations of the loop in one kernel", region.nodes)
     elif split:
         why = f"{TENSOR_CORES} {_error_text(fusion)}"
     elif len(region.nodes) == 1:
@@ -256,6 +266,17 @@ def _recurrent(ir: KernelIR, region: Region) -> str:
     return (
         f"The library runs {steps * form.layers * form.directions} steps one after another. Here, independent steps "
         f"share a launch ({form.launches(steps)} in all), and the launches can be part of a CUDA graph"
+    )
+
+
+def _loop(ir: KernelIR, region: Region) -> str:
+    """Why a loop over time steps becomes one kernel."""
+    loop = next(loop for name in region.nodes if (loop := ir.graph.node(name).loop) is not None)
+    steps, calls = loop.count.value(ir.graph.sizes), len(list(working_nodes(loop)))
+    return (
+        f"Eager mode runs {calls} operations in each of {steps} iterations, one launch after another. Here, a program "
+        "instance holds its part of the state in registers and runs all iterations; no iteration combines elements of "
+        "different program instances"
     )
 
 

@@ -143,7 +143,7 @@ def _has_stages(region: Region, config: KernelConfig) -> bool:
     """Whether the kernel has a loop that loads from memory."""
     if isinstance(config, TileConfig):
         return region.kind is RegionKind.SCAN or config.loop or config.persist > 0 or config.is_split
-    return region.kind is not RegionKind.RECURRENT
+    return region.kind not in (RegionKind.RECURRENT, RegionKind.LOOP)
 
 
 def _is_persistent(config: KernelConfig) -> bool:

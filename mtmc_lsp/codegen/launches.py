@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from mtmc_lsp.codegen.attention.attention_kernel import write_attention_kernel
 from mtmc_lsp.codegen.kernel.kernel import Kernel
 from mtmc_lsp.codegen.kernel.snippets import LINE
+from mtmc_lsp.codegen.loop.loop_kernel import write_loop_kernel
 from mtmc_lsp.codegen.matmul.matmul_kernel import write_product_kernels, write_whole_product
 from mtmc_lsp.codegen.matmul.split_k import write_split_product
 from mtmc_lsp.codegen.matmul.split_on_load import write_product_split_on_load
@@ -24,7 +25,14 @@ from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import VIEWS, Region, RegionKind
-from mtmc_lsp.schedule.configs import AttentionConfig, KernelConfig, MatmulConfig, RecurrentConfig, TileConfig
+from mtmc_lsp.schedule.configs import (
+    AttentionConfig,
+    KernelConfig,
+    LoopConfig,
+    MatmulConfig,
+    RecurrentConfig,
+    TileConfig,
+)
 from mtmc_lsp.schedule.launch_units import Unit
 from mtmc_lsp.schedule.matmul_configs import by_pointers
 from mtmc_lsp.schedule.schedule import KernelPlan
@@ -36,6 +44,7 @@ DISTRIBUTION = {
     RegionKind.MATMUL: "Each program instance computes one tile of the product and applies the fused operations in registers",
     RegionKind.RECURRENT: "Each launch runs the independent steps of all layers (or directions); launches run in sequence. "
     "Each program instance computes all gates of a block of units",
+    RegionKind.LOOP: "Each program instance holds a tile of the states in registers and runs all iterations, one after another",
     RegionKind.ATTENTION: "Each program instance holds a block of queries and loops over the keys; scores stay on chip",
 }
 MAX_NAMED_RESULTS = 3
@@ -148,6 +157,8 @@ def _write_kernels(
         return write_product_kernels(ir, region, launcher.buffers, config, name, docstring, write_product, device)
     if isinstance(config, AttentionConfig):
         return [write_attention_kernel(ir, region, launcher.buffers, config, name, docstring)]
+    if isinstance(config, LoopConfig):
+        return [write_loop_kernel(ir, region, launcher.buffers, config, name, docstring)]
     assert isinstance(config, TileConfig)
     if config.is_split:
         return write_split_kernels(ir, region, launcher.buffers, config, name, docstring)
@@ -198,7 +209,9 @@ def _docstring(
     lines: list[str],
 ) -> str:
     """The kernel's docstring: the source lines that it computes, and which memory traffic it avoids."""
-    line_numbers = sorted({ir.graph.node(name).line for name in (*region.nodes, *plan.recomputed)} - {0})
+    nodes = [ir.graph.node(name) for name in (*region.nodes, *plan.recomputed)]
+    within = [inner for node in nodes if node.loop is not None for inner in node.loop.nodes]
+    line_numbers = sorted({node.line for node in (*nodes, *within)} - {0})
     quoted = [lines[n - 1].strip() for n in line_numbers if 0 < n <= len(lines)]
     quoted = [text if len(text) <= LINE else f"{text[: LINE - 4]} ..." for text in quoted]
     results = ", ".join(value_name(ir, ref) for ref in region.outputs)

@@ -6,10 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from typing import Union
+from typing import TYPE_CHECKING, Union
 
 from mtmc_lsp.core.dependencies import Dependency
 from mtmc_lsp.core.sizes import Number, NumberArgument, Size, product
+
+if TYPE_CHECKING:
+    from mtmc_lsp.core.loop import Loop
 
 
 class InputKind(Enum):
@@ -164,11 +167,14 @@ class Node:
     row_loop: RowLoop | None = None
     """Set if the node stands for a part of the graph that runs for one chunk of rows after another. Rewrites make such nodes;
     captured graphs, and so JSON, have none."""
+    loop: Loop | None = None
+    """The body of a node that is a loop over time steps."""
 
     def to_json(self) -> dict[str, object]:
         from mtmc_lsp.core.json_codec import to_json
 
-        return {
+        body = {"loop": to_json(self.loop)} if self.loop is not None else {}
+        return body | {
             "name": self.name,
             "op": self.op,
             "args": [argument_to_json(item) for item in self.args],
@@ -181,6 +187,7 @@ class Node:
     @staticmethod
     def from_json(data: dict[str, object]) -> Node:
         from mtmc_lsp.core.json_codec import from_json
+        from mtmc_lsp.core.loop import Loop
 
         args, kwargs, outputs = data["args"], data["kwargs"], data["outputs"]
         assert isinstance(args, list) and isinstance(kwargs, dict) and isinstance(outputs, list)
@@ -192,6 +199,7 @@ class Node:
             outputs=tuple(from_json(TensorType, item) for item in outputs),
             line=int(str(data["line"])),
             variable=str(data["variable"]),
+            loop=from_json(Loop, data["loop"]) if "loop" in data else None,
         )
 
     @property

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.fusion.neighbours import Neighbourhood
 from mtmc_lsp.ir.known_regions import region_or_none
+from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.recurrence import recurrence_in
 from mtmc_lsp.ir.regions import VIEWS, Region, RegionKind, product_in
 from mtmc_lsp.schedule.attention_configs import attention_config
 from mtmc_lsp.schedule.configs import KernelConfig, PrecisionMode
+from mtmc_lsp.schedule.loop_configs import loop_config
 from mtmc_lsp.schedule.matmul_configs import fitted, product_config, with_tma
 from mtmc_lsp.schedule.recurrent_configs import recurrent_config
 from mtmc_lsp.schedule.schedule import Schedule
@@ -318,6 +320,8 @@ class FusionSearch:
         if region.kind is RegionKind.RECURRENT:
             layers = recurrence_in(self.ir, region)
             return recurrent_config(self.ir, layers, self.device, self.precision(layers.origin))
+        if region.kind is RegionKind.LOOP:
+            return loop_config(loop_in(self.ir, region), self.device)
         if region.kind is RegionKind.ATTENTION:
             return attention_config(self.ir, region, self.device)
         return tile_config(self.ir, region, self.device)

@@ -68,6 +68,8 @@ class PrimOp(Enum):
     """``attrs``: ``fn`` and ``dim``. Inclusive, along one dimension; starts from its end if ``reverse`` is set."""
     RECURRENT = "recurrent"
     """Result ``attrs["index"]`` of the recurrent layers ``attrs["form"]`` (:mod:`mtmc_lsp.ir.recurrence`)."""
+    LOOP = "loop"
+    """Result ``attrs["index"]`` of the loop over time steps ``attrs["form"]`` (:mod:`mtmc_lsp.ir.loops.form`)."""
     MATMUL = "matmul"
     """``[batch, rows, summed] @ [batch, summed, columns]``; ``attrs["dims"]`` if any of these is several dimensions.
 

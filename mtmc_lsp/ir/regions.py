@@ -38,6 +38,8 @@ class RegionKind(Enum):
     ATTENTION = "attention"
     RECURRENT = "recurrent"
     """Recurrent layers, one launch for each group of independent steps."""
+    LOOP = "loop"
+    """A loop over time steps, one launch for all of them."""
 
 
 PRODUCTS = frozenset({RegionKind.MATMUL, RegionKind.ATTENTION})
@@ -167,6 +169,8 @@ def _region_of(
             raise CannotFuse("recurrent layers need a separate kernel")
         table = AxisTable(ir.prims, (), ir.graph.sizes)
         return Region(ordered, prims, inputs, outputs, RegionKind.RECURRENT, table, (), ())
+    if any(prim.op is PrimOp.LOOP for prim in members):
+        return _loop_region(ir, ordered, chosen, prims, inputs, outputs)
     # An output that equals an input (a clone) has axes too.
     members_and_results = [*(name for name in results if name in inputs), *prims, *added]
     table = AxisTable(ir.prims, members_and_results, ir.graph.sizes)
@@ -189,6 +193,24 @@ def _region_of(
         if axes & set(reduced) and not set(reduced) <= axes:
             raise CannotFuse("a result has only part of the reduced axes")
     return Region(ordered, prims, inputs, outputs, kind, table, parallel, reduced, parts)
+
+
+def _loop_region(
+    ir: KernelIR,
+    ordered: tuple[str, ...],
+    chosen: set[str],
+    prims: tuple[str, ...],
+    inputs: tuple[str, ...],
+    outputs: tuple[Ref, ...],
+) -> Region:
+    """The region of a loop over time steps and of the operations around it that its iterations compute."""
+    from mtmc_lsp.ir.loops.fusion import fused_loop
+
+    if chosen != set(ordered):
+        raise CannotFuse("a loop over time steps recomputes no other values")
+    fused_loop(ir, ordered)
+    table = AxisTable(ir.prims, (), ir.graph.sizes)
+    return Region(ordered, prims, inputs, outputs, RegionKind.LOOP, table, (), ())
 
 
 def _unify_reduction_axes(members: list[Prim], results: list[str], table: AxisTable) -> bool:

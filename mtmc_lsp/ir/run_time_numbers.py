@@ -19,6 +19,8 @@ def numbers_of_node(node: Node) -> Iterator[Number]:
         yield from _numbers_in(argument)
     for inner in node.row_loop.body.nodes if node.row_loop is not None else ():
         yield from numbers_of_node(inner)
+    if node.loop is not None:
+        yield from node.loop.numbers()
 
 
 def _numbers_in(argument: Argument) -> Iterator[Number]:

@@ -42,7 +42,8 @@ def fingerprint(graph: Graph) -> str:
 
 def is_common(graph: Graph) -> bool:
     """Whether the graph is too small to belong to a single program."""
-    return len(graph.nodes) <= COMMON_OPERATIONS
+    within = sum(len(node.loop.nodes) for node in graph.nodes if node.loop is not None)
+    return len(graph.nodes) + within <= COMMON_OPERATIONS
 
 
 def is_forbidden(capture: Capture) -> bool:
@@ -96,7 +97,10 @@ class _Walk:
                 self._add(name, ["input", _description(self._graph.type_of(Ref(name)))])
             else:
                 read = [(self._numbers[ref.name], ref.index) for ref in node.inputs()]
-                self._add(name, [node.word, read, [_description(output) for output in node.outputs]])
+                entry: list[object] = [node.word, read, [_description(output) for output in node.outputs]]
+                # The body of a loop over time steps belongs to it.
+                entry += [_Walk(node.loop.body(self._graph)).result()] if node.loop is not None else []
+                self._add(name, entry)
         return self._numbers[end.name], end.index
 
     def _add(self, name: str, entry: object) -> None:

@@ -279,7 +279,26 @@ class RecurrentConfig(_Blocks, _Config):
             raise IllegalConfig(f"precision cannot be {self.precision.value!r}; it must be 'tf32x3' or 'ieee'")
 
 
-KernelConfig: TypeAlias = TileConfig | MatmulConfig | AttentionConfig | RecurrentConfig
+@dataclass(frozen=True)
+class LoopConfig(_Config):
+    """A loop over time steps: each program holds a tile of the states and runs all iterations."""
+
+    json_tag: ClassVar[str] = "loop"
+    rows: Power
+    """Rows of a tile."""
+    block: Power
+    """Columns of a tile; whole rows where the body has reductions."""
+    warps: Warps
+    stages: Stages
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rows * self.block > MOST_ELEMENTS:
+            tile = f"{self.rows} rows x {self.block} columns"
+            raise IllegalConfig(f"rows and block cannot be {tile}: a tile has at most {MOST_ELEMENTS} elements")
+
+
+KernelConfig: TypeAlias = TileConfig | MatmulConfig | AttentionConfig | RecurrentConfig | LoopConfig
 
 
 def precision_of(config: KernelConfig) -> PrecisionMode | None:

@@ -12,6 +12,7 @@ from mtmc_lsp.schedule.configs import (
     AttentionConfig,
     IllegalConfig,
     KernelConfig,
+    LoopConfig,
     LoopOrder,
     MatmulConfig,
     PrecisionMode,
@@ -28,6 +29,7 @@ CONFIG_TYPES: Mapping[RegionKind, type[KernelConfig]] = {
     RegionKind.MATMUL: MatmulConfig,
     RegionKind.ATTENTION: AttentionConfig,
     RegionKind.RECURRENT: RecurrentConfig,
+    RegionKind.LOOP: LoopConfig,
 }
 KIND_NAMES = {RegionKind.MAP: "elementwise", RegionKind.REDUCE: "reduction", RegionKind.MATMUL: "product"}
 """Kinds with another name in messages."""

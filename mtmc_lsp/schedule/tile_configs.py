@@ -14,6 +14,7 @@ from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.ir.axes import Axis
+from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.memory_order import column_axes, strided_columns, transposed_axis, windows_along_columns
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp, ProductDims
 from mtmc_lsp.ir.recurrence import recurrence_in
@@ -24,6 +25,7 @@ from mtmc_lsp.schedule.configs import (
     MOST_ELEMENTS,
     AttentionConfig,
     KernelConfig,
+    LoopConfig,
     MatmulConfig,
     RecurrentConfig,
     TileConfig,
@@ -40,6 +42,7 @@ from mtmc_lsp.schedule.device_limits import (
     resident_programs,
     short_row,
 )
+from mtmc_lsp.schedule.loop_configs import loop_config, loop_variants
 from mtmc_lsp.schedule.matmul_configs import is_one_piece, product_config, product_variants
 from mtmc_lsp.schedule.recurrent_configs import recurrent_config, recurrent_variants
 
@@ -54,6 +57,8 @@ def default_config(ir: KernelIR, region: Region, device: DeviceModel) -> KernelC
         return attention_config(ir, region, device)
     if region.kind is RegionKind.RECURRENT:
         return recurrent_config(ir, recurrence_in(ir, region), device)
+    if region.kind is RegionKind.LOOP:
+        return loop_config(loop_in(ir, region), device)
     return tile_config(ir, region, device)
 
 
@@ -218,6 +223,8 @@ def variants(ir: KernelIR, region: Region, config: KernelConfig, device: DeviceM
         candidates = attention_variants(ir, region, device)
     elif isinstance(config, RecurrentConfig):
         candidates = recurrent_variants(recurrence_in(ir, region), config, device)
+    elif isinstance(config, LoopConfig):
+        candidates = loop_variants(loop_in(ir, region), config, device)
     else:
         candidates = tile_variants(ir, region, config, device)
     return [item for item in _unique(candidates) if item != config and item.warps <= max_warps(device)]

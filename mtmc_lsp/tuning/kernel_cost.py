@@ -11,6 +11,8 @@ from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.attention_mask import limited_attention_band
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.dense_windows import are_contiguous_windows
+from mtmc_lsp.ir.loops.form import independent_elements, moved_bytes
+from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.memory_order import contiguous_axes, transposed_axis, windows_along_columns
 from mtmc_lsp.ir.primitives import CENTRED, KernelIR, Prim, PrimOp, ProductSizes, has_split_operands
 from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch, weight_bytes
@@ -18,6 +20,7 @@ from mtmc_lsp.ir.regions import Region, RegionKind, product_in
 from mtmc_lsp.schedule.configs import (
     SPLIT_PRECISION_MODES,
     KernelConfig,
+    LoopConfig,
     MatmulConfig,
     PrecisionMode,
     RecurrentConfig,
@@ -86,6 +89,11 @@ RECURRENT_SHARE = 0.5
 """Share of the peak that the products of a recurrent step reach. An estimate, not measured."""
 
 
+LOAD_US, OPERATION_US, ISSUE_US, LOOP_PROGRAMS_PER_SM = 0.6, 0.004, 0.001, 16
+"""Microseconds until a load from memory arrives, for an operation that waits for the one before, and for any other operation;
+programs per multiprocessor that hide each other's latency. Estimates for the iterations of a loop, not measured."""
+
+
 def kernel_cost(
     ir: KernelIR, region: Region, config: KernelConfig, device: DeviceModel, *, waves: bool = False
 ) -> Cost:
@@ -96,6 +104,8 @@ def kernel_cost(
     """
     if isinstance(config, RecurrentConfig):
         return _recurrent_cost(ir, region, config, device)
+    if isinstance(config, LoopConfig):
+        return _loop_cost(ir, region, config, device)
     graph = ir.graph
     values = ir.value_of
     reads = 0.0
@@ -213,6 +223,19 @@ def _recurrent_cost(ir: KernelIR, region: Region, config: RecurrentConfig, devic
     launches = form.launches(steps)
     moved = sum(tensor_bytes(graph.type_of(ref), graph.sizes) for ref in graph.node(region.nodes[0]).inputs())
     return Cost(moved, flops * launches, first + each * launches + device.launch_us * PREPARING)
+
+
+def _loop_cost(ir: KernelIR, region: Region, config: LoopConfig, device: DeviceModel) -> Cost:
+    """The cost of a loop over time steps: its traffic, or the latency of its iterations, which run one after another."""
+    graph, form = ir.graph, loop_in(ir, region)
+    moved = moved_bytes(form.node, graph)
+    waves = -(-independent_elements(form) // (config.rows * config.block)) / (LOOP_PROGRAMS_PER_SM * device.sm_count)
+    memory = roofline_us(moved, 0.0, device, 1.0, TRITON_EFFICIENCY)
+    chain = len(form.chain())
+    others = len(form.region.prims) - chain
+    per_step = LOAD_US / config.stages + OPERATION_US * chain + ISSUE_US * others
+    latency = form.loop.count.value(graph.sizes) * per_step * max(1.0, waves)
+    return Cost(moved, 0.0, max(memory, latency) + device.launch_us)
 
 
 def _sectors(

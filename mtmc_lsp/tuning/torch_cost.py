@@ -5,6 +5,7 @@ from __future__ import annotations
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, Node, RowLoop
 from mtmc_lsp.core.sizes import product
+from mtmc_lsp.ir.loops.form import moved_bytes, working_nodes
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.primitives import KernelIR, ProductDims, ProductSizes
 from mtmc_lsp.ir.recurrence import library_us
@@ -64,12 +65,14 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
     if name in VIEWS:
         return ZERO
     if node.row_loop is not None:
-        return _loop_cost(node.row_loop, device)
+        return _row_loop_cost(node.row_loop, device)
     read = sum(tensor_bytes(graph.type_of(ref), graph.sizes) for ref in dict.fromkeys(node.inputs()))
     written = sum(tensor_bytes(kind, graph.sizes) for kind in node.outputs)
     flops = matmul_flops(ir, node.name)
     moved = read * max(1, _passes(graph, node) - 1) + written
     launches = 1 if name not in ("cross_entropy_loss", "nll_loss_nd") else 3
+    if node.loop is not None:
+        return _loop_cost(node, graph, device)
     if not node.op.startswith("aten."):
         # No torch call computes this operation; it must become a kernel.
         return Cost(
@@ -93,13 +96,22 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
     )
 
 
-def _loop_cost(loop: RowLoop, device: DeviceModel) -> Cost:
+def _row_loop_cost(loop: RowLoop, device: DeviceModel) -> Cost:
     """The cost of all chunks of a loop over rows without kernels."""
     body, chunk = lower(loop.body), ZERO
     for node in loop.body.nodes:
         chunk = chunk + torch_cost(body, node, device)
     count = -(-loop.total.value(loop.body.sizes) // loop.rows)
     return Cost(count * chunk.bytes, count * chunk.flops, count * chunk.us)
+
+
+def _loop_cost(node: Node, graph: Graph, device: DeviceModel) -> Cost:
+    """The cost of a loop over time steps in PyTorch: each operation of each iteration is a launch."""
+    assert node.loop is not None
+    calls = len(list(working_nodes(node.loop))) + sum(item.position is not None for item in node.loop.outputs)
+    moved = moved_bytes(node, graph)
+    memory = roofline_us(moved, 0.0, device, 1.0, TORCH_EFFICIENCY)
+    return Cost(moved, 0.0, max(memory, node.loop.count.value(graph.sizes) * calls * device.launch_us))
 
 
 def _training_cost(graph: Graph, node: Node, device: DeviceModel) -> Cost:

@@ -17,10 +17,10 @@ from mtmc_lsp.core.chat import (
     Message,
     ModelFailed,
     ModelNotUsable,
+    repetition_start,
     truncate_answer,
     truncation_notice,
 )
-from mtmc_lsp.core.repetition import repetition_start
 from mtmc_lsp.core.settings import LlmSettings
 from mtmc_lsp.llm.endpoint.client import OpenAIModel
 from mtmc_lsp.llm.endpoint.probe import Abilities, list_models, probe_abilities

@@ -74,15 +74,14 @@ def test_up_to_four_elements_need_no_reduction(name: str, reductions: int, captu
     assert sum(prim.op is PrimOp.REDUCE for prim in prims) == reductions
 
 
-LONG = """
+STATEMENT = "    x = torch.sin(x) * 1.01 + 0.1\n"
+LONG = f"""
 import torch
 
 
 # mtmc: x=f32[N] N=4096
 def long(x):
-    for _ in range(60):
-        x = torch.sin(x) * 1.01 + 0.1
-    return x
+{STATEMENT * 60}    return x
 
 
 # mtmc: x=f32[N] N=4096

@@ -26,12 +26,11 @@ def f(x, dt: float = 0.1):
         x = x + dt * torch.stack([a - a * b, a * b - b], dim=1)
     return x
 """
-DEEP = """import torch
+STATEMENT = "    x = torch.sin(x)\n"
+DEEP = f"""import torch
 # mtmc: x=f32[N] N=70
 def f(x):
-    for _ in range(400):
-        x = torch.sin(x)
-    return x
+{STATEMENT * 400}    return x
 """
 CHOSEN = """import torch
 # mtmc: x=f32[N] N=70

@@ -21,7 +21,12 @@ from mtmc_lsp.programs.fingerprints import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = {"examples": "examples", "everyday": "benchmarks/everyday", "unseen": "benchmarks/unseen"}
+FOLDERS = {
+    "examples": "examples",
+    "everyday": "benchmarks/everyday",
+    "unseen": "benchmarks/unseen",
+    "loops": "benchmarks/loops",
+}
 SCORE = """\
 import torch
 
@@ -112,7 +117,7 @@ def test_the_file_contains_hashes_of_each_suite_and_nothing_else() -> None:
         for line in lines
         if (match := re.match(r"# suite (\w+): (\d+) programs, (\d+) captured, (\d+) graphs", line))
     }
-    assert set(suites) == {"everyday", "examples", "kernelbench", "reporting", "unseen"}
+    assert set(suites) == {"everyday", "examples", "kernelbench", "loops", "reporting", "unseen"}
     captured = {suite: int(match[3]) for suite, match in suites.items()}
     assert {suite: captured[suite] for suite in FOLDERS} == {
         suite: len(find_problems(ROOT / folder)) for suite, folder in FOLDERS.items()

@@ -33,6 +33,8 @@ from mtmc_lsp.capture.worker.dependency_recorder import DependencyRecorder
 from mtmc_lsp.capture.worker.eager_run import buffers, call_slots, flat_function, run_eagerly, run_without_data
 from mtmc_lsp.capture.worker.export import export_graph
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
+from mtmc_lsp.capture.worker.loops.folding import fold_loops
+from mtmc_lsp.capture.worker.loops.keeping import Keeper, functions_of, keeping_loops
 from mtmc_lsp.capture.worker.module_state import StateFound, non_parameter_tensors, refuse_new_state
 from mtmc_lsp.capture.worker.module_structure import aliases_in, class_name, used_modules
 from mtmc_lsp.capture.worker.modules.attribute_tensors import containers_of
@@ -181,7 +183,7 @@ def _capture_once(
     def cleaned(graph: Graph) -> Graph:
         graph = remove_noop_writes(stack_rows(rewrite_masked_updates(with_layouts(graph, returned))))
         graph = compare_instead_of_scattering(graph)
-        return remove_dead_nodes(remove_redundant_nodes(graph))
+        return remove_dead_nodes(fold_loops(remove_dead_nodes(remove_redundant_nodes(graph))))
 
     def traced(of: Call) -> Graph:
         """The graph with the values of numbers."""
@@ -191,17 +193,28 @@ def _capture_once(
         with calling:
             return run_without_data(of, inputs, workload.target, named_class)
 
-    with single_recurrent_operators(), recording_attribute_uses(call.instance, workload.target.path) as uses:
-        function = flat_function(call, inputs, workload.target)
+    function = flat_function(call, inputs, workload.target)
+    # Runs without data would leave tensors without data in caches that no eager run has filled.
+    has_numbers = runs_eagerly and any(type(value) in (int, float) for value in call.values)
+
+    def traced_once() -> tuple[Graph, tuple[str, ...]]:
+        graph, notes = export_with_numbers(export, call, inputs, workload.target) if has_numbers else export(function)
+        return cleaned(graph), notes
+
+    keeper = Keeper()
+    keeping = partial(
+        keeping_loops, keeper, () if trains else functions_of(module, workload.target.path, call.function)
+    )
+    with (
+        single_recurrent_operators(),
+        keeping(),
+        recording_attribute_uses(call.instance, workload.target.path) as uses,
+    ):
         try:
-            # Runs without data would leave tensors without data in caches that no eager run has filled.
-            has_numbers = runs_eagerly and any(type(value) in (int, float) for value in call.values)
-            graph, notes = (
-                export_with_numbers(export, call, inputs, workload.target) if has_numbers else export(function)
-            )
+            graph, notes = keeper.repeated(traced_once)
         finally:
             refuse_new_state(before, uses.writes.keys() - call.accesses, device)
-        graph = first = cleaned(graph)
+        first = graph
         refuse_unknown_sizes(graph, workload.target)
         size_conditions = (
             *sizes_above_one(function, graph, device),
@@ -211,9 +224,11 @@ def _capture_once(
         )
         graph = replace(graph, conditions=tuple(dict.fromkeys((*graph.conditions, *size_conditions))))
         flops, returned_inputs = run(call)
-    with single_recurrent_operators():
+    with single_recurrent_operators(), keeping():
         plain = (lambda: traced(call)) if first.numbers else (lambda: first)
         flags = free_flags(call, uses, plain, returned_inputs, workload.target.path, traced, lambda of: run(of)[1])
+    calling.replace_codes(keeper.codes.values())
+    notes = (*notes, *keeper.notes(text))
     uses.refuse_writes(workload.target, {item.access for item in workload.state})
     refuse_random(graph, workload.target)
     refuse_hidden_mutations(graph, workload.target)

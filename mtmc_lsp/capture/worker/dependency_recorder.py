@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -64,6 +64,13 @@ class DependencyRecorder:
     def __exit__(self, *error: object) -> None:
         while self._undo:
             self._undo.pop()()
+
+    def replace_codes(self, codes: Iterable[tuple[CodeType, CodeType]]) -> None:
+        """Record functions that ran with rewritten code under the user's code, which comes first in each pair."""
+        for original, rewritten in codes:
+            function = self.functions.pop(id(rewritten), None)
+            if function is not None:
+                self.functions.setdefault(id(original), replace(function, code=original))
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code

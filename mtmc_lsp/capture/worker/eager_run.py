@@ -15,6 +15,7 @@ from mtmc_lsp.capture.worker.arguments.strided_tensors import is_other_view, lai
 from mtmc_lsp.capture.worker.calls import Call, user_error
 from mtmc_lsp.capture.worker.export import export_error
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
+from mtmc_lsp.capture.worker.loops.keeping import restart_loops
 from mtmc_lsp.capture.worker.module_state import non_parameter_tensors, refuse_new_state
 from mtmc_lsp.capture.worker.module_structure import class_name
 from mtmc_lsp.capture.worker.modules.attribute_tensors import TensorSlot, assigned, attribute_tensors, slot_at
@@ -86,6 +87,7 @@ def flat_function(call: Call, inputs: list[InputTensor], target: Target) -> Any:
         names = [n for n, _ in call.instance.named_parameters()] + [n for n, _ in buffers(call)]
 
     def flat(*tensors: torch.Tensor) -> Any:
+        restart_loops()
         values = _values(call, inputs, tensors)
         if call.instance is None or not parameters:
             return _run(call, values, target)

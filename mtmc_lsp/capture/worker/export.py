@@ -31,6 +31,7 @@ from mtmc_lsp.capture.worker.graph_reader import (
     line_of,
 )
 from mtmc_lsp.capture.worker.literal_tensors import literal_inputs
+from mtmc_lsp.capture.worker.loops.folding import remove_dead_traces
 from mtmc_lsp.capture.worker.passes.decompositions import decompositions
 from mtmc_lsp.capture.worker.passes.free_sizes import FreeSizes
 from mtmc_lsp.capture.worker.passes.gradients import GradientTrace, backward_decompositions
@@ -251,6 +252,7 @@ def _expanded(program: Any, target: Target, *, is_trained: bool) -> Any:
     speed_up_export()
     with _recording_lines(target.path), torch.no_grad():
         try:
+            remove_dead_traces(program.graph)
             return program.run_decompositions(decompositions() | (backward_decompositions() if is_trained else {}))
         except Exception as error:
             raise export_error(error, target) from error

@@ -78,6 +78,8 @@ class Expressions:
         self.provide = provide
         self.accesses: list[Index] = []
         self.cache: dict[object, Code] = {}
+        self.held: dict[str, tuple[tuple[Index, ...], Code]] = {}
+        """Inputs that are in registers at one index: the states of a loop."""
         self._uses = _use_counts(ir, region)
 
     # Indices -----------------------------------------------------------------------------------------------------
@@ -185,6 +187,11 @@ class Expressions:
     def value(self, name: str, at: tuple[Index, ...]) -> Code:
         """The value of a primitive at an index, in the dtype it is computed in."""
         prim = self.ir.prims[name]
+        if name in self.held:
+            held_at, code = self.held[name]
+            if held_at != at:
+                raise CannotCode("an iteration reads neighbouring elements of its state; leave the loop to PyTorch")
+            return code
         key = (name, at, tuple(mask.text for mask in self.masks))
         if key in self.cache:
             return self.cache[key]

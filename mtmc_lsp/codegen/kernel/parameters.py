@@ -56,10 +56,10 @@ class Parameters:
             self.tensors[name] = self.names.unique(f"{value_name(self.ir, self.ref(prim))}_ptr")
         return self.tensors[name]
 
-    def output(self, ref: Ref) -> str:
-        """The pointer to an output's buffer."""
+    def output(self, ref: Ref, name: str = "") -> str:
+        """The pointer to an output's buffer, with a preferred name for it."""
         if ref not in self.outputs:
-            self.outputs[ref] = self.names.unique(f"{value_name(self.ir, ref)}_ptr")
+            self.outputs[ref] = self.names.unique(name or f"{value_name(self.ir, ref)}_ptr")
         return self.outputs[ref]
 
     def number(self, number: Number, dtype: str) -> Code:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
 from mtmc_lsp.codegen.kernel.snippets import LINE, call_text, def_lines, filled, tuple_text
+from mtmc_lsp.codegen.loop.torch_loop import loop_statements
 from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR, MAKE_DESCRIPTOR
 from mtmc_lsp.codegen.module.constants import constant_text, is_literal_tensor
 from mtmc_lsp.codegen.module.direct_launches import launched_directly
@@ -18,6 +19,7 @@ from mtmc_lsp.codegen.module.tables import TableFunction, table_function
 from mtmc_lsp.codegen.module.torch_calls import argument_text, torch_call
 from mtmc_lsp.core.dtypes import POINTER_TYPES
 from mtmc_lsp.core.graph import Mutation, Node, Ref, TensorType
+from mtmc_lsp.core.loop import Loop
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.sizes import Number, Size, rename_symbols
@@ -41,6 +43,10 @@ RESERVED_LOCALS = frozenset(
     ]
 )
 """Names that every launcher may use for its own variables."""
+FRESH = frozenset(
+    "zeros zeros_like ones ones_like full full_like empty empty_like new_zeros select_scatter clone".split()
+)
+"""Operations that create a tensor that shares memory with no other one."""
 MAX_ARGUMENTS = 64
 """Maximum number of arguments of a PyTorch operator."""
 
@@ -145,6 +151,9 @@ class Launcher:
         if node.name in self._counts:
             self._register(Ref(node.name), self.input_names[self._counts[node.name].input], node.type)
             return
+        if node.loop is not None:
+            self._torch_loop(node, node.loop)
+            return
         if not node.op.startswith("aten."):
             raise CannotCode(f"{node.op.split('.')[1]} is not a PyTorch operation, so it must be part of a kernel")
         for ref in node.inputs():
@@ -188,6 +197,20 @@ class Launcher:
     def _is_written_outside(self, ref: Ref) -> bool:
         """Whether a value goes into a tensor of the caller."""
         return ref in self.accumulators or ref in self.destinations
+
+    def _torch_loop(self, node: Node, loop: Loop) -> None:
+        """Emit a loop over time steps as a loop of torch calls."""
+        for size in (
+            *loop.sizes(),
+            *(size for inner in loop.nodes for size in _sizes_in((*inner.args, *inner.kwargs.values()))),
+        ):
+            self.size(size)
+        results = [self.names.unique(value_name(self.ir, Ref(node.name, i))) for i in range(len(node.outputs))]
+        texts = {**self._size_names, **self.number_names}
+        first = self.input_names[self.ir.graph.inputs[0].name]
+        self.lines += loop_statements(node, self.variables, results, self.names, self.size, texts, first)
+        for i, (name, kind) in enumerate(zip(results, node.outputs, strict=True)):
+            self._register(Ref(node.name, i), name, kind)
 
     def _batch_norm_in_place(self, node: Node, running: Mapping[Ref, str]) -> None:
         """Emit a training-mode batch norm like the user's module: it updates the running statistics in place."""
@@ -263,6 +286,7 @@ class Launcher:
         if ref not in self._written:
             self._written[ref] = (
                 self._initialised(ref, regions)
+                or self._begun(ref)
                 or self._overwritten_input(ref, regions)
                 or self._overwritten_product(ref, regions)
                 or self.allocate(ref)
@@ -288,6 +312,29 @@ class Launcher:
             self._register(ref, self.variables[base], kind)
         else:
             self.define(ref, self._memory("zeros", kind.dtype, kind.shape))
+        return self.variables[ref]
+
+    def _begun(self, ref: Ref) -> str:
+        """The tensor that a loop writes in part; empty if the kernel writes the whole value."""
+        graph = self.ir.graph
+        node = graph.named[ref.name]
+        number = node.loop.outputs[ref.index].base if node.loop is not None else None
+        if node.loop is None or number is None:
+            return ""
+        base = node.args[number]
+        assert isinstance(base, Ref)
+        is_alone = graph.readers(base.name) == (node,) and base not in graph.escaping
+        is_alone = is_alone and all(item.argument != number for item in node.loop.inputs)
+        if base.name in self.input_names:
+            may_overwrite = graph.written_inputs.get(ref) == base.name
+        else:
+            is_fresh = graph.node(base.name).word in FRESH and base.name not in self.ir.tables.nodes
+            may_overwrite = is_fresh or self.variables[base] in self._allocated
+        if is_alone and may_overwrite:
+            self._register(ref, self.variables[base], graph.type_of(ref))
+        else:
+            order = "memory_format=torch.contiguous_format" if graph.type_of(ref).is_contiguous else ""
+            self.define(ref, f"{self.variables[base]}.clone({order})")
         return self.variables[ref]
 
     def _is_zeros(self, base: Ref, kind: TensorType) -> bool:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from mtmc_lsp.core.chat import Message, ModelFailed, ModelNotUsable
-from mtmc_lsp.core.repetition import repetition_start
+from mtmc_lsp.core.chat import Message, ModelFailed, ModelNotUsable, repetition_start
 from mtmc_lsp.core.settings import LlmSettings
 from mtmc_lsp.llm.redaction import redacted
 

@@ -94,6 +94,8 @@ def _sizes_of(node: Node) -> Iterator[Size]:
     for kind in node.outputs:
         yield from (*kind.shape, *kind.stride)
     yield from _sizes_in((*node.args, *node.kwargs.values()))
+    if node.loop is not None:
+        yield from node.loop.sizes()
 
 
 def _sizes_in(argument: Argument) -> Iterator[Size]:

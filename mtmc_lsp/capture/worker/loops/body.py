@@ -1,0 +1,476 @@
+"""One trace of the body of a kept loop: symbols for its state, reads and writes at the number of the iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from mtmc_lsp.capture.worker.loops.iteration import Changing, NeedsPeeling, NotKept, Span, Step, known
+from mtmc_lsp.capture.worker.loops.lists import Collected
+from mtmc_lsp.capture.worker.loops.markers import operators
+from mtmc_lsp.capture.worker.loops.products import elementwise_product
+
+Key = tuple[object, ...]
+IN_PLACE = frozenset(
+    f"__i{name}__" for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split()
+)
+
+
+@dataclass
+class Slot:
+    """A tensor that iterations carry to the next one."""
+
+    number: int
+    initial: torch.Tensor
+    symbol: torch.Tensor
+    """Its value at the beginning of an iteration."""
+    next: Any = None
+
+
+@dataclass(frozen=True)
+class Write:
+    """The slice of a tensor that an iteration writes."""
+
+    tensor: torch.Tensor
+    dim: int
+    step: Step
+    row: torch.Tensor | None
+    """Length 1 along ``dim``; ``None`` if the body has not written it yet."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """What an iteration appends to a list."""
+
+    list: list[Any]
+    value: torch.Tensor
+    at_front: bool
+
+
+class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
+    """A trace of the body. Each trace knows from the one before what the body carries and writes."""
+
+    def __init__(self, span: Span, before: Body | None) -> None:
+        super().__init__()
+        self.span = span
+        self.slots: dict[Key, Slot] = {}
+        self._known_increments = 0
+        self.items: dict[str, Item] = {}
+        self._initial: dict[Key, torch.Tensor] = dict(before._initial) if before else {}
+        """States that begin as another tensor than the variable holds: converted numbers, other shapes and dtypes."""
+        self._increments: dict[Key, int] = dict(before._increments) if before else {}
+        """Integers that grow by a constant."""
+        if before is not None and len(before._increments) > before._known_increments:
+            # A number that changes was a constant in that trace, so what it read and wrote is not valid.
+            before = None
+        self._known_increments = len(self._increments)
+        self._changed: dict[int, torch.Tensor] = dict(before._changed) if before else {}
+        """Tensors from outside the body that it changes in place, by storage."""
+        self._written: dict[int, Write] = {}
+        if before:
+            self._written = {key: replace(write, row=None) for key, write in before._written.items()}
+        self._delayed: dict[Key, torch.Tensor] = dict(before._delayed) if before else {}
+        """Reads of what earlier iterations wrote, by tensor and distance, with the values before the loop."""
+        self._is_settled = True
+        self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._entered: dict[str, tuple[list[Any], Any]] = {}
+        self._left: dict[str, tuple[list[Any], Any]] = {}
+        self._outside: dict[int, torch.Tensor] = {}
+        self._local: dict[int, list[torch.Tensor]] = {}
+        self._used: set[int] = set()
+        self._mutated: set[int] = set()
+        self._open_reads: dict[int, tuple[torch.Tensor, int, Step]] = {}
+        """Reads that the body changed in place and has not written back."""
+        self._reads: dict[int, tuple[torch.Tensor, int, Step]] = {}
+
+    # Beginning and end of an iteration ---------------------------------------------------------------------------
+
+    def enter(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The variables at the beginning of an iteration, from those before the loop."""
+        result = {}
+        for name, value in values.items():
+            leaves, spec = tree_flatten(value)
+            entered = [self._symbol_of((name, i), leaf) for i, leaf in enumerate(leaves)]
+            self._entered[name] = entered, spec
+            result[name] = tree_unflatten(entered, spec)
+        for storage, tensor in self._changed.items():
+            symbol = self._slot(("changed", storage), tensor.clone()).symbol
+            tensor.copy_(symbol)
+        for key, initial in self._delayed.items():
+            self._slot(key, initial)
+        return result
+
+    def _symbol_of(self, key: Key, leaf: Any) -> Any:
+        if key in self._increments:
+            return Step(self.span, leaf, self._increments[key])
+        initial = self._initial.get(key, leaf)
+        return self._slot(key, initial).symbol if isinstance(initial, torch.Tensor) else leaf
+
+    def _slot(self, key: Key, initial: torch.Tensor) -> Slot:
+        number = len(self.slots)
+        name = str(key[0]) if key[0] not in ("changed", "delayed") else "state" if key[0] == "changed" else "earlier"
+        symbol = operators().enter(initial, self.span.loop, number, name)
+        self._keep(symbol)
+        self.slots[key] = Slot(number, initial, symbol)
+        return self.slots[key]
+
+    def leave(self, values: Mapping[str, Any]) -> None:
+        """Note the variables at the end of the iteration."""
+        self._left = {name: tree_flatten(value) for name, value in values.items()}
+        if self._open_reads:
+            raise NotKept("it changes a view of a tensor in place")
+        for key, tensor in self._changed.items():
+            slot = self.slots.get(("changed", key))
+            if slot is not None:
+                slot.next = tensor.clone()
+        for tensor, saved in self._saved:
+            tensor.copy_(saved)
+
+    def is_settled(self) -> bool:
+        """Whether this trace is valid for all iterations. If not, the next one knows more."""
+        for name, (leaves, spec) in self._left.items():
+            entered, entered_spec = self._entered.get(name, (None, None))
+            if entered is None:
+                continue
+            if spec != entered_spec:
+                raise NeedsPeeling("first")
+            for i, (before, after) in enumerate(zip(entered, leaves, strict=True)):
+                self._settle((name, i), before, after)
+        for key in self._delayed:
+            if key not in self.slots:
+                self._is_settled = False
+        return self._is_settled
+
+    def _settle(self, key: Key, before: Any, after: Any) -> None:
+        if isinstance(after, torch.Tensor):
+            slot = self.slots.get(key)
+            if slot is None:
+                if not isinstance(before, (int, float)):
+                    raise NeedsPeeling("first")
+                self._initial[key] = torch.full(after.shape, before, dtype=after.dtype, device=after.device)
+                self._is_settled = False
+                return
+            slot.next = after
+            if self._is_used(slot.symbol, key) and not _is_alike(slot.symbol, after):
+                self._initial[key] = _converted(slot.initial, after)
+                self._is_settled = False
+        elif isinstance(before, Step):
+            if not (isinstance(after, Step) and after.same(before + before.step)):
+                raise NotKept("a number of it changes irregularly")
+        elif type(before) is int and type(after) is int:
+            if before != after:
+                self._increments[key] = after - before
+                self._is_settled = False
+        elif before is not after and not (type(before) is type(after) and before == after):
+            raise NeedsPeeling("first")
+
+    def _is_used(self, symbol: torch.Tensor, key: Key) -> bool:
+        others = (leaf for name, (leaves, _) in self._left.items() for i, leaf in enumerate(leaves) if (name, i) != key)
+        return id(symbol) in self._used or any(leaf is symbol for leaf in others)
+
+    # After the loop ----------------------------------------------------------------------------------------------
+
+    def finish(self) -> dict[str, Any]:
+        """Emit the end of the loop. Returns the variables after it."""
+        for key, slot in self.slots.items():
+            if key[0] == "delayed":
+                slot.next = self._next_of_delayed(key)
+        states = [slot.next for slot in self.slots.values()]
+        initial = [slot.initial for slot in self.slots.values()]
+        last: dict[Key, int] = {}
+        for name, (leaves, _) in self._left.items():
+            for i, leaf in enumerate(leaves):
+                if isinstance(leaf, torch.Tensor) and (name, i) not in self.slots:
+                    last[name, i] = len(states)
+                    states.append(leaf)
+                    initial.append(_zeros(leaf))
+        for key, slot in self.slots.items():
+            last[key] = slot.number
+            if not _is_alike(slot.next, slot.initial):
+                # Nothing reads it at the beginning of an iteration.
+                initial[slot.number] = _zeros(slot.next)
+        writes = [write for write in self._written.values() if write.row is not None]
+        results = operators().leave(
+            states,
+            initial,
+            [write.row for write in writes],
+            [write.tensor for write in writes],
+            [item.value for item in self.items.values()],
+            self.span.loop,
+            self.span.count,
+            [write.dim for write in writes],
+            [write.step.first for write in writes],
+            [write.step.step for write in writes],
+        )
+        for write, result in zip(writes, results[len(states) :], strict=False):
+            write.tensor.copy_(result)
+        for storage, tensor in self._changed.items():
+            tensor.copy_(results[last["changed", storage]])
+        items = results[len(states) + len(writes) :]
+        self.collected = {
+            name: Collected(item.list, value, at_front=item.at_front)
+            for (name, item), value in zip(self.items.items(), items, strict=True)
+        }
+        return {name: self._final(name, leaves, spec, results, last) for name, (leaves, spec) in self._left.items()}
+
+    def _final(self, name: str, leaves: list[Any], spec: Any, results: Any, last: Mapping[Key, int]) -> Any:
+        finals = []
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, Step):
+                finals.append(leaf.last)
+                continue
+            if not isinstance(leaf, torch.Tensor):
+                finals.append(leaf)
+                continue
+            value, slot = results[last[name, i]], self.slots.get((name, i))
+            if slot is not None and _storage(slot.symbol) in self._mutated:
+                # The user's code changes the tensor from before the loop in place.
+                if leaf is not slot.symbol or (name, i) in self._initial:
+                    raise NotKept("it changes a tensor in place and replaces it, too")
+                value = slot.initial.copy_(value)
+            finals.append(value)
+        return tree_unflatten(finals, spec)
+
+    def _next_of_delayed(self, key: Key) -> torch.Tensor:
+        _, storage, distance = key
+        assert isinstance(storage, int) and isinstance(distance, int)
+        if distance > 1:
+            return self.slots["delayed", storage, distance - 1].symbol
+        row = self._written[storage].row
+        assert row is not None
+        return row
+
+    # Torch calls in the body -------------------------------------------------------------------------------------
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.Tensor.__getitem__ and _has_step(args[1]):
+            return self._read(*args)
+        if function is torch.Tensor.__setitem__ and _has_step(args[1]):
+            return self._write(*args)
+        if function in (torch.select, torch.Tensor.select) and len(args) == 3 and isinstance(args[2], Step):
+            return self._read(args[0], (slice(None),) * (args[1] % args[0].dim()) + (args[2],))
+        tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
+        if any(isinstance(item, Changing) for item in tree_leaves((args, kwargs))):
+            if not tensors:
+                raise NotKept("a function of the number of the iteration has no tensor")
+            args, kwargs = tree_map(
+                lambda item: item.tensor(tensors[0]) if isinstance(item, Changing) else item, (args, kwargs)
+            )
+        for tensor in tensors:
+            self._note(tensor)
+        for tensor in _targets(function, args, kwargs):
+            self._prepare_change(tensor)
+        product = elementwise_product(function, args) if not kwargs else None
+        result = product if product is not None else function(*args, **kwargs)
+        computed = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
+        if computed and any(_storage(tensor) in self._written for tensor in tensors):
+            raise NotKept("it reads all of a tensor that it writes slice by slice")
+        for item in computed:
+            if _storage(item) not in self._outside:
+                self._keep(item)
+        return result
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        # Holding the tensor keeps its storage, so that no other one gets the same key.
+        self._local.setdefault(_storage(tensor), []).append(tensor)
+
+    def _note(self, tensor: torch.Tensor) -> None:
+        self._used.add(id(tensor))
+        key = _storage(tensor)
+        if key not in self._local:
+            self._outside.setdefault(key, tensor)
+
+    def _prepare_change(self, tensor: torch.Tensor) -> None:
+        key = _storage(tensor)
+        if key in self._local:
+            self._mutated.add(key)
+            if key in self._reads:
+                self._open_reads[key] = self._reads[key]
+            return
+        outer = self._outside[key]
+        if key not in self._changed:
+            self._saved.append((outer, outer.clone()))
+            self._changed[key] = outer
+            self._is_settled = False
+
+    # Reads and writes at the number of the iteration ---------------------------------------------------------------
+
+    def _read(self, source: torch.Tensor, index: Any) -> torch.Tensor:
+        dim, step, rest = self._located(source, index)
+        row = self._row(source, dim, step)
+        value = row[rest]
+        self._keep(value)
+        self._reads[_storage(value)] = source, dim, step
+        return value
+
+    def _row(self, source: torch.Tensor, dim: int, step: Step) -> torch.Tensor:
+        """The slice of length 1 that an iteration reads."""
+        key = _storage(source)
+        if key in self._local:
+            raise NotKept("it reads an intermediate value at the number of the iteration")
+        self._outside.setdefault(key, source)
+        write = self._written.get(key)
+        if write is not None and dim == write.dim:
+            if step.same(write.step):
+                if write.row is not None:
+                    return write.row
+            elif (distance := self._distance(step, write.step)) > 0:
+                return self._earlier(source, key, dim, step, write, distance)
+            elif distance == 0:
+                raise NotKept("it reads and writes a tensor at unrelated positions")
+        elif write is not None:
+            raise NotKept("it reads and writes a tensor along different dimensions")
+        row = operators().read(source, self.span.loop, dim, step.first, step.step)
+        self._keep(row)
+        return row
+
+    @staticmethod
+    def _distance(read: Step, written: Step) -> int:
+        """How many iterations ago the slice was written; negative if it will be written later, 0 if that is unknown."""
+        if read.step != written.step:
+            return 0
+        for distance in (1, 2, 3, 4, -1, -2, -3, -4):
+            if known(read.first + distance * read.step == written.first):
+                return distance
+        return 0
+
+    def _earlier(
+        self, source: torch.Tensor, key: int, dim: int, step: Step, write: Write, distance: int
+    ) -> torch.Tensor:
+        for number in range(1, distance + 1):
+            if ("delayed", key, number) not in self._delayed:
+                position = write.step.first - number * write.step.step
+                self._delayed["delayed", key, number] = source.narrow(dim, position, 1).clone()
+                self._is_settled = False
+        slot = self.slots.get(("delayed", key, distance))
+        if slot is None:
+            return self._delayed["delayed", key, distance]
+        self._used.add(id(slot.symbol))
+        return slot.symbol
+
+    def _write(self, target: torch.Tensor, index: Any, value: Any) -> None:
+        dim, step, rest = self._located(target, index)
+        key = _storage(target)
+        if key in self._local:
+            raise NotKept("it writes an intermediate value at the number of the iteration")
+        if key in self._changed:
+            raise NotKept("it changes a tensor in place and writes a slice of it, too")
+        before = self._written.get(key)
+        if before is not None and not (before.dim == dim and before.step.same(step) and before.tensor is target):
+            raise NotKept("it writes several slices of one tensor")
+        if before is None:
+            # What the body read of it before this statement may have been written by an earlier iteration.
+            self._is_settled = self._is_settled and key not in self._outside
+            self._written[key] = Write(target, dim, step, None)
+            self._outside.setdefault(key, target)
+        if isinstance(value, Changing):
+            value = value.tensor(target)
+        if isinstance(value, torch.Tensor):
+            self._used.add(id(value))
+            if self._open_reads.get(_storage(value), (None, 0, step))[0] is target:
+                del self._open_reads[_storage(value)]
+        shape = [1 if d == dim else size for d, size in enumerate(target.shape)]
+        if all(item == slice(None) or (d == dim and item == 0) for d, item in enumerate(rest)):
+            slot = shape if rest[dim] == slice(None) else [size for d, size in enumerate(shape) if d != dim]
+            if not isinstance(value, torch.Tensor):
+                row = torch.full(slot, value, dtype=target.dtype, device=target.device)
+            else:
+                row = value.to(target.dtype).expand(slot)
+            row = row if rest[dim] == slice(None) else row.unsqueeze(dim)
+        else:
+            row = self._row(target, dim, step).clone()
+            row[tuple(rest)] = value
+        self._keep(row)
+        self._written[key] = Write(target, dim, step, row)
+
+    def _located(self, tensor: torch.Tensor, index: Any) -> tuple[int, Step, tuple[Any, ...]]:
+        """The dimension and position of an index, and the index with which the slice of length 1 is read."""
+        items = list(index) if isinstance(index, tuple) else [index]
+        used = sum(1 for item in items if item is not None and item is not Ellipsis)
+        if any(isinstance(item, torch.Tensor) for item in items):
+            raise NotKept("it reads a tensor at the number of the iteration and at indices")
+        if not any(item is Ellipsis for item in items):
+            items.append(Ellipsis)
+        at = next(i for i, item in enumerate(items) if item is Ellipsis)
+        items[at : at + 1] = [slice(None)] * (tensor.dim() - used)
+        dims = [sum(1 for item in items[:i] if item is not None) for i in range(len(items))]
+        places = [i for i, item in enumerate(items) if _has_step(item)]
+        if len(places) != 1:
+            raise NotKept("it reads a tensor at the number of the iteration in several dimensions")
+        place = places[0]
+        dim, item = dims[place], items[place]
+        if isinstance(item, slice):
+            start, stop = item.start, item.stop
+            is_one = isinstance(start, Step) and item.step in (None, 1) and isinstance(stop, Step)
+            if not (is_one and stop.same(start + 1)):
+                raise NotKept("it reads a range of steps")
+            items[place], step = slice(None), start
+        else:
+            items[place], step = 0, item
+        if not isinstance(step, Step) or step.step == 0:
+            raise NotKept("it reads a tensor at a position that changes irregularly")
+        return dim, self._positioned(step, tensor.shape[dim]), tuple(items)
+
+    def _positioned(self, step: Step, size: Any) -> Step:
+        """The position counted from the beginning of the dimension, inside it for all iterations."""
+        if isinstance(step.first, int) and step.first < 0:
+            if not (step.step < 0 or known(step.last < 0)):
+                raise NeedsPeeling("first")
+            step = Step(self.span, step.first + size, step.step)
+        low, high = (step.first, step.last) if step.step > 0 else (step.last, step.first)
+        # Where the last iteration is at the end of the dimension, that is the relation of the sizes.
+        is_at_end = known(high + 1 == size) or bool(high + 1 == size)
+        if not (known(low >= 0) or bool(low >= 0)) or not (is_at_end or known(high < size) or bool(high < size)):
+            raise NotKept("it reads outside a tensor")
+        return step
+
+    def append(self, name: str, items: list[Any], value: Any, *, at_front: bool) -> None:
+        """Note what the iteration appends to a list."""
+        if name in self.items or not isinstance(value, torch.Tensor):
+            raise NotKept("it appends several items, or none that is a tensor")
+        self._used.add(id(value))
+        self.items[name] = Item(items, value, at_front)
+
+
+def _zeros(like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _is_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    same_rank = first.dim() == second.dim() and first.dtype == second.dtype
+    return same_rank and all(known(a == b) for a, b in zip(first.shape, second.shape, strict=True))
+
+
+def _converted(initial: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The initial state in the shape and dtype that it has after the first iteration."""
+    try:
+        return initial.to(like.dtype).expand(like.shape).clone()
+    except RuntimeError:
+        raise NotKept("the shape of its state changes from iteration to iteration") from None
+
+
+def _has_step(index: Any) -> bool:
+    if isinstance(index, tuple):
+        return any(map(_has_step, index))
+    if isinstance(index, slice):
+        return any(isinstance(item, Changing) for item in (index.start, index.stop, index.step))
+    return isinstance(index, Changing)
+
+
+def _targets(function: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors that a torch call changes in place."""
+    name = str(getattr(function, "__name__", ""))
+    in_place = name in IN_PLACE or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    if in_place and args and isinstance(args[0], torch.Tensor):
+        yield args[0]
+    yield from (item for item in tree_leaves(kwargs.get("out")) if isinstance(item, torch.Tensor))

@@ -1,0 +1,297 @@
+"""What a loop iterates over, and the numbers of a kept loop that change from iteration to iteration."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from mtmc_lsp.capture.worker.loops.markers import operators
+
+
+class NotKept(Exception):
+    """A loop must be unrolled; the message says why."""
+
+    def __init__(self, why: str, line: int = 0) -> None:
+        super().__init__(why)
+        self.line = line
+        """The line of the loop; 0 for the one whose body runs."""
+
+
+class NeedsPeeling(Exception):
+    """The body differs in the first or the last iteration, which must run separately. The argument is ``first`` or ``last``."""
+
+
+def known(condition: Any) -> bool:
+    """Whether a condition on sizes holds whatever their values."""
+    return condition if isinstance(condition, bool) else bool(statically_known_true(condition))
+
+
+@dataclass(frozen=True)
+class Span:
+    """The iterations of a kept loop."""
+
+    loop: int
+    count: Any
+
+
+class Changing:
+    """A number that is computed from the number of the iteration. Tensors that meet it see it as a scalar tensor."""
+
+    def __init__(self, span: Span, build: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.span = span
+        self.tensor = build
+        """The number as a scalar tensor on the device of another tensor."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotKept(f"the number of the iteration is an argument of {getattr(function, '__name__', function)}")
+
+    def _combined(self, function: Callable[[Any, Any], Any], other: Any, *, swapped: bool) -> Any:
+        if isinstance(other, torch.Tensor):
+            number = self.tensor(other)
+            return function(other, number) if swapped else function(number, other)
+        if not isinstance(other, (int, float, torch.SymInt, Changing)):
+            return NotImplemented
+
+        def build(like: torch.Tensor) -> torch.Tensor:
+            # Python computes with float64.
+            number = self.tensor(like).to(torch.float64)
+            value = other.tensor(like) if isinstance(other, Changing) else other
+            return function(value, number) if swapped else function(number, value)
+
+        return Changing(self.span, build)
+
+    def _refused(self, *_: Any) -> Any:
+        raise NotKept("its body looks at the number of the iteration in a way that differs between iterations")
+
+    __bool__ = __int__ = __float__ = __index__ = __hash__ = _refused
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = __floordiv__ = _refused
+
+
+def _arithmetic(name: str, *, swapped: bool) -> Any:
+    function = getattr(operator, name)
+    return lambda self, other: self._combined(function, other, swapped=swapped)
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow"):
+    setattr(Changing, f"__{_name}__", _arithmetic(_name, swapped=False))
+    setattr(Changing, f"__r{_name}__", _arithmetic(_name, swapped=True))
+
+
+class Step(Changing):
+    """The integer ``first + step * i`` in iteration ``i``."""
+
+    def __init__(self, span: Span, first: Any, step: int) -> None:
+        def build(like: torch.Tensor) -> torch.Tensor:
+            return operators().index(like, span.loop, first, step)
+
+        super().__init__(span, build)
+        self.first, self.step = first, step
+
+    @property
+    def last(self) -> Any:
+        """Its value in the last iteration."""
+        return self.first + self.step * (self.span.count - 1)
+
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, Step):
+            return Step(self.span, self.first + other.first, self.step + other.step)
+        if isinstance(other, (int, torch.SymInt)):
+            return Step(self.span, self.first + other, self.step)
+        return self._combined(operator.add, other, swapped=False)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Step:
+        return Step(self.span, -self.first, -self.step)
+
+    def __sub__(self, other: Any) -> Any:
+        if isinstance(other, (int, torch.SymInt, Step)):
+            return self + -other
+        return self._combined(operator.sub, other, swapped=False)
+
+    def __rsub__(self, other: Any) -> Any:
+        if isinstance(other, (int, torch.SymInt)):
+            return -self + other
+        return self._combined(operator.sub, other, swapped=True)
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, int):
+            return Step(self.span, self.first * other, self.step * other)
+        return self._combined(operator.mul, other, swapped=False)
+
+    __rmul__ = __mul__
+
+    def same(self, other: Any) -> bool:
+        """Whether it has the same value as ``other`` in every iteration."""
+        return isinstance(other, Step) and self.step == other.step and known(self.first == other.first)
+
+    def _compared(self, compare: Callable[[Any, Any], Any], other: Any) -> Any:
+        if isinstance(other, torch.Tensor):
+            return compare(self.tensor(other), other)
+        if not isinstance(other, (int, torch.SymInt)):
+            return self._refused()
+        answers = [self._always(compare, self.first, self.last, other)]
+        answers.append(self._always(compare, self.first + self.step, self.last, other))
+        answers.append(self._always(compare, self.first, self.last - self.step, other))
+        if answers[0] is not None:
+            return answers[0]
+        for answer, end in zip(answers[1:], ("first", "last"), strict=True):
+            if answer is not None:
+                raise NeedsPeeling(end)
+        return self._refused()
+
+    def _always(self, compare: Callable[[Any, Any], Any], first: Any, last: Any, other: Any) -> bool | None:
+        """The answer to a comparison if it is the same for all values from ``first`` to ``last``."""
+        low, high = (first, last) if self.step > 0 else (last, first)
+        is_outside = known(low > other) or known(high < other)
+        if compare in (operator.eq, operator.ne):
+            return (compare is operator.ne) if is_outside else None
+        if all(known(compare(end, other)) for end in (low, high)):
+            return True
+        return False if all(known(_opposite(compare)(end, other)) for end in (low, high)) else None
+
+    def __eq__(self, other: Any) -> Any:
+        return self._compared(operator.eq, other)
+
+    def __ne__(self, other: Any) -> Any:
+        return self._compared(operator.ne, other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compared(operator.lt, other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._compared(operator.le, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compared(operator.gt, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compared(operator.ge, other)
+
+    def __bool__(self) -> bool:
+        return bool(self._compared(operator.ne, 0))
+
+    __hash__ = Changing._refused
+
+
+def _opposite(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return {operator.lt: operator.ge, operator.ge: operator.lt, operator.gt: operator.le, operator.le: operator.gt}[
+        compare
+    ]
+
+
+class Steps:
+    """An iterable of known length; ``item`` is its item at an index, which may be a :class:`Step`."""
+
+    count: Any
+
+    def item(self, index: Any) -> Any:
+        """The item of an iteration."""
+        raise NotImplementedError
+
+    def plain(self) -> Any:
+        """The iterable as the user wrote it."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.plain())
+
+
+class Range(Steps):
+    """``range(start, stop, step)``."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._arguments = arguments
+        start, stop, step = (0, arguments[0], 1) if len(arguments) == 1 else (*arguments, 1)[:3]
+        self._start, self._step = start, step
+        is_symbolic = any(isinstance(item, torch.SymInt) for item in arguments)
+        if not is_symbolic:
+            self.count = len(range(*arguments))
+        elif step in (1, -1) and not isinstance(step, torch.SymInt):
+            self.count = (stop - start) * step
+        elif isinstance(step, int) and step:
+            distance = stop - start if step > 0 else start - stop
+            self.count = (distance + abs(step) - 1) // abs(step)
+        else:
+            self.count = None
+
+    def item(self, index: Any) -> Any:
+        return self._start + self._step * index
+
+    def plain(self) -> Any:
+        return range(*self._arguments)
+
+
+class Rows(Steps):
+    """The slices of a tensor along a dimension."""
+
+    def __init__(self, tensor: torch.Tensor, dim: int = 0) -> None:
+        self._tensor, self._dim = tensor, dim % tensor.dim()
+        self.count = tensor.shape[self._dim]
+
+    def item(self, index: Any) -> Any:
+        return self._tensor[(slice(None),) * self._dim + (index,)]
+
+    def plain(self) -> Any:
+        return self._tensor.unbind(self._dim)
+
+
+class Reversed(Steps):
+    """``reversed(steps)``."""
+
+    def __init__(self, steps: Any) -> None:
+        self._steps = steps
+        self.count = steps.count
+
+    def item(self, index: Any) -> Any:
+        return self._steps.item(self.count - 1 - index)
+
+    def plain(self) -> Any:
+        return reversed(self._steps.plain())
+
+
+class Zipped(Steps):
+    """``zip(...)`` of iterables of one length."""
+
+    def __init__(self, parts: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self._parts, self._keywords = parts, keywords
+        counts = [part.count for part in parts]
+        same = bool(counts) and None not in counts and all(bool(count == counts[0]) for count in counts[1:])
+        self.count = counts[0] if same else None
+
+    def item(self, index: Any) -> Any:
+        return tuple(part.item(index) for part in self._parts)
+
+    def plain(self) -> Any:
+        return zip(*(part.plain() for part in self._parts), **self._keywords)  # noqa: B905 (the user's arguments)
+
+
+class Enumerated(Steps):
+    """``enumerate(steps, start)``."""
+
+    def __init__(self, steps: Any, start: Any = 0) -> None:
+        self._steps, self._start = steps, start
+        self.count = steps.count
+
+    def item(self, index: Any) -> Any:
+        return index + self._start, self._steps.item(index)
+
+    def plain(self) -> Any:
+        return enumerate(self._steps.plain(), self._start)
+
+
+class Other(Steps):
+    """Any other iterable, which is never kept."""
+
+    def __init__(self, iterable: Any) -> None:
+        self._iterable = iterable
+        self.count = None
+
+    def plain(self) -> Any:
+        return self._iterable

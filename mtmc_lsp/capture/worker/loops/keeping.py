@@ -1,0 +1,319 @@
+"""Runs the body of a kept loop once in a trace, with symbols for its state and for the number of the iteration.
+
+The body runs under :class:`mtmc_lsp.capture.worker.loops.body.Body`, which sees every torch call. A loop that needs its first
+or last iteration separately, or that cannot be kept, raises; then the target is traced again with that decision.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch.overrides import _get_current_function_mode_stack, _pop_mode
+
+from mtmc_lsp.capture.worker.loops.body import Body
+from mtmc_lsp.capture.worker.loops.iteration import (
+    Enumerated,
+    NeedsPeeling,
+    NotKept,
+    Other,
+    Range,
+    Reversed,
+    Rows,
+    Span,
+    Step,
+    Steps,
+    Zipped,
+)
+from mtmc_lsp.capture.worker.loops.lists import Collected
+from mtmc_lsp.capture.worker.loops.rewriting import LOOPS, rewritten_code
+from mtmc_lsp.process.worker.failures import exception_chain
+
+T = TypeVar("T")
+
+LEAST_ITERATIONS = 16
+"""Shorter loops are unrolled: their iterations fuse with what surrounds them."""
+MOST_PASSES = 5
+"""Traces of a body until the shapes and dtypes of its state are the same at both ends."""
+MOST_PEELED = 2
+"""Iterations at each end that may run separately."""
+
+
+@dataclass
+class Keeper:
+    """The decisions for the loops of a target, by the line of their ``for``."""
+
+    unrolled: dict[int, str] = field(default_factory=dict)
+    """Why loops are unrolled."""
+    peeled: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Iterations at the ends that run separately."""
+    kept: set[int] = field(default_factory=set)
+    """Loops that were long enough; they are kept for all sizes."""
+    number: int = 0
+    active: KeptLoop | None = None
+    """The loop whose body runs now."""
+    codes: dict[FunctionType, tuple[CodeType, CodeType]] = field(default_factory=dict)
+    """The user's code of each function with loops, and the rewritten one."""
+
+    def restart(self) -> None:
+        """Begin a run of the target: each run numbers its loops from 0."""
+        self.number, self.active = 0, None
+
+    def repeated(self, trace: Callable[[], T]) -> T:
+        """The result of ``trace``, which is repeated with other decisions while it fails because of a loop."""
+        while True:
+            try:
+                return trace()
+            except Exception as error:
+                if not self.revise(error):
+                    raise
+
+    def revise(self, error: BaseException) -> bool:
+        """Decide otherwise after a failed trace. Returns whether there is something else to try."""
+        causes = list(exception_chain(error))
+        refusal = next((item for item in causes if isinstance(item, NotKept)), None)
+        end = next((item.args[0] for item in causes if isinstance(item, NeedsPeeling)), None)
+        line = refusal.line if refusal is not None and refusal.line else self.active.line if self.active else 0
+        self.restart()
+        if end is not None and line:
+            counts = self.peeled.setdefault(line, {})
+            counts[end] = counts.get(end, 0) + 1
+            if counts[end] <= MOST_PEELED:
+                return True
+        why = str(refusal) if refusal is not None else "its body cannot be traced for all iterations at once"
+        refused = {line} if line else self.kept - self.unrolled.keys()
+        self.unrolled |= dict.fromkeys(refused, why)
+        return bool(refused)
+
+    def notes(self, text: Sequence[str]) -> tuple[str, ...]:
+        """What the user should know about loops that are unrolled."""
+        return tuple(
+            f"the loop of line {line} is unrolled, because {why}: `{text[line - 1].strip()}`"
+            for line, why in sorted(self.unrolled.items())
+        )
+
+    # Called by rewritten code ------------------------------------------------------------------------------------
+
+    def loop(
+        self,
+        line: int,
+        steps: Steps,
+        carried: Sequence[str],
+        targets: Sequence[str],
+        lists: Sequence[str],
+        written: Sequence[str],
+    ) -> KeptLoop:
+        """The loop in a line, about to begin."""
+        return KeptLoop(self, line, steps, tuple(carried), tuple(targets), tuple(lists), tuple(written))
+
+    def range(self, *arguments: Any) -> Steps:
+        """``range(...)``."""
+        return Range(*arguments) if arguments else Other(builtins.range(*arguments))
+
+    def reversed(self, steps: Steps) -> Steps:
+        """``reversed(...)``."""
+        return Reversed(steps) if steps.count is not None else Other(builtins.reversed(steps.plain()))
+
+    def zip(self, *parts: Steps, **keywords: Any) -> Steps:
+        """``zip(...)``."""
+        return Zipped(parts, keywords)
+
+    def enumerate(self, steps: Steps, start: Any = 0) -> Steps:
+        """``enumerate(...)``."""
+        return Enumerated(steps, start)
+
+    def unbind(self, value: Any, *arguments: Any, **keywords: Any) -> Steps:
+        """``value.unbind(...)``, where ``value`` may be the module torch."""
+        dims = [*arguments, *keywords.values()]
+        if value is torch:
+            value, *dims = [*dims, 0][:2]
+        if isinstance(value, torch.Tensor) and value.dim() and len(dims) < 2:
+            return Rows(value, *dims)
+        return Other(value.unbind(*arguments, **keywords))
+
+    def of(self, value: Any) -> Steps:
+        """Any iterable."""
+        if isinstance(value, Steps):
+            return value
+        return Rows(value) if isinstance(value, torch.Tensor) and value.dim() else Other(value)
+
+
+_current: list[Keeper] = []
+
+
+def restart_loops() -> None:
+    """Note that a run of the target begins."""
+    if _current:
+        _current[-1].restart()
+
+
+@contextlib.contextmanager
+def keeping_loops(keeper: Keeper, functions: Sequence[FunctionType]) -> Iterator[None]:
+    """While entered, ``functions`` run with rewritten loops."""
+    for function in functions:
+        if function not in keeper.codes and (code := rewritten_code(function)) is not None:
+            keeper.codes[function] = function.__code__, code
+    depth = len(_get_current_function_mode_stack())
+    setattr(builtins, LOOPS, keeper)
+    _current.append(keeper)
+    try:
+        for function, (_, rewritten) in keeper.codes.items():
+            function.__code__ = rewritten
+        yield
+    finally:
+        for function, (original, _) in keeper.codes.items():
+            function.__code__ = original
+        _current.pop()
+        delattr(builtins, LOOPS)
+        while len(_get_current_function_mode_stack()) > depth:
+            _pop_mode()
+
+
+class _Unbound:
+    """Stands for a variable that has no value yet."""
+
+
+UNBOUND = _Unbound()
+
+
+class KeptLoop:
+    """One execution of a ``for`` statement."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        line: int,
+        steps: Steps,
+        carried: tuple[str, ...],
+        targets: tuple[str, ...],
+        lists: tuple[str, ...],
+        written: tuple[str, ...],
+    ) -> None:
+        self.keeper, self.line, self.steps = keeper, line, steps
+        self.carried, self.targets, self.lists, self.written = carried, targets, lists, written
+        self._body: Body | None = None
+        """The trace of the body, while it runs."""
+        self._before: dict[str, Any] | None = None
+        """The variables before the kept iterations. Each trace of the body begins with them."""
+        self._finals: dict[str, Any] | None = None
+        """The variables after the kept iterations."""
+        self._collected: dict[str, Collected] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        """The items of the iterations, of a kept loop only those whose body is traced."""
+        if not self._is_kept():
+            yield from self.steps
+            return
+        peeled = self.keeper.peeled.get(self.line, {})
+        first, last = peeled.get("first", 0), peeled.get("last", 0)
+        for i in range(first):
+            yield self.steps.item(i)
+        self.keeper.active = self
+        body: Body | None = None
+        for _ in range(MOST_PASSES):
+            self.keeper.number += 1
+            body = self._body = Body(Span(self.keeper.number, self.steps.count - first - last), body)
+            with body:
+                item = self.steps.item(Step(body.span, first, 1))
+            yield item
+            if body.is_settled():
+                break
+        else:
+            raise NotKept("its state has another shape or dtype in each iteration")
+        self._finals, self._collected, self._body = body.finish(), body.collected, None
+        self.keeper.active = None
+        for i in range(last, 0, -1):
+            yield self.steps.item(self.steps.count - i)
+
+    def _is_kept(self) -> bool:
+        """Whether the body is traced once. That is decided at the first run and stays for other sizes."""
+        keeper, count = self.keeper, self.steps.count
+        if keeper.active is not None:
+            if count is None or _usual(count) >= LEAST_ITERATIONS:
+                raise NotKept("it contains another long loop")
+            return False
+        if self.line in keeper.unrolled or count is None:
+            return False
+        peeled = sum(keeper.peeled.get(self.line, {}).values())
+        if self.line not in keeper.kept and _usual(count) < LEAST_ITERATIONS + peeled:
+            return False
+        keeper.kept.add(self.line)
+        return _usual(count) > peeled
+
+    def enter(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The carried variables at the beginning of an iteration."""
+        values = {name: values[name] for name in self.carried if name in values} | self._after()
+        if self._body is not None:
+            if self._before is None:
+                self._before = {name: value for name, value in values.items() if value is not UNBOUND}
+            values = self._body.enter(self._before)
+            self._body.__enter__()
+        return tuple(values.get(name, UNBOUND) for name in self.carried)
+
+    def _after(self) -> dict[str, Any]:
+        """The variables after the kept iterations, for the first iteration or statement that follows them."""
+        finals, self._finals = self._finals, None
+        return {name: value for name, value in (finals or {}).items() if value is not UNBOUND}
+
+    def leave(self, values: Mapping[str, Any]) -> None:
+        """Note the end of an iteration."""
+        if self._body is not None:
+            self._body.__exit__(None, None, None)
+            if any(not isinstance(values[name], torch.Tensor) for name in self.written):
+                raise NotKept("it changes items of a Python container")
+            self._body.leave({name: values[name] for name in self.carried if values[name] is not UNBOUND})
+
+    def append(self, name: str, items: list[Any], value: Any, at_front: bool) -> None:
+        """``items.append(value)`` or ``items.insert(0, value)`` in the body."""
+        if self._body is not None:
+            self._body.append(name, items, value, at_front=at_front)
+        elif name in self._collected:
+            self._collected[name].append_item(value)
+        elif at_front:
+            items.insert(0, value)
+        else:
+            items.append(value)
+
+    def results(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The variables after the loop: those that it carries, those of the iteration, and lists."""
+        values = {**values, **self._after(), **self._collected}
+        for name in self.targets:
+            if isinstance(values.get(name), Step):
+                values[name] = values[name].last
+        return tuple(values.get(name, UNBOUND) for name in (*self.carried, *self.targets, *self.lists))
+
+
+def _usual(count: Any) -> int:
+    """The number of iterations at the sizes of the trace."""
+    return int(count.node.hint) if isinstance(count, torch.SymInt) else int(count)
+
+
+def functions_of(module: ModuleType, path: str, target: Any) -> list[FunctionType]:
+    """The functions of the user's file that a run of the target may call."""
+    functions: dict[CodeType, FunctionType] = {}
+
+    def add(value: Any) -> None:
+        while value is not None:
+            # Reading an attribute of an unknown object could import a lazy module.
+            if type(value) in (staticmethod, classmethod, MethodType):
+                value = value.__func__
+            elif type(value) is property:
+                value = value.fget
+            if type(value) is FunctionType and value.__code__.co_filename == path:
+                functions.setdefault(value.__code__, value)
+            value = inspect.getattr_static(value, "__wrapped__", None)
+
+    add(target)
+    for value in list(vars(module).values()):
+        if issubclass(type(value), type) and value.__module__ == module.__name__:
+            for item in list(vars(value).values()):
+                add(item)
+        else:
+            add(value)
+    return list(functions.values())

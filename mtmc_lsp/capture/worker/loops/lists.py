@@ -1,0 +1,79 @@
+"""Lists to which a kept loop appends one tensor per iteration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mtmc_lsp.capture.worker.loops.iteration import NotKept
+from mtmc_lsp.capture.worker.loops.markers import operators
+
+
+class _Appended:
+    """The only item of a :class:`Collected` list that torch sees. It stands for the tensors of all iterations."""
+
+    def __init__(self, owner: Collected) -> None:
+        self.owner = owner
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        items = args[0] if args and isinstance(args[0], Collected) else (kwargs or {}).get("tensors")
+        dim = args[1] if len(args) > 1 else (kwargs or {}).get("dim", 0)
+        if function in (torch.stack, torch.cat, torch.concat) and isinstance(items, Collected) and isinstance(dim, int):
+            return items.joined(dim, is_stack=function is torch.stack)
+        raise NotKept(f"{getattr(function, '__name__', function)} reads a list that it appends to")
+
+
+class Collected(list):  # type: ignore[type-arg]
+    """A list after a loop that appended to it. It can be stacked, concatenated, reversed and read at its ends."""
+
+    def __init__(self, before: list[Any], items: torch.Tensor, *, at_front: bool) -> None:
+        super().__init__([_Appended(self)])
+        self.parts: list[Any] = [items.flip(0), before] if at_front else [before, items]
+        """Lists of tensors, and tensors whose first dimension is the number of the iteration."""
+        self.at_front = at_front
+
+    def append_item(self, value: Any) -> None:
+        """Append what a later iteration appends."""
+        self.parts = [[value], *self.parts] if self.at_front else [*self.parts, [value]]
+
+    def joined(self, dim: int, *, is_stack: bool) -> torch.Tensor:
+        """``torch.stack`` or ``torch.cat`` of the list."""
+        pieces = []
+        for part in self.parts:
+            if isinstance(part, list):
+                pieces += [torch.stack(part, dim) if is_stack else torch.cat(part, dim)] if part else []
+                continue
+            rank = part.dim() if is_stack else part.dim() - 1
+            stacked = operators().stack(part, dim % rank)
+            pieces.append(stacked if is_stack else stacked.flatten(dim % rank, dim % rank + 1))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+
+    def __len__(self) -> Any:
+        raise NotKept("the length of a list that it appends to is read")
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice) and index == slice(None, None, -1):
+            turned = Collected([], torch.empty(0), at_front=False)
+            turned.parts = [part[::-1] if isinstance(part, list) else part.flip(0) for part in reversed(self.parts)]
+            return turned
+        end = {0: self.parts[0], -1: self.parts[-1]}.get(index, []) if isinstance(index, int) else []
+        if isinstance(end, torch.Tensor) or end:
+            return end[index]
+        return self._refused()
+
+    def reverse(self) -> None:
+        """Reverse the list in place."""
+        self.parts = self[::-1].parts
+
+    def _refused(self, *_: Any, **__: Any) -> Any:
+        raise NotKept("a list that it appends to is used in another way than by torch.stack or torch.cat")
+
+    __iter__ = __contains__ = __add__ = __radd__ = __iadd__ = __mul__ = __setitem__ = __delitem__ = _refused
+    __reversed__ = __eq__ = __ne__ = append = extend = insert = pop = remove = clear = sort = copy = _refused
+    index = count = _refused
+    __hash__ = None
+
+    def __bool__(self) -> bool:
+        return True

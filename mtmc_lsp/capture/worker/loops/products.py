@@ -1,0 +1,56 @@
+"""Products in the body of a loop that are elementwise: one operand has all of their dimensions.
+
+``einsum("bdn,bn->bd", x, c)`` multiplies each element of ``x`` once. As a multiplication and a sum it runs step by step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+MATRIX_PRODUCTS = (torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.bmm, torch.Tensor.__matmul__)
+
+
+def elementwise_product(function: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
+    """The result of a product as a multiplication and a sum; ``None`` if it is another call, or combines more elements."""
+    if function is torch.einsum and isinstance(args[0], str):
+        operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
+        return _einsum(args[0].replace(" ", ""), list(operands))
+    if function in MATRIX_PRODUCTS and len(args) == 2 and all(isinstance(item, torch.Tensor) for item in args):
+        left, right = args
+        if left.dim() > 2 and right.dim() > 2 and _is_one(right.shape[-1]):
+            return (left * right.transpose(-1, -2)).sum(-1, keepdim=True)
+        if left.dim() > 2 and right.dim() > 2 and _is_one(left.shape[-2]):
+            return (left.transpose(-1, -2) * right).sum(-2, keepdim=True)
+    return None
+
+
+def _einsum(equation: str, operands: list[torch.Tensor]) -> torch.Tensor | None:
+    inputs, arrow, output = equation.partition("->")
+    terms = inputs.split(",")
+    labels = "".join(dict.fromkeys(inputs.replace(",", "")))
+    if not arrow or not labels.isalpha() or len(terms) != len(operands):
+        return None
+    if any(len(set(term)) < len(term) for term in (*terms, output)) or not set(output) <= set(labels):
+        return None
+    if set(output) != set(labels) and not any(set(term) == set(labels) for term in terms):
+        return None
+    # The dimensions of the result come first, in its order; then those that are summed.
+    order = output + "".join(label for label in labels if label not in output)
+    total: Any = None
+    for term, operand in zip(terms, operands, strict=True):
+        if operand.dim() != len(term):
+            return None
+        present = [label for label in order if label in term]
+        aligned = operand.permute([term.index(label) for label in present])
+        for dim, label in enumerate(order):
+            aligned = aligned if label in term else aligned.unsqueeze(dim)
+        total = aligned if total is None else total * aligned
+    summed = list(range(len(output), len(order)))
+    result: torch.Tensor = total.sum(summed) if summed else total
+    return result
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1

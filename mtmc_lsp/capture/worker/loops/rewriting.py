@@ -1,0 +1,260 @@
+"""Rewrites the ``for`` statements of a function, so that a trace can run the body of a loop once for all iterations.
+
+``for t in range(T): h = a[t] * h`` becomes::
+
+    loop = LOOPS.loop(line, LOOPS.range(T), ("h",), ("t",))
+    for t in loop:
+        (h,) = loop.enter(locals())
+        h = a[t] * h
+        loop.leave(locals())
+    (h, t) = loop.results(locals())
+
+:mod:`mtmc_lsp.capture.worker.loops.keeping` decides at run time whether the loop runs its body once, or iterates as before.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import builtins
+from collections.abc import Iterator, Sequence
+from types import CodeType, FunctionType
+from typing import Any
+
+from mtmc_lsp.capture.worker.regions.region_function import definition_of
+
+LOOPS = "_mtmc_loops_"
+"""The name in ``builtins`` under which rewritten code finds :class:`mtmc_lsp.capture.worker.loops.keeping.Keeper`."""
+ITERATORS = ("range", "reversed", "zip", "enumerate")
+LEAVING = (
+    ast.Break,
+    ast.Continue,
+    ast.Return,
+    ast.Yield,
+    ast.YieldFrom,
+    ast.Await,
+    ast.Try,
+    ast.With,
+    ast.Global,
+    ast.Nonlocal,
+    ast.Delete,
+    ast.Import,
+    ast.ImportFrom,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.While,
+    ast.AsyncFor,
+)
+"""Statements in the body of a loop that is never kept."""
+SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+CHANGING = frozenset("append extend insert add update setdefault pop popitem remove clear sort reverse discard".split())
+"""Methods that change a Python container."""
+
+
+def rewritten_code(function: FunctionType) -> CodeType | None:
+    """The code of ``function`` with rewritten loops; ``None`` if it has no loop that could be kept, or no source."""
+    try:
+        definition, _ = definition_of(function)
+    except (ValueError, OSError, SyntaxError):
+        return None
+    hidden = _assigned(definition.body) | {item.arg for item in ast.walk(definition.args) if isinstance(item, ast.arg)}
+    hidden |= {
+        name
+        for name in ITERATORS
+        if function.__globals__.get(name, getattr(builtins, name)) is not getattr(builtins, name)
+    }
+    rewriter = _Rewriter(hidden)
+    rewriter.suite(definition.body)
+    if not rewriter.count:
+        return None
+    definition.decorator_list = []
+    try:
+        code = _compiled(function, definition)
+    except (SyntaxError, ValueError):
+        return None
+    return code if code is not None and code.co_freevars == function.__code__.co_freevars else None
+
+
+def _compiled(function: FunctionType, definition: ast.FunctionDef | ast.AsyncFunctionDef) -> CodeType | None:
+    """The code of a changed definition, in scopes that give it the free variables and the class of ``function``."""
+    free = [name for name in function.__code__.co_freevars if name != "__class__"]
+    owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
+    outer = ast.parse(f"def scope({', '.join(free)}):\n class {owner if owner.isidentifier() else '_'}:\n  pass")
+    scope = outer.body[0]
+    assert isinstance(scope, ast.FunctionDef) and isinstance(scope.body[0], ast.ClassDef)
+    definition.args.defaults = [ast.Constant(None) for _ in definition.args.defaults]
+    definition.args.kw_defaults = [ast.Constant(None) if item else None for item in definition.args.kw_defaults]
+    definition.returns = None
+    for item in ast.walk(definition.args):
+        if isinstance(item, ast.arg):
+            item.annotation = None
+    scope.body[0].body = [definition]
+    ast.fix_missing_locations(outer)
+    future = function.__code__.co_flags & __future__.annotations.compiler_flag
+    module = compile(outer, function.__code__.co_filename, "exec", future, dont_inherit=True)
+    return next((code for code in _codes(module) if code.co_name == definition.name), None)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes(constant)
+
+
+def _walk(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """All nodes in one scope, without the insides of lambdas and comprehensions."""
+    for node in nodes:
+        yield node
+        if not isinstance(node, SCOPES):
+            yield from _walk(list(ast.iter_child_nodes(node)))
+
+
+def _assigned(nodes: Sequence[ast.AST]) -> set[str]:
+    """Names that are assigned in this scope, walrus expressions in comprehensions included."""
+    names = {node.id for node in _walk(nodes) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    walrus = (node for root in nodes for node in ast.walk(root) if isinstance(node, ast.NamedExpr))
+    return names | {node.target.id for node in walrus}
+
+
+class _Rewriter:
+    """Rewrites the loops of one function."""
+
+    def __init__(self, hidden: set[str]) -> None:
+        self.hidden = hidden
+        """Names that are not the builtins of that name."""
+        self.count = 0
+
+    def suite(self, statements: list[ast.stmt]) -> None:
+        """Rewrite the loops of a suite and of the suites inside it, in place."""
+        changed: list[ast.stmt] = []
+        for statement in statements:
+            for _, value in ast.iter_fields(statement):
+                if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+                    if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                        self.suite(value)
+                elif isinstance(value, list) and value and isinstance(value[0], ast.ExceptHandler):
+                    for handler in value:
+                        self.suite(handler.body)
+            lists = _lists_of(statement) if isinstance(statement, ast.For) else None
+            if isinstance(statement, ast.For) and lists is not None:
+                changed += self._kept(statement, lists)
+            else:
+                changed.append(statement)
+        statements[:] = changed
+
+    def _kept(self, loop: ast.For, lists: tuple[str, ...]) -> list[ast.stmt]:
+        self.count += 1
+        targets = sorted(_assigned([loop.target]))
+        written = sorted(_subscripted(loop.body) - set(targets))
+        carried = sorted(
+            name for name in _assigned(loop.body) - set(targets) - set(lists) if not name.startswith(LOOP_VARIABLE)
+        )
+        variable = f"{LOOP_VARIABLE}{loop.lineno}_{loop.col_offset}_"
+        names = ", ".join(repr(tuple(item)) for item in (carried, targets, lists, written))
+        before = ast.parse(f"{variable} = {LOOPS}.loop({loop.lineno}, 0, {names})").body
+        assert isinstance(before[0], ast.Assign) and isinstance(before[0].value, ast.Call)
+        before[0].value.args[1] = self._iterable(loop.iter)
+        loop.iter = ast.Name(variable, ast.Load())
+        enter = _assignment(carried, f"{variable}.enter(locals())")
+        leave = ast.parse(f"{variable}.leave(locals())").body
+        loop.body = [*enter, *(_with_appends(item, variable) for item in loop.body), *leave]
+        after = _assignment([*carried, *targets, *lists], f"{variable}.results(locals())")
+        for statement in (*before, *enter, *leave, *after):
+            _locate(statement, loop)
+        return [*before, loop, *after]
+
+    def _iterable(self, expression: ast.expr) -> ast.expr:
+        """The expression of an iterable, with calls that make it lazy."""
+        if isinstance(expression, ast.Call):
+            function = expression.func
+            if isinstance(function, ast.Name) and function.id in ITERATORS and function.id not in self.hidden:
+                if function.id != "range":
+                    expression.args = (
+                        [self._iterable(expression.args[0]), *expression.args[1:]]
+                        if (function.id == "enumerate" and expression.args)
+                        else [self._iterable(item) for item in expression.args]
+                    )
+                return _call(function.id, expression.args, expression.keywords, expression)
+            if isinstance(function, ast.Attribute) and function.attr == "unbind":
+                return _call("unbind", [function.value, *expression.args], expression.keywords, expression)
+        if isinstance(expression, ast.Starred):
+            return expression
+        return _call("of", [expression], [], expression)
+
+
+LOOP_VARIABLE = "_mtmc_loop_"
+
+
+def _call(name: str, args: list[ast.expr], keywords: list[ast.keyword], at: ast.expr) -> ast.expr:
+    function = ast.Attribute(ast.Name(LOOPS, ast.Load()), name, ast.Load())
+    return ast.copy_location(ast.Call(function, args, keywords), at)
+
+
+def _assignment(names: Sequence[str], value: str) -> list[ast.stmt]:
+    target = f"({', '.join(names)},) = " if names else ""
+    return ast.parse(f"{target}{value}").body
+
+
+def _locate(statement: ast.stmt, like: ast.stmt) -> None:
+    """Give parsed nodes the line of ``like``. Nodes of the user's file keep theirs: none of a loop is in line 1."""
+    for node in ast.walk(statement):
+        if getattr(node, "lineno", 0) == 1:
+            ast.copy_location(node, like)
+            node.__dict__["end_lineno"] = like.lineno
+    ast.fix_missing_locations(statement)
+
+
+def _subscripted(body: Sequence[ast.AST]) -> set[str]:
+    """Names whose items are assigned: ``out`` of ``out[:, t] = x``."""
+    stored = (node for node in _walk(body) if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load))
+    return {node.value.id for node in stored if isinstance(node.value, ast.Name)}
+
+
+def _lists_of(loop: ast.For) -> tuple[str, ...] | None:
+    """The lists to which a loop appends; ``None`` if the loop cannot be kept."""
+    nodes = list(_walk(loop.body))
+    if loop.orelse or any(isinstance(node, LEAVING) for node in nodes):
+        return None
+    if any(isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) for node in nodes):
+        return None
+    stored = [node for node in nodes if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)]
+    if any(not isinstance(node.value, ast.Name) for node in stored):
+        return None
+    appends = [node for node in nodes if isinstance(node, ast.Expr) and _append(node) is not None]
+    lists = {_append(node) or "" for node in appends}
+    changing = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING
+    ]
+    reads = [node for node in nodes if isinstance(node, ast.Name) and node.id in lists]
+    if len(changing) != len(appends) or len(reads) != len(appends) or lists & _assigned([loop]):
+        return None
+    return tuple(sorted(lists))
+
+
+def _append(statement: ast.AST) -> str | None:
+    """The list of ``outs.append(x)`` or ``outs.insert(0, x)``."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.keywords:
+        return None
+    if not isinstance(call.func.value, ast.Name):
+        return None
+    is_append = call.func.attr == "append" and len(call.args) == 1
+    is_insert = call.func.attr == "insert" and len(call.args) == 2 and ast.unparse(call.args[0]) == "0"
+    return call.func.value.id if is_append or is_insert else None
+
+
+def _with_appends(statement: ast.stmt, variable: str) -> ast.stmt:
+    """The statement with its appends as calls of the loop."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Expr) and (name := _append(node)) is not None:
+            call: Any = node.value
+            at_front = call.func.attr == "insert"
+            arguments = [ast.Constant(name), call.func.value, call.args[-1], ast.Constant(at_front)]
+            function = ast.Attribute(ast.Name(variable, ast.Load()), "append", ast.Load())
+            node.value = ast.copy_location(ast.Call(function, arguments, []), call)
+            ast.fix_missing_locations(node)
+    return statement

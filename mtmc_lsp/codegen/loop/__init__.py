@@ -1,0 +1,1 @@
+"""Code of loops over time steps: kernels, and loops of torch calls."""

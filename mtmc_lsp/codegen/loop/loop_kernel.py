@@ -1,0 +1,267 @@
+"""The kernel of a loop over time steps: each program instance holds a tile of the states and runs all iterations.
+
+States stay in registers. The pointers to rows move by one row per iteration, and the loads of the next iterations are in flight
+while one computes: they depend on no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+
+from mtmc_lsp.codegen.kernel.kernel import Kernel
+from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, TRITON_DTYPES, Code, literal
+from mtmc_lsp.codegen.tile.tile import merge_axes
+from mtmc_lsp.codegen.tile.tile_kernel import TileWriter, steps_far
+from mtmc_lsp.core.dtypes import compute_dtype, is_float
+from mtmc_lsp.core.graph import Node, Ref, TensorType
+from mtmc_lsp.core.loop import LoopInput, LoopOutput, Position
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.ir.axes import Axis
+from mtmc_lsp.ir.loops.form import LoopForm, row_type
+from mtmc_lsp.ir.loops.fusion import loop_in
+from mtmc_lsp.ir.memory_order import column_axes
+from mtmc_lsp.ir.primitives import KernelIR
+from mtmc_lsp.ir.regions import Region, RegionKind
+from mtmc_lsp.schedule.configs import LoopConfig
+from mtmc_lsp.schedule.loop_configs import tile_of
+
+
+def write_loop_kernel(
+    ir: KernelIR,
+    region: Region,
+    buffers: Mapping[str, TensorType],
+    config: LoopConfig,
+    name: str,
+    docstring: str,
+) -> Kernel:
+    """Write the kernel of a loop.
+
+    Raises:
+        CannotCode: an operation of the body is not supported.
+    """
+    form = loop_in(ir, region)
+    node = form.node
+    sources = [ir.of(ref).name for ref in node.args if isinstance(ref, Ref)]
+    types = [buffers[source] for source in sources]
+    body = form.region
+    separate = [[axis] for axis in body.parallel_axes], [[axis] for axis in body.reduced_axes]
+    probe = LoopWriter(form, node, types, config, *separate)
+    probe.write()
+    parallel, reduced = (merge_axes(axes, probe.accesses) for axes in (body.parallel_axes, body.reduced_axes))
+    writer = LoopWriter(form, node, types, config, parallel, reduced)
+    columns_of_map = [group for group in parallel if group[-1] in column_axes(form.ir, body)]
+    columns = columns_of_map if body.kind is RegionKind.MAP else reduced
+    writer.wide_columns = any(steps_far(columns, access) for access in probe.accesses)
+    kernel = writer.finish(name, docstring, writer.write())
+    arguments = {form.prim(item): item.argument for item in form.loop.inputs if item.argument is not None}
+    return replace(
+        kernel,
+        tensors=tuple((pointer, sources[arguments[prim]]) for pointer, prim in kernel.tensors),
+        outputs=tuple((pointer, form.results[ref.index]) for pointer, ref in kernel.outputs),
+    )
+
+
+class LoopWriter(TileWriter):
+    """Writes the body of one kernel that runs all iterations of a loop on a tile of its states."""
+
+    def __init__(
+        self,
+        form: LoopForm,
+        node: Node,
+        types: Sequence[TensorType],
+        config: LoopConfig,
+        parallel: list[list[Axis]],
+        reduced: list[list[Axis]],
+    ) -> None:
+        """Prepare one tile.
+
+        Args:
+            node: of the graph; its outputs have the types of the results.
+            types: of the node's arguments in memory.
+        """
+        buffers = {
+            form.prim(item): row_type(types[item.argument], item.position.dim)
+            if item.position
+            else types[item.argument]
+            for item in form.loop.inputs
+            if item.argument is not None
+        }
+        super().__init__(form.ir, form.region, buffers, tile_of(config), parallel, reduced)
+        self.form, self.node, self.types, self.loop_config = form, node, types, config
+        self.step = self.parameters.names.unique("t")
+        self._moves: list[tuple[str, Position, Size]] = []
+        """Pointers that move from row to row, with the stride of the rows."""
+
+    def write(self) -> list[str]:
+        """Write the statements of the kernel."""
+        loop = self.form.loop
+        count = self.named_size(loop.count, str(loop.count) if loop.count.is_symbol else "n_steps")
+        self._declare_tile()
+        for item in loop.inputs:
+            prim = self.ir.prims[self.form.prim(item)]
+            if item.position is None and not item.is_state:
+                self.tile.value(prim.name, self.tile.tile_index(prim.name))
+        for name in self.form.invariant():
+            if self.tile.covers_axes(self.ir.prims[name]):
+                self.tile.value(name, self.tile.tile_index(name))
+        for item in loop.inputs:
+            if item.position is not None and item.argument is not None:
+                # Emits the parts of its offsets before the loop.
+                source = self.form.prim(item)
+                self.tile.offset(self.parameters.buffers[source], self.tile.tile_index(source))
+        states = {item.name: self._initial(item) for item in loop.states}
+        before, self.lines = self.lines, []
+        invariant = set(self.tile.cache)
+        for item in loop.inputs:
+            if item.is_index:
+                self._hold(item, self._index(item))
+            elif item.position is not None:
+                self._move(self.parameters.tensor(self.form.prim(item)), item.position, self._type_of(item))
+        names = {code.text for code in states.values()}
+        following = [self._following(item, states[item.name], names) for item in loop.states]
+        for i, output in enumerate(loop.outputs):
+            if output.position is not None:
+                self._store_row(i, output, output.position)
+        for item, code in zip(loop.states, following, strict=True):
+            if code != states[item.name].text:
+                self.lines.append(f"{states[item.name].text} = {code}")
+        self.lines += [f"{pointer} += {self._stride(stride, at.step)}" for pointer, at, stride in self._moves]
+        inside, self.lines = self.lines, before
+        self.tile.cache = {key: code for key, code in self.tile.cache.items() if key in invariant}
+        for pointer, at, stride in self._moves:
+            if (start := at.first * stride).terms:
+                self.lines.append(f"{pointer} += {self._offset(start)}")
+        stages = f", num_stages={self.config.stages}" if self.config.stages > 1 else ""
+        self.lines.append(f"for {self.step} in tl.range(0, {count}{stages}):")
+        self.lines += [f"    {line}" for line in inside]
+        for i, output in enumerate(loop.outputs):
+            if output.position is None:
+                self._store_last(i, output, states)
+        return self.lines
+
+    def _declare_tile(self) -> None:
+        offset = ""
+        if self.is_map and self.col_groups:
+            cast = "" if self.has_rows and self._fits_in_32_bits else ".to(tl.int64)"
+            offset = f"tl.program_id({1 if self.has_rows else 0}){cast} * BLOCK + "
+        if not self.is_map:
+            self.named_size(self.n_cols, "n_cols")
+        self._declare_columns(offset)
+
+    # States ------------------------------------------------------------------------------------------------------
+
+    def _initial(self, item: LoopInput) -> Code:
+        """Emit the value of a state before the first iteration, and hold its variable for the body."""
+        prim = self.ir.prims[self.form.prim(item)]
+        at = self.tile.tile_index(self._axes_from(item))
+        dtype = compute_dtype(prim.dtype)
+        axes = self.region.table.all_axes(self._axes_from(item))
+        along = [group for group in self.tile.groups if set(axes) & set(group.axes)]
+        varies = Code("", dtype, any(group.rows for group in along), any(group.cols for group in along))
+        name = self.parameters.names.unique(item.name)
+        if item.initial is not None:
+            value = literal(
+                float(item.initial) if is_float(dtype) else bool(item.initial) if dtype == "bool" else int(item.initial)
+            )
+            text = f"tl.full({self.shape_text(varies)}, {value}, {TRITON_DTYPES[dtype]})"
+        else:
+            text = self._spread(self.tile.value(prim.name, at), varies)
+        self.lines.append(f"{name} = {text}")
+        code = Code(name, dtype, varies.rows, varies.cols)
+        self._hold(item, code)
+        return code
+
+    def _hold(self, item: LoopInput, code: Code) -> None:
+        self.tile.held[self.form.prim(item)] = self.tile.tile_index(self._axes_from(item)), code
+
+    def _axes_from(self, item: LoopInput) -> str:
+        """The primitive whose axes an input has: its value after the iteration if the body does not read it."""
+        prim = self.form.prim(item)
+        return prim if prim in self.region.inputs or item.next is None else self.ir.of(item.next).name
+
+    def _spread(self, code: Code, like: Code) -> str:
+        """The text of a value with the shape of a state."""
+        if (code.rows, code.cols) == (like.rows, like.cols) or not (like.rows or like.cols):
+            return code.text
+        return (
+            f"tl.broadcast_to({code.text}, {self.shape_text(like)})"
+            if code.rows or code.cols
+            else (f"tl.full({self.shape_text(like)}, {code.text}, {TRITON_DTYPES[like.dtype]})")
+        )
+
+    def _following(self, item: LoopInput, state: Code, names: Set[str]) -> str:
+        """Emit the value of a state after the iteration; returns a variable that no assignment to ``names`` changes."""
+        assert item.next is not None
+        prim = self.ir.of(item.next).name
+        code = self.tile.cast(self.tile.value(prim, self.tile.tile_index(prim)), state.dtype)
+        text = self._spread(code, state)
+        if text.isidentifier() and text not in names - {state.text}:
+            return text
+        name = self.parameters.names.unique(f"next_{item.name}")
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def _index(self, item: LoopInput) -> Code:
+        """The number of the iteration as the body sees it."""
+        assert item.position is not None
+        at = item.position
+        factor = "" if at.step == 1 else f" * {at.step}"
+        text = f"tl.cast({self.step}, tl.int64){factor}"
+        if not at.first.terms:
+            return Code(text, "int64", precedence=PRODUCT)
+        return Code(f"{text} + {self.parameters.size(at.first).at(SUM)}", "int64", precedence=SUM)
+
+    # Rows --------------------------------------------------------------------------------------------------------
+
+    def _type_of(self, item: LoopInput) -> TensorType:
+        assert item.argument is not None
+        return self.types[item.argument]
+
+    def _move(self, pointer: str, at: Position, kind: TensorType) -> None:
+        self._moves.append((pointer, at, kind.stride[at.dim]))
+
+    def _offset(self, size: Size) -> str:
+        """A size that may exceed 32 bits: the launcher computes products."""
+        return self.parameters.divisor(size)
+
+    def _stride(self, stride: Size, step: int) -> str:
+        text = self._offset(stride) if step == 1 else self._offset(stride * abs(step))
+        return text if step > 0 else f"-{text}"
+
+    def _store_row(self, number: int, output: LoopOutput, position: Position) -> None:
+        """Store the row of an iteration."""
+        kind = self.node.outputs[number]
+        prim = self.ir.prims[self.ir.of(output.value).name]
+        strides = kind.stride
+        if len(prim.shape) < len(strides):
+            strides = (*strides[: position.dim], *strides[position.dim + 1 :])
+        pointer = self._pointer(number)
+        self._store_value(pointer, prim.name, TensorType(prim.shape, kind.dtype, strides), None)
+        self._moves.append((pointer, position, kind.stride[position.dim]))
+
+    def _store_last(self, number: int, output: LoopOutput, states: Mapping[str, Code]) -> None:
+        """Store the last value of a state."""
+        item = next(item for item in self.form.loop.states if item.next == output.value)
+        self._store_value(self._pointer(number), self._axes_from(item), self.node.outputs[number], states[item.name])
+
+    def _store_value(self, pointer: str, prim: str, kind: TensorType, value: Code | None) -> None:
+        at = self.tile.tile_index(prim)
+        code = value if value is not None else self.tile.value(prim, at)
+        offset = self.tile.offset(kind, at)
+        mask = self.tile.mask_argument(offset, None)
+        self.lines.append(f"tl.store({self.tile.address(pointer, offset)}, {code.text}{mask})")
+
+    def _pointer(self, number: int) -> str:
+        """The parameter for a result of the loop."""
+        return self.parameters.output(Ref(self.node.name, number), self.output_name(number))
+
+    def output_name(self, number: int) -> str:
+        """The name of a result: of the value in the body, unless the node has a name."""
+        output = self.form.loop.outputs[number]
+        name = self.node.variable if len(self.node.outputs) == 1 else ""
+        if not name:
+            value = self.ir.graph.named.get(output.value.name)
+            name = value.variable if value is not None and value.variable else "out"
+            name = f"last_{name}" if output.position is None else name
+        return f"{name}_ptr"

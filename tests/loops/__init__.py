@@ -1,0 +1,1 @@
+"""Loops over time steps: captured as one node, and run as one kernel."""

@@ -1,0 +1,120 @@
+"""Which loops a capture keeps, how it connects their iterations, and which it unrolls."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtmc_lsp.core.loop import Loop
+from mtmc_lsp.core.workload import Capture
+from tests.codegen.harness import verified
+from tests.loops.examples import LOOPS
+from tests.planning.situations import fully_fused, start
+
+UNROLLED = """
+import torch
+
+
+# mtmc: x=f32[B,T,D] w=f32[D,D] B=2 T=17 D=4
+def products(x, w):
+    h = torch.zeros_like(x[:, 0])
+    for t in range(x.shape[1]):
+        h = torch.tanh(h @ w + x[:, t])
+    return h
+
+
+# mtmc: x=f32[B,T] B=2 T=17
+def alternating(x):
+    h = torch.zeros_like(x[:, 0])
+    for t in range(x.shape[1]):
+        h = h + x[:, t] if t % 2 else h - x[:, t]
+    return h
+
+
+# mtmc: x=f32[B,T] B=2 T=17
+def neighbours(x):
+    h = x
+    for t in range(17):
+        h = h + torch.roll(h, 1, 1)
+    return h
+
+
+# mtmc: x=f32[B,T] B=2 T=17
+def whole(x):
+    out = torch.zeros_like(x)
+    for t in range(x.shape[1]):
+        out[:, t] = out.sum(1) + x[:, t]
+    return out
+
+
+# mtmc: x=f32[B,T] B=2 T=17
+def length_of_a_list(x):
+    outs = []
+    for t in range(x.shape[1]):
+        outs.append(x[:, t] * 2)
+    return torch.stack(outs) / len(outs)
+
+
+# mtmc: x=f32[B,T] B=2 T=5
+def few_steps(x):
+    h = torch.zeros_like(x[:, 0])
+    for t in range(x.shape[1]):
+        h = h * 0.5 + x[:, t]
+    return h
+"""
+REASONS = {
+    "products": "its body contains",
+    "alternating": "looks at the number of the iteration",
+    "neighbours": "its body contains roll",
+    "whole": "it reads all of a tensor that it writes slice by slice",
+    "length_of_a_list": "the length of a list",
+    "few_steps": "",
+}
+
+
+def loop_of(capture: Capture) -> Loop:
+    (loop,) = [node.loop for node in capture.graph.nodes if node.loop is not None]
+    return loop
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_other_loops_are_unrolled_with_a_note_that_says_why(name: str, captured) -> None:
+    capture = captured(UNROLLED, name)
+    assert all(node.loop is None for node in capture.graph.nodes)
+    notes = [note for note in capture.workload.assumed if "is unrolled" in note]
+    assert [REASONS[name] in note for note in notes] == ([True] if REASONS[name] else [])
+    if name != "products":
+        assert verified(capture, fully_fused(capture, start(capture, UNROLLED))).reason == ""
+
+
+def test_a_reversed_loop_reads_from_the_end_and_runs_its_first_iteration_before(captured) -> None:
+    """The user's code treats the last step differently, so it runs separately."""
+    loop = loop_of(captured(LOOPS, "advantages"))
+    assert str(loop.count) == "T - 1"
+    rows = [(str(item.position.first), item.position.step) for item in loop.inputs if item.position is not None]
+    assert set(rows) == {("T - 1", -1), ("T - 2", -1)}
+    (written,) = [output.position for output in loop.outputs if output.position is not None]
+    assert (str(written.first), written.step, written.dim) == ("T - 2", -1, 0)
+
+
+def test_what_earlier_iterations_wrote_is_a_state(captured) -> None:
+    loop = loop_of(captured(LOOPS, "two_back"))
+    assert len(loop.states) == 2
+    assert loop.outputs[0].base is not None, "the first two rows are those of the copy"
+
+
+def test_values_that_do_not_change_stay_outside_the_loop(captured) -> None:
+    capture = captured(LOOPS, "Cell")
+    outside = [node.word for node in capture.graph.nodes if node.loop is None]
+    assert outside == ["sigmoid"]
+    assert "sigmoid" not in [node.word for node in loop_of(capture).nodes]
+
+
+def test_a_number_as_the_first_state_becomes_a_constant_tensor(captured) -> None:
+    (state,) = loop_of(captured(LOOPS, "from_the_end")).states
+    assert (state.initial, state.argument, state.name) == (0.0, None, "g")
+
+
+def test_a_loop_without_time_steps_has_a_constant_number_of_iterations(captured) -> None:
+    loop = loop_of(captured(LOOPS, "bisection"))
+    assert loop.count.constant == 24
+    assert {state.name for state in loop.states} == {"low", "high"}
