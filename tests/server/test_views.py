@@ -184,7 +184,7 @@ bias.dtype == torch.float32
 bias.ndim == 1
 bias.shape[0] == x.shape[1]
 bias.is_contiguous()
-x.shape[1] < 2147483648
+x.shape[1] <= 8388480
 ```"""
 
 

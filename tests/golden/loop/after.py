@@ -174,7 +174,7 @@ def scan_fits(decay, x) -> bool:
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
         and decay.dtype == torch.float32 and decay.ndim == 3 and decay.is_contiguous() and decay.numel() > 0
         and x.dtype == torch.float32 and x.shape == decay.shape and x.is_contiguous()
-        and decay.shape[2] < 2147483648
+        and decay.shape[2] <= 2097120
     )
 
 
