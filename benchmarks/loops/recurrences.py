@@ -81,7 +81,7 @@ def masked_accumulation(x, lengths):
     return torch.stack(outs, dim=1)
 
 
-# mtmc: q=f32[B,H,T,K] k=f32[B,H,T,K] v=f32[B,H,T] beta=f32[B,H,T]@0..1 B=8 H=16 T=512 K=64
+# mtmc: q=f32[B,H,T,K] k=f32[B,H,T,K]@-0.2..0.2 v=f32[B,H,T] beta=f32[B,H,T]@0..1 B=8 H=16 T=512 K=64
 def delta_memory(q, k, v, beta):
     memory = torch.zeros_like(q[:, :, 0])
     outs = []
