@@ -277,6 +277,11 @@ class RowLoop:
     sizes: tuple[str, ...] = ()
     """Named sizes that the body needs and that its inputs do not have, such as the number of all rows in a mean."""
 
+    @property
+    def chunks(self) -> int:
+        """Number of chunks at the sizes of the workload."""
+        return -(-self.total.value(self.body.sizes) // self.rows)
+
 
 @dataclass(frozen=True)
 class Rows:

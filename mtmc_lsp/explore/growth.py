@@ -344,6 +344,6 @@ def _compile_error(report: CompileReport) -> str:
 
 
 def _merit(trial: _Trial) -> tuple[float, int]:
-    """Prefer the fastest configuration. Without times, prefer the one that passed the most stages."""
+    """Orders configurations by speed, and without times by the number of passed stages."""
     assert trial.judgement is not None
     return trial.judgement.ratio or 0.0, list(Outcome).index(trial.judgement.outcome)

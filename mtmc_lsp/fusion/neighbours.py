@@ -20,12 +20,11 @@ class Neighbourhood:
     def __init__(self, ir: KernelIR, schedule: Schedule) -> None:
         """Index readers and sources of all nodes."""
         graph = ir.graph
-        self._schedule = schedule
+        self._graph, self._schedule = graph, schedule
         self.returned = {ref.name for ref in graph.escaping}
         written = {name for kernel in schedule.kernels for name in kernel.nodes}
         self.inlined = {name for kernel in schedule.kernels for name in kernel.recomputed} - written
         """Nodes that every kernel which reads them computes again: they are part of these kernels."""
-        self._recomputed = {kernel.nodes[-1]: frozenset(kernel.recomputed) for kernel in schedule.kernels}
         self.opaque = ir.opaque | self.inlined
         """Nodes that no region adds."""
         self._nodes = graph.named
@@ -35,12 +34,6 @@ class Neighbourhood:
             name: tuple(ref.name for ref in node.inputs() if ref.name in self._nodes)
             for name, node in self._nodes.items()
         }
-        self._adds_siblings = graph.backward is not None
-        self._inputs = {name: frozenset(ref.name for ref in node.inputs()) for name, node in self._nodes.items()}
-        self._input_readers: dict[str, set[str]] = {}
-        for name, inputs in self._inputs.items():
-            for read in inputs:
-                self._input_readers.setdefault(read, set()).add(name)
         self._units = {name: frozenset(kernel.nodes) for kernel in schedule.kernels for name in kernel.nodes}
         self._products = {name for name in self._nodes if matmul_flops(ir, name)}
 
@@ -63,6 +56,11 @@ class Neighbourhood:
         """The nodes of the kernel that computes a node; the node alone where none does."""
         return self._units.get(name) or frozenset({name})
 
+    def recomputed_in(self, nodes: frozenset[str]) -> set[str]:
+        """Further nodes that the kernels among ``nodes`` compute again."""
+        inside = (kernel for kernel in self._schedule.kernels if nodes.issuperset(kernel.nodes))
+        return {name for kernel in inside for name in kernel.recomputed} - nodes
+
     def additions(self, nodes: frozenset[str]) -> list[frozenset[str]]:
         """Sets that may be added at once: one neighbour, the products on both sides of a softmax with their views, or all
         readers of parts of a value.
@@ -76,18 +74,18 @@ class Neighbourhood:
         # A view alone may cost more than it saves, while the view and the value behind it do not.
         behind = [self.unit_of(name) for name in behind_views if name not in near and name not in self.opaque]
         additions = [self.unit_of(name) for name in near] + both + behind + self._parts_of(nodes)
-        return additions + (self._siblings_of(nodes) if self._adds_siblings else [])
+        return additions + (self._siblings_of(nodes) if self._graph.backward is not None else [])
 
     def _siblings_of(self, nodes: frozenset[str]) -> list[frozenset[str]]:
         """Other readers of what the nodes read: they may share its loads, as two gradients do.
 
         Views are followed, and nodes that the readers compute again.
         """
-        inside = nodes.union(*(self._recomputed.get(name, ()) for name in nodes))
-        pending = [ref for name in inside for ref in self._inputs[name] if ref not in nodes]
+        inside = nodes | self.recomputed_in(nodes)
+        pending = [ref.name for name in inside for ref in self._nodes[name].inputs() if ref.name not in nodes]
         followed, found = set(pending), set[str]()
         while pending:
-            for reader in self._input_readers.get(pending.pop(), ()):
+            for reader in (node.name for node in self._graph.readers(pending.pop())):
                 if reader in self.inlined or self.is_view(reader):
                     if reader not in followed:
                         followed.add(reader)

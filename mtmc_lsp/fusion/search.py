@@ -301,10 +301,9 @@ class FusionSearch:
             self._regions[nodes] = None
         if nodes not in self._regions:
             self._work += len(nodes)
-            inside = (kernel for kernel in self.schedule.kernels if nodes.issuperset(kernel.nodes))
-            again = {name for kernel in inside for name in kernel.recomputed} - nodes
             inlined = nodes & self._around.inlined
-            self._regions[nodes] = region_or_none(self.ir, nodes - inlined, again | inlined)
+            again = self._around.recomputed_in(nodes) | inlined
+            self._regions[nodes] = region_or_none(self.ir, nodes - inlined, again)
         return self._regions[nodes]
 
     def _config(self, region: Region) -> KernelConfig:

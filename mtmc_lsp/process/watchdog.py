@@ -1,6 +1,6 @@
 """A watchdog: a small process that ends the language server if its client is gone and the server cannot end by itself.
 
-A server that is stopped (SIGSTOP) or that is stuck in native code runs none of its own checks, and would stay forever. The
+A server that is stopped (SIGSTOP) or stuck in native code cannot run its own checks, so it would never end. The
 watchdog is not a descendant of the server and has its own session, so that a signal to the server's processes does not stop it.
 It ends with the server.
 """
@@ -58,7 +58,7 @@ def _watch(server: int, client: int | None) -> None:
 
 
 class WatchedProcess:
-    """A process, identified so that another one that gets its number later is not taken for it."""
+    """A process. A later process with the same number is not mistaken for it."""
 
     def __init__(self, number: int) -> None:
         """Watch the process with this number."""

@@ -11,10 +11,10 @@ from mtmc_lsp.training.replay import geometric_mean, replay, replayed_pairs
 from mtmc_lsp.training.tree import MeasuredTree
 
 MARGINS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-"""What is subtracted from STOP's score. Scores of the best and the worst choice of a state differ by about 8."""
+"""What may be subtracted from STOP's score."""
 NEVER = 1e6
 MOST_LOSS = 0.005
-"""Share of the final geometric mean that stopping may cost. It is less than two timings of a version differ by."""
+"""Share of the final geometric mean that stopping may cost."""
 
 
 def best_stop_margin(tree: MeasuredTree, programs: Collection[str], model: ModelFile) -> float:

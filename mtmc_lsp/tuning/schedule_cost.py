@@ -33,7 +33,7 @@ def schedule_cost(ir: KernelIR, schedule: Schedule, device: DeviceModel) -> Cost
     return total
 
 
-def _loop_cost(loop: RowLoop, kernels: Sequence[KernelPlan], device: DeviceModel) -> Cost:
+def _row_loop_cost(loop: RowLoop, kernels: Sequence[KernelPlan], device: DeviceModel) -> Cost:
     """The cost of all chunks of a loop over rows.
 
     Args:
@@ -42,11 +42,10 @@ def _loop_cost(loop: RowLoop, kernels: Sequence[KernelPlan], device: DeviceModel
     body = lower(loop.body)
     plans = tuple(plan for plan in kernels if plan.key in body.graph.named)
     chunk = schedule_cost(body, Schedule(kernels=plans), device)
-    count = -(-loop.total.value(loop.body.sizes) // loop.rows)
     sums = [ref for ref, rows in zip(loop.body.outputs, loop.outputs, strict=True) if rows is None]
     # Each chunk reads and writes the sums that it adds to; a product does so while it computes.
     added = sum(tensor_bytes(loop.body.type_of(ref), loop.body.sizes) for ref in sums)
-    return Cost(count * (chunk.bytes + added), count * chunk.flops, count * chunk.us)
+    return Cost(loop.chunks * (chunk.bytes + added), loop.chunks * chunk.flops, loop.chunks * chunk.us)
 
 
 def launch_cost(
@@ -58,7 +57,7 @@ def launch_cost(
     """
     loop = ir.graph.node(launch[0].nodes[0]).row_loop
     if loop is not None:
-        return _loop_cost(loop, loop_kernels, device)
+        return _row_loop_cost(loop, loop_kernels, device)
     costs: list[Cost] = []
     busy: list[float] = []
     for unit in launch:

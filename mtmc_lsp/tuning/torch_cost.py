@@ -66,13 +66,13 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
         return ZERO
     if node.row_loop is not None:
         return _row_loop_cost(node.row_loop, device)
+    if node.loop is not None:
+        return _loop_cost(node, graph, device)
     read = sum(tensor_bytes(graph.type_of(ref), graph.sizes) for ref in dict.fromkeys(node.inputs()))
     written = sum(tensor_bytes(kind, graph.sizes) for kind in node.outputs)
     flops = matmul_flops(ir, node.name)
     moved = read * max(1, _passes(graph, node) - 1) + written
     launches = 1 if name not in ("cross_entropy_loss", "nll_loss_nd") else 3
-    if node.loop is not None:
-        return _loop_cost(node, graph, device)
     if not node.op.startswith("aten."):
         # No torch call computes this operation; it must become a kernel.
         return Cost(
@@ -101,8 +101,7 @@ def _row_loop_cost(loop: RowLoop, device: DeviceModel) -> Cost:
     body, chunk = lower(loop.body), ZERO
     for node in loop.body.nodes:
         chunk = chunk + torch_cost(body, node, device)
-    count = -(-loop.total.value(loop.body.sizes) // loop.rows)
-    return Cost(count * chunk.bytes, count * chunk.flops, count * chunk.us)
+    return Cost(loop.chunks * chunk.bytes, loop.chunks * chunk.flops, loop.chunks * chunk.us)
 
 
 def _loop_cost(node: Node, graph: Graph, device: DeviceModel) -> Cost:

@@ -75,7 +75,7 @@ REDUCING = frozenset(
 EXTREMES = frozenset(
     "amax amin aminmax max min argmax argmin cummax cummin sort argsort topk kthvalue median mode".split()
 )
-"""Those of which one element decides a result, so that another one that is left out does not show."""
+"""Operations whose result depends on one element: a kernel that leaves out another element gives the same result."""
 MOST_POSITIONS = 1024
 """Limit for the positions of extremes in a line that are tried."""
 SMALL_SIZE = 3

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mtmc_lsp.codegen.kernel.snippets import call_text, def_lines, tuple_text
+from mtmc_lsp.codegen.kernel.snippets import call_text, tuple_text
 from mtmc_lsp.codegen.module.launcher import Launcher
+from mtmc_lsp.codegen.training.function_class import FunctionClass, class_name, tangent_parameters
 from mtmc_lsp.core.graph import Backward
 from mtmc_lsp.rewrites.saved_values import Passes
 
@@ -21,33 +21,20 @@ class AutogradFunction:
     forward: Launcher
     backward: Launcher
 
-    @property
-    def class_name(self) -> str:
-        """The name of the class in the generated code."""
-        return f"_{''.join(part.capitalize() for part in self.base.split('_'))}Autograd"
-
     def source(self) -> str:
         """The class, and the function ``BASE_launch`` that applies it."""
         parameters = self.forward.parameters
-        lines = [
-            f"class {self.class_name}(torch.autograd.Function):",
-            f'    """``{self.qualname}`` with Triton kernels in both passes."""',
-            "",
-            "    @staticmethod",
-            *_indented(def_lines("forward", ["ctx", *parameters])),
-            *(f"        {line}" for line in self._forward()),
-            "",
-            "    @staticmethod",
-            "    @torch.autograd.function.once_differentiable",
-            *_indented(def_lines("backward", ["ctx", *self._tangent_parameters()])),
-            *(f"        {line}" for line in self._backward()),
-            "",
-            "",
-            *def_lines(f"{self.base}_launch", parameters),
-            f'    """``{self.qualname}`` with Triton kernels; autograd records the call if it has to."""',
-            f"    return {call_text(f'{self.class_name}.apply', parameters, '    ')}",
-        ]
-        return "\n".join(lines) + "\n"
+        function = FunctionClass(
+            self.base,
+            self.qualname,
+            docstring=[f'"""``{self.qualname}`` with Triton kernels in both passes."""'],
+            parameters=parameters,
+            tangents=tangent_parameters(self._spec, len(self.passes.whole.forward_outputs)),
+            forward=self._forward(),
+            backward=self._backward(),
+            launch=[f"return {call_text(f'{class_name(self.base)}.apply', parameters, '    ')}"],
+        )
+        return function.source()
 
     @property
     def _spec(self) -> Backward:
@@ -70,12 +57,6 @@ class AutogradFunction:
             lines.append(f"ctx.mark_non_differentiable({', '.join(constant)})")
         return [*lines, f"return {', '.join(names[:count])}"]
 
-    def _tangent_parameters(self) -> list[str]:
-        """One parameter for the gradient of each result."""
-        by_result = {number: item.name for number, item in zip(self._spec.results, self._spec.tangents, strict=True)}
-        count = len(self.passes.whole.forward_outputs)
-        return [by_result.get(i, f"_grad_{i}") for i in range(count)]
-
     def _backward(self) -> list[str]:
         lines = []
         inputs = self.passes.backward.inputs
@@ -97,7 +78,3 @@ class AutogradFunction:
         returned = [by_input.get(item.name, "None") for item in self.passes.forward.inputs]
         returned += ["None"] * len(self.forward.number_names)
         return [*lines, f"return {', '.join(returned)}"]
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"    {line}" for line in lines]

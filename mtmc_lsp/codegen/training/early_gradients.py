@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mtmc_lsp.codegen.kernel.snippets import call_text, def_lines
+from mtmc_lsp.codegen.kernel.snippets import call_text
 from mtmc_lsp.codegen.module.launcher import FLAG, Launcher
+from mtmc_lsp.codegen.training.function_class import FunctionClass, class_name, tangent_parameters
 from mtmc_lsp.core.graph import Graph
 
 
@@ -21,41 +21,32 @@ class EarlyGradients:
 
     def source(self) -> str:
         """The class, and the function ``BASE_launch`` that applies it."""
-        parameters, class_name = self.launcher.parameters, self._class_name
-        backward = self.graph.backward
+        parameters, backward = self.launcher.parameters, self.graph.backward
         assert backward is not None
         trained = [self.launcher.input_names[name] for name in backward.gradients]
         requires = " or ".join(f"{name}.requires_grad" for name in trained)
         requires = f"({requires})" if len(trained) > 1 else requires
-        lines = [
-            f"class {class_name}(torch.autograd.Function):",
-            f'    """``{self.qualname}`` with Triton kernels.',
-            "",
-            "    The forward pass computes the gradients for an upstream gradient of 1, so that each logit is computed once.",
-            "    The backward pass multiplies them by the upstream gradient.",
-            '    """',
-            "",
-            "    @staticmethod",
-            *_indented(def_lines("forward", ["ctx", *parameters])),
-            *(f"        {line}" for line in self._forward()),
-            "",
-            "    @staticmethod",
-            "    @torch.autograd.function.once_differentiable",
-            *_indented(def_lines("backward", ["ctx", *self._tangent_parameters()])),
-            *(f"        {line}" for line in self._backward()),
-            "",
-            "",
-            *def_lines(f"{self.base}_launch", parameters),
-            f'    """``{self.qualname}`` with Triton kernels; autograd records the call if it has to."""',
-            f"    if torch.is_grad_enabled() and {requires}:",
-            f"        return {call_text(f'{class_name}.apply', parameters, '        ')}",
-            f"    return {call_text(f'{self.base}_forward', [*parameters, f'{FLAG}=False'], '    ')}",
-        ]
-        return "\n".join(lines) + "\n"
-
-    @property
-    def _class_name(self) -> str:
-        return f"_{''.join(part.capitalize() for part in self.base.split('_'))}Autograd"
+        function = FunctionClass(
+            self.base,
+            self.qualname,
+            docstring=[
+                f'"""``{self.qualname}`` with Triton kernels.',
+                "",
+                "The forward pass computes the gradients for an upstream gradient of 1, so that each logit is computed once.",
+                "The backward pass multiplies them by the upstream gradient.",
+                '"""',
+            ],
+            parameters=parameters,
+            tangents=tangent_parameters(backward, len(self.graph.forward_outputs)),
+            forward=self._forward(),
+            backward=self._backward(),
+            launch=[
+                f"if torch.is_grad_enabled() and {requires}:",
+                f"    return {call_text(f'{class_name(self.base)}.apply', parameters, '        ')}",
+                f"return {call_text(f'{self.base}_forward', [*parameters, f'{FLAG}=False'], '    ')}",
+            ],
+        )
+        return function.source()
 
     def _forward(self) -> list[str]:
         launcher, count = self.launcher, len(self.graph.forward_outputs)
@@ -72,12 +63,6 @@ class EarlyGradients:
         if constant:
             lines.append(f"ctx.mark_non_differentiable({', '.join(constant)})")
         return [*lines, f"return {', '.join(names)}"]
-
-    def _tangent_parameters(self) -> list[str]:
-        backward = self.graph.backward
-        assert backward is not None
-        count = len(self.graph.forward_outputs)
-        return [backward.tangents[0].name if i in backward.results else f"_grad_{i}" for i in range(count)]
 
     def _backward(self) -> list[str]:
         backward, launcher = self.graph.backward, self.launcher
@@ -97,7 +82,3 @@ class EarlyGradients:
             f"{names}{comma} = [gradient.mul_({backward.tangents[0].name}) for gradient in gradients]",
             f"return {', '.join(returned)}",
         ]
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"    {line}" for line in lines]

@@ -110,7 +110,7 @@ class MutationSearch:
         return replace(case, distribution=_changed_values(case.distribution, random), seed=seed)
 
     def _changed_sizes(self, case: Case, random: Random) -> Mapping[str, int] | None:
-        """Sizes of which one differs; ``None`` if these are not allowed."""
+        """The sizes with one of them changed; ``None`` if the changed sizes are not allowed."""
         graph = self.capture.graph
         variable = [name for name in self.capture.variable_sizes if case.sizes.get(name, 0) >= LEAST_SIZE]
         if not variable:

@@ -296,7 +296,7 @@ def _named(loop: Loop, graph: Graph, arguments: tuple[Ref, ...], variables: Mapp
 
 
 class _Copies:
-    """Gives every result of a body memory: one that is an input, or a view of one, becomes a copy."""
+    """Gives every result of a body memory. A result that is an input or a view of an input becomes a copy."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop

@@ -94,27 +94,27 @@ def export_with_numbers(
     """Export the target. Numbers among the arguments that only arithmetic uses become :class:`Number` arguments of nodes."""
     numbers = _free_numbers(call, inputs, target)
 
-    def traced_export(trace: Trace, values: Sequence[PlainNumber]) -> tuple[Graph, tuple[str, ...]]:
+    def traced(numbers: Sequence[_Candidate], values: Sequence[PlainNumber]) -> tuple[Graph, tuple[str, ...], Trace]:
+        trace = Trace(identifies=True)
         pairs = zip(numbers, values, strict=True)
         given = {item.argument.access: trace.argument(value, item.argument.name) for item, value in pairs}
-        traced = flat_function(_with_values(call, given), inputs, target)
-        return export(recorded(traced, RecordingCalls(trace, target.path)))
+        function = flat_function(_with_values(call, given), inputs, target)
+        graph, notes = export(recorded(function, RecordingCalls(trace, target.path)))
+        if graph.backward is not None:
+            trace.derive()
+        return graph, notes, trace
 
     while numbers:
-        trace = Trace(identifies=True)
         try:
-            graph, notes = traced_export(trace, [item.traced_with for item in numbers])
+            graph, notes, trace = traced(numbers, [item.traced_with for item in numbers])
             inspected = frozenset(trace.inspected)
+            unknown = unknown_constants(graph, trace) if graph.backward is not None and not inspected else frozenset()
+            if unknown:
+                # The formulas of gradients compute with numbers, too. Only constants of the code stay the same for other numbers.
+                other, _, other_trace = traced(numbers, [item.near for item in numbers])
+                if unknown_constants(other, other_trace) != unknown:
+                    raise _NotArithmetic(frozenset(item.argument.name for item in numbers))
             if not inspected:
-                if graph.backward is not None:
-                    trace.derive()
-                    if unknown := unknown_constants(graph, trace):
-                        # A constant of the code, or one that a gradient's formula computed from a number?
-                        other_trace = Trace(identifies=True)
-                        other, _ = traced_export(other_trace, [item.near for item in numbers])
-                        other_trace.derive()
-                        if unknown_constants(other, other_trace) != unknown:
-                            raise _NotArithmetic(frozenset(item.argument.name for item in numbers))
                 return _with_numbers(graph, trace, [item.argument for item in numbers]), notes
         except _NotArithmetic as error:
             (inspected,) = error.args

@@ -160,7 +160,7 @@ class Comparison:
             self._pending.append((counts, judge_elements))
 
     def small_elements(self, name: str, candidate: Any, reference: Any, oracle: Any) -> None:
-        """Check each element of a result of which the reference computes small elements as precisely as large ones."""
+        """Check each element of a result. The reference must compute its small elements as precisely as its large ones."""
         if not isinstance(reference, torch.Tensor) or not reference.is_floating_point():
             return
         tensors = (candidate, oracle)

@@ -31,7 +31,7 @@ LEAST = 1e-30
 
 
 def precise_results(graph: Graph) -> frozenset[int]:
-    """The numbers of the tensors that the target returns of which each element is relatively precise."""
+    """The numbers of the returned tensors whose elements are all relatively precise."""
     if any(node.op.split(".")[1] in MATRIX_PRODUCTS or "conv" in node.op for node in graph.nodes):
         # Their rounding errors are as large as that of the largest term.
         return frozenset()
