@@ -2,7 +2,7 @@
 
 A server that is stopped (SIGSTOP) or stuck in native code cannot run its own checks, so it would never end. The
 watchdog is not a descendant of the server and has its own session, so that a signal to the server's processes does not stop it.
-It ends with the server.
+It has its own command line, so that lists of processes show one server. It ends with the server.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import os
 import select
 import signal
+import sys
 import time
 
 STOPPED_SECONDS, STUCK_SECONDS = 0.5, 2.5
@@ -39,22 +40,20 @@ def start_watchdog(client: int | None) -> None:
     # The middle process ends immediately, so that the watchdog is not a child of the server.
     with contextlib.suppress(OSError):
         if os.fork() == 0:
-            _watch(server, client)
+            os.setsid()
+            from mtmc_lsp.process.supervisor import close_files
+
+            close_files(first=1)
+            # Isolated and without site-packages: this file imports only the standard library, and starts in about 10 ms.
+            os.execv(sys.executable, [sys.executable, "-I", "-S", __file__, str(server), str(client or 0)])
     os._exit(0)
 
 
 def _watch(server: int, client: int | None) -> None:
-    """Wait for the end of the server or of its client, then end the server. Never returns."""
-    try:
-        os.setsid()
-        from mtmc_lsp.process.supervisor import close_files
-
-        close_files(first=1)
-        watched = WatchedProcess(server)
-        if _is_client_gone(watched, client):
-            _end(watched)
-    finally:
-        os._exit(0)
+    """Wait for the end of the server or of its client, then end the server."""
+    watched = WatchedProcess(server)
+    if _is_client_gone(watched, client):
+        _end(watched)
 
 
 class WatchedProcess:
@@ -167,3 +166,7 @@ def _descendants(ancestor: int) -> list[int]:
     for process in descendants:
         descendants += [child for child, parent in parents.items() if parent == process]
     return descendants[1:]
+
+
+if __name__ == "__main__":
+    _watch(int(sys.argv[1]), int(sys.argv[2]) or None)

@@ -91,10 +91,15 @@ def _client(mark: str, folder: Path, kind: str) -> tuple[subprocess.Popen[str], 
     return client, server
 
 
+def _commands(mark: str) -> list[str]:
+    """The command lines of the processes with the mark."""
+    return [Path(f"/proc/{process}/cmdline").read_text() for process in _marked(mark)]
+
+
 def _until(condition: Callable[[], bool], seconds: float, mark: str) -> float:
     began = time.monotonic()
     while not condition():
-        assert time.monotonic() - began < seconds, [Path(f"/proc/{p}/cmdline").read_text() for p in _marked(mark)]
+        assert time.monotonic() - began < seconds, _commands(mark)
         time.sleep(0.02)
     return time.monotonic() - began
 
@@ -139,6 +144,8 @@ def test_a_stuck_server_ends_after_its_client(mark: str) -> None:
     assert stuck.stdin is not None and stuck.stdout is not None
     stuck.stdout.readline()
     assert len(_marked(mark)) == 3, "the server, its child, and the watchdog"
+    _until(lambda: sum("watchdog.py" in command for command in _commands(mark)) == 1, 2, mark)
+    assert sum("start_watchdog" in command for command in _commands(mark)) == 1, "only the server has its command line"
     stuck.stdin.close()
     assert stuck.wait(LIMIT) == -signal.SIGKILL
     _until(lambda: not _marked(mark), LIMIT, mark)
