@@ -33,6 +33,9 @@ VALUES_ELEMENTS = 1 << 24
 """Above this number of elements in the graph's tensors, a GPU tries distributions of values on smaller sizes."""
 LEAST_PART = 130
 """Lower limit for these smaller sizes: more than one block of any kernel."""
+LOOP_OPERATIONS = 2000
+"""Limit for the operations of all iterations of the user's loops in most cases, on a GPU too: each is a launch of about 10 us,
+about three times as much in float64, and each case runs the loop three times or more."""
 LARGER_BYTES = 8.0e9
 """Workloads that move more bytes than this get no case with larger sizes, which might not fit in memory."""
 CPU_WORK = 2.0e11
@@ -269,7 +272,8 @@ def _unusual_cases(capture: Capture, cases: Sequence[Case], interpreted: bool, s
     small = verification_cases(capture, interpreted=True, seed=seed, part=SMALL_PART) if interpreted else cases
     model = next((case for case in small if case.distribution == "constant" and case.kind == VALUES), cases[0])
     # The same sizes as an earlier case with other contents.
-    unusual = [replace(model if interpreted else cases[0], distribution="normal")]
+    is_long = _loop_operations(capture.graph, cases[0].sizes) > LOOP_OPERATIONS
+    unusual = [replace(model if interpreted or is_long else cases[0], distribution="normal")]
     if any(is_float(item.type.dtype) for item in arguments):
         names = [*SPECIAL_DISTRIBUTIONS, *(("integers", "bits") if is_exact(capture) else ())]
         unusual += [replace(model, distribution=name) for name in names]
@@ -298,7 +302,9 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: 
         plans += [(base, d) for d in ("normal", "normal", "uniform", "large", "tiny", "mixed", "constant")]
         last = base
     else:
-        odd = _with_rows(graph, base, {name: _odd(base[name], i) for i, name in enumerate(variable)})
+        # At the workload's length, loops run in its own case and in the one with larger sizes.
+        short = _with_short_loops(graph, base, variable)
+        odd = _with_rows(graph, short, {name: _odd(short[name], i) for i, name in enumerate(variable)})
         # Each size is 1 in one of the two.
         small = {**base, **{name: (1, 2, 1, 3)[i % 4] for i, name in enumerate(variable)}}
         other = {**base, **{name: (2, 1, 3, 1)[i % 4] for i, name in enumerate(variable)}}
@@ -313,7 +319,7 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: 
         plans += [] if from_get_inputs and huge else [(base, "normal")]
         plans += [(odd, "normal"), (small, "normal"), (other, "mixed")]
         # The effect of values does not depend on the size, so small sizes do.
-        less = {name: -(-base[name] // 2) for name in variable} if interpreted else _smaller(graph, base, variable)
+        less = {name: -(-short[name] // 2) for name in variable} if interpreted else _smaller(graph, short, variable)
         middle = _first_allowed(
             graph,
             (
@@ -403,6 +409,27 @@ def _smaller(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> 
             break
         sizes[largest] = max(LEAST_PART, math.ceil(sizes[largest] / 2))
     return sizes
+
+
+def _with_short_loops(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:
+    """The sizes, those that count iterations halved until loops are short; never below two tiles."""
+    sizes = dict(base)
+    counts = {name for node in graph.nodes if node.loop is not None for name in node.loop.count.symbols()}
+    reducible = counts & set(variable)
+    while reducible and _loop_operations(graph, sizes) > LOOP_OPERATIONS:
+        longest = max(sorted(reducible), key=lambda name: sizes[name])
+        smaller = {**sizes, longest: max(LEAST_PART, math.ceil(sizes[longest] / 2))}
+        if sizes[longest] > LEAST_PART and conditions_allow(graph, smaller):
+            sizes = smaller
+        else:
+            reducible.remove(longest)
+    return sizes
+
+
+def _loop_operations(graph: Graph, sizes: Mapping[str, int]) -> int:
+    """The number of operations in all iterations of the user's loops."""
+    loops = [node.loop for node in graph.nodes if node.loop is not None]
+    return sum(loop.count.value(sizes) * len(loop.nodes) for loop in loops)
 
 
 def _elements(graph: Graph, sizes: Mapping[str, int]) -> int:

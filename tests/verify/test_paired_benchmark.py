@@ -118,3 +118,16 @@ def test_a_thread_that_goes_on_after_the_call_is_refused() -> None:
             held(40.0, work=later)
     finally:
         ended.set()
+
+
+def test_slow_user_code_is_not_captured_in_a_graph() -> None:
+    captured: list[float] = []
+
+    class Noting(FakeClock):
+        def captured(self, run: Costing) -> None:
+            captured.append(run.us)
+
+    call, loop, near = (Costing(lambda: torch.zeros(3), us) for us in (10.0, 80_000.0, 60.0))
+    setup = Contenders(call, loop, {}, compiled={"compile": Compiled(near)})
+    run_paired_benchmark(setup, Noting(call), seconds=0.5)
+    assert captured == [10.0, 60.0]

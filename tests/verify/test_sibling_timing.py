@@ -23,10 +23,12 @@ RAISES = RMS.text.replace("    return x *", "    raise ValueError('no luck')\n  
 BROKEN = RMS.text.replace("def rms(", "def other(")
 
 
-def counted(us: dict[int, float], groups: list[int], graph_us: float | None = None) -> dict[int, int]:
-    """How often each version is sampled; the version before takes 100 us."""
+def counted(
+    us: dict[int, float], groups: list[int], graph_us: float | None = None, before_us: float = 100.0
+) -> dict[int, int]:
+    """How often each version is sampled."""
     runs = {
-        BEFORE: Costing(lambda: None, 100.0),
+        BEFORE: Costing(lambda: None, before_us),
         **{n: Costing(lambda: None, t, graph_us=graph_us) for n, t in us.items()},
     }
     samples = take_samples(FakeClock(runs[BEFORE]), runs, groups)
@@ -40,6 +42,11 @@ def test_versions_that_are_far_slower_are_sampled_a_few_times_only() -> None:
         1: ALL_ROUNDS,
         2: FIRST_ROUNDS,
     }
+
+
+def test_slow_user_code_is_sampled_in_the_first_rounds_only() -> None:
+    assert counted({0: 900.0}, [0], before_us=300_000.0) == {BEFORE: FIRST_ROUNDS, 0: ALL_ROUNDS}
+    assert counted({0: 900.0, 1: 290_000.0}, [0, 1], before_us=300_000.0)[BEFORE] == ALL_ROUNDS
 
 
 def test_of_a_group_only_the_fastest_are_sampled_to_the_end() -> None:

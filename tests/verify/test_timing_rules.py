@@ -324,6 +324,22 @@ def test_the_sampling_of_a_trial_ends_when_it_is_clear_which_version_is_faster()
     assert (len(clear["candidate"]), len(close["candidate"])) == (25, 200)
 
 
+def test_user_code_that_is_slow_and_far_slower_is_sampled_a_few_times() -> None:
+    """A loop of launches takes 80 ms; 25 samples of it would take the whole budget of a trial."""
+    calls = {"candidate": Costing(lambda: None, 200.0), "control": Costing(lambda: None, 200.0)}
+    far = calls | {"eager": Costing(lambda: None, 80_000.0)}
+    samples = interleaved(FakeClock(calls["candidate"], noise=0.001), far, seconds=0.5)
+    assert (len(samples["eager"]), len(samples["control"])) == (5, len(samples["candidate"])) and len(
+        samples["candidate"]
+    ) >= MIN_SAMPLES
+    ratio = ratio_of([us for us, _ in samples["eager"]], [us for us, _ in samples["candidate"]])
+    assert ratio.ratio == pytest.approx(400.0, rel=0.02) and 390.0 < ratio.low <= ratio.high < 410.0
+    near = calls | {"eager": Costing(lambda: None, 80_000.0), "candidate": Costing(lambda: None, 50_000.0)}
+    assert len(interleaved(FakeClock(near["candidate"]), near, seconds=0.5)["eager"]) >= MIN_SAMPLES
+    short = calls | {"eager": Costing(lambda: None, 2_000.0)}
+    assert len(interleaved(FakeClock(calls["candidate"], noise=0.001), short, seconds=2.0)["eager"]) >= MIN_SAMPLES
+
+
 def test_only_calls_that_the_device_bounds_are_kept_from_a_late_host() -> None:
     ahead: dict[float, set[float]] = {}
 

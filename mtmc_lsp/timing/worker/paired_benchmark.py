@@ -14,7 +14,16 @@ from mtmc_lsp.core.dtypes import EPSILON
 from mtmc_lsp.core.errors import MeasurementRejected
 from mtmc_lsp.core.results import BaselineTime, Timing
 from mtmc_lsp.timing.worker.clock import Clock, Run
-from mtmc_lsp.timing.worker.sampling import Warm, clocks_agree, graph_medians, interleaved, ratio_of, speed_of, warm
+from mtmc_lsp.timing.worker.sampling import (
+    GRAPH_WORTH,
+    Warm,
+    clocks_agree,
+    graph_medians,
+    interleaved,
+    ratio_of,
+    speed_of,
+    warm,
+)
 from mtmc_lsp.timing.worker.timing_integrity import Retest
 
 SMALL_US = 20.0
@@ -99,7 +108,9 @@ def run_paired_benchmark(
         median, host = (statistics.median(sample[i] for sample in samples["candidate"]) for i in (0, 1))
         batch = warm(clock, setup.candidate, median)
         is_launched = median < SMALL_US or host > HOST_SHARE * median
-        graphs = graph_medians(clock, contenders) if is_launched else {}
+        medians = {name: statistics.median(device for device, _ in samples[name]) for name in contenders}
+        short = {name: run for name, run in contenders.items() if medians[name] <= GRAPH_WORTH * median}
+        graphs = graph_medians(clock, short) if is_launched else {}
         peaks = {name: clock.peak_bytes(run) for name, run in contenders.items()}
     retest.after()
     check_plausible(median, batch, setup.least_us)

@@ -35,6 +35,14 @@ CALLS_IN_BATCH, BATCHES, MIN_DEVICE_BOUND_BATCHES, DEVICE_BOUND_BATCH = 10, 3, 2
 """A call is also device-bound if, in two of three batches of ten calls, the device takes 1.5 times as long as launching."""
 MAX_BATCHED_US = 5000.0
 """Longer calls are not tested in batches."""
+FEW_SAMPLES, FAR_SLOWER = 5, 2.0
+"""A contender that takes more than its share of the time limit has at least the first number of samples, and is sampled no more
+if each of them is slower than the candidate's median by the second."""
+LONG_US = 20_000.0
+"""Of longer calls, one shows whether the device bounds them: launch overhead varies by much less."""
+GRAPH_WORTH = 10.0
+"""Contenders that are slower than the candidate by more than this are not timed from a CUDA graph: capturing and replaying the
+thousands of launches of a loop takes seconds, and no graph saves so much."""
 HOST_SLACK, MAX_AHEAD_US = 3.0, 1000.0
 """Host delay that is hidden, as a multiple of the median host time. On a busy machine 5 % of the calls were that late."""
 
@@ -44,8 +52,8 @@ def interleaved(
 ) -> dict[str, list[tuple[float, float]]]:
     """Sample each contender once per round, in random order.
 
-    For device-bound calls, host time is excluded: in a program the host runs ahead, and here it would only add noise. For
-    host-bound calls it is included.
+    A contender that is slow and far slower than the candidate takes part in the first rounds only. For device-bound calls, host
+    time is excluded: in a program the host runs ahead, and here it would only add noise. For host-bound calls it is included.
 
     Args:
         seconds: time limit.
@@ -62,6 +70,7 @@ def interleaved(
     deadline = time.perf_counter() + seconds
     is_host_bound = bool(rival) and not (ahead["candidate"] and ahead[rival])
     difference = CLEAR_HOST_DIFFERENCE if is_host_bound else CLEAR_DIFFERENCE
+    share_us = seconds / len(runs) * 1e6
     while True:
         shuffle.shuffle(order)
         for name in order:
@@ -69,15 +78,34 @@ def interleaved(
         count = len(samples[order[0]])
         late = time.perf_counter() > deadline
         is_enough = (
-            late or _has_converged(samples) or (rival and _is_clear(samples["candidate"], samples[rival], difference))
+            late
+            or _has_converged([samples[name] for name in order])
+            or (rival and _is_clear(samples["candidate"], samples[rival], difference))
         )
         if count >= MAX_SAMPLES or (count >= MIN_SAMPLES and is_enough):
             return samples
+        if count >= FEW_SAMPLES and "candidate" in runs:
+            order = [name for name in order if not is_far_slower(samples[name], samples["candidate"], share_us)]
+
+
+def is_far_slower(
+    samples: Sequence[tuple[float, float]], faster: Sequence[tuple[float, float]], share_us: float
+) -> bool:
+    """Whether more samples of a slow contender would change no verdict.
+
+    Args:
+        samples: device and host microseconds of the contender.
+        faster: those of the version that it is compared with.
+        share_us: the contender's share of the time limit.
+    """
+    times = [device for device, _ in samples]
+    return sum(times) > share_us and min(times) > FAR_SLOWER * statistics.median(device for device, _ in faster)
 
 
 def hidden_host_us(clock: Clock, run: Run) -> float:
     """Microseconds to keep the device busy before a call so that host time is hidden; 0 for host-bound calls."""
-    samples = [clock.cold(run) for _ in range(3)]
+    samples = [clock.cold(run)]
+    samples += [clock.cold(run) for _ in range(2 if samples[0][0] < LONG_US else 0)]
     device, host = (statistics.median(sample[i] for sample in samples) for i in (0, 1))
     if device <= DEVICE_BOUND * host:
         # After a synchronisation, a call takes up to four times as much host time as in a batch. In a host-bound batch, host
@@ -88,11 +116,11 @@ def hidden_host_us(clock: Clock, run: Run) -> float:
     return min(HOST_SLACK * host, MAX_AHEAD_US)
 
 
-def _has_converged(samples: Mapping[str, Sequence[tuple[float, float]]]) -> bool:
+def _has_converged(samples: Sequence[Sequence[tuple[float, float]]]) -> bool:
     """Whether more samples would not change any median significantly."""
-    if len(next(iter(samples.values()))) % CONVERGENCE_STEP:
+    if len(samples[0]) % CONVERGENCE_STEP:
         return False
-    return all(_median_error([device for device, _ in values]) < MAX_RELATIVE_ERROR for values in samples.values())
+    return all(_median_error([device for device, _ in values]) < MAX_RELATIVE_ERROR for values in samples)
 
 
 def _is_clear(samples: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]], difference: float) -> bool:
@@ -143,7 +171,7 @@ def clocks_agree(event_us: float, wall_us: float) -> bool:
 
 
 def graph_medians(clock: Clock, runs: Mapping[str, Run]) -> dict[str, float]:
-    """Median device microseconds of each contender in a CUDA graph; contenders that cannot be captured are omitted."""
+    """Median device microseconds of each call in a CUDA graph; calls that cannot be captured are omitted."""
     replays = {name: replay for name, run in runs.items() if (replay := clock.captured(run)) is not None}
     if not replays:
         return {}
@@ -152,8 +180,9 @@ def graph_medians(clock: Clock, runs: Mapping[str, Run]) -> dict[str, float]:
 
 
 def ratio_of(slower: Sequence[float], faster: Sequence[float]) -> Ratio:
-    """Ratio of the medians, with a 95 % bootstrap interval over rounds (paired samples)."""
-    a, b = torch.tensor(slower, dtype=torch.float64), torch.tensor(faster, dtype=torch.float64)
+    """Ratio of the medians, with a 95 % bootstrap interval over the rounds that both have (paired samples)."""
+    count = min(len(slower), len(faster))
+    a, b = (torch.tensor(values[:count], dtype=torch.float64) for values in (slower, faster))
     generator = torch.Generator().manual_seed(0)
     picks = torch.randint(len(a), (BOOTSTRAPS, len(a)), generator=generator)
     ratios = (a[picks].median(dim=1).values / b[picks].median(dim=1).values).sort().values

@@ -16,7 +16,7 @@ from mtmc_lsp.process.worker.failures import classify
 from mtmc_lsp.timing.messages import SiblingsAnswer, SiblingsRequest, SiblingTime
 from mtmc_lsp.timing.worker.clock import Clock, Run
 from mtmc_lsp.timing.worker.paired_benchmark import HOST_SHARE, SMALL_US
-from mtmc_lsp.timing.worker.sampling import hidden_host_us, ratio_of
+from mtmc_lsp.timing.worker.sampling import hidden_host_us, is_far_slower, ratio_of
 from mtmc_lsp.timing.worker.timing_commands import (
     Version,
     clock_of,
@@ -113,6 +113,7 @@ def take_samples(clock: Clock, runs: Mapping[int, Run], groups: Sequence[int]) -
         runs: the calls by number; the version before is :data:`BEFORE`.
         groups: the number of each version's group.
     """
+    share_us = SECONDS_OF_VERSION * 1e6
     samples: Samples = {number: [] for number in runs}
     hidden = {number: hidden_host_us(clock, run) for number, run in runs.items()}
     deadline = time.perf_counter() + SECONDS_OF_VERSION * len(runs)
@@ -122,10 +123,14 @@ def take_samples(clock: Clock, runs: Mapping[int, Run], groups: Sequence[int]) -
     for rounds, most in ((FIRST_ROUNDS, len(runs)), (SECOND_ROUNDS, len(runs)), (ALL_ROUNDS, BEST_OF_GROUP)):
         if samples[BEFORE]:
             wanted = _worth_sampling(samples, wanted, groups, most)
-        while wanted and len(samples[BEFORE]) < rounds:
+        while wanted and len(samples[wanted[0]]) < rounds:
             if samples[BEFORE] and time.perf_counter() > deadline:
                 return samples
-            order = [BEFORE, *wanted]
+            # User code that is slow, for example a loop of launches, takes part in the first rounds only.
+            is_settled = len(samples[BEFORE]) >= FIRST_ROUNDS and all(
+                is_far_slower(samples[BEFORE], samples[number], share_us) for number in wanted
+            )
+            order = wanted.copy() if is_settled else [BEFORE, *wanted]
             shuffle.shuffle(order)
             for number in order:
                 samples[number].append(clock.cold(runs[number], hidden[number]))
