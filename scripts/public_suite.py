@@ -71,12 +71,12 @@ def main() -> int:
         with ForkServer(python, likely_variables(), preload=True) as fork_server:
             for problem in problems:
                 began = time.monotonic()
-                reason = check(problem, python, fork_server)
+                reason, captured = check(problem, python, fork_server)
                 if reason and arguments.call:
                     reason = f"{reason} [{call(problem, python)}]"
                 groups[reason].append(problem.name)
                 seconds = round(time.monotonic() - began, 1)
-                print(f"{problem.name}  {seconds} s  {reason or 'captured'}", flush=True)
+                print(f"{problem.name}  {seconds} s  {reason or captured}", flush=True)
                 if arguments.out:
                     with arguments.out.open("a") as stream:
                         stream.write(json.dumps({"name": problem.name, "seconds": seconds, "reason": reason}) + "\n")
@@ -88,18 +88,21 @@ def main() -> int:
     return 1 if groups else 0
 
 
-def check(problem: Problem, python: str, fork_server: ForkServer) -> str:
-    """Why the problem cannot be captured or planned; empty if it can."""
+def check(problem: Problem, python: str, fork_server: ForkServer) -> tuple[str, str]:
+    """Why the problem cannot be captured or planned, empty if it can; and what was captured."""
     try:
         target = open_target(Request(problem.path, problem.target, Settings(), python))
         with Pipeline(target, RunOptions(fork_server=fork_server)) as pipeline:
-            pipeline.capture()
+            capture = pipeline.capture()
             actions, _ = pipeline.plan()
     except MtmcError as error:
-        return " ".join(error.message.split()).replace(f"{problem.path.parent}/", "")
+        return " ".join(error.message.split()).replace(f"{problem.path.parent}/", ""), ""
     except Exception as error:  # a bug of this tool is one entry's result
-        return f"internal error: {type(error).__name__}: {error}"
-    return "" if actions else "no action is worth trying"
+        return f"internal error: {type(error).__name__}: {error}", ""
+    loops = sum(node.loop is not None for node in capture.graph.nodes)
+    notes = "".join(f"; {note}" for note in capture.workload.assumed if "loop" in note)
+    captured = f"captured: {len(capture.graph.nodes)} operations, {loops} of them loops over time{notes}"
+    return "" if actions else "no action is worth trying", captured
 
 
 def call(problem: Problem, python: str) -> str:

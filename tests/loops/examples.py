@@ -219,8 +219,25 @@ class Cell(torch.nn.Module):
             h = self.step(h, x[:, t])
             outs.append(F.relu(h))
         return torch.stack(outs, dim=1)
+
+
+# mtmc: delta=f32[B,T] discount=f32[B,T]@0..1 B=6 T=20
+def differences_in_a_list(delta, discount):
+    sums = [torch.zeros_like(delta[:, 0])]
+    for t in reversed(range(delta.shape[1])):
+        sums.append(delta[:, t] + discount[:, t] * sums[-1])
+    return torch.flip(torch.stack(sums[1:], 1), dims=[1])
+
+
+# mtmc: x=f32[T,B] T=20 B=6
+def smoothed_backwards(x):
+    out = [x[-1]]
+    for t in range(x.shape[0] - 2, -1, -1):
+        out.insert(0, 0.9 * out[0] + 0.1 * x[t])
+    return torch.stack(out)
 """
 NAMES = (
     "recurrence gated masked advantages from_the_end moving_average selective_scan in_place two_back bisection products "
-    "counted read_afterwards normalised half in_place_rows pairs seen_so_far of_unit_norm Cell"
+    "counted read_afterwards normalised half in_place_rows pairs seen_so_far of_unit_norm differences_in_a_list "
+    "smoothed_backwards Cell"
 ).split()

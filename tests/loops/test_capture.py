@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mtmc_lsp.core.errors import TargetUnsupported
 from mtmc_lsp.core.loop import Loop
 from mtmc_lsp.core.workload import Capture
 from tests.codegen.harness import verified
@@ -118,3 +119,31 @@ def test_a_loop_without_time_steps_has_a_constant_number_of_iterations(captured)
     loop = loop_of(captured(LOOPS, "bisection"))
     assert loop.count.constant == 24
     assert {state.name for state in loop.states} == {"low", "high"}
+
+
+def test_a_long_loop_that_cannot_be_kept_is_refused_with_its_line_and_the_reason(captured) -> None:
+    for name, why in (("neighbours", "roll"), ("length_of_a_list", "the length of a list")):
+        source = UNROLLED.replace("range(17)", "range(300)").replace("T=17", "T=300")
+        with pytest.raises(TargetUnsupported, match="too many iterations to unroll") as raised:
+            captured(source, name)
+        assert why in raised.value.message
+        line = raised.value.where.line if raised.value.where else 0
+        assert source.splitlines()[line - 1].strip().startswith("for ")
+
+
+def test_a_long_loop_without_operations_is_unrolled(captured) -> None:
+    source = """
+import torch
+
+
+# mtmc: x=f32[B,T] B=2 T=17
+def scaled(x):
+    weights = []
+    for i in range(400):
+        weights.append(0.5**i)
+    total = 0.0
+    for weight in reversed(weights):
+        total += weight
+    return torch.relu(x) * total
+"""
+    assert [node.op for node in captured(source, "scaled").graph.nodes] == ["aten.relu.default", "aten.mul.Tensor"]

@@ -211,7 +211,7 @@ def _capture_once(
         recording_attribute_uses(call.instance, workload.target.path) as uses,
     ):
         try:
-            graph, notes = keeper.repeated(traced_once)
+            graph, notes = keeper.repeated(traced_once, workload.target.path)
         finally:
             refuse_new_state(before, uses.writes.keys() - call.accesses, device)
         first = graph

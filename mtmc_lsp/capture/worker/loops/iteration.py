@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -20,6 +21,14 @@ class NotKept(Exception):
         super().__init__(why)
         self.line = line
         """The line of the loop; 0 for the one whose body runs."""
+
+
+class TooLong(Exception):
+    """A loop that is unrolled has too many iterations."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__(f"the loop of line {line} has too many iterations to unroll")
+        self.line = line
 
 
 class NeedsPeeling(Exception):
@@ -201,6 +210,9 @@ class Steps:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.plain())
+
+    def __length_hint__(self) -> int:
+        return length_hint(self.plain())
 
 
 class Range(Steps):

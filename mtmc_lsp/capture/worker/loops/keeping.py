@@ -9,12 +9,14 @@ from __future__ import annotations
 import builtins
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import length_hint
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
 from mtmc_lsp.capture.worker.loops.body import Body
@@ -29,16 +31,20 @@ from mtmc_lsp.capture.worker.loops.iteration import (
     Span,
     Step,
     Steps,
+    TooLong,
     Zipped,
 )
 from mtmc_lsp.capture.worker.loops.lists import Collected
 from mtmc_lsp.capture.worker.loops.rewriting import LOOPS, rewritten_code
+from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.process.worker.failures import exception_chain
 
 T = TypeVar("T")
 
 LEAST_ITERATIONS = 16
 """Shorter loops are unrolled: their iterations fuse with what surrounds them."""
+MOST_UNROLLED = 256
+"""Iterations of a loop that is unrolled, if each has operations: with five, the trace takes about as long as a whole run."""
 MOST_PASSES = 5
 """Traces of a body until the shapes and dtypes of its state are the same at both ends."""
 MOST_PEELED = 2
@@ -56,6 +62,10 @@ class Keeper:
     kept: set[int] = field(default_factory=set)
     """Loops that were long enough; they are kept for all sizes."""
     number: int = 0
+    iterations: dict[int, int] = field(default_factory=dict)
+    """Iterations of each unrolled loop in this run of the target."""
+    traced: dict[int, int] = field(default_factory=dict)
+    """The number of traced operations when it began."""
     active: KeptLoop | None = None
     """The loop whose body runs now."""
     codes: dict[FunctionType, tuple[CodeType, CodeType]] = field(default_factory=dict)
@@ -64,13 +74,29 @@ class Keeper:
     def restart(self) -> None:
         """Begin a run of the target: each run numbers its loops from 0."""
         self.number, self.active = 0, None
+        self.iterations.clear()
 
-    def repeated(self, trace: Callable[[], T]) -> T:
-        """The result of ``trace``, which is repeated with other decisions while it fails because of a loop."""
+    def repeated(self, trace: Callable[[], T], path: str) -> T:
+        """The result of ``trace``, which is repeated with other decisions while it fails because of a loop.
+
+        Args:
+            path: the user's file.
+
+        Raises:
+            TargetUnsupported: a loop can be neither kept nor unrolled.
+        """
         while True:
             try:
                 return trace()
             except Exception as error:
+                for cause in exception_chain(error):
+                    if isinstance(cause, TooLong):
+                        why = self.unrolled.get(cause.line, "its statements are not of this form")
+                        raise TargetUnsupported(
+                            f"{cause}, and it is not one kernel, because {why}",
+                            where=Location(path, cause.line),
+                            remedy="docs/loops.md lists the forms that are one kernel.",
+                        ) from error
                 if not self.revise(error):
                     raise
 
@@ -111,6 +137,29 @@ class Keeper:
     ) -> KeptLoop:
         """The loop in a line, about to begin."""
         return KeptLoop(self, line, steps, tuple(carried), tuple(targets), tuple(lists), tuple(written))
+
+    def unrolling(self, line: int, items: Iterable[Any]) -> Iterator[Any]:
+        """The items of a loop that is unrolled.
+
+        Raises:
+            TooLong: it has too many iterations with operations.
+        """
+        before, length = self.iterations.get(line, 0), length_hint(items)
+        for number, item in enumerate(items):
+            count = self.iterations[line] = before + number + 1
+            mode = get_proxy_mode()
+            operations = len(mode.tracer.graph.nodes) if mode is not None else 0
+            if count == 1:
+                self.traced[line] = operations
+            # A few iterations show whether they have operations; the others need not be traced if the length is known.
+            is_long = max(count, before + length) > MOST_UNROLLED and count > LEAST_ITERATIONS
+            if is_long and operations - self.traced[line] >= count:
+                raise TooLong(line)
+            yield item
+
+    def last(self, items: Any, index: int) -> Any:
+        """The item at an end of a list to which a loop appends, if it has one."""
+        return items[index] if isinstance(items, list) and (isinstance(items, Collected) or items) else UNBOUND
 
     def range(self, *arguments: Any) -> Steps:
         """``range(...)``."""
@@ -208,7 +257,7 @@ class KeptLoop:
     def __iter__(self) -> Iterator[Any]:
         """The items of the iterations, of a kept loop only those whose body is traced."""
         if not self._is_kept():
-            yield from self.steps
+            yield from self.keeper.unrolling(self.line, self.steps)
             return
         peeled = self.keeper.peeled.get(self.line, {})
         first, last = peeled.get("first", 0), peeled.get("last", 0)

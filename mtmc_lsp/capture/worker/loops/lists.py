@@ -26,7 +26,7 @@ class _Appended:
 
 
 class Collected(list):  # type: ignore[type-arg]
-    """A list after a loop that appended to it. It can be stacked, concatenated, reversed and read at its ends."""
+    """A list after a loop that appended to it. It can be stacked, concatenated, reversed, and read or cut at its ends."""
 
     def __init__(self, before: list[Any], items: torch.Tensor, *, at_front: bool) -> None:
         super().__init__([_Appended(self)])
@@ -58,10 +58,28 @@ class Collected(list):  # type: ignore[type-arg]
             turned = Collected([], torch.empty(0), at_front=False)
             turned.parts = [part[::-1] if isinstance(part, list) else part.flip(0) for part in reversed(self.parts)]
             return turned
+        if isinstance(index, slice) and (rest := self._without_ends(index)) is not None:
+            return rest
         end = {0: self.parts[0], -1: self.parts[-1]}.get(index, []) if isinstance(index, int) else []
         if isinstance(end, torch.Tensor) or end:
             return end[index]
         return self._refused()
+
+    def _without_ends(self, index: slice) -> Collected | None:
+        """``items[1:]`` or ``items[:-1]``, where other statements than the loop appended what is left out."""
+        start, stop = index.start or 0, index.stop or 0
+        if index.step not in (None, 1) or not (isinstance(start, int) and isinstance(stop, int) and start >= 0 >= stop):
+            return None
+        parts = self.parts.copy()
+        for end, count in ((0, start), (-1, -stop)):
+            part = parts[end]
+            if count and (not isinstance(part, list) or len(part) < count):
+                return None
+            if count:
+                parts[end] = part[count:] if end == 0 else part[:-count]
+        rest = Collected([], torch.empty(0), at_front=self.at_front)
+        rest.parts = parts
+        return rest
 
     def reverse(self) -> None:
         """Reverse the list in place."""

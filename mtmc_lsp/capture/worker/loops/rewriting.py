@@ -17,9 +17,10 @@ import __future__
 
 import ast
 import builtins
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, TypeGuard
 
 from mtmc_lsp.capture.worker.regions.region_function import definition_of
 
@@ -139,10 +140,37 @@ class _Rewriter:
                         self.suite(handler.body)
             lists = _lists_of(statement) if isinstance(statement, ast.For) else None
             if isinstance(statement, ast.For) and lists is not None:
+                changed += self._with_last_items(statement)
                 changed += self._kept(statement, lists)
+            elif isinstance(statement, ast.For):
+                self.count += 1
+                line = ast.copy_location(ast.Constant(statement.lineno), statement.iter)
+                statement.iter = _call("unrolling", [line, statement.iter], [], statement.iter)
+                ast.fix_missing_locations(statement)
+                changed.append(statement)
             else:
                 changed.append(statement)
         statements[:] = changed
+
+    def _with_last_items(self, loop: ast.For) -> list[ast.stmt]:
+        """Replace reads of what was appended last (``outs[-1]``) by a variable, which the loop then carries.
+
+        Returns the statements before the loop that give the variables their values.
+        """
+        nodes = list(_walk(loop.body))
+        ends = {item.list: item.end for node in nodes if (item := _append(node)) is not None}
+        before: list[ast.stmt] = []
+        for name in sorted({node.value.id for node in nodes if _is_last_item(node, ends)}):  # type: ignore[attr-defined]
+            variable = f"last_{name}"
+            while variable in self.hidden:
+                variable = f"_{variable}"
+            self.hidden.add(variable)
+            before += ast.parse(f"{variable} = {LOOPS}.last({name}, {ends[name]})").body
+            module = _LastItems({name: ends[name]}, variable).visit(ast.Module(loop.body, []))
+            loop.body = module.body
+        for statement in before:
+            _locate(statement, loop)
+        return before
 
     def _kept(self, loop: ast.For, lists: tuple[str, ...]) -> list[ast.stmt]:
         self.count += 1
@@ -223,38 +251,89 @@ def _lists_of(loop: ast.For) -> tuple[str, ...] | None:
     if any(not isinstance(node.value, ast.Name) for node in stored):
         return None
     appends = [node for node in nodes if isinstance(node, ast.Expr) and _append(node) is not None]
-    lists = {_append(node) or "" for node in appends}
+    lists = {item.list for node in appends if (item := _append(node)) is not None}
     changing = [
         node
         for node in nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING
     ]
-    reads = [node for node in nodes if isinstance(node, ast.Name) and node.id in lists]
-    if len(changing) != len(appends) or len(reads) != len(appends) or lists & _assigned([loop]):
+    ends = {item.list: item.end for node in nodes if (item := _append(node)) is not None}
+    last = [node for node in nodes if _is_last_item(node, ends)]
+    # Also in lambdas and comprehensions.
+    reads = [node for root in loop.body for node in ast.walk(root) if isinstance(node, ast.Name) and node.id in lists]
+    if len(changing) != len(appends) or len(reads) != len(appends) + len(last) or lists & _assigned([loop]):
         return None
     return tuple(sorted(lists))
 
 
-def _append(statement: ast.AST) -> str | None:
-    """The list of ``outs.append(x)`` or ``outs.insert(0, x)``."""
+@dataclass(frozen=True)
+class _Append:
+    """``outs.append(x)`` or ``outs.insert(0, x)``."""
+
+    list: str
+    value: ast.expr
+    end: int
+    """The index of the item afterwards."""
+
+
+def _append(statement: ast.AST) -> _Append | None:
+    """The statement as an append."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.keywords:
         return None
     if not isinstance(call.func.value, ast.Name):
         return None
-    is_append = call.func.attr == "append" and len(call.args) == 1
-    is_insert = call.func.attr == "insert" and len(call.args) == 2 and ast.unparse(call.args[0]) == "0"
-    return call.func.value.id if is_append or is_insert else None
+    name = call.func.value.id
+    if call.func.attr == "append" and len(call.args) == 1:
+        return _Append(name, call.args[0], -1)
+    if call.func.attr == "insert" and len(call.args) == 2 and ast.unparse(call.args[0]) == "0":
+        return _Append(name, call.args[1], 0)
+    return None
+
+
+def _is_last_item(node: ast.AST, ends: Mapping[str, int]) -> TypeGuard[ast.Subscript]:
+    """Whether the node reads the item that was appended last: ``outs[-1]``."""
+    if (
+        not isinstance(node, ast.Subscript)
+        or not isinstance(node.ctx, ast.Load)
+        or not isinstance(node.value, ast.Name)
+    ):
+        return False
+    name = node.value.id
+    return name in ends and ast.unparse(node.slice) == str(ends[name])
+
+
+class _LastItems(ast.NodeTransformer):
+    """Makes a variable hold the item of a list that was appended last, and reads the variable instead."""
+
+    def __init__(self, ends: Mapping[str, int], variable: str) -> None:
+        self._ends, self._variable = ends, variable
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        """Read the variable."""
+        if not _is_last_item(node, self._ends):
+            return self.generic_visit(node)  # type: ignore[return-value]
+        return ast.copy_location(ast.Name(self._variable, ast.Load()), node)
+
+    def visit_Expr(self, node: ast.Expr) -> list[ast.stmt]:
+        """Assign the variable before the append."""
+        node.value = self.visit(node.value)
+        appended = _append(node)
+        if appended is None or appended.list not in self._ends:
+            return [node]
+        assignment = ast.Assign([ast.Name(self._variable, ast.Store())], appended.value)
+        call: Any = node.value
+        call.args[-1] = ast.Name(self._variable, ast.Load())
+        return [ast.fix_missing_locations(ast.copy_location(each, node)) for each in (assignment, node)]
 
 
 def _with_appends(statement: ast.stmt, variable: str) -> ast.stmt:
     """The statement with its appends as calls of the loop."""
     for node in ast.walk(statement):
-        if isinstance(node, ast.Expr) and (name := _append(node)) is not None:
-            call: Any = node.value
-            at_front = call.func.attr == "insert"
-            arguments = [ast.Constant(name), call.func.value, call.args[-1], ast.Constant(at_front)]
+        if isinstance(node, ast.Expr) and (appended := _append(node)) is not None:
+            items = ast.Name(appended.list, ast.Load())
+            arguments = [ast.Constant(appended.list), items, appended.value, ast.Constant(appended.end == 0)]
             function = ast.Attribute(ast.Name(variable, ast.Load()), "append", ast.Load())
-            node.value = ast.copy_location(ast.Call(function, arguments, []), call)
+            node.value = ast.copy_location(ast.Call(function, arguments, []), node.value)
             ast.fix_missing_locations(node)
     return statement
