@@ -14,7 +14,8 @@ from mtmc_lsp.app.bench.package_copies import copied_text, copy_targets, manifes
 from mtmc_lsp.core.errors import EnvironmentNotAble, RequestError
 from mtmc_lsp.source.workload.directive_syntax import Reader
 
-PUBLIC = Path(__file__).resolve().parents[2] / "benchmarks" / "public"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+SUITES = pytest.mark.parametrize("suite", ["public", "public_loops"])
 LAYERS = '''\
 from __future__ import annotations
 
@@ -138,14 +139,14 @@ def test_a_wrong_manifest_is_refused_with_its_file_and_the_reason(tmp_path: Path
 def test_a_project_file_does_not_make_a_folder_of_problems_a_suite_of_packages(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     assert not is_manifest_folder(tmp_path)
-    assert is_manifest_folder(PUBLIC)
+    assert is_manifest_folder(BENCHMARKS / "public")
 
 
 # The suite of this repository -------------------------------------------------------------------------------------
 
 
 def test_the_public_suite_covers_many_packages_in_two_halves_of_similar_size() -> None:
-    entries = read_manifests(PUBLIC)
+    entries = read_manifests(BENCHMARKS / "public")
     assert len(entries) >= 150
     assert len({item.package for item in entries}) >= 20
     looking = [item for item in entries if item.half == "looking"]
@@ -153,13 +154,16 @@ def test_the_public_suite_covers_many_packages_in_two_halves_of_similar_size() -
     assert all(hashlib.sha256(item.name.encode()).digest()[0] % 2 == 0 for item in looking)
 
 
-def test_the_requirements_name_every_package_of_the_public_suite() -> None:
-    text = (PUBLIC / "requirements.txt").read_text()
-    assert text == requirements_text(read_manifests(PUBLIC)), "run: python scripts/public_suite.py requirements"
+@SUITES
+def test_the_requirements_name_every_package_of_the_suite(suite: str) -> None:
+    folder = BENCHMARKS / suite
+    command = f"python scripts/public_suite.py requirements benchmarks/{suite}"
+    assert (folder / "requirements.txt").read_text() == requirements_text(read_manifests(folder)), f"run: {command}"
 
 
-def test_every_call_of_the_public_suite_is_python_or_a_directive() -> None:
-    for item in read_manifests(PUBLIC):
+@SUITES
+def test_every_call_of_the_suite_is_python_or_a_directive(suite: str) -> None:
+    for item in read_manifests(BENCHMARKS / suite):
         ast.parse(item.code)
         reader = Reader(item.name)
         for part in reader.entries(list(enumerate(item.workload, 1))):

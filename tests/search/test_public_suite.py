@@ -19,22 +19,23 @@ from mtmc_lsp.core.errors import TargetUnsupported
 from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.source.targets import find_target
 
-PUBLIC = Path(__file__).resolve().parents[2] / "benchmarks" / "public"
-PACKAGES: defaultdict[str, list[Entry]] = defaultdict(list)
-for _entry in read_manifests(PUBLIC):
-    PACKAGES[_entry.package].append(_entry)
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+PACKAGES: defaultdict[tuple[str, str], list[Entry]] = defaultdict(list)
+for _suite in ("public", "public_loops"):
+    for _entry in read_manifests(BENCHMARKS / _suite):
+        PACKAGES[_suite, _entry.package].append(_entry)
 
 
-@pytest.mark.parametrize("package", sorted(PACKAGES))
-def test_each_target_of_an_installed_package_has_a_workload(package: str, tmp_path: Path) -> None:
-    entries = PACKAGES[package]
+@pytest.mark.parametrize(("suite", "package"), sorted(PACKAGES))
+def test_each_target_of_an_installed_package_has_a_workload(suite: str, package: str, tmp_path: Path) -> None:
+    entries = PACKAGES[suite, package]
     try:
         version = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("not installed")
     if version != entries[0].version:
         pytest.skip(f"installed is {version}")
-    assert not copy_targets(entries, PUBLIC, tmp_path, sys.executable).skipped
+    assert not copy_targets(entries, BENCHMARKS / suite, tmp_path, sys.executable).skipped
     for entry, problem in zip(entries, manifest_problems(entries, tmp_path), strict=True):
         text, path = problem.path.read_bytes(), str(problem.path)
         try:
