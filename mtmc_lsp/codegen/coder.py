@@ -50,11 +50,14 @@ from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.rewrites.saved_values import Passes, forward_part, split
 from mtmc_lsp.schedule.launch_units import Unit, launches
+from mtmc_lsp.schedule.precision_modes import ROUNDED_AS_TF32
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.source.compose import compose, strip_generated
 from mtmc_lsp.source.line_wrapping import wrapped
 
+TF32 = 'input_precision="tf32"'
+"""In the source of kernels that compute products in TF32."""
 IMPORTS = (
     "import torch",
     "import triton",
@@ -190,7 +193,17 @@ def render(
             raise CannotCode(
                 f"the kernels require {limit}, which does not hold for the captured sizes; choose other settings"
             )
-    block = _module_block(capture, limits, base, kernels, passes, both, uses_cuda_graph=schedule.cuda_graph)
+    rounds_as_tf32 = any(rewrite.rule in ROUNDED_AS_TF32 for rewrite in schedule.rewrites)
+    block = _module_block(
+        capture,
+        limits,
+        base,
+        kernels,
+        passes,
+        both,
+        uses_cuda_graph=schedule.cuda_graph,
+        rounds_as_tf32=rounds_as_tf32 or any(TF32 in kernel.source for kernel in kernels),
+    )
     launchers = [each.launcher for each in passes]
     launched = [launch for each in launchers for launch in (*each.launches, *each.function_launches)]
     compiled = tuple(launch for i, launch in enumerate(launched) if launch not in launched[:i])
@@ -261,6 +274,7 @@ def _module_block(
     both: Passes | None,
     *,
     uses_cuda_graph: bool,
+    rounds_as_tf32: bool,
 ) -> str:
     graph, launcher = forward_part(capture.graph), passes[0].launcher
     launchers = [each.launcher for each in passes]
@@ -275,6 +289,7 @@ def _module_block(
         limits,
         tuple(launcher.aligned),
         uses_atomics=any(each.uses_atomics for each in launchers),
+        tf32=capture.graph.tf32_libraries if rounds_as_tf32 else (),
         up_to_date=f"{base}_up_to_date()" if check else "",
         unpacked=unpacked,
         trained=capture.graph.backward.gradients if capture.graph.backward is not None else None,

@@ -414,21 +414,32 @@ class Graph:
     @property
     def runs_tf32(self) -> bool:
         """Whether some float32 products may run in TF32, taking observed convolution modes into account."""
-        return any(self._is_allowed_tf32(node) and self._runs_tf32(node) for node in self.nodes)
+        return any(self._is_allowed_tf32(node) and self._runs_tf32(node) for node in self._with_bodies())
 
     @property
     def allows_tf32(self) -> bool:
         """Whether TF32 is allowed for some float32 products or their gradients. The library then decides for each."""
-        return any(self._is_allowed_tf32(node) for node in self.nodes)
+        return any(self._is_allowed_tf32(node) for node in self._with_bodies())
+
+    @property
+    def tf32_libraries(self) -> tuple[str, ...]:
+        """The libraries that may run float32 products of this graph in TF32: ``cublas`` and ``cudnn``."""
+        nodes = [node for node in self._with_bodies() if self._is_allowed_tf32(node) and self._runs_tf32(node)]
+        names = {"cudnn" if _by_cudnn(node) else "cublas" for node in nodes}
+        return tuple(sorted(names))
+
+    def _with_bodies(self) -> Iterator[Node]:
+        """The nodes, and those in the bodies of loops over time."""
+        for node in self.nodes:
+            yield node
+            yield from node.loop.nodes if node.loop is not None else ()
 
     def _runs_tf32(self, node: Node) -> bool:
         return "conv" not in node.op or self.convolution_mode(node.name) == "tf32"
 
     def _is_allowed_tf32(self, node: Node) -> bool:
-        # On a GPU, cuDNN computes both convolutions and recurrent layers, and one setting controls both.
-        by_cudnn = node.op.split(".")[1] in RECURRENT_GATES or "conv" in node.op
-        mode = self.fp32_convolution if by_cudnn else self.fp32_matmul
-        is_product = by_cudnn or node.op.split(".")[1] in PRODUCTS
+        mode = self.fp32_convolution if _by_cudnn(node) else self.fp32_matmul
+        is_product = _by_cudnn(node) or node.op.split(".")[1] in PRODUCTS
         return is_product and mode == "tf32" and any(kind.dtype == "float32" for kind in node.outputs)
 
     def of_nodes(self, nodes: Iterable[Node], replacements: Mapping[Ref, Ref]) -> Graph:
@@ -531,3 +542,8 @@ class Graph:
             for name in dict.fromkeys(ref.name for ref in node.inputs()):
                 readers.setdefault(name, []).append(node)
         return {name: tuple(nodes) for name, nodes in readers.items()}
+
+
+def _by_cudnn(node: Node) -> bool:
+    """Whether cuDNN computes it on a GPU: one setting controls convolutions and recurrent layers."""
+    return node.op.split(".")[1] in RECURRENT_GATES or "conv" in node.op

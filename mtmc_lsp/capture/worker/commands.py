@@ -442,7 +442,11 @@ def _bytes(graph: Graph) -> float:
 
 
 def _fp32_matmul() -> str:
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    try:
+        return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    except RuntimeError:
+        # As below.
+        return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def _fp32_convolution() -> str:

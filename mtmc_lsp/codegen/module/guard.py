@@ -19,6 +19,7 @@ from mtmc_lsp.codegen.module.guard_helpers import (
     NO_OVERLAP,
     PLAIN_CALL,
     REPORTED,
+    TF32_HELPERS,
 )
 from mtmc_lsp.codegen.module.module_lookups import cache_lookups, parts
 from mtmc_lsp.codegen.module.number_conditions import number_conditions
@@ -85,6 +86,7 @@ def write_guard(
     aligned: Sequence[str] = (),
     *,
     uses_atomics: bool = False,
+    tf32: Sequence[str] = (),
     up_to_date: str = "",
     unpacked: Unpacking | None = None,
     trained: Collection[str] | None = None,
@@ -93,6 +95,7 @@ def write_guard(
 
     Args:
         names: Python for each graph input, in terms of ``parameters``.
+        tf32: the libraries, as in :attr:`Graph.tf32_libraries`, whose products kernels compute with the precision of TF32.
         unpacked: how to read the tensors inside containers among the arguments.
         limits: further conditions over named sizes.
         aligned: graph inputs whose addresses must be multiples of 16 bytes.
@@ -117,6 +120,7 @@ def write_guard(
     # Some classes of tensors raise in further conditions, so this one comes first.
     conditions = [f"{PLAIN_CALL}(tensors)"]
     conditions.append("not torch.is_autocast_enabled()")
+    conditions += [f"{TF32_HELPERS[library]}()" for library in tf32]
     conditions += _gradient_conditions(graph, tensors, trained)
     conditions += _group_checks(group_inputs or (), names)
     conditions += _shapes(graph, names, texts, exact, group_inputs)

@@ -12,7 +12,23 @@ HAS_ITEMS = "_has_items"
 ALIGNED = "_are_aligned"
 REPORTED = "_reported"
 HAVE_NUMBER_TYPES = "_have_number_types"
+TF32_HELPERS = {"cublas": "_may_products_use_tf32", "cudnn": "_may_convolutions_use_tf32"}
+"""By the library whose setting they read."""
 GUARD_HELPERS = {
+    TF32_HELPERS["cublas"]: '''def _may_products_use_tf32() -> bool:
+    """Whether the user allows TF32 in float32 matrix products. Torch has two settings and refuses to read the unused one."""
+    try:
+        return torch.backends.cuda.matmul.allow_tf32
+    except RuntimeError:
+        return torch.backends.cuda.matmul.fp32_precision == "tf32"
+''',
+    TF32_HELPERS["cudnn"]: '''def _may_convolutions_use_tf32() -> bool:
+    """Whether the user allows TF32 in float32 convolutions. Torch has two settings and refuses to read the unused one."""
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return torch.backends.cudnn.conv.fp32_precision == "tf32"
+''',
     ALIGNED: '''def _are_aligned(tensors) -> bool:
     """Whether all tensors start at multiples of 16 bytes, as TMA requires; torch.compile cannot tell: False."""
     return not torch.compiler.is_compiling() and all(t.data_ptr() % 16 == 0 for t in tensors)

@@ -16,6 +16,8 @@ COMPILED = "torch.compile traces the call; kernels with a backward pass run in e
 NOT_COMPUTED = "which the kernels compute no gradient of: add it to grad= and optimise again"
 GRADIENTS = "gradients are recorded{names}: call it under torch.no_grad() or torch.inference_mode()"
 FIXED: Mapping[str, str] = {
+    "torch.backends.cuda.matmul.": f"TF32 is off for matrix products; {MADE_FOR} calls that allow it",
+    "torch.backends.cudnn.": f"TF32 is off for convolutions; {MADE_FOR} calls that allow it",
     "not torch.is_autocast_enabled()": f"autocast is on; {MADE_FOR} calls without it",
     "are_deterministic_algorithms_enabled": (
         "deterministic algorithms are on, and the kernels add with atomic operations, in any order"
@@ -27,12 +29,12 @@ FIXED: Mapping[str, str] = {
 def phrase(refusal: Refusal) -> str:
     """One clause about the condition that does not hold."""
     condition, scope = refusal.condition, refusal.scope
-    if refusal.error:
-        return f"`{refusal.text}` cannot be evaluated ({refusal.error})"
     source = ast.unparse(condition)
     for part, text in FIXED.items():
         if part in source:
             return text
+    if refusal.error:
+        return f"`{refusal.text}` cannot be evaluated ({refusal.error})"
     if "torch.is_grad_enabled()" in source:
         return _gradients(source, scope)
     if source == "not torch.compiler.is_compiling()":

@@ -66,7 +66,7 @@ def calibration() -> Calibration:
         read_bandwidth=_read_rate(),
         l2_bandwidth=_l2_rate(int(properties.L2_cache_size), properties.multi_processor_count),
         launch_gap_us=_launch_gap_us(),
-        flops={**half, "fp32": _fp32_rate("highest"), "tf32": _fp32_rate("high"), "fp16x3": half["fp16"] / 3},
+        flops={**half, "fp32": _fp32_rate("ieee"), "tf32": _fp32_rate("tf32"), "fp16x3": half["fp16"] / 3},
         fp64_flops=_product_rate(torch.float64, FP64_PRODUCT),
         fp8_flops=_fp8_rate(),
     )
@@ -117,13 +117,15 @@ def _launch_gap_us() -> float:
 
 
 def _fp32_rate(precision: str) -> float:
-    """Rate of float32 products by the library, in full precision (``highest``) or TF32 (``high``)."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
+    """Rate of float32 products by the library, in full precision (``ieee``) or TF32 (``tf32``)."""
+    # Torch refuses to read its older setting where the user's file uses this one.
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = precision
     try:
         return _product_rate(torch.float32)
     finally:
-        torch.set_float32_matmul_precision(before)
+        settings.fp32_precision = before
 
 
 def _product_rate(dtype: torch.dtype, size: int = PRODUCT) -> float:

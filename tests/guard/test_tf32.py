@@ -1,0 +1,99 @@
+"""Kernels with the precision of TF32 run only where the user allows it, with either of torch's settings."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+
+from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.guard.worker.observed_calls import explain
+from mtmc_lsp.verify.worker.interpreter.source import on_cpu
+from tests.codegen.checker import Checker
+from tests.planning.situations import act, start
+
+TARGET = """
+
+# mtmc: x=f32[N,64] w=f32[64,64] N=128
+def scores(x, w):
+    return torch.relu(x @ w)
+"""
+# A worker captures several files, and keeps the settings of earlier ones.
+FULL = 'import torch\n\ntorch.backends.cuda.matmul.fp32_precision = "none"\ntorch.set_float32_matmul_precision("highest")\n'
+SETTINGS = {
+    "older": f'{FULL}torch.set_float32_matmul_precision("high")\n',
+    "newer": f'{FULL}torch.backends.cuda.matmul.fp32_precision = "tf32"\n',
+}
+OFF = "TF32 is off for matrix products; the kernels were made for calls that allow it"
+
+
+@pytest.fixture(scope="module")
+def module(checker: Checker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """The file with one kernel of the precision of TF32; its guard accepts CPU tensors."""
+    text = SETTINGS["older"] + TARGET
+    path = tmp_path_factory.mktemp("tf32") / "optimised_scores.py"
+    path.write_text(on_cpu(fused(checker, text), text))
+    spec = importlib.util.spec_from_file_location("optimised_scores", path)
+    assert spec is not None and spec.loader is not None
+    sys.modules["optimised_scores"] = loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    yield loaded
+    del sys.modules["optimised_scores"]
+
+
+def fused(checker: Checker, text: str) -> str:
+    """The file with the target as one kernel."""
+    capture = checker.capture(text, "scores")
+    return act(capture, start(capture, text), ActionKind.FUSE, *(node.name for node in capture.graph.nodes)).source
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """The settings are restored."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+def decided(module: ModuleType) -> str:
+    """Why the guard refuses a call; empty if it does not."""
+    arguments = torch.ones(128, 64), torch.ones(64, 64)
+    with torch.no_grad():
+        return "" if module.scores_fits(*arguments) else explain(module.scores_fits, arguments, {}).reason
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_capture_reads_either_setting(checker: Checker, setting: str) -> None:
+    assert checker.capture(SETTINGS[setting] + TARGET, "scores").graph.tf32_libraries == ("cublas",)
+    assert checker.capture(FULL + TARGET, "scores").graph.tf32_libraries == ()
+
+
+def test_the_guard_refuses_where_the_user_wants_full_precision(module: ModuleType) -> None:
+    torch.set_float32_matmul_precision("high")
+    assert decided(module) == ""
+    torch.set_float32_matmul_precision("highest")
+    assert decided(module) == OFF
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    assert decided(module) == ""
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    assert decided(module) == OFF
+
+
+def test_torch_compile_traces_the_condition(module: ModuleType) -> None:
+    torch.set_float32_matmul_precision("high")
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def allowed(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if module._may_products_use_tf32() else x
+
+    assert allowed(torch.zeros(1)).item() == 1
+    torch.set_float32_matmul_precision("highest")
+    assert allowed(torch.zeros(1)).item() == 0
+
+
+def test_kernels_of_full_precision_do_not_ask(checker: Checker) -> None:
+    assert "_may_products_use_tf32" not in fused(checker, FULL + TARGET)
