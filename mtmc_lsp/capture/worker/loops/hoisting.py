@@ -72,7 +72,7 @@ class _Hoisting:
         moved = {Ref(self.node.name, i): ref for i, ref in renamed.items()}
         nodes: list[Node] = []
         for each in self.graph.nodes:
-            nodes += [*self.before, node, *self.after] if each is self.node else [each.reading(moved)]
+            nodes += [*self.before, node, *self.after] if each.name == node.name else [each.reading(moved)]
         return self.graph.of_nodes(nodes, moved)
 
     # Products of concatenated tensors ----------------------------------------------------------------------------
@@ -251,6 +251,8 @@ class _Hoisting:
             name = self._unique_outside(node.name)
             self.after.append(replace(node, name=name, op=op, args=args, outputs=(kind,), variable=self.node.variable))
             renamed[i] = Ref(name)
+            if len(outputs) == 1:
+                self.node = replace(self.node, variable=left.variable)
         return tuple(outputs), tuple(kinds), renamed
 
     # Helpers -----------------------------------------------------------------------------------------------------

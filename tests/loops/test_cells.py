@@ -1,0 +1,26 @@
+"""Loops with matrix products in their body become one kernel, with the results of the user's code."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.codegen.harness import compile_errors, verified
+from tests.loops.cell_examples import CELLS, NAMES
+from tests.planning.situations import fully_fused, start
+
+
+def loops_of(graph):
+    return [node for node in graph.nodes if node.loop is not None]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cell_is_one_kernel_with_the_results_of_the_users_code(name: str, captured) -> None:
+    capture = captured(CELLS, name)
+    assert len(loops_of(capture.graph)) == 1
+    assert "unrolled" not in " ".join(capture.workload.assumed)
+    candidate = fully_fused(capture, start(capture, CELLS))
+    assert verified(capture, candidate).reason == ""
+    assert len(re.findall(r"in tl\.range\(0, ", candidate.code.block)) == 1
+    assert compile_errors(capture, candidate, ["sm_90", "gfx942"]) == []
