@@ -6,9 +6,18 @@ import re
 
 import pytest
 
+from mtmc_lsp.codegen.coder import BuiltinCoder
+from mtmc_lsp.core.action import ActionKind
 from tests.codegen.harness import compile_errors, verified
 from tests.loops.cell_examples import CELLS, NAMES
-from tests.planning.situations import fully_fused, start
+from tests.planning.situations import H200, proposed, start
+
+
+def fully_fused(capture, candidate):
+    """Apply the fusions that the planner proposes for a GPU until there are none."""
+    while actions := proposed(capture, candidate, ActionKind.FUSE, device=H200):
+        candidate = BuiltinCoder().write(capture, candidate, actions[0])
+    return candidate
 
 
 def loops_of(graph):

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from mtmc_lsp.core.graph import Node, Ref
-from mtmc_lsp.core.loop import LoopInput
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.graph import MATRIX_PRODUCTS, Graph, Node, Ref
+from mtmc_lsp.core.loop import Loop, LoopInput
+from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.axes import Axis, AxisTable
 from mtmc_lsp.ir.loops.form import LoopForm
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
@@ -68,6 +68,17 @@ class CellForm(LoopForm):
     def columns_of(self, name: str) -> tuple[Axis, ...]:
         """The axes of a primitive that are columns."""
         return tuple(axis for axis in self.region.table.all_axes(name) if axis in self.columns)
+
+
+def product_flops(loop: Loop, graph: Graph) -> float:
+    """Operations of the matrix products of one iteration."""
+    body, total = loop.body(graph), 0.0
+    for node in loop.nodes:
+        position = MATRIX_PRODUCTS.get(node.op.split(".")[1])
+        left = node.args[position] if position is not None else None
+        if isinstance(left, Ref):
+            total += 2.0 * (product(node.type.shape) * body.type_of(left).shape[-1]).value(graph.sizes)
+    return total
 
 
 def has_products(ir: KernelIR) -> bool:
