@@ -13,6 +13,8 @@ from mtmc_lsp.schedule.device_limits import max_stages
 
 LEAST_ROWS_OF_DOT = 16
 """Rows from which on a product is a ``tl.dot``. Fewer rows are multiplied with the matrix and summed."""
+DOT_DTYPES = ("float32", "float16", "bfloat16")
+"""Dtypes of products by ``tl.dot``."""
 MOST_KEPT = 2**14
 """Elements of matrices that a program instance keeps in registers: a quarter of those of a multiprocessor."""
 MOST_TERMS = 2**16
@@ -37,17 +39,21 @@ def keeps_matrices(form: CellForm, config: LoopConfig) -> bool:
 def cell_config(form: CellForm, device: DeviceModel) -> LoopConfig:
     """A first configuration: single rows while there are few, so that as many multiprocessors as possible work."""
     rows, block = 1, min(PIECE, _widest(form))
+    config = _config(form, rows, block, device)
     while rows < 8 and _rows(form) > 2 * device.sm_count * rows and 2 * rows * block**2 <= MOST_TERMS:
+        if not keeps_matrices(form, config):
+            break
         rows *= 2
-    return _config(form, rows, block, device)
+        config = _config(form, rows, block, device)
+    return config
 
 
 def cell_variants(form: CellForm, config: LoopConfig, device: DeviceModel) -> Iterator[LoopConfig]:
     """``config`` with other rows, blocks and warps."""
+    has_dot = form.products[0].dtype in DOT_DTYPES
     for rows in (1, 2, 4, 8, 16, 32):
-        if rows <= next_power_of_two(_rows(form)) and (
-            rows >= LEAST_ROWS_OF_DOT or rows * config.block**2 <= MOST_TERMS
-        ):
+        is_small = rows < LEAST_ROWS_OF_DOT and rows * config.block**2 <= MOST_TERMS
+        if rows <= next_power_of_two(_rows(form)) and (is_small or (has_dot and rows >= LEAST_ROWS_OF_DOT)):
             yield _config(form, rows, config.block, device)
     if config.block > 32:
         yield _config(form, config.rows, config.block // 2, device)

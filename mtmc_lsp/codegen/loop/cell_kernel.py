@@ -24,10 +24,9 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.ir.loops.form import row_type
 from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
-from mtmc_lsp.schedule.cell_configs import LEAST_ROWS_OF_DOT, MOST_TERMS, keeps_matrices
+from mtmc_lsp.schedule.cell_configs import DOT_DTYPES, LEAST_ROWS_OF_DOT, MOST_TERMS, keeps_matrices
 from mtmc_lsp.schedule.configs import LoopConfig
 
-DOT_DTYPES = ("float32", "float16", "bfloat16")
 
 
 def write_cell_kernel(
@@ -283,7 +282,8 @@ class CellWriter:
             text = f"tl.broadcast_to({text}, [{rows}, {block}])"
         if masks := self.tile.masks_at(at[1:]):
             text = f"tl.where({masks[0]}, {text}, 0.0)"
-        text = f"tl.trans({text})" if self.config.rows == 1 else text
+        # A sum over one row removes the dimension. With ``tl.trans``, the compiler may change the layout of whole matrices.
+        text = f"tl.expand_dims(tl.sum({text}, axis=0), 1)" if self.config.rows == 1 else text
         if not text.isidentifier():
             name = self.parameters.names.unique("operand")
             self.lines.append(f"{name} = {text}")
