@@ -7,6 +7,8 @@ nest computes each of them once. Every value is computed from the same operands 
 A loop over time steps is a region where no operation of its body combines elements of the state, except for reductions along the
 same axes. Then each program instance runs all iterations for its elements, in order. Elementwise operations before and after the
 loop are part of it where an iteration reads or writes one slice of them: it computes that slice from slices of the operands.
+Where the body multiplies its state by matrices that are the same in all iterations, rows of the state are independent. A program
+instance then holds whole rows, and at most 32 tiles of 128 x 128 elements are all matrices of an iteration.
 
 A precision mode changes how a float32 product is rounded. The action states that, verification compares with float64, and
 ``precision = "strict"`` excludes it. Modes that split operands use x = (high + low) / s with a power of two s, and drop only

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.ir.loops.cells import PIECE, CellForm
+from mtmc_lsp.ir.loops.cells import MOST_PIECES, PIECE, CellForm
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import LoopConfig
 from mtmc_lsp.schedule.device_limits import max_stages
@@ -55,7 +55,7 @@ def cell_variants(form: CellForm, config: LoopConfig, device: DeviceModel) -> It
         is_small = rows < LEAST_ROWS_OF_DOT and rows * config.block**2 <= MOST_TERMS
         if rows <= next_power_of_two(_rows(form)) and (is_small or (has_dot and rows >= LEAST_ROWS_OF_DOT)):
             yield _config(form, rows, config.block, device)
-    if config.block > 32:
+    if config.block > 32 and form.pieces(config.block // 2) <= MOST_PIECES:
         yield _config(form, config.rows, config.block // 2, device)
     for warps in (config.warps // 2, config.warps * 2):
         if 1 <= warps <= 16:

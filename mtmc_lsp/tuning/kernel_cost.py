@@ -29,6 +29,7 @@ from mtmc_lsp.schedule.configs import (
     precision_of,
 )
 from mtmc_lsp.schedule.split_on_load import is_dense_along_sum, split_programs
+from mtmc_lsp.tuning.cell_cost import products_us
 from mtmc_lsp.tuning.cost import (
     TORCH_EFFICIENCY,
     TRITON_EFFICIENCY,
@@ -38,7 +39,6 @@ from mtmc_lsp.tuning.cost import (
     roofline_us,
     tensor_bytes,
 )
-from mtmc_lsp.tuning.cell_cost import products_us
 from mtmc_lsp.tuning.load_cost import loads_apart_us
 from mtmc_lsp.tuning.waves import Waves, parts_bytes
 

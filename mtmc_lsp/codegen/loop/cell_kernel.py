@@ -21,12 +21,11 @@ from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.loop import LoopInput, LoopOutput, Position
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.ir.loops.cells import CellForm
+from mtmc_lsp.ir.loops.cells import MOST_PIECES, CellForm
 from mtmc_lsp.ir.loops.form import row_type
 from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
 from mtmc_lsp.schedule.cell_configs import DOT_DTYPES, LEAST_ROWS_OF_DOT, MOST_TERMS, keeps_matrices
 from mtmc_lsp.schedule.configs import LoopConfig
-
 
 
 def write_cell_kernel(
@@ -42,6 +41,8 @@ def write_cell_kernel(
     Raises:
         CannotCode: an operation of the body is not supported.
     """
+    if form.pieces(config.block) > 2 * MOST_PIECES:
+        raise CannotCode(f"block cannot be {config.block}: each iteration would multiply too many tiles of matrices")
     sources = [ir.of(ref).name for ref in form.node.args if isinstance(ref, Ref)]
     writer = CellWriter(form, [buffers[source] for source in sources], config, ir.graph.fp32_matmul)
     kernel = writer.finish(name, docstring)
@@ -66,7 +67,9 @@ class CellWriter:
         self.form, self.ir, self.region, self.types, self.config = form, form.ir, form.region, types, config
         self.precision = "tf32" if precision == "tf32" else "ieee"
         buffers = {
-            form.prim(item): row_type(types[item.argument], item.position.dim) if item.position else types[item.argument]
+            form.prim(item): row_type(types[item.argument], item.position.dim)
+            if item.position
+            else types[item.argument]
             for item in form.loop.inputs
             if item.argument is not None
         }
@@ -121,7 +124,9 @@ class CellWriter:
         if self.config.rows > 1:
             head = ["rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]"]
             head.append(f"row_mask = rows < {self._named_size(self.n_rows, 'n_rows')}")
-        states = {(item.name, piece): self._initial(item, piece) for item in loop.states for piece in self._pieces(item)}
+        states = {
+            (item.name, piece): self._initial(item, piece) for item in loop.states for piece in self._pieces(item)
+        }
         before, self.lines = self.lines, []
         for item in loop.inputs:
             if item.is_index:
@@ -361,8 +366,10 @@ class CellWriter:
         address = self.tile.address(pointer, offset)
         if not (offset.rows or offset.cols):
             # The value has one element in each dimension, and a pointer to one element takes a scalar.
-            address = f"{pointer} + tl.zeros([1, 1], tl.int32)" if address == pointer else (
-                f"{address} + tl.zeros([1, 1], tl.int32)"
+            address = (
+                f"{pointer} + tl.zeros([1, 1], tl.int32)"
+                if address == pointer
+                else (f"{address} + tl.zeros([1, 1], tl.int32)")
             )
         self.lines.append(f"tl.store({address}, {self._spread(code, prim)}{mask})")
 

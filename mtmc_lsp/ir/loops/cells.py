@@ -65,6 +65,13 @@ class CellForm(LoopForm):
         sizes = self.ir.graph.sizes
         return sum(rows.value(sizes) * columns.value(sizes) for rows, columns in self.widths())
 
+    def pieces(self, block: int) -> int:
+        """The tiles of ``block`` rows and columns of all matrices."""
+        sizes = self.ir.graph.sizes
+        return sum(
+            -(-rows.value(sizes) // block) * -(-columns.value(sizes) // block) for rows, columns in self.widths()
+        )
+
     def columns_of(self, name: str) -> tuple[Axis, ...]:
         """The axes of a primitive that are columns."""
         return tuple(axis for axis in self.region.table.all_axes(name) if axis in self.columns)
@@ -134,11 +141,7 @@ class _Cell:
             tuple(self.ir.graph.named), self.prims, self.inputs, self.outputs, RegionKind.LOOP, self.table, rows, ()
         )
         form = CellForm(self.node, self.results, self.ir, region, frozenset(self.columns))
-        sizes = self.ir.graph.sizes
-        pieces = sum(
-            -(-rows.value(sizes) // PIECE) * -(-columns.value(sizes) // PIECE) for rows, columns in form.widths()
-        )
-        if pieces > MOST_PIECES:
+        if form.pieces(PIECE) > MOST_PIECES:
             raise CannotFuse("the matrices of the loop are too large for one program instance")
         return form
 
@@ -200,7 +203,7 @@ class _Cell:
         return rows
 
     def _check_states(self) -> None:
-        """Reject slices of states: registers cannot be sliced. A product of some columns is computed from a part of the matrix."""
+        """Reject slices of states: registers cannot be sliced. A part of a product is computed from a part of the matrix."""
         held = {name for name, _ in self.states}
         for prim in self.members:
             if not held & set(prim.inputs) or prim.op in (PrimOp.MATMUL, PrimOp.REDUCE):

@@ -145,7 +145,9 @@ class _Hoisting:
             # The rows of a product are its first dimensions.
             order = (*range(rank - 2), rank - 1, rank - 2)
             kind = TensorType(
-                tuple(source.type.shape[d] for d in order), source.type.dtype, tuple(source.type.stride[d] for d in order)
+                tuple(source.type.shape[d] for d in order),
+                source.type.dtype,
+                tuple(source.type.stride[d] for d in order),
             )
             ref = self._add_before("permute", "aten.permute.default", (source.ref, order), kind)
             source = _Sequence(ref, kind, replace(source.position, dim=rank - 2), has_dim=False)
@@ -187,7 +189,9 @@ class _Hoisting:
         if word == "select":
             dim, index = node.args[1], node.args[2]
             at = dim % len(self._type(read[0]).shape) if isinstance(dim, int) else -1
-            return replace(source, has_dim=False) if source.has_dim and at == source.position.dim and index == 0 else None
+            return (
+                replace(source, has_dim=False) if source.has_dim and at == source.position.dim and index == 0 else None
+            )
         if word in KEEPING - {"select", "unsqueeze"} or self._is_function(node):
             kind = _dense(source.type.shape, node.type.dtype)
             copied = self._add_before(node.name, node.op, (source.ref, *node.args[1:]), kind, node)
@@ -225,31 +229,34 @@ class _Hoisting:
             for ref in node.inputs():
                 readers[ref] = readers.get(ref, 0) + 1
         for i, output in enumerate(outputs):
-            node = self._of(output.value)
-            position = output.position
-            unsqueezed = node if node is not None and node.op.split(".")[1] == "unsqueeze" else None
-            node = self._of(unsqueezed.args[0]) if unsqueezed is not None else node
-            if node is None or position is None or output.base is not None or not self._is_product(node):
+            value, position, kind = self._of(output.value), output.position, kinds[i]
+            if value is None or position is None or output.base is not None:
                 continue
-            left, kind = self._of(node.args[0]), kinds[i]
             dim = position.dim
-            if left is None or Ref(node.name) in needed_last or readers.get(Ref(node.name), 0) > (unsqueezed is not None):
+            is_row = value.op.split(".")[1] == "unsqueeze" and value.args[1] in (dim, dim - len(kind.shape))
+            product = self._of(value.args[0]) if is_row else value
+            if product is None or not self._is_product(product):
                 continue
-            if len(kind.shape) != len(node.type.shape) + 1 or dim >= len(kind.shape) - 1 or not kind.is_contiguous:
+            left = self._of(product.args[0])
+            if left is None or Ref(product.name) in needed_last or readers.get(Ref(product.name), 0) > is_row:
                 continue
-            length = kind.shape[dim]
-            shape = (*left.type.shape[:dim], length, *left.type.shape[dim:])
-            value = Ref(left.name)
-            if unsqueezed is not None:
+            rank = len(product.type.shape) + 1
+            if len(kind.shape) != rank or dim >= rank - 1 or not kind.is_contiguous:
+                continue
+            shape = (*left.type.shape[:dim], kind.shape[dim], *left.type.shape[dim:])
+            written = Ref(left.name)
+            if is_row:
                 row = _dense((*left.type.shape[:dim], ONE, *left.type.shape[dim:]), left.type.dtype)
-                value = Ref(self._unique(f"{left.name}_row"))
-                self.nodes.append(Node(value.name, "aten.unsqueeze.default", (Ref(left.name), dim), {}, (row,), node.line))
-            outputs[i] = LoopOutput(value, position)
+                written = Ref(self._unique(f"{left.name}_row"))
+                unsqueezed = replace(value, name=written.name, args=(Ref(left.name), dim), outputs=(row,), variable="")
+                self.nodes.append(unsqueezed)
+            outputs[i] = LoopOutput(written, position)
             kinds[i] = _dense(shape, left.type.dtype)
-            op = "aten.matmul.default" if node.op.split(".")[1] == "mm" else node.op
-            args = (Ref(self.node.name, i), *(self._outside(item) for item in node.args[1:]))
-            name = self._unique_outside(node.name)
-            self.after.append(replace(node, name=name, op=op, args=args, outputs=(kind,), variable=self.node.variable))
+            op = "aten.matmul.default" if product.op.split(".")[1] == "mm" else product.op
+            args = (Ref(self.node.name, i), *(self._outside(item) for item in product.args[1:]))
+            variable = self.node.variable if len(outputs) == 1 else ""
+            name = self._unique_outside(product.name)
+            self.after.append(replace(product, name=name, op=op, args=args, outputs=(kind,), variable=variable))
             renamed[i] = Ref(name)
             if len(outputs) == 1:
                 self.node = replace(self.node, variable=left.variable)
