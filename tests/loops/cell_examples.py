@@ -18,7 +18,7 @@ def elman(x, W, U, b):
 
 # mtmc: x=f32[B,T,X] h=f32[B,H] W=f32[X,G]@-0.5..0.5 U=f32[H,G]@-0.5..0.5 b=f32[G] B=3 T=20 X=5 H=7 G=21
 def gru(x, h, W, U, b):
-    outs = []
+    out = torch.empty(x.shape[0], x.shape[1], h.shape[1], device=x.device)
     for t in range(x.shape[1]):
         i_r, i_z, i_n = (x[:, t] @ W + b).chunk(3, dim=1)
         h_r, h_z, h_n = (h @ U).chunk(3, dim=1)
@@ -26,8 +26,8 @@ def gru(x, h, W, U, b):
         z = torch.sigmoid(i_z + h_z)
         n = torch.tanh(i_n + r * h_n)
         h = (1 - z) * n + z * h
-        outs.append(h)
-    return torch.stack(outs, dim=1), h
+        out[:, t] = h
+    return out, h
 
 
 class Vanilla(nn.Module):
@@ -172,7 +172,7 @@ def half(x, A):
 
 # mtmc: x=f64[B,T,H] A=f64[H,H]@-0.4..0.4 B=3 T=20 H=7
 def double(x, A):
-    h = torch.zeros_like(x[:, 0])
+    h = x.new_zeros(x.shape[0], x.shape[2])
     for t in range(x.shape[1]):
         h = torch.tanh(torch.mm(h, A) + x[:, t])
     return h
