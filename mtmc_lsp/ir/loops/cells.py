@@ -15,7 +15,7 @@ from mtmc_lsp.core.loop import Loop, LoopInput
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.axes import Axis, AxisTable
 from mtmc_lsp.ir.loops.form import LoopForm
-from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
+from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.region_values import needed_primitives, used_outside
 from mtmc_lsp.ir.regions import CannotFuse, Region, RegionKind
 
@@ -168,6 +168,9 @@ class _Cell:
                 dims = prim.attrs["dims"]
                 assert isinstance(dims, tuple)
                 self.columns |= {axis for dim in dims for axis in self.table.axes(prim.inputs[0], dim)}
+            elif prim.op is PrimOp.SLICE and prim.shape[dim := int(str(prim.attrs["dim"]))] == ONE:
+                # A single column has no axis.
+                self.columns |= set(self.table.axes(prim.inputs[0], dim))
         slices = [(prim.inputs[0], prim.name) for prim in self.members if prim.op is PrimOp.SLICE]
         pairs = [*self.states, *slices]
         size = -1
