@@ -41,7 +41,7 @@ def cell_config(form: CellForm, device: DeviceModel) -> LoopConfig:
     rows, block = 1, min(PIECE, _widest(form))
     config = _config(form, rows, block, device)
     while rows < 8 and _rows(form) > 2 * device.sm_count * rows and 2 * rows * block**2 <= MOST_TERMS:
-        if not keeps_matrices(form, config):
+        if form.has_matrix_per_row or not keeps_matrices(form, config):
             break
         rows *= 2
         config = _config(form, rows, block, device)
@@ -51,7 +51,7 @@ def cell_config(form: CellForm, device: DeviceModel) -> LoopConfig:
 def cell_variants(form: CellForm, config: LoopConfig, device: DeviceModel) -> Iterator[LoopConfig]:
     """``config`` with other rows, blocks and warps."""
     has_dot = form.products[0].dtype in DOT_DTYPES
-    for rows in (1, 2, 4, 8, 16, 32):
+    for rows in (1,) if form.has_matrix_per_row else (1, 2, 4, 8, 16, 32):
         is_small = rows < LEAST_ROWS_OF_DOT and rows * config.block**2 <= MOST_TERMS
         if rows <= next_power_of_two(_rows(form)) and (is_small or (has_dot and rows >= LEAST_ROWS_OF_DOT)):
             yield _config(form, rows, config.block, device)

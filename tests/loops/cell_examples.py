@@ -160,6 +160,16 @@ def einsums(x, A):
     return out
 
 
+# mtmc: x=f32[B,T,N,D] R=f32[N,D,D]@-0.4..0.4 b=f32[N,D] B=2 N=3 T=20 D=6
+def block_diagonal(x, R, b):
+    h = torch.zeros_like(x[:, 0])
+    out = torch.empty_like(x)
+    for t in range(x.shape[1]):
+        h = torch.tanh(x[:, t] + torch.einsum("bnd,nde->bne", h, R) + b)
+        out[:, t] = h
+    return out
+
+
 # mtmc: x=f16[B,T,H] A=f16[H,H]@-0.2..0.2 B=3 T=20 H=7
 def half(x, A):
     h = torch.zeros_like(x[:, 0])
@@ -200,5 +210,5 @@ def gated_delta(q, k, v, beta, g):
     return out, S
 """
 NAMES = (
-    "elman gru Vanilla LSTM GRUCell LSTMCell Stacked Masked heads bottleneck einsums half double linear_attention gated_delta"
+    "elman gru Vanilla LSTM GRUCell LSTMCell Stacked Masked heads bottleneck einsums block_diagonal half double linear_attention gated_delta"
 ).split()

@@ -10,6 +10,7 @@ import pytest
 
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import Case
@@ -84,6 +85,18 @@ def test_every_tile_gives_the_same_results(name: str, rows: int, block: int, cap
     assert _checker().failures(capture, [candidate], case) == [""]
     assert ("tl.dot(" in candidate.code.block) == (rows >= 16)
     assert compile_errors(capture, candidate, ["sm_90", "gfx942"]) == []
+
+
+def test_rows_with_different_matrices_are_in_different_programs(captured) -> None:
+    capture = captured(CELLS, "block_diagonal")
+    with pytest.raises(CannotCode, match="rows cannot be 2: rows of this loop have different matrices"):
+        fused_with(capture, CELLS, 2, 8)
+
+
+def test_a_block_is_not_so_small_that_the_kernel_becomes_very_long(captured) -> None:
+    text = with_sizes(CELLS, H=64)
+    with pytest.raises(CannotCode, match="block cannot be 4: each iteration would multiply too many tiles"):
+        fused_with(captured(text, "elman"), text, 1, 4)
 
 
 def test_products_of_the_inputs_and_of_the_results_leave_the_loop(captured) -> None:

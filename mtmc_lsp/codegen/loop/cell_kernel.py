@@ -43,6 +43,8 @@ def write_cell_kernel(
     """
     if form.pieces(config.block) > 2 * MOST_PIECES:
         raise CannotCode(f"block cannot be {config.block}: each iteration would multiply too many tiles of matrices")
+    if form.has_matrix_per_row and config.rows > 1:
+        raise CannotCode(f"rows cannot be {config.rows}: rows of this loop have different matrices")
     sources = [ir.of(ref).name for ref in form.node.args if isinstance(ref, Ref)]
     writer = CellWriter(form, [buffers[source] for source in sources], config, ir.graph.fp32_matmul)
     kernel = writer.finish(name, docstring)
@@ -254,21 +256,25 @@ class CellWriter:
     def _product(self, prim: Prim, at: tuple[Index, ...]) -> Code:
         """Emit a product of rows and a matrix: a sum over blocks of columns of the left operand."""
         left, right = prim.inputs
-        size = self.ir.prims[left].shape[1]
+        size = self.ir.prims[left].shape[-1]
         dtype = compute_dtype(prim.dtype)
+        *batch, row, column = at
         if size == ONE:
-            factors = [self.tile.value(left, (at[0], Index())), self.tile.value(right, (Index(), at[1]))]
+            factors = [
+                self.tile.value(left, (*batch, row, Index())),
+                self.tile.value(right, (*batch, Index(), column)),
+            ]
             text = f"{factors[0].at(PRODUCT)} * {factors[1].at(PRODUCT + 1)}"
             return Code(text, dtype, factors[0].rows or factors[1].rows, True, PRODUCT)
         total = ""
         for piece in self.columns.pieces(size):
-            rows = Index.of(self.columns.variable(size, piece))
+            along = Index.of(self.columns.variable(size, piece))
             down = Index.of(self.columns.variable(size, piece, down=True))
-            matrix = self.tile.value(right, (down, at[1]))
+            matrix = self.tile.value(right, (*batch, down, column))
             if not matrix.text.isidentifier():
                 matrix = self.tile.assign(matrix, "matrix")
             self.matrices.add(matrix.text)
-            text = self._product_text(prim, self._operand(left, (at[0], rows), size), matrix.text, size)
+            text = self._product_text(prim, self._operand(left, (*batch, row, along), size), matrix.text, size)
             if total:
                 self.lines.append(f"{total} += {text}")
             else:
@@ -285,7 +291,7 @@ class CellWriter:
         text = code.text
         if not code.cols or code.rows != (self.config.rows > 1):
             text = f"tl.broadcast_to({text}, [{rows}, {block}])"
-        if masks := self.tile.masks_at(at[1:]):
+        if masks := self.tile.masks_at(at[-1:]):
             text = f"tl.where({masks[0]}, {text}, 0.0)"
         # A sum over one row removes the dimension. With ``tl.trans``, the compiler may change the layout of whole matrices.
         text = f"tl.expand_dims(tl.sum({text}, axis=0), 1)" if self.config.rows == 1 else text

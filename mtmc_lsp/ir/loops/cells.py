@@ -54,6 +54,11 @@ class CellForm(LoopForm):
         prims = (self.ir.prims[name] for name in self.region.prims)
         return tuple(prim for prim in prims if prim.op is PrimOp.MATMUL)
 
+    @cached_property
+    def has_matrix_per_row(self) -> bool:
+        """Whether rows have different matrices, such as one per head. Then a program instance has one row."""
+        return any(len(prim.shape) > 2 for prim in self.products)
+
     def widths(self) -> Iterator[tuple[Size, Size]]:
         """The rows and columns of each matrix."""
         for prim in self.products:
@@ -153,8 +158,8 @@ class _Cell:
         if prim.op is not PrimOp.MATMUL:
             return
         left, right = prim.inputs[:2]
-        if len(prim.inputs) > 2 or len(prim.shape) != 2 or "dims" in prim.attrs:
-            raise CannotFuse("an iteration of the loop contains a batched product")
+        if len(prim.inputs) > 2 or "dims" in prim.attrs:
+            raise CannotFuse("an iteration of the loop contains a product of several dimensions")
         if right in self.varying or left not in self.varying:
             raise CannotFuse("an iteration of the loop multiplies by a matrix that changes")
 
