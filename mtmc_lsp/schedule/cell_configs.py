@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.dtypes import is_low_precision
 from mtmc_lsp.ir.loops.cells import MOST_PIECES, PIECE, CellForm
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import LoopConfig
@@ -40,6 +41,10 @@ def cell_config(form: CellForm, device: DeviceModel) -> LoopConfig:
     """A first configuration: single rows while there are few, so that as many multiprocessors as possible work."""
     rows, block = 1, min(PIECE, _widest(form))
     config = _config(form, rows, block, device)
+    is_shared = not form.has_matrix_per_row and is_low_precision(form.products[0].dtype)
+    if is_shared and not keeps_matrices(form, config) and _rows(form) >= LEAST_ROWS_OF_DOT * device.sm_count // 2:
+        # The tiles that each iteration loads are shared by as many rows as possible.
+        return _config(form, LEAST_ROWS_OF_DOT, block, device)
     while rows < 8 and _rows(form) > 2 * device.sm_count * rows and 2 * rows * block**2 <= MOST_TERMS:
         if form.has_matrix_per_row or not keeps_matrices(form, config):
             break
@@ -50,7 +55,9 @@ def cell_config(form: CellForm, device: DeviceModel) -> LoopConfig:
 
 def cell_variants(form: CellForm, config: LoopConfig, device: DeviceModel) -> Iterator[LoopConfig]:
     """``config`` with other rows, blocks and warps."""
-    has_dot = form.products[0].dtype in DOT_DTYPES
+    dtype = form.products[0].dtype
+    # A ``tl.dot`` in IEEE arithmetic needs more registers for large tiles than there are.
+    has_dot = is_low_precision(dtype) or (dtype in DOT_DTYPES and keeps_matrices(form, config))
     for rows in (1,) if form.has_matrix_per_row else (1, 2, 4, 8, 16, 32):
         is_small = rows < LEAST_ROWS_OF_DOT and rows * config.block**2 <= MOST_TERMS
         if rows <= next_power_of_two(_rows(form)) and (is_small or (has_dot and rows >= LEAST_ROWS_OF_DOT)):

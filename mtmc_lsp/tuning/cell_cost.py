@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.dtypes import itemsize
+from mtmc_lsp.core.dtypes import is_low_precision, itemsize
 from mtmc_lsp.ir.loops.cells import CellForm
-from mtmc_lsp.schedule.cell_configs import keeps_matrices
+from mtmc_lsp.schedule.cell_configs import LEAST_ROWS_OF_DOT, keeps_matrices
 from mtmc_lsp.schedule.configs import LoopConfig
 
 EXCHANGE_US = 0.15
@@ -19,6 +19,8 @@ def products_us(form: CellForm, config: LoopConfig, device: DeviceModel) -> floa
     elements = form.matrix_elements()
     kind = form.products[0].dtype
     rate = device.fp64_flops if kind == "float64" else device.flops["fp32"]
+    if is_low_precision(kind) and config.rows >= LEAST_ROWS_OF_DOT:
+        rate = device.flops["fp16"]
     arithmetic = 2.0 * config.rows * elements / (FMA_SHARE * rate / device.sm_count) * 1e6
     loads = 0.0
     if not keeps_matrices(form, config):

@@ -191,8 +191,6 @@ def elman_fits(x, W, U, b) -> bool:
         and U.dtype == torch.float32 and U.ndim == 2 and U.shape[0] == W.shape[1] and U.shape[1] == W.shape[1]
         and U.is_contiguous()
         and b.dtype == torch.float32 and b.ndim == 1 and b.shape[0] == W.shape[1] and b.is_contiguous()
-        and x.shape[2] >= 2
-        and W.shape[1] >= 2
         and W.shape[1] <= 32
     )
 
