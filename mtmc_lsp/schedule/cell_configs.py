@@ -41,6 +41,10 @@ def cell_config(form: CellForm, device: DeviceModel) -> LoopConfig:
     """A first configuration: single rows while there are few, so that as many multiprocessors as possible work."""
     rows, block = 1, min(PIECE, _widest(form))
     config = _config(form, rows, block, device)
+    if not keeps_matrices(form, config) and form.pieces(block // 2) <= MOST_PIECES:
+        # The loads of several tiles are in flight at once, and larger tiles do not fit in registers.
+        block //= 2
+        config = _config(form, rows, block, device)
     is_shared = not form.has_matrix_per_row and is_low_precision(form.products[0].dtype)
     if is_shared and not keeps_matrices(form, config) and _rows(form) >= LEAST_ROWS_OF_DOT * device.sm_count // 2:
         # The tiles that each iteration loads are shared by as many rows as possible.
