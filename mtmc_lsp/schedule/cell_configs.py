@@ -22,6 +22,8 @@ MOST_TERMS = 2**16
 """Elements of the largest tile of products that are summed."""
 TERMS_PER_THREAD = 64
 """Elements of a matrix per thread of a program instance."""
+TILES_IN_FLIGHT = 4
+"""Tiles of matrices that the compiler loads at once where they are not kept in registers."""
 STAGES = 3
 """Iterations whose loads are in flight at once."""
 
@@ -85,7 +87,7 @@ def _widest(form: CellForm) -> int:
 def _config(form: CellForm, rows: int, block: int, device: DeviceModel) -> LoopConfig:
     config = LoopConfig(rows, block, 1, 1)
     is_kept = keeps_matrices(form, config)
-    terms = form.matrix_elements() if is_kept else block**2
+    terms = form.matrix_elements() if is_kept else min(TILES_IN_FLIGHT, form.pieces(block)) * block**2
     if rows < LEAST_ROWS_OF_DOT:
         terms = max(terms, rows * block**2 // 2)
     warps = min(16, next_power_of_two(-(-terms // (TERMS_PER_THREAD * device.warp_size))))
