@@ -7,6 +7,8 @@ nest computes each of them once. Every value is computed from the same operands 
 A loop over time steps is a region where no operation of its body combines elements of the state, except for reductions along the
 same axes. Then each program instance runs all iterations for its elements, in order. Elementwise operations before and after the
 loop are part of it where an iteration reads or writes one slice of them: it computes that slice from slices of the operands.
+Where the body multiplies its state by matrices that are the same in all iterations, rows of the state are independent. A program
+instance then holds whole rows, and at most 32 tiles of 128 x 128 elements are all matrices of an iteration.
 
 A precision mode changes how a float32 product is rounded. The action states that, verification compares with float64, and
 ``precision = "strict"`` excludes it. Modes that split operands use x = (high + low) / s with a power of two s, and drop only
@@ -37,11 +39,22 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.fusion.repeated_blocks import MANY, form, groups_of_equal
 from mtmc_lsp.fusion.search import Fusion, has_fp32_product
+from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.ir.loops.form import working_nodes
+from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch
 from mtmc_lsp.ir.regions import Region, RegionKind, is_product
-from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, MatmulConfig, PrecisionMode, TileConfig, precision_of
+from mtmc_lsp.schedule.cell_configs import keeps_matrices
+from mtmc_lsp.schedule.configs import (
+    SPLIT_PRECISION_MODES,
+    KernelConfig,
+    LoopConfig,
+    MatmulConfig,
+    PrecisionMode,
+    TileConfig,
+    precision_of,
+)
 from mtmc_lsp.schedule.recurrent_configs import MODES as RECURRENT_MODES
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.tuning.cost import ZERO
@@ -224,7 +237,7 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
             why += f". {TENSOR_CORES}"
         text = f"Run independent steps of {operation_names(ir, region.nodes)} in one launch"
     elif region.kind is RegionKind.LOOP:
-        why = _loop(ir, region)
+        why = _loop(ir, region, fusion.config)
         if len(region.nodes) > 1 and saved > 0:
             why += f". Operations around the loop run inside it, which saves {size_text(saved)} of memory traffic"
         text = with_result(ir, "Run all iterations of the loop in one kernel", region.nodes)
@@ -269,15 +282,20 @@ def _recurrent(ir: KernelIR, region: Region) -> str:
     )
 
 
-def _loop(ir: KernelIR, region: Region) -> str:
+def _loop(ir: KernelIR, region: Region, config: KernelConfig) -> str:
     """Why a loop over time steps becomes one kernel."""
     loop = next(loop for name in region.nodes if (loop := ir.graph.node(name).loop) is not None)
     steps, calls = loop.count.value(ir.graph.sizes), len(list(working_nodes(loop)))
-    return (
+    text = (
         f"Eager mode runs {calls} operations in each of {steps} iterations, one launch after another. Here, a program "
         "instance holds its part of the state in registers and runs all iterations; no iteration combines elements of "
         "different program instances"
     )
+    cell = loop_in(ir, region)
+    if isinstance(cell, CellForm) and isinstance(config, LoopConfig):
+        kept = "stay in registers" if keeps_matrices(cell, config) else "are read from a cache in each iteration"
+        text += f". Its part is whole rows, and the matrices {kept}"
+    return text
 
 
 def _error_text(fusion: Fusion) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.ir.loops.form import LoopForm, independent_elements
 from mtmc_lsp.ir.regions import RegionKind
+from mtmc_lsp.schedule.cell_configs import cell_config, cell_variants
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import LoopConfig, TileConfig
 from mtmc_lsp.schedule.device_limits import max_stages
@@ -22,6 +24,8 @@ STAGES = 4
 
 def loop_config(form: LoopForm, device: DeviceModel) -> LoopConfig:
     """A first configuration: tiles so small that every multiprocessor has several programs, which hide each other's latency."""
+    if isinstance(form, CellForm):
+        return cell_config(form, device)
     elements = independent_elements(form)
     block = 4 * device.warp_size
     while block < MOST_LOOP_ELEMENTS and elements >= 16 * device.sm_count * block:
@@ -33,6 +37,9 @@ def loop_config(form: LoopForm, device: DeviceModel) -> LoopConfig:
 
 def loop_variants(form: LoopForm, config: LoopConfig, device: DeviceModel) -> Iterator[LoopConfig]:
     """``config`` with other tiles and numbers of stages."""
+    if isinstance(form, CellForm):
+        yield from cell_variants(form, config, device)
+        return
     present = config.rows * config.block
     for elements in (present // 4, present // 2, 2 * present, 4 * present):
         if LEAST_ELEMENTS <= elements <= 4 * MOST_LOOP_ELEMENTS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, Node, RowLoop
 from mtmc_lsp.core.sizes import product
+from mtmc_lsp.ir.loops.cells import product_flops
 from mtmc_lsp.ir.loops.form import moved_bytes, working_nodes
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.primitives import KernelIR, ProductDims, ProductSizes
@@ -108,9 +109,11 @@ def _loop_cost(node: Node, graph: Graph, device: DeviceModel) -> Cost:
     """The cost of a loop over time steps in PyTorch: each operation of each iteration is a launch."""
     assert node.loop is not None
     calls = len(list(working_nodes(node.loop))) + sum(item.position is not None for item in node.loop.outputs)
-    moved = moved_bytes(node, graph)
-    memory = roofline_us(moved, 0.0, device, 1.0, TORCH_EFFICIENCY)
-    return Cost(moved, 0.0, max(memory, node.loop.count.value(graph.sizes) * calls * device.launch_us))
+    moved, count = moved_bytes(node, graph), node.loop.count.value(graph.sizes)
+    flops = count * product_flops(node.loop, graph)
+    rate = peak(device, node.outputs[0].dtype, PrecisionMode(graph.fp32_matmul))
+    busy = roofline_us(moved, flops, device, rate, TORCH_EFFICIENCY)
+    return Cost(moved, flops, max(busy, count * calls * device.launch_us))
 
 
 def _training_cost(graph: Graph, node: Node, device: DeviceModel) -> Cost:

@@ -77,12 +77,15 @@ def loop_form(node: Node, graph: Graph, results: tuple[Ref, ...]) -> LoopForm:
     Raises:
         CannotFuse: no kernel can run it step by step; the message says why.
     """
+    from mtmc_lsp.ir.loops.cells import cell_form, has_products
     from mtmc_lsp.ir.lower import lower
 
     assert node.loop is not None
     ir = lower(node.loop.body(graph))
     if opaque := sorted(ir.opaque):
         raise CannotFuse(f"{ir.graph.node(opaque[0]).op} in the loop stays a torch call")
+    if has_products(ir):
+        return cell_form(node, results, ir)
     region = analyse(ir, ir.graph.named)
     if region.kind not in (RegionKind.MAP, RegionKind.REDUCE) or region.parts:
         raise CannotFuse("the body of the loop is neither elementwise nor a reduction")

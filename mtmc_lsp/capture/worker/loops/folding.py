@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from mtmc_lsp.capture.worker.loops.hoisting import hoist_products
 from mtmc_lsp.capture.worker.loops.iteration import NotKept
 from mtmc_lsp.capture.worker.loops.markers import NAMESPACE
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
@@ -25,10 +26,15 @@ REDUCTIONS = frozenset(
 MOVING = frozenset(
     "clone copy _to_copy to expand view reshape permute transpose t unsqueeze squeeze select slice alias detach "
     "select_scatter slice_scatter full full_like zeros zeros_like ones ones_like scalar_tensor fill where masked_fill "
-    "contiguous _unsafe_view type_as lift_fresh_copy __and__ __or__ __xor__".split()
+    "contiguous _unsafe_view cat split unsafe_split chunk split_with_sizes type_as lift_fresh_copy __and__ __or__ __xor__".split()
 )
 """Operations that move or create values, which a body may contain."""
-VIEWS = frozenset("expand view permute transpose t unsqueeze squeeze select slice alias detach _unsafe_view".split())
+PRODUCTS = frozenset("mm bmm matmul addmm baddbmm linear".split())
+"""Matrix products, which a body may contain."""
+VIEWS = frozenset(
+    "expand view permute transpose t unsqueeze squeeze select slice alias detach _unsafe_view split unsafe_split chunk "
+    "split_with_sizes".split()
+)
 """Those that return a view."""
 FILLED = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0, "ones": 1.0, "ones_like": 1.0, "new_ones": 1.0}
 """Operations that create a tensor of one number."""
@@ -45,7 +51,7 @@ def fold_loops(graph: Graph) -> Graph:
     graph = _with_layouts(_without_copies(graph))
     if (lost := next((node for node in graph.nodes if _mark(node)), None)) is not None:
         raise NotKept("a value of one iteration is read after the loop", lost.line)
-    return graph
+    return hoist_products(graph)
 
 
 def remove_dead_traces(graph: torch.fx.Graph) -> None:
@@ -171,7 +177,7 @@ class _Folding:
         is_pointwise = operator is not None and torch.Tag.pointwise in operator.tags
         if torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ()):
             raise NotKept("it draws random numbers", self.leave.line)
-        if not is_pointwise and name not in REDUCTIONS | MOVING:
+        if not is_pointwise and name not in REDUCTIONS | MOVING | PRODUCTS:
             raise NotKept(f"its body contains {node.word}, which no kernel computes step by step", self.leave.line)
 
     def _add_inputs(

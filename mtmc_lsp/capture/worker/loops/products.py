@@ -19,6 +19,8 @@ def elementwise_product(function: Any, args: tuple[Any, ...]) -> torch.Tensor | 
         return _einsum(args[0].replace(" ", ""), list(operands))
     if function in MATRIX_PRODUCTS and len(args) == 2 and all(isinstance(item, torch.Tensor) for item in args):
         left, right = args
+        if left.dim() > 2 and right.dim() > 2 and _is_one(left.shape[-1]) and _is_one(right.shape[-2]):
+            return left * right
         if left.dim() > 2 and right.dim() > 2 and _is_one(right.shape[-1]):
             return (left * right.transpose(-1, -2)).sum(-1, keepdim=True)
         if left.dim() > 2 and right.dim() > 2 and _is_one(left.shape[-2]):

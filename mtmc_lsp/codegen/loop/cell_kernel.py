@@ -1,0 +1,390 @@
+"""The kernel of a loop with products of its state: each program instance holds whole rows of the states and runs all iterations.
+
+States stay in registers, in blocks of columns. A product sums over these blocks, with one tile of the matrix for each. The tiles
+stay in registers if they fit; otherwise each iteration loads them again, from a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mtmc_lsp.codegen.kernel.axis_groups import Group, split_variable
+from mtmc_lsp.codegen.kernel.index import Index
+from mtmc_lsp.codegen.kernel.kernel import Kernel, assemble
+from mtmc_lsp.codegen.kernel.parameters import Parameters
+from mtmc_lsp.codegen.kernel.persistence import hoist_invariants
+from mtmc_lsp.codegen.kernel.snippets import ATOM, PRODUCT, SUM, TRITON_DTYPES, Code, blocks_text, literal
+from mtmc_lsp.codegen.loop.cell_expressions import CellExpressions, Columns
+from mtmc_lsp.core.dtypes import compute_dtype, is_float
+from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.loop import LoopInput, LoopOutput, Position
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.ir.loops.cells import MOST_PIECES, CellForm
+from mtmc_lsp.ir.loops.form import row_type
+from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
+from mtmc_lsp.schedule.cell_configs import DOT_DTYPES, LEAST_ROWS_OF_DOT, MOST_TERMS, keeps_matrices
+from mtmc_lsp.schedule.configs import LoopConfig
+
+
+def write_cell_kernel(
+    ir: KernelIR,
+    form: CellForm,
+    buffers: Mapping[str, TensorType],
+    config: LoopConfig,
+    name: str,
+    docstring: str,
+) -> Kernel:
+    """Write the kernel of a loop with products.
+
+    Raises:
+        CannotCode: an operation of the body is not supported.
+    """
+    if form.pieces(config.block) > 2 * MOST_PIECES:
+        raise CannotCode(f"block cannot be {config.block}: each iteration would multiply too many tiles of matrices")
+    if form.has_matrix_per_row and config.rows > 1:
+        raise CannotCode(f"rows cannot be {config.rows}: rows of this loop have different matrices")
+    sources = [ir.of(ref).name for ref in form.node.args if isinstance(ref, Ref)]
+    writer = CellWriter(form, [buffers[source] for source in sources], config, ir.graph.fp32_matmul)
+    kernel = writer.finish(name, docstring)
+    arguments = {form.prim(item): item.argument for item in form.loop.inputs if item.argument is not None}
+    return replace(
+        kernel,
+        tensors=tuple((pointer, sources[arguments[prim]]) for pointer, prim in kernel.tensors),
+        outputs=tuple((pointer, form.results[ref.index]) for pointer, ref in kernel.outputs),
+    )
+
+
+class CellWriter:
+    """Writes the body of one kernel that runs all iterations of a loop on some rows."""
+
+    def __init__(self, form: CellForm, types: Sequence[TensorType], config: LoopConfig, precision: str) -> None:
+        """Prepare the rows.
+
+        Args:
+            types: of the node's arguments in memory.
+            precision: of float32 products as the user set it.
+        """
+        self.form, self.ir, self.region, self.types, self.config = form, form.ir, form.region, types, config
+        self.precision = "tf32" if precision == "tf32" else "ieee"
+        buffers = {
+            form.prim(item): row_type(types[item.argument], item.position.dim)
+            if item.position
+            else types[item.argument]
+            for item in form.loop.inputs
+            if item.argument is not None
+        }
+        self.parameters = Parameters(form.ir, buffers)
+        self.step = self.parameters.names.unique("t")
+        self.lines: list[str] = []
+        self.matrices: set[str] = set()
+        """The variables of the tiles of matrices."""
+        self.operands: dict[tuple[str, tuple[Index, ...]], str] = {}
+        """The variables of the left operands of products, by primitive and position."""
+        self.moves: list[tuple[str, Position, Size]] = []
+        """Pointers that move from row to row, with the stride of the rows."""
+        self.columns = Columns(self.parameters, config, dict(form.ir.graph.sizes))
+        axes = form.region.parallel_axes
+        self.n_rows = form.region.rows
+        is_vector = config.rows > 1
+        flat = Group(axes, "rows" if is_vector else "row", rows=is_vector)
+        groups = split_variable(flat, [[axis] for axis in axes], self.parameters.names, 0)
+        row_mask = "row_mask" if is_vector else ""
+        self.tile = CellExpressions(
+            form, self.parameters, self.columns, groups, [flat], row_mask, self._emit, self._provide
+        )
+
+    def _emit(self, text: str, cols: bool) -> None:
+        self.lines.append(text)
+
+    # The kernel --------------------------------------------------------------------------------------------------
+
+    def finish(self, name: str, docstring: str) -> Kernel:
+        """Write the statements and assemble the kernel."""
+        body = self._body()
+        config, constexprs = self.config, dict(self.columns.blocks.values())
+        if config.rows > 1:
+            constexprs = {"ROWS": config.rows, **constexprs}
+        return assemble(
+            name,
+            self.parameters,
+            constexprs,
+            docstring,
+            body,
+            grid=(blocks_text("n_rows", config.rows),),
+            grid_sizes={"n_rows": self.n_rows},
+            num_warps=config.warps,
+            num_stages=config.stages,
+            limits=self.columns.limits(),
+        )
+
+    def _body(self) -> list[str]:
+        loop = self.form.loop
+        count = self._named_size(loop.count, str(loop.count) if loop.count.is_symbol else "n_steps")
+        head = ["row = tl.program_id(0).to(tl.int64)"]
+        if self.config.rows > 1:
+            head = ["rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]"]
+            head.append(f"row_mask = rows < {self._named_size(self.n_rows, 'n_rows')}")
+        states = {
+            (item.name, piece): self._initial(item, piece) for item in loop.states for piece in self._pieces(item)
+        }
+        before, self.lines = self.lines, []
+        for item in loop.inputs:
+            if item.is_index:
+                self._hold_index(item)
+            elif item.position is not None and self.form.prim(item) in self.region.inputs:
+                assert item.argument is not None
+                stride = self.types[item.argument].stride[item.position.dim]
+                self.moves.append((self.parameters.tensor(self.form.prim(item)), item.position, stride))
+        names = {code.text for code in states.values()}
+        following = [(key, self._following(key, states, names)) for key in states]
+        for i, output in enumerate(loop.outputs):
+            if output.position is not None:
+                self._store_row(i, output, output.position)
+        self.lines += [f"{states[key].text} = {code}" for key, code in following if code != states[key].text]
+        self.lines += [f"{pointer} += {self._stride(stride, at.step)}" for pointer, at, stride in self.moves]
+        varying = {self.step, *names, *(pointer for pointer, _, _ in self.moves)}
+        if not keeps_matrices(self.form, self.config):
+            varying |= self.matrices
+        invariant, inside = hoist_invariants(self.lines, varying)
+        self.lines = [*before, *invariant]
+        for pointer, at, stride in self.moves:
+            if (start := at.first * stride).terms:
+                self.lines.append(f"{pointer} += {self.parameters.divisor(start)}")
+        stages = f", num_stages={self.config.stages}" if self.config.stages > 1 else ""
+        self.lines.append(f"for {self.step} in tl.range(0, {count}{stages}):")
+        self.lines += [f"    {line}" for line in inside]
+        self.tile.cache.clear()
+        for i, output in enumerate(loop.outputs):
+            if output.position is None:
+                self._store_last(i, output, states)
+        return [*head, *self.columns.lines, *self.lines]
+
+    def _named_size(self, size: Size, name: str) -> str:
+        self.parameters.name_size(size, name)
+        return self.parameters.size(size).text
+
+    def _stride(self, stride: Size, step: int) -> str:
+        text = self.parameters.divisor(stride if step == 1 else stride * abs(step))
+        return text if step > 0 else f"-{text}"
+
+    # States ------------------------------------------------------------------------------------------------------
+
+    def _axes_from(self, item: LoopInput) -> str:
+        """The primitive whose axes an input has: its value after the iteration if the body does not read it."""
+        prim = self.form.prim(item)
+        return prim if prim in self.region.inputs or item.next is None else self.ir.of(item.next).name
+
+    def _pieces(self, item: LoopInput) -> range:
+        return self._pieces_of(self._axes_from(item))
+
+    def _pieces_of(self, prim: str) -> range:
+        """The blocks of columns of a primitive; one if it has no columns."""
+        axes = self.form.columns_of(prim)
+        return self.columns.pieces(axes[0].size) if axes else range(1)
+
+    def _shape(self, prim: str) -> str:
+        axes = self.form.columns_of(prim)
+        columns = self.columns.block(axes[0].size)[0] if axes else "1"
+        return f"[{'ROWS' if self.config.rows > 1 else '1'}, {columns}]"
+
+    def _initial(self, item: LoopInput, piece: int) -> Code:
+        """Emit a block of a state before the first iteration, and hold its variable for the body."""
+        source = self._axes_from(item)
+        prim = self.ir.prims[self.form.prim(item)]
+        at = self.tile.at(source, piece)
+        dtype = compute_dtype(prim.dtype)
+        name = self.parameters.names.unique(item.name)
+        if item.initial is not None:
+            number = item.initial
+            value = float(number) if is_float(dtype) else bool(number) if dtype == "bool" else int(number)
+            text = f"tl.full({self._shape(source)}, {literal(value)}, {TRITON_DTYPES[dtype]})"
+        else:
+            text = self._spread(self.tile.initial(prim.name, at), source)
+        self.lines.append(f"{name} = {text}")
+        code = Code(name, dtype, self.config.rows > 1, True)
+        self.tile.states[prim.name, at] = code
+        return code
+
+    def _spread(self, code: Code, like: str) -> str:
+        """The text of a value with the shape of a primitive."""
+        has_columns = bool(self.form.columns_of(like))
+        if code.cols == has_columns and code.rows == (self.config.rows > 1) and (code.rows or code.cols):
+            return code.text
+        shape = self._shape(like)
+        if code.rows or code.cols:
+            return f"tl.broadcast_to({code.text}, {shape})"
+        return f"tl.full({shape}, {code.text}, {TRITON_DTYPES[code.dtype]})"
+
+    def _following(self, key: tuple[str, int], states: Mapping[tuple[str, int], Code], names: set[str]) -> str:
+        """Emit a block of a state after the iteration; returns a variable that no assignment to ``names`` changes."""
+        item = next(item for item in self.form.loop.states if item.name == key[0])
+        assert item.next is not None
+        prim, state = self.ir.of(item.next).name, states[key]
+        at = self.tile.at(prim, key[1])
+        value = self.tile.value(prim, at)
+        code = self.tile.cast(value, state.dtype)
+        text = self._spread(code, prim)
+        if text.isidentifier() and text not in names - {state.text}:
+            return text
+        name = self.parameters.names.unique(f"next_{item.name}")
+        self.lines.append(f"{name} = {text}")
+        if code is value and text == code.text:
+            self.tile.reuse(prim, at, replace(code, text=name, precedence=ATOM))
+        return name
+
+    def _hold_index(self, item: LoopInput) -> None:
+        """Hold the number of the iteration as the body sees it."""
+        assert item.position is not None
+        at = item.position
+        text = f"tl.cast({self.step}, tl.int64){'' if at.step == 1 else f' * {at.step}'}"
+        code = Code(text, "int64", precedence=PRODUCT)
+        if at.first.terms:
+            code = Code(f"{text} + {self.parameters.size(at.first).at(SUM)}", "int64", precedence=SUM)
+        self.tile.held[self.form.prim(item)] = (), code
+
+    # Products and sums -------------------------------------------------------------------------------------------
+
+    def _provide(self, prim: Prim, at: tuple[Index, ...]) -> Code:
+        if prim.op is PrimOp.MATMUL:
+            return self._product(prim, at)
+        if prim.op is PrimOp.REDUCE and prim.fn == "sum":
+            return self._sum(prim, at)
+        raise CannotCode(f"{prim.origin}: {prim.op.value} is not supported in a loop with products")
+
+    def _product(self, prim: Prim, at: tuple[Index, ...]) -> Code:
+        """Emit a product of rows and a matrix: a sum over blocks of columns of the left operand."""
+        left, right = prim.inputs
+        size = self.ir.prims[left].shape[-1]
+        dtype = compute_dtype(prim.dtype)
+        *batch, row, column = at
+        if size == ONE:
+            factors = [
+                self.tile.value(left, (*batch, row, Index())),
+                self.tile.value(right, (*batch, Index(), column)),
+            ]
+            text = f"{factors[0].at(PRODUCT)} * {factors[1].at(PRODUCT + 1)}"
+            return Code(text, dtype, factors[0].rows or factors[1].rows, True, PRODUCT)
+        total = ""
+        for piece in self.columns.pieces(size):
+            along = Index.of(self.columns.variable(size, piece))
+            down = Index.of(self.columns.variable(size, piece, down=True))
+            matrix = self.tile.value(right, (*batch, down, column))
+            if not matrix.text.isidentifier():
+                matrix = self.tile.assign(matrix, "matrix")
+            self.matrices.add(matrix.text)
+            text = self._product_text(prim, self._operand(left, (*batch, row, along), size), matrix.text, size)
+            if total:
+                self.lines.append(f"{total} += {text}")
+            else:
+                total = self.parameters.names.unique("product")
+                self.lines.append(f"{total} = {text}")
+        return Code(total, dtype, self.config.rows > 1, True)
+
+    def _operand(self, left: str, at: tuple[Index, ...], size: Size) -> str:
+        """The left operand of a product, with zeros outside of the tensor, as a variable."""
+        if (left, at) in self.operands:
+            return self.operands[left, at]
+        code = self.tile.cast(self.tile.value(left, at), self.ir.prims[left].dtype)
+        rows, block = "ROWS" if self.config.rows > 1 else "1", self.columns.block(size)[0]
+        text = code.text
+        if not code.cols or code.rows != (self.config.rows > 1):
+            text = f"tl.broadcast_to({text}, [{rows}, {block}])"
+        if masks := self.tile.masks_at(at[-1:]):
+            text = f"tl.where({masks[0]}, {text}, 0.0)"
+        # A sum over one row removes the dimension. With ``tl.trans``, the compiler may change the layout of whole matrices.
+        text = f"tl.expand_dims(tl.sum({text}, axis=0), 1)" if self.config.rows == 1 else text
+        if not text.isidentifier():
+            name = self.parameters.names.unique("operand")
+            self.lines.append(f"{name} = {text}")
+            text = name
+        self.operands[left, at] = text
+        return text
+
+    def _product_text(self, prim: Prim, left: str, matrix: str, size: Size) -> str:
+        rows = self.config.rows
+        if rows >= LEAST_ROWS_OF_DOT:
+            if prim.dtype not in DOT_DTYPES:
+                raise CannotCode(f"{prim.origin}: products of {prim.dtype} have at most 8 rows; set rows to 8 or less")
+            if prim.dtype == "float32":
+                return f'tl.dot({left}, {matrix}, input_precision="{self.precision}")'
+            kind = TRITON_DTYPES[prim.dtype]
+            return f"tl.dot({left}.to({kind}), {matrix}.to({kind}))"
+        if rows * self.columns.block(size)[1] ** 2 > MOST_TERMS:
+            raise CannotCode("rows and block are too large for the products of this loop; make one of them smaller")
+        if rows == 1:
+            return f"tl.sum({left} * {matrix}, axis=0, keep_dims=True)"
+        return f"tl.sum(tl.expand_dims({left}, 2) * tl.expand_dims({matrix}, 0), axis=1)"
+
+    def _sum(self, prim: Prim, at: tuple[Index, ...]) -> Code:
+        """Emit the sum of rows."""
+        dims = prim.attrs["dims"]
+        source = prim.inputs[0]
+        shape = self.ir.prims[source].shape
+        if not isinstance(dims, tuple) or len(dims) != 1:
+            raise CannotCode(f"{prim.origin}: a sum over several dimensions is not supported in a loop with products")
+        size, total = shape[dims[0]], ""
+        for piece in self.columns.pieces(size):
+            column = Index.of(self.columns.variable(size, piece))
+            index = tuple(column if i == dims[0] else item for i, item in enumerate(at))
+            code = self.tile.cast(self.tile.value(source, index), prim.dtype)
+            text = code.text
+            if not code.cols:
+                text = f"tl.broadcast_to({text}, [{'ROWS' if code.rows else '1'}, {self.columns.block(size)[0]}])"
+            if masks := self.tile.masks_at([column]):
+                text = f"tl.where({masks[0]}, {text}, {'0.0' if is_float(prim.dtype) else '0'})"
+            text = f"tl.sum({text}, axis=1, keep_dims=True)"
+            if total:
+                self.lines.append(f"{total} += {text}")
+            else:
+                total = self.parameters.names.unique("row_sum")
+                self.lines.append(f"{total} = {text}")
+        return Code(total, compute_dtype(prim.dtype), self.config.rows > 1, True)
+
+    # Results -----------------------------------------------------------------------------------------------------
+
+    def _store_row(self, number: int, output: LoopOutput, position: Position) -> None:
+        """Store the row of an iteration."""
+        kind = self.form.node.outputs[number]
+        prim = self.ir.prims[self.ir.of(output.value).name]
+        strides = kind.stride
+        if len(prim.shape) < len(strides):
+            strides = (*strides[: position.dim], *strides[position.dim + 1 :])
+        pointer = self._pointer(number)
+        row = TensorType(prim.shape, kind.dtype, strides)
+        for piece in self._pieces_of(prim.name):
+            at = self.tile.at(prim.name, piece)
+            self._store(pointer, row, prim.name, at, self.tile.value(prim.name, at))
+        self.moves.append((pointer, position, kind.stride[position.dim]))
+
+    def _store_last(self, number: int, output: LoopOutput, states: Mapping[tuple[str, int], Code]) -> None:
+        """Store the last value of a state."""
+        item = next(item for item in self.form.loop.states if item.next == output.value)
+        pointer, source = self._pointer(number), self._axes_from(item)
+        for piece in self._pieces(item):
+            at = self.tile.at(source, piece)
+            self._store(pointer, self.form.node.outputs[number], source, at, states[item.name, piece])
+
+    def _store(self, pointer: str, kind: TensorType, prim: str, at: tuple[Index, ...], code: Code) -> None:
+        offset = self.tile.offset(kind, at)
+        mask = self.tile.mask_argument(offset, None)
+        address = self.tile.address(pointer, offset)
+        if not (offset.rows or offset.cols):
+            # The value has one element in each dimension, and a pointer to one element takes a scalar.
+            address = (
+                f"{pointer} + tl.zeros([1, 1], tl.int32)"
+                if address == pointer
+                else (f"{address} + tl.zeros([1, 1], tl.int32)")
+            )
+        self.lines.append(f"tl.store({address}, {self._spread(code, prim)}{mask})")
+
+    def _pointer(self, number: int) -> str:
+        """The parameter for a result of the loop."""
+        output, node = self.form.loop.outputs[number], self.form.node
+        name = node.variable if len(node.outputs) == 1 else ""
+        if not name:
+            value = self.ir.graph.named.get(output.value.name)
+            name = value.variable if value is not None and value.variable else "out"
+            name = f"last_{name}" if output.position is None else name
+        return self.parameters.output(Ref(node.name, number), f"{name}_ptr")

@@ -1,0 +1,187 @@
+"""Loops with matrix products in their body become one kernel, with the results of the user's code."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+
+import pytest
+
+from mtmc_lsp.codegen.coder import BuiltinCoder
+from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.run import Candidate
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.verify.cases import Case
+from tests.codegen.checker import NOT_LAUNCHED
+from tests.codegen.harness import _checker, compile_errors, verified
+from tests.loops.cell_examples import CELLS, NAMES
+from tests.planning.situations import H200, act, proposed, start
+
+
+def fully_fused(capture, candidate):
+    """Apply the fusions that the planner proposes for a GPU until there are none."""
+    while actions := proposed(capture, candidate, ActionKind.FUSE, device=H200):
+        candidate = BuiltinCoder().write(capture, candidate, actions[0])
+    return candidate
+
+
+def loops_of(graph):
+    return [node for node in graph.nodes if node.loop is not None]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cell_is_one_kernel_with_the_results_of_the_users_code(name: str, captured) -> None:
+    capture = captured(CELLS, name)
+    assert len(loops_of(capture.graph)) == 1
+    assert "unrolled" not in " ".join(capture.workload.assumed)
+    candidate = fully_fused(capture, start(capture, CELLS))
+    assert verified(capture, candidate).reason == ""
+    assert len(re.findall(r"in tl\.range\(0, ", candidate.code.block)) == 1
+    assert compile_errors(capture, candidate, ["sm_90", "gfx942"]) == []
+
+
+def with_sizes(text: str, **sizes: int) -> str:
+    """The examples with other sizes of the workloads."""
+    for name, size in sizes.items():
+        text = re.sub(rf"\b{name}=\d+", f"{name}={size}", text)
+    return text
+
+
+def loop_node(capture: Capture) -> str:
+    return loops_of(capture.graph)[0].name
+
+
+def fused_with(capture: Capture, text: str, rows: int, block: int, warps: int = 4, stages: int = 1) -> Candidate:
+    """The loop as one kernel with a tile."""
+    config = {"kind": "loop", "rows": rows, "block": block, "warps": warps, "stages": stages}
+    return act(capture, start(capture, text), ActionKind.FUSE, loop_node(capture), config=config)
+
+
+@pytest.mark.parametrize("hidden", [1, 3, 16, 33, 64])
+@pytest.mark.parametrize("name", ["elman", "gru", "double"])
+def test_a_cell_is_right_for_every_number_of_steps_and_rows(name: str, hidden: int, captured) -> None:
+    """Without steps, the guard refuses and the user's code runs."""
+    text = with_sizes(CELLS, H=hidden, G=3 * hidden)
+    capture = captured(text, name)
+    candidate = fully_fused(capture, start(capture, text))
+    assert candidate.code.block.count("_kernel[") == 1
+    for steps in (0, 1, 16, 17, 100):
+        for batch in (1, 5):
+            case = Case({**capture.graph.sizes, "T": steps, "B": batch}, "normal", 3)
+            (failure,) = _checker().failures(capture, [candidate], case)
+            assert failure == ("" if steps else NOT_LAUNCHED), case
+
+
+@pytest.mark.parametrize(("rows", "block"), [(1, 16), (2, 16), (4, 32), (8, 16), (16, 16), (32, 64)])
+@pytest.mark.parametrize("name", ["elman", "gru"])
+def test_every_tile_gives_the_same_results(name: str, rows: int, block: int, captured) -> None:
+    """One or several rows per program, and blocks of columns that the hidden size does not fill."""
+    text = with_sizes(CELLS, H=33, G=99, B=5)
+    capture = captured(text, name)
+    candidate = fused_with(capture, text, rows, block)
+    case = Case(dict(capture.graph.sizes), "normal", 3)
+    assert _checker().failures(capture, [candidate], case) == [""]
+    assert ("tl.dot(" in candidate.code.block) == (rows >= 16)
+    assert compile_errors(capture, candidate, ["sm_90", "gfx942"]) == []
+
+
+def test_rows_with_different_matrices_are_in_different_programs(captured) -> None:
+    capture = captured(CELLS, "block_diagonal")
+    with pytest.raises(CannotCode, match="rows cannot be 2: rows of this loop have different matrices"):
+        fused_with(capture, CELLS, 2, 8)
+
+
+def test_a_block_is_not_so_small_that_the_kernel_becomes_very_long(captured) -> None:
+    text = with_sizes(CELLS, H=64)
+    with pytest.raises(CannotCode, match="block cannot be 4: each iteration would multiply too many tiles"):
+        fused_with(captured(text, "elman"), text, 1, 4)
+
+
+def test_products_of_the_inputs_and_of_the_results_leave_the_loop(captured) -> None:
+    capture = captured(CELLS, "Vanilla")
+    (loop,) = (node.loop for node in loops_of(capture.graph))
+    assert [node.word for node in loop.nodes if node.word == "linear"] == ["linear"]
+    outside = [node.word for node in capture.graph.nodes]
+    assert outside.count("linear") == 2
+    assert outside.index("linear") < outside.index("loop") < len(outside) - 1 - outside[::-1].index("linear")
+
+
+def test_float32_products_are_exact_unless_the_user_allows_less(captured) -> None:
+    text = with_sizes(CELLS, H=33, B=20)
+    capture = captured(text, "elman")
+    for setting in ("ieee", "tf32"):
+        user = replace(capture, graph=replace(capture.graph, fp32_matmul=setting))
+        assert f'input_precision="{setting}"' in fused_with(user, text, 16, 64).code.block
+
+
+def test_capture_and_generated_code_do_not_grow_with_the_number_of_steps(captured) -> None:
+    short = captured(CELLS, "GRUCell")
+    # On a busy machine, threads that wait for each other would take most of the time of small products.
+    text = with_sizes(CELLS, T=4096).replace("import torch\n", "import torch; torch.set_num_threads(1)\n", 1)
+    captured(text, "elman")
+    begin = time.monotonic()
+    long = captured(text, "GRUCell")
+    assert time.monotonic() - begin < 5
+    assert long.graph.nodes == short.graph.nodes
+    blocks = [
+        fully_fused(capture, start(capture, source)).code.block for capture, source in ((short, CELLS), (long, text))
+    ]
+    assert len(blocks[0].splitlines()) == len(blocks[1].splitlines()) < 350
+
+
+LARGE = """
+import torch
+
+
+# mtmc: x=f32[B,T,H] U=f32[H,G]@-0.01..0.01 B=2 T=20 H=512 G=2048
+def large(x, U):
+    h, c = torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0])
+    for t in range(x.shape[1]):
+        i, f, g, o = (h @ U).chunk(4, dim=1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g + x[:, t])
+        h = torch.sigmoid(o) * torch.tanh(c)
+    return h * 2
+
+
+# mtmc: x=f32[B,T,N] F_=f32[B,T,N,N]@-0.3..0.3 B=2 T=20 N=6
+def changing(x, F_):
+    P = torch.eye(x.shape[2], device=x.device).expand(x.shape[0], x.shape[2], x.shape[2])
+    for t in range(x.shape[1]):
+        P = F_[:, t] @ P @ F_[:, t].transpose(1, 2) + x[:, t].unsqueeze(2)
+    return P * 2
+"""
+
+
+@pytest.mark.parametrize("name", ["large", "changing"])
+def test_other_products_stay_a_loop_of_torch_calls(name: str, captured) -> None:
+    """A program instance cannot hold the state, or the matrix changes in each iteration. Other operations are in a kernel."""
+    capture = captured(LARGE, name)
+    assert len(loops_of(capture.graph)) == 1
+    last = capture.graph.nodes[-1].name
+    candidate = act(capture, start(capture, LARGE), ActionKind.FUSE, last, config={})
+    case = Case(dict(capture.graph.sizes), "normal", 3)
+    assert _checker().failures(capture, [candidate], case) == [""]
+    assert re.search(r"\n    for step in range\(", candidate.code.block)
+    assert all(loop_node(capture) not in action.region for action in proposed(capture, candidate, ActionKind.FUSE))
+
+
+def test_the_action_says_where_the_matrices_are(captured) -> None:
+    for hidden, where in ((32, "stay in registers"), (256, "are read from a cache in each iteration")):
+        text = with_sizes(CELLS, H=hidden)
+        capture = captured(text, "elman")
+        actions = proposed(capture, start(capture, text), ActionKind.FUSE, device=H200)
+        (action,) = [action for action in actions if loop_node(capture) in action.region]
+        assert action.text.startswith("Run all iterations of the loop in one kernel")
+        assert f"the matrices {where}" in action.rationale
+
+
+def test_autotune_proposes_other_rows_and_blocks(captured) -> None:
+    text = with_sizes(CELLS, B=64, H=64)
+    capture = captured(text, "elman")
+    candidate = fully_fused(capture, start(capture, text))
+    actions = proposed(capture, candidate, ActionKind.AUTOTUNE, device=H200, has_gpu=True)
+    configs = [variant["config"] for action in actions for variant in action.params["variants"]]
+    assert {config["rows"] for config in configs if "rows" in config} >= {2, 4, 8, 16}
+    assert 32 in {config["block"] for config in configs if "block" in config}
