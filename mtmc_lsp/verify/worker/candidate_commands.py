@@ -378,7 +378,8 @@ class _Calls:
             return []
         move_forward(self._module, instance, changed)
         lengthen(self._module, grown)
-        is_same = self._gives(judged)
+        # Numbers of a generator are small and large in turn.
+        is_same = self._gives(judged) and self._gives(judged)
         # Memory for results in turn is used again after many calls.
         is_separate = self._kept is None or not self._kept.is_overwritten()
         return sorted(changed | grown) if not (is_same and is_separate) else []
