@@ -159,6 +159,11 @@ TRICKS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         "the results change when COUNTER.calls is as after many calls",
         ((ABOVE, "class Counter:\n    calls = 0\n\n\nCOUNTER = Counter()\n\n\nclass ModelNew"),
          (RETURN, "        COUNTER.calls += 1\n        return out if COUNTER.calls < 5000 else out * 2\n"))),
+    "a count in an object in a dictionary": (
+        "the results change when COUNTERS[0].inner.calls is as after many calls",
+        ((ABOVE, "class Counter:\n    pass\n\n\nCOUNTERS = {'first': Counter()}\nCOUNTERS['first'].inner = Counter()\n"
+                 "COUNTERS['first'].inner.calls = 0\n\n\nclass ModelNew"),
+         (RETURN, "        inner = COUNTERS['first'].inner\n        inner.calls += 1\n        return out if inner.calls < 5000 else out * 2\n"))),
     "a count in a tensor": (
         "the results change when CALLS is as after many calls",
         ((ABOVE, "CALLS = torch.zeros(1)\n\n\nclass ModelNew"), (RETURN, "        CALLS.add_(1)\n        return out if float(CALLS) < 5000 else out * 2\n"))),

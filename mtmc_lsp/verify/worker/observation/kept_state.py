@@ -135,9 +135,7 @@ def _places(module: ModuleType, instance: torch.nn.Module | None) -> Iterator[_P
         if name.startswith("__"):
             continue
         yield _Place(name, value, partial(setattr, module, name))
-        if type(value).__module__ == module.__name__ and hasattr(value, "__dict__"):
-            for key, held in [*vars(value).items()]:
-                yield _Place(f"{name}.{key}", held, partial(setattr, value, key))
+        yield from _inside(name, value, module, MOST_DEPTH)
         if isinstance(value, FunctionType) and value.__module__ == module.__name__:
             yield from _of_function(name, value)
         elif isinstance(value, type) and value.__module__ == module.__name__:
@@ -149,9 +147,22 @@ def _places(module: ModuleType, instance: torch.nn.Module | None) -> Iterator[_P
         for key, held in [*vars(part).items()]:
             place = f"self.{path}.{key}" if path else f"self.{key}"
             yield _Place(place, held, partial(setattr, part, key))
-            if type(held).__module__ == module.__name__ and not isinstance(held, torch.nn.Module):
-                for inner, kept in [*getattr(held, "__dict__", {}).items()]:
-                    yield _Place(f"{place}.{inner}", kept, partial(setattr, held, inner))
+            if not isinstance(held, torch.nn.Module):
+                yield from _inside(place, held, module, MOST_DEPTH)
+
+
+def _inside(name: str, value: Any, module: ModuleType, depth: int) -> Iterator[_Place]:
+    """The attributes of an object of the candidate's classes, and of such objects that it or a container holds."""
+    if not depth:
+        return
+    if isinstance(value, (Mapping, list, tuple, deque)):
+        held = list(value.values() if isinstance(value, Mapping) else value)[:MOST_ELEMENTS]
+        for i, inner in enumerate(held):
+            yield from _inside(f"{name}[{i}]", inner, module, depth - 1)
+    elif type(value).__module__ == module.__name__ and hasattr(value, "__dict__"):
+        for key, inner in [*vars(value).items()]:
+            yield _Place(f"{name}.{key}", inner, partial(setattr, value, key))
+            yield from _inside(f"{name}.{key}", inner, module, depth - 1)
 
 
 def _of_function(name: str, function: FunctionType) -> Iterator[_Place]:
