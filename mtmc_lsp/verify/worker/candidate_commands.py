@@ -91,7 +91,8 @@ def set_up_process(*, fills_memory: bool = True) -> str:
         if not current.is_program():
             use_one_thread()
         prepare_interpreter(replace_unseen)
-        describe_gpu(replace_unseen, current.streams())
+        backend = "cuda" if current.has_gpu_names() else "cpu"
+        describe_gpu(replace_unseen, current.streams(), backend=backend)
     folder = scratch_folder()
     assert folder is not None
     return os.path.join(folder, RESULTS)

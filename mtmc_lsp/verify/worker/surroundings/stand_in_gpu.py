@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from mtmc_lsp.verify.worker.surroundings.stand_in_driver import describe_driver
 from mtmc_lsp.verify.worker.surroundings.stand_in_streams import Streams, stand_ins
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -59,15 +60,17 @@ def _on_cpu(value: Any) -> Any:
     return "cpu" if isinstance(value, str) and value.partition(":")[0] == GPU.type else value
 
 
-def describe_gpu(replace: Callable[[Any, str, Any], None], streams: Streams) -> None:
-    """Let torch describe a GPU, on which no tensor is: kernels choose grids by the number of multiprocessors.
+def describe_gpu(replace: Callable[[Any, str, Any], None], streams: Streams, *, backend: str) -> None:
+    """Let torch and Triton describe a GPU, on which no tensor is: kernels choose grids by the number of multiprocessors.
 
     Args:
         replace: sets an attribute of a module to another function.
         streams: the streams of this GPU.
+        backend: what the candidate's text has as the name of Triton's backend.
     """
     for name, answer in {**_descriptions(), **stand_ins(streams)}.items():
         replace(torch.cuda, name, answer)
+    describe_driver(replace, backend, PROPERTIES)
     replace(torch.Tensor, "record_stream", lambda tensor, stream: None)
 
 
