@@ -1,7 +1,7 @@
 """Run `mtmc optimize` and write how long its verification of versions took: `python scripts/timed_optimize.py OUT ARGUMENTS`.
 
-OUT gets a JSON object: the number of versions, seconds, and seconds of processor time of all processes of the run. The package may
-be at an earlier commit.
+OUT gets a JSON object: the number of versions, seconds, and seconds of processor time of all processes of the run. The package
+may be at an earlier commit.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mtmc_lsp.verify.worker.interpreter.stand_in import stand_in
 
 LENGTH = "_len_torch_dispatch_stack"
-"""The name of the function that returns how many modes are active. Torch's Python code keeps a reference to it, by which it switches
-hidden modes off, too."""
+"""The name of the function that returns how many modes are active. Torch's Python code keeps a reference to it, by which it
+switches hidden modes off, too."""
 _length = torch._C._len_torch_dispatch_stack
 
 
