@@ -221,6 +221,10 @@ HONEST = {
         "        import itertools\n\n        self.names = itertools.cycle('ab')\n",
         "        self.name = next(self.names)\n",
     ),
+    "numbers of the system that change no result": (
+        "        import random\n\n        self.random = random.SystemRandom()\n",
+        "        self.random.random()\n",
+    ),
     "numbers by a seed that change no result": (
         "        import random\n\n        self.random = random.Random(3)\n",
         "        if self.random.random() < 0.01:\n            print('rare')\n",

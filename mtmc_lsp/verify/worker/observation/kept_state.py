@@ -67,7 +67,7 @@ def _moved(value: Any) -> Any:
         return itertools.count(next(value) + MANY_CALLS)
     if _is_iterator(value):
         _advance(value)
-    elif isinstance(value, random.Random):
+    elif _is_seeded(value):
         _make_extreme(value)
     elif isinstance(value, (list, deque)):
         for i, held in enumerate(value):
@@ -103,6 +103,11 @@ def _lengthen(value: dict[Any, Any] | set[Any]) -> None:
 def _is_iterator(value: Any) -> bool:
     """Whether a value is an iterator, as a generator, that reads no file."""
     return isinstance(value, Iterator) and not isinstance(value, io.IOBase)
+
+
+def _is_seeded(value: Any) -> bool:
+    """Whether a value is a generator of random numbers that has a state: the system's has none."""
+    return isinstance(value, random.Random) and not isinstance(value, random.SystemRandom)
 
 
 def _advance(iterator: Iterator[Any]) -> None:
@@ -181,7 +186,7 @@ def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, (*SIMPLE, itertools.count)) or _is_count(value):
         # NaN differs from itself.
         return repr(value)
-    if isinstance(value, random.Random):
+    if _is_seeded(value):
         return hash(value.getstate())
     if _is_iterator(value):
         # Nobody sees how far it is.
