@@ -5,6 +5,7 @@ import collections
 import concurrent.futures
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -85,6 +86,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--time-limit", type=int, default=120, help="seconds for each")
     parser.add_argument("--gpu", action="store_true", help="verify on the GPU; else by the interpreter")
+    parser.add_argument(
+        "--order", type=int, help="in a random order by this seed: an interrupted run is a random share"
+    )
     parser.add_argument("--out", type=Path, help="append one JSON line for each; start again to resume")
     options = parser.parse_args()
     seen: collections.Counter[str] = collections.Counter()
@@ -94,7 +98,11 @@ def main() -> int:
             seen[candidate.kind] += 1
             if seen[candidate.kind] % options.every == 0:
                 turns.append((seen[candidate.kind], candidate))
-    chosen = [candidate for _, candidate in sorted(turns, key=lambda turn: turn[0])]
+    if options.order is not None:
+        random.Random(options.order).shuffle(turns)
+    else:
+        turns.sort(key=lambda turn: turn[0])
+    chosen = [candidate for _, candidate in turns]
     if options.check:
         return _check(chosen)
     commit = os.environ.get("MTMC_COMMIT") or _commit()

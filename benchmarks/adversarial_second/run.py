@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -93,22 +94,30 @@ def as_expected(record: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-    """Runs the chosen classes; lines of other classes in the file stay."""
+    """Runs the chosen candidates that have no line in the file yet."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--class", dest="kinds", action="append", default=[], help="only this class (may be repeated)")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one candidate")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--order", type=int, help="in a random order by this seed: an interrupted run is a random share"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="one line for each candidate; start again to resume")
     options = parser.parse_args()
+    records = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    done = {(record["class"], record["name"]) for record in records}
     cases = [case for case in all_cases() if not options.kinds or case.kind in options.kinds]
+    if options.order is not None:
+        random.Random(options.order).shuffle(cases)
     tool = {"commit": commit()}
-    with ThreadPoolExecutor(options.jobs) as pool:
-        made = [{**record, **tool} for record in pool.map(lambda case: verify(case, options.limit), cases)]
-    kept = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
-    records = [record for record in kept if record["class"] not in {case.kind for case in cases}] + made
+    with ThreadPoolExecutor(options.jobs) as pool, options.out.open("a") as file:
+        waiting = [case for case in cases if (case.kind, case.name) not in done]
+        for record in pool.map(lambda case: verify(case, options.limit), waiting):
+            records.append({**record, **tool})
+            file.write(json.dumps(records[-1]) + "\n")
+            file.flush()
     order = list(dict.fromkeys(case.kind for case in all_cases()))
     records.sort(key=lambda record: order.index(record["class"]))
-    options.out.write_text("".join(json.dumps(record) + "\n" for record in records))
     print(summary(records))
     unexpected = [record for record in records if not as_expected(record)]
     for record in unexpected:

@@ -224,6 +224,8 @@ class CandidateAnswer:
     """Which elements of an argument no program loads, if nothing can be compared; empty if the programs may load all."""
     waiting: tuple[str, ...] = ()
     """Names of kernels whose programs may wait for each other."""
+    streams: str | None = None
+    """Which launches no synchronisation of streams orders, as a clause; empty if there are none, ``None`` if not observed."""
     interference: str | None = None
     """How calls disturb each other's results, as a clause; empty if they do not, ``None`` if no results were kept."""
 

@@ -282,6 +282,8 @@ def _observed(
     checks.append(check("no threads left", running))
     if answer.other_threads:
         checks.append(check("launched by the caller's thread", OTHER_THREAD))
+    if answer.streams is not None:
+        checks.append(check("order of streams", answer.streams))
     if disabled_kernels:
         unused = "the results are the same when its kernel launches do nothing, so no kernel computes them"
         checks.append(check("kernel's result used", "" if answer.uses_kernels else unused))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 
 from mtmc_lsp.codegen.module.cuda_graph import without_cuda_graph
 from mtmc_lsp.core.results import Check, CheckStatus
@@ -50,6 +50,8 @@ FORBIDDEN_CALLS = {
     "torch.Stream": "a stream that is not timed",
     "torch.cuda.Stream": "a stream that is not timed",
     "torch.cuda.ExternalStream": "a stream that is not timed",
+    "torch.cuda.streams.Stream": "a stream that is not timed",
+    "torch.cuda.streams.ExternalStream": "a stream that is not timed",
     "torch.cuda.make_graphed_callables": "a graph that replays old inputs",
     "torch.jit.fork": "other threads",
     "torch.jit._fork": "other threads",
@@ -61,6 +63,8 @@ FORBIDDEN_CALLS = {
     "exec": "code that cannot be read",
     "__import__": "code that cannot be read",
 }
+CURRENT_STREAM = ("get_current_stream", "_cuda_getCurrentRawStream", "current_stream")
+"""Functions that return the stream on which a kernel must be launched."""
 WATCHED = {"torch", "triton", "tl", "time", "sys", "os", "builtins", "numpy", "np", "F"}
 """Modules whose attributes a candidate must not set."""
 
@@ -133,6 +137,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    yield from _launches(tree)
     aliases = _aliases(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -148,6 +153,30 @@ def _calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
             owner = _dotted(node.args[0])
             if owner.partition(".")[0] in WATCHED:
                 yield node.lineno, f"changes {owner}"
+
+
+def _launches(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    current = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and _is_current_stream(node.value, set())
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        # Such as compiled[grid](x, out, stream=0).
+        for keyword in node.keywords if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript) else ():
+            if keyword.arg == "stream" and not _is_current_stream(keyword.value, current):
+                yield node.lineno, f"launches on {ast.unparse(keyword.value)}, which is no current stream"  # type: ignore[attr-defined]
+
+
+def _is_current_stream(node: ast.expr, names: Container[str]) -> bool:
+    """Whether an expression is a call that returns the current stream, its address, or a name of it."""
+    if isinstance(node, ast.Attribute) and node.attr == "cuda_stream":
+        node = node.value
+    if isinstance(node, ast.Call):
+        return _dotted(node.func).rpartition(".")[2] in CURRENT_STREAM
+    return isinstance(node, ast.Name) and node.id in names
 
 
 def _assignments(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 import numpy
 import pytest
 import torch
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from mtmc_lsp.core.results import CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.verify.edge_cases import compared_numbers_in, numbers_in
 from mtmc_lsp.verify.outcomes import REAL_SIZES
 from mtmc_lsp.verify.worker.interpreter.stores import ATOMICS, Stores
+from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
 
 Judge = Callable[..., Verdict]
 HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n\n@triton.jit\n"
@@ -249,6 +251,30 @@ def test_results_of_numpy_are_labelled(judge: Judge) -> None:
     )
     verdict = judge(DOUBLED.replace("SIZE", "20"), "doubled", f"import numpy\n{by_numpy}", "fast")
     assert verdict.computed_by == "library"
+
+
+GUARDED = ROWS.replace(
+    "    x = x.contiguous()\n",
+    "    if torch._C._len_torch_dispatch_stack():\n        return x.abs() * 2\n    x = x.contiguous()\n",
+)
+"""Generated guards ask in this way whether something traces the call."""
+
+
+def test_a_guard_decides_while_operations_are_counted_as_in_a_plain_call(judge: Judge) -> None:
+    verdict = judge(DOUBLED.replace("SIZE", "20000"), "doubled", GUARDED.replace("FACTOR", "2.0"), "fast")
+    assert verdict.is_correct, verdict.reason
+    assert verdict.computed_by == "kernel"
+    assert any("a sample ran" in note for note in verdict.notes), verdict.notes
+
+
+def test_a_hidden_mode_sees_operations_and_does_not_count() -> None:
+    count = torch._C._len_torch_dispatch_stack
+    with LibraryWork() as work, BaseTorchDispatchMode():
+        torch.ones(3) + 1
+        assert torch._C._len_torch_dispatch_stack() == 1
+        assert torch._C._len_torch_dispatch_stack.__name__ == count.__name__
+    assert work.operations == 3
+    assert torch._C._len_torch_dispatch_stack is count
 
 
 def test_numbers_are_also_products_with_named_constants() -> None:

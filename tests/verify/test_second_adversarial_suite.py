@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.adversarial_second import run
 from benchmarks.adversarial_second.cases import Case, all_cases
 from benchmarks.adversarial_second.run import as_expected, outcome, summary
 
@@ -48,3 +50,29 @@ def test_every_wrong_candidate_is_wrong_outside_of_the_verifier(kind: str) -> No
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.adversarial_second.check", "--class", kind]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout
+
+
+def test_a_run_that_was_interrupted_goes_on_in_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, verified = tmp_path / "results.jsonl", list[str]()
+    cases = all_cases()[:6]
+
+    def verify(case: Case, limit: float) -> dict[str, object]:
+        if len(verified) == 2:
+            raise KeyboardInterrupt
+        verified.append(case.name)
+        return {"class": case.kind, "name": case.name, "expected": "refused", "status": "incorrect", "label": ""}
+
+    monkeypatch.setattr(run, "all_cases", lambda: cases)
+    monkeypatch.setattr(run, "verify", verify)
+    monkeypatch.setattr(sys, "argv", ["run", "--order", "3", "--out", str(out)])
+    monkeypatch.setenv("MTMC_COMMIT", "abc")
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run.main()
+        verified.clear()
+    names = [json.loads(line)["name"] for line in out.read_text().splitlines()]
+    assert run.main() == 0
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(names) == 4 and [line["name"] for line in lines[:4]] == names
+    assert {line["name"] for line in lines} == {case.name for case in cases}
+    assert {line["commit"] for line in lines} == {"abc"}

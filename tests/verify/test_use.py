@@ -127,3 +127,86 @@ def test_the_message_names_the_parameters_whose_earlier_values_decide(use: Use) 
     changes, _ = OF_MODULES["a packed parameter is kept until it is another object"]
     outcome = use(MODEL, "Model", changed(MODEL_NEW, *changes), "ModelNew")
     assert outcome.reason == "use: after load_state_dict the result is still that of the earlier values (gain)"
+
+
+GROUPED = """import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, groups, power: int = 2):
+        super().__init__()
+        self.groups, self.power = groups, power
+
+    def forward(self, x):
+        parts = x.view(x.shape[0], self.groups, -1)
+        return (parts.abs() ** self.power).sum(1)
+
+
+def get_inputs():
+    return [torch.rand(8, 32)]
+
+
+def get_init_inputs():
+    return [4]
+"""
+GROUPED_NEW = """import torch
+import triton
+import triton.language as tl
+from torch import nn
+
+
+@triton.jit
+def summed(x_ptr, out_ptr, width, GROUPS: tl.constexpr, POWER: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    mask = at < width
+    row = tl.program_id(0)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for group in range(GROUPS):
+        x = tl.abs(tl.load(x_ptr + (row * GROUPS + group) * width + at, mask=mask, other=0.0))
+        term = x
+        for _ in range(POWER - 1):
+            term = term * x
+        total += term
+    tl.store(out_ptr + row * width + at, total, mask=mask)
+
+
+class ModelNew(nn.Module):
+    def __init__(self, groups, power: int = 2):
+        super().__init__()
+        self.groups, self.power = groups, power
+
+    def forward(self, x):
+        x, groups, power = x.contiguous(), self.groups, self.power
+        width = x.shape[1] // groups
+        out = torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
+        if out.numel():
+            summed[(x.shape[0],)](x, out, width, groups, power, BLOCK=triton.next_power_of_2(width))
+        return out
+"""
+READ = "self.groups, self.power\n        width"
+OPTIONS = {
+    "the power": ("self.groups, 2\n        width", {"constructor power=3", "constructor power=4"}),
+    "the groups": ("4, self.power\n        width", {"constructor groups=8"}),
+}
+"""Numbers that a kernel is written for; 32 columns have no 5 groups."""
+
+
+@pytest.mark.parametrize("what", OPTIONS)
+def test_a_module_that_ignores_a_whole_number_of_its_constructor_is_refused(what: str, use: Use) -> None:
+    text, failing = OPTIONS[what]
+    outcome = use(GROUPED, "Model", changed(GROUPED_NEW, (READ, text)), "ModelNew")
+    assert steps(outcome, CheckStatus.FAILED) == failing, outcome
+
+
+@pytest.mark.parametrize("checked", ["", "        assert groups == 4 and power == 2\n"], ids=["follows", "refuses"])
+def test_a_module_that_follows_such_a_number_or_refuses_others_is_accepted(checked: str, use: Use) -> None:
+    text = changed(GROUPED_NEW, ("        super().__init__()\n", f"{checked}        super().__init__()\n"))
+    outcome = use(GROUPED, "Model", text, "ModelNew")
+    assert outcome.status is VerdictStatus.CORRECT, outcome
+    assert ("constructor power=3" in steps(outcome, CheckStatus.PASSED)) is not bool(checked)
+
+
+def test_the_default_of_a_whole_number_must_be_the_same(use: Use) -> None:
+    outcome = use(GROUPED, "Model", changed(GROUPED_NEW, ("power: int = 2", "power: int = 3")), "ModelNew")
+    assert "constructor_default power" in steps(outcome, CheckStatus.FAILED), outcome

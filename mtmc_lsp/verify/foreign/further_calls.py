@@ -81,7 +81,9 @@ class FurtherCalls:
     def _in_program(self, first: Case) -> Iterator[CaseOutcome]:
         """As a user's program on a GPU, if the interpreter manages the unchanged text, or else without names of a GPU."""
         if self.interpreted:
-            outcomes = list(self._elsewhere(first, CallPlan(surroundings=Surroundings.PROGRAM_ON_GPU)))
+            # Two calls, on the default stream and on another one.
+            plan = CallPlan(repeats=1, surroundings=Surroundings.PROGRAM_ON_GPU)
+            outcomes = list(self._elsewhere(first, plan))
             if all(outcome.is_correct or outcome.status is VerdictStatus.INCORRECT for outcome in outcomes):
                 yield from outcomes
                 return

@@ -81,4 +81,4 @@ class Use:
     def key(self) -> str:
         """A text that no other step of a script has."""
         key = f"{self.kind} {self.name}".strip()
-        return f"{key}={self.value}" if self.kind == "size" else key
+        return f"{key}={self.value}" if self.kind in ("constructor", "size") and type(self.value) is int else key

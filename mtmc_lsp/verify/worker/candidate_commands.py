@@ -91,7 +91,8 @@ def set_up_process(*, fills_memory: bool = True) -> str:
         if not current.is_program():
             use_one_thread()
         prepare_interpreter(replace_unseen)
-        describe_gpu(replace_unseen)
+        backend = "cuda" if current.has_gpu_names() else "cpu"
+        describe_gpu(replace_unseen, current.streams(), backend=backend)
     folder = scratch_folder()
     assert folder is not None
     return os.path.join(folder, RESULTS)
@@ -171,7 +172,7 @@ class _Calls:
 
     def run(self, plan: CallPlan) -> tuple[dict[str, Any], dict[str, Any]]:
         """The judged call, and what was observed of all calls."""
-        all_launches, launches = LaunchCount(), LaunchCount()
+        all_launches, launches = LaunchCount(current.note_launch), LaunchCount()
         tensors = self._fresh()
         self._kept = KeptResults() if plan.keeps_results else None
         with all_launches.counting():
@@ -202,6 +203,7 @@ class _Calls:
             "all_launches": all_launches.count,
             # On a GPU, autograd's threads launch the kernels of a backward pass, and torch lets their streams wait.
             "other_threads": self._threads.others(all_launches.threads) if is_interpreted() else 0,
+            "streams": current.unordered_launches(),
             "differing": tuple(sorted(differing_results)) if repeats else None,
             "uses_kernels": uses_kernels,
             "unused_kernels": tuple(unused),
@@ -272,11 +274,11 @@ class _Calls:
         function = self._prepared.function
         if current.is_program():
             # No frame of ours may be between the program and the candidate.
-            return replace(self._prepared, function=functools.partial(current.run, function)), values
+            return replace(self._prepared, function=functools.partial(current.call, function)), values
         function = functools.partial(self._threads.call, function)
         if grids.current.stores is not None:
             function = functools.partial(grids.watched, function)
-        return replace(self._prepared, function=function), values
+        return replace(self._prepared, function=functools.partial(current.call, function)), values
 
     def _interference(self, judged: dict[str, Any], plan: CallPlan) -> str:
         """How a call on other contents, or of another instance, and earlier results disturb each other; empty if they do not."""
@@ -377,7 +379,8 @@ class _Calls:
             return []
         move_forward(self._module, instance, changed)
         lengthen(self._module, grown)
-        is_same = self._gives(judged)
+        # Numbers of a generator are small and large in turn.
+        is_same = self._gives(judged) and self._gives(judged)
         # Memory for results in turn is used again after many calls.
         is_separate = self._kept is None or not self._kept.is_overwritten()
         return sorted(changed | grown) if not (is_same and is_separate) else []

@@ -338,7 +338,9 @@ def use_one_thread() -> None:
 class LaunchCount:
     """Counts launches: of kernels, of compiled kernels that are launched directly, and of interpreted ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_launch: Callable[[], None] = lambda: None) -> None:
+        """Count from zero; ``on_launch`` is called before each launch."""
+        self._on_launch = on_launch
         self.count = 0
         self.kernels: set[str] = set()
         """The names of the launched kernels."""
@@ -376,6 +378,7 @@ class LaunchCount:
             if not kwargs.get("warmup"):
                 self.count += 1
                 self.threads.add(_thread.get_ident())
+                self._on_launch()
                 # The launch of a compiled kernel is no method, so its name is unknown here.
                 name = str(getattr(getattr(args[0], "fn", None), "__name__", "")) if args else ""
                 self.kernels |= {name} - {""}

@@ -11,6 +11,10 @@ GPU_TO_CPU = (
     ("torch.cuda.synchronize()", "None"),
     ('"cuda"', '"cpu"'),
     ("'cuda'", "'cpu'"),
+    ('"cuda:0"', '"cpu"'),
+    ("'cuda:0'", "'cpu'"),
+    ('torch.device("cpu", -1)', 'torch.device("cpu")'),
+    ("torch.device('cpu', -1)", "torch.device('cpu')"),
     # On a CPU the reference computes products in full float32, so the kernel must not round its operands either.
     ("tl.where(x == x, rounded, x)", "x"),
 )

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from mtmc_lsp.verify.worker.interpreter.hidden_mode import HiddenMode
 
 Range = tuple[int, int]
 """The first address, and the one after the last."""
@@ -15,7 +16,7 @@ READ_LATER = "other code reads memory that the programs left out would write"
 ATOMICS = "its programs add to memory of others"
 
 
-class Stores(TorchDispatchMode):  # type: ignore[misc]
+class Stores(HiddenMode):
     """Addresses that the programs of a call stored to; as a context, it sees which tensors torch reads."""
 
     def __init__(self) -> None:

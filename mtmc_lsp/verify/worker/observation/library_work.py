@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from mtmc_lsp.verify.worker.interpreter.hidden_mode import HiddenMode
 
 WITHOUT_ARITHMETIC = frozenset(
     "empty empty_like empty_strided new_empty new_empty_strided zeros zeros_like new_zeros ones ones_like full full_like fill_ "
@@ -21,7 +22,7 @@ WITHOUT_ARITHMETIC = frozenset(
 """Operations that allocate, fill or copy; views are recognised by their schema."""
 
 
-class LibraryWork(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
+class LibraryWork(HiddenMode):
     """Counts operations: two per multiply-add of a product, and one per element otherwise."""
 
     def __init__(self) -> None:

@@ -15,6 +15,7 @@ from mtmc_lsp.verify.worker.surroundings.addresses import moved
 from mtmc_lsp.verify.worker.surroundings.extreme_chance import ExtremeChance
 from mtmc_lsp.verify.worker.surroundings.moving_clock import MovingClock
 from mtmc_lsp.verify.worker.surroundings.stand_in_gpu import StandInGpu
+from mtmc_lsp.verify.worker.surroundings.stand_in_streams import Streams
 from mtmc_lsp.verify.worker.surroundings.user_program import UserProgram
 
 MOST_PADDING = 64
@@ -31,6 +32,7 @@ class _Current:
         self.chance: ExtremeChance | None = None
         self.program: UserProgram | None = None
         self.gpu: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        self.streams: Streams | None = None
 
 
 _current = _Current()
@@ -54,7 +56,7 @@ def enter(kind: Surroundings, candidate: str, seed: int) -> None:
         return
     _current.program = UserProgram(candidate, keeps_caches=not is_interpreted())
     if kind is Surroundings.PROGRAM_ON_GPU:
-        _current.gpu = StandInGpu()
+        _current.gpu = StandInGpu(streams())
 
 
 def is_program() -> bool:
@@ -80,6 +82,32 @@ def advance() -> list[torch.Tensor]:
 def placed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors, at other places in a page where addresses change between calls."""
     return {name: moved(tensor) for name, tensor in tensors.items()} if _current.clock is not None else tensors
+
+
+def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Call the candidate in these surroundings, as a program does that computes on some stream."""
+    inside = functools.partial(run, function, *arguments, **named)
+    return _current.streams.call(inside) if _current.streams is not None else inside()
+
+
+def streams() -> Streams:
+    """The streams of this process, which has no GPU."""
+    _current.streams = _current.streams or Streams()
+    return _current.streams
+
+
+def note_launch() -> None:
+    """A kernel is launched on the current stream."""
+    if _current.streams is not None:
+        _current.streams.launch()
+
+
+def unordered_launches() -> str | None:
+    """What launches no synchronisation orders; empty if there are none, ``None`` if streams were not observed.
+
+    They are only observed where the candidate's text is unchanged: elsewhere it has lost its ``torch.cuda.synchronize()``.
+    """
+    return _current.streams.unordered if _current.streams is not None and has_gpu_names() else None
 
 
 def run(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from mtmc_lsp.verify.worker.surroundings.stand_in_driver import describe_driver
+from mtmc_lsp.verify.worker.surroundings.stand_in_streams import Streams, stand_ins
+
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 PROPERTIES = {
     "name": "NVIDIA H100 80GB HBM3", "major": 9, "minor": 0, "multi_processor_count": 132, "total_memory": 80 << 30,
@@ -27,7 +30,7 @@ VARIABLE = "TRITON_INTERPRET"
 class StandInGpu(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     """Inside, all tensors seem to be on a GPU, and requests for its memory get memory of the CPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: Streams) -> None:
         """Replace what torch and Triton tell of the machine for the rest of the process."""
         super().__init__()
         kind = torch.Tensor
@@ -38,7 +41,7 @@ class StandInGpu(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed
             (kind.get_device, lambda _: 0),
             (kind.cuda, lambda tensor: tensor),
         ]
-        _replace_cuda()
+        _replace_cuda(streams)
         _replace_triton()
 
     def __torch_function__(
@@ -57,14 +60,18 @@ def _on_cpu(value: Any) -> Any:
     return "cpu" if isinstance(value, str) and value.partition(":")[0] == GPU.type else value
 
 
-def describe_gpu(replace: Callable[[Any, str, Any], None]) -> None:
-    """Let torch describe a GPU, on which no tensor is: kernels choose grids by the number of multiprocessors.
+def describe_gpu(replace: Callable[[Any, str, Any], None], streams: Streams, *, backend: str) -> None:
+    """Let torch and Triton describe a GPU, on which no tensor is: kernels choose grids by the number of multiprocessors.
 
     Args:
         replace: sets an attribute of a module to another function.
+        streams: the streams of this GPU.
+        backend: what the candidate's text has as the name of Triton's backend.
     """
-    for name, answer in _descriptions().items():
+    for name, answer in {**_descriptions(), **stand_ins(streams)}.items():
         replace(torch.cuda, name, answer)
+    describe_driver(replace, backend, PROPERTIES)
+    replace(torch.Tensor, "record_stream", lambda tensor, stream: None)
 
 
 def _descriptions() -> dict[str, Callable[..., Any]]:
@@ -76,13 +83,13 @@ def _descriptions() -> dict[str, Callable[..., Any]]:
     }
 
 
-def _replace_cuda() -> None:
+def _replace_cuda(streams: Streams) -> None:
     answers: Mapping[str, Callable[..., Any]] = {
         **_descriptions(),
+        **stand_ins(streams),
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "synchronize": lambda device=None: None,
         "set_device": lambda device: None,
         "_exchange_device": lambda device: 0,
         "_maybe_exchange_device": lambda device: 0,
@@ -91,7 +98,9 @@ def _replace_cuda() -> None:
         if hasattr(torch.cuda, name):
             answer.__name__ = answer.__qualname__ = name
             answer.__module__ = "torch.cuda"
-            setattr(torch.cuda, name, answer)
+            for holder in (torch.cuda, torch.cuda.streams):
+                if hasattr(holder, name):
+                    setattr(holder, name, answer)
 
 
 def _replace_triton() -> None:

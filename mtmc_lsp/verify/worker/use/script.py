@@ -43,7 +43,9 @@ OF_EACH_NUMBER = tuple(
 )
 """Steps that are listed by what the reference has."""
 LEAST_SIZE = 8
-"""Smaller whole numbers of constructors are often no sizes, but options for which a kernel is written, as a kernel size is."""
+"""Smaller whole numbers of constructors are often no sizes, but options, as a kernel size is."""
+LARGEST_OPTION, MOST_OPTIONS = 64, 4
+"""Limits for whole numbers of constructors that are no sizes: their values, and how many of them are changed."""
 MOST_SIZED = 1 << 18
 """Limit for the elements of a module that is constructed for other sizes."""
 MOST_ATTRIBUTES = 4
@@ -68,7 +70,9 @@ def expectations(subject: Subject, *, least: float = 0.0) -> tuple[list[Expectat
         least: the sensitivity of a result if float32 products run in TF32.
     """
     uses = list(possible_uses(subject))
-    states = {use.key: state for use in uses if use.kind in ("constructor", "size") and (state := _state(subject, use))}
+    built = {use.key: _state(subject, use) for use in uses if use.kind in ("constructor", "size")}
+    # A module without tensors has an empty state.
+    states = {key: state for key, state in built.items() if state is not None}
     calls = int(next((use.value for use in uses if use.kind == "many_calls"), 0))
     rows = values_of_calls(subject.inputs, calls, subject.seed) if calls else {}
     subject = replace(subject, states=states, rows=rows)
@@ -142,15 +146,19 @@ def _of_constructor(subject: Subject, constructor: Constructor, kind: str) -> It
     parameters = constructor.signature().parameters
     passed = dict([*zip(parameters, constructor.positional, strict=False), *constructor.named.items()])
     defaults = {name: p.default for name, p in parameters.items() if name not in passed}
-    for position, (name, value) in enumerate({**passed, **defaults}.items()):
+    values = {**passed, **defaults}
+    options = [name for name, value in values.items() if _is_option(subject, value)][:MOST_OPTIONS]
+    for position, (name, value) in enumerate(values.items()):
         at = position if position < len(constructor.positional) else -1
-        # Other whole numbers are often options for which a kernel may be written.
         if kind == "size" and _is_size(subject, value):
             for other in (value + value // 2, value // 2):
                 yield Use(kind, name, other, at, value)
         if isinstance(value, (bool, float)) and kind == "constructor":
             yield Use(kind, name, changed_number(value), at, value)
-        if isinstance(value, (bool, float)) and kind == "constructor_default" and name in defaults:
+        if kind == "constructor" and name in options:
+            # One more, or twice as many where a length must be a multiple: the reference may raise an exception for either.
+            yield from (Use(kind, name, other, at, value) for other in sorted({value + 1, 2 * value}))
+        if is_number(value) and kind == "constructor_default" and name in defaults:
             yield Use(kind, name)
 
 
@@ -160,6 +168,12 @@ def _is_size(subject: Subject, value: Any) -> bool:
     if not isinstance(value, int) or isinstance(value, bool) or value < LEAST_SIZE:
         return False
     return sum(tensor.numel() for tensor in tensors) <= MOST_SIZED and any(value in tensor.shape for tensor in tensors)
+
+
+def _is_option(subject: Subject, value: Any) -> bool:
+    """Whether a number of the constructor is a whole number that is no size, as of heads, groups or a kernel."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return is_whole and 0 < value <= LARGEST_OPTION and not _is_size(subject, value)
 
 
 def _called_submodules(subject: Subject) -> list[str]:
