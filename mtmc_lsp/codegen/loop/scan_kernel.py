@@ -334,14 +334,17 @@ class ScanWriter(LoopWriter):
         if not loaded:
             # The first pass, which only collects accesses.
             return
-        states = [self._as_number(code) for code in names]
-        texts = [
-            self._as_state(text, code.dtype)
-            for text, code in zip(applied_texts(item, loaded, states), names, strict=True)
-        ]
+        texts = self._applied(item, loaded, names)
         lines.append(f"{', '.join(code.text for code in names)} = {', '.join(texts)}")
         self.lines.append(f"for {self.earlier} in range(0, {self.segment}):")
         self.lines += [f"    {line}" for line in lines]
+
+    def _applied(self, item: Recurrence, components: Sequence[str], states: Sequence[Code]) -> list[str]:
+        """The states after an update, in their dtype."""
+        texts = applied_texts(item, components, [self._as_number(code) for code in states])
+        if item.is_wide:
+            return [f"({text}).to({TRITON_DTYPES[code.dtype]})" for text, code in zip(texts, states, strict=True)]
+        return [self._as_state(text, code.dtype) for text, code in zip(texts, states, strict=True)]
 
     @staticmethod
     def _as_number(code: Code) -> str:
@@ -408,8 +411,7 @@ class ScanWriter(LoopWriter):
             results = [self._components_of_shift(item)]
         else:
             composed = self._composed(item)
-            texts = applied_texts(item, composed, [self._as_number(code) for code in codes])
-            results = [self._as_state(text, code.dtype) for text, code in zip(texts, codes, strict=True)]
+            results = self._applied(item, composed, codes)
         following = []
         for state, text, code in zip(item.states, results, codes, strict=True):
             name = text if text.isidentifier() else self._following_name(state)

@@ -60,6 +60,8 @@ def composition_of(item: Recurrence) -> Composition:
 def scan_dtype(item: Recurrence) -> str:
     """The dtype of the components: booleans are scanned as integers."""
     dtype = compute_dtype(item.states[0].type.dtype)
+    if item.is_wide:
+        return "float64"
     return "int32" if dtype == "bool" else dtype
 
 

@@ -80,6 +80,16 @@ class Recurrence:
     level: int
     """1 plus the number of scans that must be complete before this one: its coefficients read their states."""
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether updates are composed in float64.
+
+        Products of float32 factors near one have rounding errors of one sign, and ``state + w * (x - state)`` has the factor
+        ``1 - w``, which the user's code does not round. Both errors grow with the memory of the state.
+        """
+        is_scaled = self.kind in (ScanKind.PRODUCT, ScanKind.AFFINE, ScanKind.MATRIX)
+        return is_scaled and self.states[0].type.dtype == "float32"
+
 
 @dataclass(frozen=True)
 class ScanForm:
@@ -300,12 +310,9 @@ class _Solver:
             return self._combined(
                 lambda x, y: where(condition, x, y), *(self._linear(source, group) for source in prim.inputs[1:])
             )
-        if fn in ("or", "add"):
-            return self._combined(
-                union if fn == "or" else add, *(self._linear(source, group) for source in prim.inputs)
-            )
-        if fn == "sub":
-            return self._combined(subtract, *(self._linear(source, group) for source in prim.inputs))
+        if fn in ("or", "add", "sub"):
+            function = {"or": union, "add": add, "sub": subtract}[fn]
+            return self._combined(function, *(self._linear(source, group) for source in prim.inputs))
         if fn == "neg":
             return self._scaled(self._linear(prim.inputs[0], group), lambda value: subtract(0.0, value))
         if fn == "times_reciprocal":
