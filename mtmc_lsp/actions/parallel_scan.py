@@ -31,6 +31,9 @@ from mtmc_lsp.tuning.kernel_cost import kernel_cost
 
 LEAST_GAIN = 0.2
 """Share of the kernel's time that a scan must be predicted to save: its latencies are estimates."""
+MOST_STATES_PER_SM = 64
+"""Independent elements of the state for each multiprocessor up to which a scan is tried: two warps. With more, the sequential kernel
+keeps the device busy. An estimate, not measured."""
 CHOICES = ("rows", "block", "warps", "stages", "steps", "segments")
 
 
@@ -55,7 +58,8 @@ class ParallelScan:
     ) -> Iterable[MacroAction]:
         ir, device = situation.ir, situation.device
         form = loop_in(ir, region)
-        if scan_or_none(form) is None:
+        states = independent_elements(form)
+        if states > MOST_STATES_PER_SM * device.sm_count or scan_or_none(form) is None:
             return
         try:
             config = scan_config(form, device)
@@ -65,7 +69,7 @@ class ParallelScan:
         before, after = (kernel_cost(ir, region, each, device) for each in (present, config))
         if before.us - after.us < LEAST_GAIN * before.us:
             return
-        count, states = form.loop.count.value(ir.graph.sizes), independent_elements(form)
+        count = form.loop.count.value(ir.graph.sizes)
         shared = ""
         if config.segments > 1:
             shared = f" {config.segments} programs share the iterations of each tile."
@@ -75,9 +79,9 @@ class ParallelScan:
             lines=lines_of(ir, region.nodes),
             params={"config": {name: getattr(config, name) for name in CHOICES}},
             rationale=(
-                f"{count} iterations run one after another for {states} independent elements of the state, which occupies "
-                f"few of {device.sm_count} multiprocessors. The update of the state is associative, so a program computes "
-                f"{config.steps} iterations at once in about {config.steps.bit_length() - 1} steps.{shared}"
+                f"{count} iterations run one after another for {states} independent elements of the state, which leaves "
+                f"{device.sm_count} multiprocessors mostly idle. The update of the state is associative, so a program computes "
+                f"{config.steps} iterations at once in about {config.steps.bit_length() - 1} dependent operations.{shared}"
             ),
             expected=expected(before, after),
             text=f"Scan the iterations of {kernel_title(ir, plan.nodes)} in parallel",

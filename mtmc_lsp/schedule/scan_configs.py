@@ -14,8 +14,8 @@ from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import LEAST_STEPS, LoopConfig
 from mtmc_lsp.schedule.device_limits import max_stages
 
-SCANNED_ELEMENTS = 2048
-"""Elements of a scan's first tile: 16 for each thread of four warps."""
+SCANNED_ELEMENTS = 1024
+"""Elements of a scan's first tile: 8 for each thread of four warps, so that updates in float64 fit into registers."""
 MOST_SCAN_STEPS = 1024
 """Most time steps of a first tile."""
 SCAN_COLUMNS = 32
@@ -81,7 +81,7 @@ def _tile(form: LoopForm, block: int, steps: int, device: DeviceModel) -> LoopCo
     length = form.loop.count.value(form.ir.graph.sizes)
     longest = max(LEAST_STEPS, next_power_of_two(length))
     steps = min(max(steps, LEAST_STEPS), longest, MOST_SCAN_STEPS)
-    warps = max(1, min(8, steps * block // (16 * device.warp_size)))
+    warps = max(1, min(8, steps * block // (8 * device.warp_size)))
     config = LoopConfig(1, block, warps, min(STAGES, max_stages(device)), steps)
     wanted = PROGRAMS_PER_SM * device.sm_count // max(1, tiles_of_scan(form, config))
     segments = min(wanted, length // (LEAST_CHUNKS * steps), MOST_SEGMENTS)

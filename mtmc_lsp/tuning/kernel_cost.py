@@ -11,9 +11,8 @@ from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.attention_mask import limited_attention_band
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.dense_windows import are_contiguous_windows
-from mtmc_lsp.ir.loops.form import LoopForm, independent_elements, moved_bytes
+from mtmc_lsp.ir.loops.form import independent_elements, moved_bytes
 from mtmc_lsp.ir.loops.fusion import loop_in
-from mtmc_lsp.ir.loops.scan import scan_form
 from mtmc_lsp.ir.memory_order import contiguous_axes, transposed_axis, windows_along_columns
 from mtmc_lsp.ir.primitives import CENTRED, KernelIR, Prim, PrimOp, ProductSizes, has_split_operands
 from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch, weight_bytes
@@ -28,7 +27,6 @@ from mtmc_lsp.schedule.configs import (
     TileConfig,
     precision_of,
 )
-from mtmc_lsp.schedule.scan_configs import tiles_of_scan
 from mtmc_lsp.schedule.split_on_load import is_dense_along_sum, split_programs
 from mtmc_lsp.tuning.cost import (
     TORCH_EFFICIENCY,
@@ -40,6 +38,7 @@ from mtmc_lsp.tuning.cost import (
     tensor_bytes,
 )
 from mtmc_lsp.tuning.load_cost import loads_apart_us
+from mtmc_lsp.tuning.scan_cost import ISSUE_US, LOAD_US, scan_cost
 from mtmc_lsp.tuning.waves import Waves, parts_bytes
 
 GATHERED, SCATTERED = 0.5, 0.25
@@ -91,13 +90,9 @@ RECURRENT_SHARE = 0.5
 """Share of the peak that the products of a recurrent step reach. An estimate, not measured."""
 
 
-LOAD_US, OPERATION_US, ISSUE_US, LOOP_PROGRAMS_PER_SM = 0.6, 0.004, 0.001, 16
-"""Microseconds until a load from memory arrives, for an operation that waits for the one before, and for any other operation;
-programs per multiprocessor that hide each other's latency. Estimates for the iterations of a loop, not measured."""
-
-SCAN_LEVEL_US, EARLIER_US, SCAN_WARPS_PER_SM = 0.05, 0.02, 16
-"""Microseconds for a doubling of a scan's range, and to apply the update of one earlier segment; warps per multiprocessor whose
-chunks overlap. Estimates, not measured."""
+OPERATION_US, LOOP_PROGRAMS_PER_SM = 0.004, 16
+"""Microseconds for an operation that waits for the one before; programs per multiprocessor that hide each other's latency.
+Estimates for the iterations of a loop, not measured."""
 
 
 def kernel_cost(
@@ -236,7 +231,7 @@ def _loop_cost(ir: KernelIR, region: Region, config: LoopConfig, device: DeviceM
     graph, form = ir.graph, loop_in(ir, region)
     moved = moved_bytes(form.node, graph)
     if config.is_scan:
-        return _scan_cost(form, moved, config, device)
+        return scan_cost(form, moved, config, device)
     waves = -(-independent_elements(form) // (config.rows * config.block)) / (LOOP_PROGRAMS_PER_SM * device.sm_count)
     memory = roofline_us(moved, 0.0, device, 1.0, TRITON_EFFICIENCY)
     chain = len(form.chain())
@@ -244,24 +239,6 @@ def _loop_cost(ir: KernelIR, region: Region, config: LoopConfig, device: DeviceM
     per_step = LOAD_US / config.stages + OPERATION_US * chain + ISSUE_US * others
     latency = form.loop.count.value(graph.sizes) * per_step * max(1.0, waves)
     return Cost(moved, 0.0, max(memory, latency) + device.launch_us)
-
-
-def _scan_cost(form: LoopForm, moved: float, config: LoopConfig, device: DeviceModel) -> Cost:
-    """The cost of a loop as scans: its traffic once per kernel, or the latency of the chunks of a segment."""
-    scan = scan_form(form)
-    passes = 1 + (scan.levels if config.segments > 1 else 0)
-    chunks = -(-form.loop.count.value(form.ir.graph.sizes) // (config.steps * config.segments))
-    elements = config.steps * config.block / (config.warps * device.warp_size)
-    levels = len(scan.recurrences) * (config.steps.bit_length() - 1)
-    per_chunk = LOAD_US / config.stages + SCAN_LEVEL_US * levels + ISSUE_US * elements * len(form.region.prims)
-    programs = tiles_of_scan(form, config) * config.segments
-    waves = max(1.0, programs * config.warps / (SCAN_WARPS_PER_SM * device.sm_count))
-    busy = min(1.0, programs / device.sm_count)
-    # Kernels after the first one read from the cache what fits there.
-    memory = passes * roofline_us(moved, 0.0, device, 1.0, TRITON_EFFICIENCY * busy)
-    latency = passes * (chunks * per_chunk * waves + EARLIER_US * config.segments)
-    # The last launch checks for states that are not finite.
-    return Cost(moved * passes, 0.0, max(memory, latency) + device.launch_us * (passes + 1))
 
 
 def _sectors(

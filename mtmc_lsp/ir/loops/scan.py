@@ -12,7 +12,7 @@ the updates of any range of iterations before they know the state in front of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -20,6 +20,19 @@ from itertools import combinations
 
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
 from mtmc_lsp.core.loop import LoopInput
+from mtmc_lsp.ir.loops.coefficients import (
+    Leaf,
+    Term,
+    Value,
+    add,
+    both,
+    divide,
+    leaves,
+    multiply,
+    subtract,
+    union,
+    where,
+)
 from mtmc_lsp.ir.loops.form import LoopForm
 from mtmc_lsp.ir.primitives import Prim, PrimOp
 from mtmc_lsp.ir.regions import CannotFuse
@@ -49,25 +62,6 @@ class ScanKind(Enum):
     MIN_PLUS = "min-plus"
     MATRIX = "matrix"
     """``a11 * x + a12 * y + b1`` and ``a21 * x + a22 * y + b2``, in this order of coefficients."""
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """The value of a primitive of the body."""
-
-    prim: str
-
-
-@dataclass(frozen=True)
-class Term:
-    """A pointwise function of values."""
-
-    fn: str
-    args: tuple[Value, ...]
-
-
-Value = Leaf | Term | float
-"""A coefficient of an update."""
 
 
 @dataclass(frozen=True)
@@ -409,70 +403,3 @@ def _either(fn: str, left: Value | None, right: Value | None) -> Value | None:
     if left is None or right is None:
         return right if left is None else left
     return Term(fn, (left, right))
-
-
-# Values -------------------------------------------------------------------------------------------------------------
-
-
-def leaves(value: Value) -> Iterator[str]:
-    """The primitives that a coefficient reads."""
-    if isinstance(value, Leaf):
-        yield value.prim
-    elif isinstance(value, Term):
-        for item in value.args:
-            yield from leaves(item)
-
-
-def add(left: Value, right: Value) -> Value:
-    """The sum."""
-    if left == 0 or right == 0:
-        return right if left == 0 else left
-    return Term("add", (left, right)) if _has_leaf(left, right) else float(left) + float(right)  # type: ignore[arg-type]
-
-
-def subtract(left: Value, right: Value) -> Value:
-    """The difference."""
-    if right == 0:
-        return left
-    if not _has_leaf(left, right):
-        return float(left) - float(right)  # type: ignore[arg-type]
-    return Term("neg", (right,)) if left == 0 else Term("sub", (left, right))
-
-
-def multiply(left: Value, right: Value) -> Value:
-    """The product."""
-    if left == 0 or right == 0:
-        return 0.0
-    if left == 1 or right == 1:
-        return right if left == 1 else left
-    return Term("mul", (left, right)) if _has_leaf(left, right) else float(left) * float(right)  # type: ignore[arg-type]
-
-
-def divide(left: Value, right: Value) -> Value:
-    """The quotient."""
-    return 0.0 if left == 0 else Term("div", (left, right))
-
-
-def where(condition: Value, left: Value, right: Value) -> Value:
-    """``left`` where the condition holds."""
-    return left if left == right else Term("where", (condition, left, right))
-
-
-def union(left: Value, right: Value) -> Value:
-    """*or* of booleans."""
-    if left == 0 or right == 0:
-        return right if left == 0 else left
-    return 1.0 if 1 in (left, right) else Term("logical_or", (left, right))
-
-
-def both(left: Value, right: Value) -> Value:
-    """*and* of booleans."""
-    if left == 0 or right == 0:
-        return 0.0
-    if left == 1 or right == 1:
-        return right if left == 1 else left
-    return Term("logical_and", (left, right))
-
-
-def _has_leaf(*values: Value) -> bool:
-    return any(isinstance(value, (Leaf, Term)) for value in values)
