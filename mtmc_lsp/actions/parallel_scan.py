@@ -32,8 +32,8 @@ from mtmc_lsp.tuning.kernel_cost import kernel_cost
 LEAST_GAIN = 0.2
 """Share of the kernel's time that a scan must be predicted to save: its latencies are estimates."""
 MOST_STATES_PER_SM = 64
-"""Independent elements of the state for each multiprocessor up to which a scan is tried: two warps. With more, the sequential kernel
-keeps the device busy. An estimate, not measured."""
+"""Independent elements of the state for each multiprocessor up to which a scan is tried: two warps. With more, the sequential
+kernel keeps the device busy. An estimate, not measured."""
 CHOICES = ("rows", "block", "warps", "stages", "steps", "segments")
 
 

@@ -118,5 +118,82 @@ def chained(x):
         fast = 0.7 * fast + 0.3 * x[:, t]
         out[:, t] = fast - slow
     return out, slow
+
+
+# mtmc: x=f32[B,T,D] lengths=i64[B]@0..37 B=3 T=37 D=5
+def lengths(x, lengths):
+    h = x.new_zeros(x.shape[0], x.shape[2])
+    outs = []
+    for t, x_t in enumerate(x.unbind(1)):
+        mask = (t < lengths).unsqueeze(-1)
+        h = torch.where(mask, 0.9 * h + torch.relu(x_t), h)
+        outs.append(h / (t + 1))
+    return torch.stack(outs, dim=1), h
+
+
+# mtmc: x=f32[B,T,D] B=3 T=37 D=5
+def energy(x):
+    e = torch.zeros_like(x[:, 0, 0])
+    out = torch.empty_like(x)
+    for t in range(x.shape[1]):
+        e = 0.8 * e + 0.2 * (x[:, t] * x[:, t]).sum(-1)
+        out[:, t] = x[:, t] / (1.0 + e[:, None])
+    return out, e
+
+
+# mtmc: x=f32[B,T] B=3 T=37
+def differences(x):
+    last = torch.zeros_like(x[:, 0])
+    out = torch.empty_like(x)
+    for t in reversed(range(x.shape[1])):
+        out[:, t] = x[:, t] - last
+        last = x[:, t] * 2
+    return out, last
+
+
+# mtmc: x=f32[T,B] T=37 B=6
+def limited(x):
+    s = torch.zeros_like(x[0])
+    outs = []
+    for x_t in x:
+        s = torch.minimum(s + x_t, torch.ones_like(s))
+        outs.append(s)
+    return torch.stack(outs)
+
+
+# mtmc: x=i64[B,T]@0..100 B=3 T=37
+def largest_index(x):
+    best = torch.zeros_like(x[:, 0])
+    out = torch.empty_like(x)
+    for t in range(x.shape[1]):
+        best = torch.maximum(best, x[:, t])
+        out[:, t] = best
+    return out
+
+
+# mtmc: prices=f32[N,T]@1..2 N=5 T=37
+def strength(prices):
+    gain = torch.zeros_like(prices[:, 0])
+    loss = torch.zeros_like(prices[:, 0])
+    out = torch.zeros_like(prices)
+    for t in range(1, prices.size(1)):
+        change = prices[:, t] - prices[:, t - 1]
+        gain = (gain * 13 + change.clamp(min=0)) / 14
+        loss = (loss * 13 - change.clamp(max=0)) / 14
+        out[:, t] = 100 - 100 / (1 + gain / (loss + 1e-8))
+    return out
+
+
+# mtmc: x=f32[B,T] B=3 T=37
+def all_positive(x):
+    fine = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
+    out = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
+    for t in range(x.shape[1]):
+        fine = fine & (x[:, t] > -1.5)
+        out[:, t] = fine
+    return out
 """
-NAMES = ("running_sum one_series extremes cusum log_sum_exp resets biquad wkv running_product chained").split()
+NAMES = (
+    "running_sum one_series extremes cusum log_sum_exp resets biquad wkv running_product chained lengths energy differences "
+    "limited largest_index strength all_positive"
+).split()

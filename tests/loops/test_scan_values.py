@@ -62,6 +62,20 @@ def test_a_reset_by_a_mask_forgets_infinities_and_nan(captured) -> None:
     assert result[0, 20:].isfinite().all() and not result[0, 19, :2].isfinite().any()
 
 
+@pytest.mark.parametrize("name", ["differences", "extremes", "cusum", "log_sum_exp", "strength"])
+def test_other_updates_pass_on_infinities_and_nan_as_the_users_loop_does(name: str, captured) -> None:
+    capture = captured(SCANS, name)
+    candidate = scanned(capture, SCANS, steps=16, segments=4)
+    (item,) = capture.graph.inputs
+    x = torch.rand(70, 8) + 1
+    x[20, 0], x[30, 1], x[40, 2], x[50, 3] = NAN, INF, -INF, INF
+    x[51, 3], x[60, 1] = -INF, -INF
+    inputs = {item.name: x if name == "cusum" else x.T.contiguous()}
+    pairs = zip(results(capture, candidate, inputs), eager(SCANS, name, inputs), strict=True)
+    for result, expected in pairs:
+        torch.testing.assert_close(result, expected, equal_nan=True)
+
+
 def test_coefficients_that_overflow_together_leave_a_state_of_zero(captured) -> None:
     """The product of 70 factors of 1e3 is infinite, and zero times infinity is not a number."""
     capture = captured(LOOPS, "recurrence")

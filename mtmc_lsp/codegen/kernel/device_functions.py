@@ -212,6 +212,11 @@ def _row_of(x, chosen):
     """The row of x where ``chosen`` holds."""
     return tl.sum(tl.where(chosen, x, 0), axis=0, keep_dims=True).to(x.dtype)
 ''',
+    "_latest": '''@triton.jit
+def _latest(a1, b1, a2, b2):
+    """The later one of two updates that replace x by b, or leave it where a is 1."""
+    return a1 * a2, tl.where(a2 == 0, b2, b1)
+''',
     "_and_or": '''@triton.jit
 def _and_or(a1, b1, a2, b2):
     """The update (a1 & x) | b1, and then (a2 & x) | b2, as one."""

@@ -29,7 +29,7 @@ class Composition:
 
 
 COMPOSITIONS = {
-    ScanKind.SHIFT: Composition(("a", "b"), "_affine", (1.0, 0.0), ("{a} * {s0} + {b}",)),
+    ScanKind.SHIFT: Composition(("a", "b"), "_latest", (1.0, 0.0), ("tl.where({a} == 0, {b}, {s0})",)),
     ScanKind.SUM: Composition(("b",), "_add", (0.0,), ("{s0} + {b}",), may_overflow=True),
     ScanKind.PRODUCT: Composition(("a",), "_multiply", (1.0,), ("{a} * {s0}",), may_overflow=True),
     ScanKind.AFFINE: Composition(("a", "b"), "_affine", (1.0, 0.0), ("{a} * {s0} + {b}",), may_overflow=True),
