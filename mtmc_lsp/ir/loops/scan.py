@@ -176,6 +176,8 @@ class _Solver:
         """
         if not self.states:
             raise CannotFuse("the loop has no state")
+        if any(self.prims[name].op is PrimOp.MATMUL for name in self.form.region.prims):
+            raise CannotFuse("the body of the loop has a matrix product")
         found: list[Recurrence] = []
         while remaining := [prim for prim in self.states if prim not in self.level]:
             solved = self._first(remaining)
