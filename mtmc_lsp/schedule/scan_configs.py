@@ -9,6 +9,7 @@ from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.ir.loops.form import LoopForm
 from mtmc_lsp.ir.memory_order import column_axes
+from mtmc_lsp.ir.primitives import ONE
 from mtmc_lsp.ir.regions import RegionKind
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import LEAST_STEPS, LoopConfig
@@ -20,6 +21,8 @@ MOST_SCAN_STEPS = 1024
 """Most time steps of a first tile."""
 SCAN_COLUMNS = 32
 """Columns of a first tile: neighbouring threads of a warp read neighbouring elements."""
+SERIES_COLUMNS = 4
+"""The same where neighbouring steps are neighbours in memory: the threads of a warp read one series."""
 PROGRAMS_PER_SM = 2
 """Programs per multiprocessor that the segments of a scan are to reach."""
 LEAST_CHUNKS = 4
@@ -32,8 +35,14 @@ STAGES = 2
 
 def scan_config(form: LoopForm, device: DeviceModel) -> LoopConfig:
     """A first configuration of a loop as a scan: the chunk's length follows from the columns, the segments from the device."""
-    block = scan_block(form, SCAN_COLUMNS)
+    block = scan_block(form, SERIES_COLUMNS if has_dense_steps(form) else SCAN_COLUMNS)
     return _tile(form, block, SCANNED_ELEMENTS // block, device)
+
+
+def has_dense_steps(form: LoopForm) -> bool:
+    """Whether iterations write neighbouring elements of a result."""
+    outputs = zip(form.loop.outputs, form.node.outputs, strict=True)
+    return any(item.position is not None and kind.stride[item.position.dim] == ONE for item, kind in outputs)
 
 
 def scan_block(form: LoopForm, most: int) -> int:
@@ -65,7 +74,7 @@ def tiles_of_scan(form: LoopForm, config: LoopConfig) -> int:
 
 def scan_variants(form: LoopForm, config: LoopConfig, device: DeviceModel) -> Iterator[LoopConfig]:
     """``config`` with other tiles and numbers of segments, stages and warps."""
-    for columns in (SCAN_COLUMNS // 2, SCAN_COLUMNS, 2 * SCAN_COLUMNS):
+    for columns in (SERIES_COLUMNS, SCAN_COLUMNS // 2, SCAN_COLUMNS, 2 * SCAN_COLUMNS):
         block = scan_block(form, columns)
         for elements in (SCANNED_ELEMENTS // 2, SCANNED_ELEMENTS, 2 * SCANNED_ELEMENTS):
             yield _tile(form, block, elements // block, device)

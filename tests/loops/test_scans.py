@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.ir.loops.fusion import fused_loop
@@ -170,3 +172,16 @@ def test_a_run_shows_the_scan_as_a_step(tmp_path) -> None:
     assert run.code == 0, run.err
     assert "Step 2  Scan the iterations of the kernel for the result in parallel" in run.out
     assert run.out.count("same results as your code") == 2
+
+
+BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "loops" / "few_states.py"
+
+
+@pytest.mark.parametrize("name", re.findall(r"def (\w+)\(", BENCHMARK.read_text(encoding="utf-8")))
+def test_the_benchmarks_of_few_states_are_scanned(name: str, captured) -> None:
+    text = BENCHMARK.read_text(encoding="utf-8")
+    capture = captured(text, name)
+    candidate = fully_fused(capture, start(capture, text))
+    (action,) = proposed(capture, candidate, ActionKind.PARALLEL_SCAN, device=H200)
+    after = BuiltinCoder().write(capture, candidate, action)
+    assert compile_errors(capture, after, ["sm_90", "gfx942"]) == []
