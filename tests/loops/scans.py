@@ -192,8 +192,18 @@ def all_positive(x):
         fine = fine & (x[:, t] > -1.5)
         out[:, t] = fine
     return out
+
+
+# mtmc: x=f32[T,B] d=f32[T,B] T=37 B=6
+def forward_score(x, d):
+    h = x[0]
+    out = torch.empty_like(x)
+    for t in range(x.shape[0]):
+        h = torch.logaddexp(h + d[t], x[t])
+        out[t] = h
+    return out
 """
 NAMES = (
     "running_sum one_series extremes cusum log_sum_exp resets biquad wkv running_product chained lengths energy differences "
-    "limited largest_index strength all_positive"
+    "limited largest_index strength all_positive forward_score"
 ).split()

@@ -121,3 +121,15 @@ def test_a_long_moving_average_is_as_precise_as_the_users_loop(weight: float, ca
     (exact,) = eager(text, "one_series", {"x": x.double()})
     errors = [(value - exact).norm() / exact.norm() for value in (result, users)]
     assert errors[0] <= max(2 * errors[1], 3e-7), errors
+
+
+@pytest.mark.parametrize("shift", [0.0, -1e-3])
+def test_a_long_score_in_log_space_is_as_precise_as_the_users_loop(shift: float, captured) -> None:
+    capture = captured(SCANS, "forward_score")
+    candidate = scanned(capture, SCANS, steps=512, segments=16)
+    x, d = torch.randn(65536, 2), torch.full((65536, 2), shift)
+    (result,) = results(capture, candidate, {"x": x, "d": d})
+    (users,) = eager(SCANS, "forward_score", {"x": x, "d": d})
+    (exact,) = eager(SCANS, "forward_score", {"x": x.double(), "d": d.double()})
+    errors = [(value - exact).norm() / exact.norm() for value in (result, users)]
+    assert errors[0] <= max(2 * errors[1], 3e-7), errors

@@ -60,6 +60,7 @@ KINDS = {
     "energy": ["affine"],
     "differences": ["shift"],
     "limited": ["min-plus"],
+    "forward_score": ["log-add-exp"],
     "largest_index": ["max"],
     "strength": ["affine", "affine"],
     "all_positive": ["logic"],

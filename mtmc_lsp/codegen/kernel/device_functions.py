@@ -232,6 +232,11 @@ def _min_plus(d1, k1, d2, k2):
     """The update min(x + d1, k1), and then min(x + d2, k2), as one."""
     return d1 + d2, _min_nan(k1 + d2, k2)
 ''',
+    "_log_add_exp_plus": '''@triton.jit
+def _log_add_exp_plus(d1, k1, d2, k2):
+    """The update log(exp(x + d1) + exp(k1)), and then that with d2 and k2, as one."""
+    return d1 + d2, _log_add_exp(k1 + d2, k2)
+''',
     "_affine_2x2": '''@triton.jit
 def _affine_2x2(a11, a12, a21, a22, a1, a2, b11, b12, b21, b22, b1, b2):
     """The update A @ x + a of two numbers, and then B @ x + b, as one."""

@@ -42,6 +42,9 @@ COMPOSITIONS = {
     ScanKind.MIN_PLUS: Composition(
         ("d", "k"), "_min_plus", (0.0, float("inf")), ("_min_nan({s0} + {d}, {k})",), may_overflow=True
     ),
+    ScanKind.LOG_ADD_EXP: Composition(
+        ("d", "k"), "_log_add_exp_plus", (0.0, float("-inf")), ("_log_add_exp({s0} + {d}, {k})",), may_overflow=True
+    ),
     ScanKind.MATRIX: Composition(
         MATRIX_NAMES,
         "_affine_2x2",

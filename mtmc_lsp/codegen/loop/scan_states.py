@@ -203,7 +203,7 @@ class ScanStates(ScanTile):
 
     def _check(self, item: Recurrence, states: Sequence[str], composed: Sequence[str]) -> None:
         """Emit the check of a chunk: a coefficient that is not finite leaves no finite state, except in a maximum."""
-        extremes = (ScanKind.MAX_PLUS, ScanKind.MIN_PLUS)
+        extremes = (ScanKind.MAX_PLUS, ScanKind.MIN_PLUS, ScanKind.LOG_ADD_EXP)
         texts = composed[:1] if item.kind in extremes else states
         masks = [mask.text for mask in self.masks if mask.rows or (mask.cols and self.col_groups)]
         for text in texts:

@@ -3,7 +3,7 @@
 A state is solved once its update has one of these forms, where the coefficients depend on no state or on solved ones alone:
 
 - ``a * state + b``, also with ``where`` and for booleans with *and* and *or*;
-- ``max(state + d, k)`` or the same with ``min``;
+- ``max(state + d, k)`` or the same with ``min`` or ``logaddexp``;
 - two coupled states: a 2x2 matrix times the states, plus a vector.
 
 The form is read from the primitives of the body. The composition of two updates of a form has that form, so programs may combine
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import combinations
 
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
@@ -34,6 +34,7 @@ from mtmc_lsp.ir.loops.coefficients import (
     where,
 )
 from mtmc_lsp.ir.loops.form import LoopForm
+from mtmc_lsp.ir.loops.log_add_exp import log_add_exp_operands
 from mtmc_lsp.ir.primitives import Prim, PrimOp
 from mtmc_lsp.ir.regions import CannotFuse
 
@@ -60,6 +61,8 @@ class ScanKind(Enum):
     MAX_PLUS = "max-plus"
     """``max(state + d, k)``."""
     MIN_PLUS = "min-plus"
+    LOG_ADD_EXP = "log-add-exp"
+    """``log(exp(state + d) + exp(k))``."""
     MATRIX = "matrix"
     """``a11 * x + a12 * y + b1`` and ``a21 * x + a22 * y + b2``, in this order of coefficients."""
 
@@ -191,8 +194,8 @@ class _Solver:
         return ScanForm(tuple(found), self._previous(found))
 
     def _first(self, remaining: Sequence[str]) -> Recurrence | None:
-        singles: list[Callable[[str], Recurrence]] = [self._affine, lambda prim: self._extreme(prim, "maximum")]
-        singles.append(lambda prim: self._extreme(prim, "minimum"))
+        singles: list[Callable[[str], Recurrence]] = [self._affine]
+        singles += [partial(self._extreme, fn=fn) for fn in EXTREMES]
         for prim in remaining:
             for solve in singles:
                 try:
@@ -356,14 +359,13 @@ class _Solver:
         update = self._extremum(self._next(prim), prim, fn)
         if update.distance is None or update.constant is None:
             raise _OtherForm
-        is_max = fn == "maximum"
-        if update.distance == 0:
-            kind, coefficients = ScanKind.MAX if is_max else ScanKind.MIN, (update.constant,)
-            return Recurrence(kind, (item,), coefficients, self._level(coefficients))
+        plain, shifted = EXTREMES[fn]
+        if update.distance == 0 and plain is not None:
+            return Recurrence(plain, (item,), (update.constant,), self._level((update.constant,)))
         if not is_float(item.type.dtype):
             raise _OtherForm
         pair = (update.distance, update.constant)
-        return Recurrence(ScanKind.MAX_PLUS if is_max else ScanKind.MIN_PLUS, (item,), pair, self._level(pair))
+        return Recurrence(shifted, (item,), pair, self._level(pair))
 
     def _extremum(self, name: str, state: str, fn: str) -> _Extreme:
         if name == state:
@@ -375,8 +377,11 @@ class _Solver:
             return self._extremum(prim.inputs[0], state, fn)
         if prim.op is not PrimOp.POINTWISE:
             raise _OtherForm
-        if prim.fn == fn:
-            left, right = (self._extremum(source, state, fn) for source in prim.inputs)
+        operands = log_add_exp_operands(self.prims, prim) if fn == LOG_ADD_EXP else prim.inputs
+        if operands is not None and (fn == LOG_ADD_EXP or prim.fn == fn):
+            left, right = (self._extremum(source, state, fn) for source in operands)
+            if fn == LOG_ADD_EXP and (left.distance is None) == (right.distance is None):
+                raise _OtherForm
             return _Extreme(_either(fn, left.distance, right.distance), _either(fn, left.constant, right.constant))
         if prim.fn == "relu" and fn == "maximum":
             inner = self._extremum(prim.inputs[0], state, fn)
@@ -395,6 +400,13 @@ class _Solver:
         raise _OtherForm
 
 
+LOG_ADD_EXP = "logaddexp"
+EXTREMES = {
+    "maximum": (ScanKind.MAX, ScanKind.MAX_PLUS),
+    "minimum": (ScanKind.MIN, ScanKind.MIN_PLUS),
+    LOG_ADD_EXP: (None, ScanKind.LOG_ADD_EXP),
+}
+"""For each function of two operands over which addition distributes, the kinds of its updates without and with an addition."""
 BOOLEAN = {
     "where": "where", "cast": "cast", "logical_or": "or", "bitwise_or": "or", "logical_and": "and", "bitwise_and": "and",
 }  # fmt: skip
