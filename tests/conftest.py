@@ -41,6 +41,7 @@ SLOW_MODULES = frozenset(
     server/test_hostile_workspaces
     policies/test_training policies_lm/test_ppo policies_lm/test_scoring policies_lm/test_train_command policies_lm/test_training
     training/test_planted_faults training/test_targets
+    loops/test_scan_values loops/test_scans
     search/test_public_suite verify/test_choices verify/test_faults verify/test_pair_cheats verify/test_pairs
     verify/test_real_sizes verify/test_state verify/test_surroundings verify/test_timer_commands
     """.split()

@@ -8,6 +8,7 @@ from mtmc_lsp.actions import (
     cuda_graph,
     fuse,
     library,
+    parallel_scan,
     recompute,
     side_by_side,
     split,
@@ -32,6 +33,7 @@ HANDLERS: tuple[ActionHandler, ...] = (
     recompute.Recompute(),
     chunk_rows.ChunkRows(),
     split.Split(),
+    parallel_scan.ParallelScan(),
     side_by_side.SideBySide(),
     cuda_graph.CudaGraph(),
     tuning.Autotune(),
@@ -47,6 +49,8 @@ WHEN_IT_PAYS: dict[ActionKind, str] = {
     ActionKind.TENSOR_CORE: "Large float32 products on a GPU whose tensor cores are several times as fast as its fp32 units.",
     ActionKind.SPLIT: "Few rows (or few tiles of a product) with a long sum: one program for each leaves most of the GPU idle. "
     "Stream-K pays where the last wave of tiles is mostly empty.",
+    ActionKind.PARALLEL_SCAN: "Long loops over time steps with few states: one iteration after another leaves most of "
+    "the GPU idle.",
     ActionKind.SIDE_BY_SIDE: "Short kernels that do not depend on one another: launching them takes as long as their work.",
     ActionKind.ALGEBRA: "Formulas with a cheaper equivalent, for example the sum of a matrix product: summing the weights first "
     "turns the product of two matrices into a product of a matrix and a vector.",

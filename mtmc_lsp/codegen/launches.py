@@ -9,6 +9,7 @@ from mtmc_lsp.codegen.attention.attention_kernel import write_attention_kernel
 from mtmc_lsp.codegen.kernel.kernel import Kernel
 from mtmc_lsp.codegen.kernel.snippets import LINE
 from mtmc_lsp.codegen.loop.loop_kernel import write_loop_kernel
+from mtmc_lsp.codegen.loop.scan_kernel import write_scan_kernels
 from mtmc_lsp.codegen.matmul.matmul_kernel import write_product_kernels, write_whole_product
 from mtmc_lsp.codegen.matmul.split_k import write_split_product
 from mtmc_lsp.codegen.matmul.split_on_load import write_product_split_on_load
@@ -112,13 +113,14 @@ def write_launches(
             continue
         written = []
         drafts = _write_kernels(ir, unit.region, unit.plan, launcher, name, lines, device)
+        main = next((draft for draft in drafts if draft.name == name), drafts[-1])
         for draft in drafts:
-            if draft is not drafts[-1]:
+            if draft is not main:
                 names.note_helper(draft)
             written.append(shared.shared(draft))
             launcher.launch(written[-1], [unit.region])
         kernels += written
-        names.written(key, written[-1].name, [kernel.name for kernel in written])
+        names.written(key, written[drafts.index(main)].name, [kernel.name for kernel in written])
     launcher.done |= {name for each in launched for name in each.nodes}
     return kernels
 
@@ -158,6 +160,8 @@ def _write_kernels(
     if isinstance(config, AttentionConfig):
         return [write_attention_kernel(ir, region, launcher.buffers, config, name, docstring)]
     if isinstance(config, LoopConfig):
+        if config.is_scan:
+            return write_scan_kernels(ir, region, launcher.buffers, config, name, docstring)
         return [write_loop_kernel(ir, region, launcher.buffers, config, name, docstring)]
     assert isinstance(config, TileConfig)
     if config.is_split:
@@ -193,6 +197,9 @@ def _distribution(region: Region, config: KernelConfig) -> str:
     """Describe how the work is distributed over program instances."""
     if isinstance(config, TileConfig) and config.is_split:
         return "Several program instances share each row and combine the partial results of the preceding kernels"
+    if isinstance(config, LoopConfig) and config.is_scan:
+        shared = "" if config.segments == 1 else f", {config.segments} program instances for each tile"
+        return f"Each program instance scans chunks of {config.steps} iterations{shared}"
     if isinstance(config, MatmulConfig) and config.split_k > 1:
         return "Adds the partial sums over K and applies the fused operations to the tile in registers"
     if isinstance(config, MatmulConfig) and config.stream_k:

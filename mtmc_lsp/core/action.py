@@ -16,6 +16,7 @@ class ActionKind(Enum):
     FUSE = "fuse"
     TENSOR_CORE = "tensor-core"
     SPLIT = "split"
+    PARALLEL_SCAN = "parallel-scan"
     SIDE_BY_SIDE = "side-by-side"
     ALGEBRA = "algebra"
     CHANNELS_LAST = "channels-last"

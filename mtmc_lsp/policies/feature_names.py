@@ -20,8 +20,9 @@ OPERATION_CLASSES = (
 KERNEL_CLASSES = ("tile", "matmul", "attention", "recurrent")
 """Kinds of kernels of a schedule, by their configuration."""
 
-LEARNED_KINDS = tuple(kind for kind in ActionKind if kind is not ActionKind.CHUNK_ROWS)
-"""Kinds of actions that the features tell apart. Transitions are of calls without gradients and have no loops over rows."""
+LEARNED_KINDS = tuple(kind for kind in ActionKind if kind not in (ActionKind.CHUNK_ROWS, ActionKind.PARALLEL_SCAN))
+"""Kinds of actions that the features tell apart. Transitions are of calls without gradients and have no loops over rows, and none
+has a scan of time steps yet."""
 
 GRAPH_FEATURES = (
     *(f"graph.operations_{name}" for name in OPERATION_CLASSES),

@@ -18,6 +18,7 @@ KIND_WORDS: Mapping[ActionKind, str] = {
     ActionKind.FUSE: "fusion",
     ActionKind.TENSOR_CORE: "tensor-core product",
     ActionKind.SPLIT: "split",
+    ActionKind.PARALLEL_SCAN: "parallel scan",
     ActionKind.SIDE_BY_SIDE: "shared launch",
     ActionKind.ALGEBRA: "algebraic rewrite",
     ActionKind.CHANNELS_LAST: "change to channels last",

@@ -18,6 +18,10 @@ MOST_STREAM_PROGRAMS = 8192
 """Programs of a stream-K product: up to this number, offsets into their partial sums fit into 32 bits for any tile."""
 
 
+LEAST_STEPS = 16
+"""Fewest iterations of an associative scan over time steps."""
+
+
 class IllegalConfig(ValueError):
     """A choice that a kernel cannot have; the message names the field, the value and what is legal."""
 
@@ -281,7 +285,7 @@ class RecurrentConfig(_Blocks, _Config):
 
 @dataclass(frozen=True)
 class LoopConfig(_Config):
-    """A loop over time steps: each program holds a tile of the states and runs all iterations."""
+    """A loop over time steps: each program holds a tile of the states and runs all iterations, or scans chunks of them."""
 
     json_tag: ClassVar[str] = "loop"
     rows: Power
@@ -290,12 +294,29 @@ class LoopConfig(_Config):
     """Columns of a tile; whole rows where the body has reductions."""
     warps: Warps
     stages: Stages
+    steps: Power = 1
+    """Iterations that a program computes at once, by an associative scan; 1: one after another."""
+    segments: Annotated[int, Range(1, 256, power_of_two=True)] = 1
+    """Programs that share the iterations of a tile; further kernels compute what each of them does to the states."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rows * self.block > MOST_ELEMENTS:
-            tile = f"{self.rows} rows x {self.block} columns"
-            raise IllegalConfig(f"rows and block cannot be {tile}: a tile has at most {MOST_ELEMENTS} elements")
+        if self.rows * self.block * self.steps > MOST_ELEMENTS:
+            tile = f"{self.rows} rows x {self.block} columns x {self.steps} steps"
+            raise IllegalConfig(f"rows, block and steps cannot be {tile}: a tile has at most {MOST_ELEMENTS} elements")
+        if self.steps > 1 and self.rows > 1:
+            raise IllegalConfig(f"rows cannot be {self.rows}: a program that scans {self.steps} steps has one row")
+        if 1 < self.steps < LEAST_STEPS:
+            raise IllegalConfig(f"steps cannot be {self.steps}; it must be 1 or at least {LEAST_STEPS}")
+        if self.segments > 1 and not self.is_scan:
+            raise IllegalConfig(
+                f"segments cannot be {self.segments}: iterations that run one after another share no work"
+            )
+
+    @property
+    def is_scan(self) -> bool:
+        """Whether a program scans chunks of iterations."""
+        return self.steps > 1
 
 
 KernelConfig: TypeAlias = TileConfig | MatmulConfig | AttentionConfig | RecurrentConfig | LoopConfig

@@ -6,8 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from mtmc_lsp.core.json_codec import from_json, to_json
+from mtmc_lsp.ir.loops.fusion import loop_in
+from mtmc_lsp.ir.loops.scan import scan_form
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.ir.regions import Region, RegionKind, product_in
+from mtmc_lsp.ir.regions import CannotFuse, Region, RegionKind, product_in
 from mtmc_lsp.schedule.configs import (
     AttentionConfig,
     IllegalConfig,
@@ -116,6 +118,14 @@ def _check_kind(ir: KernelIR, region: Region, config: KernelConfig) -> None:
         dtype = ir.prims[product_in(ir, region).inputs[0]].dtype
         if config.precision is PrecisionMode.NATIVE and dtype in ("float32", "float64"):
             raise IllegalConfig(f"precision cannot be 'native': the operands are {dtype}, which has other modes")
+    if isinstance(config, LoopConfig) and config.is_scan:
+        try:
+            scan_form(loop_in(ir, region))
+        except CannotFuse as reason:
+            raise IllegalConfig(f"steps cannot be {config.steps}: {reason}") from None
+        columns = loop_in(ir, region).region.columns.value(ir.graph.sizes)
+        if config.block < columns:
+            raise IllegalConfig(f"block cannot be {config.block}: a reduction in the body needs all {columns} columns")
     if isinstance(config, TileConfig) and config.is_split and region.kind is not RegionKind.REDUCE:
         raise IllegalConfig(f"split cannot be {config.split}: {a_kernel(region.kind)} cannot be split")
 

@@ -13,6 +13,7 @@ from mtmc_lsp.schedule.cell_configs import cell_config, cell_variants
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import LoopConfig, TileConfig
 from mtmc_lsp.schedule.device_limits import max_stages
+from mtmc_lsp.schedule.scan_configs import scan_variants
 
 LEAST_ELEMENTS = 32
 """Elements of the smallest tile: one per thread of a warp."""
@@ -40,6 +41,9 @@ def loop_variants(form: LoopForm, config: LoopConfig, device: DeviceModel) -> It
     if isinstance(form, CellForm):
         yield from cell_variants(form, config, device)
         return
+    if config.is_scan:
+        yield from scan_variants(form, config, device)
+        return
     present = config.rows * config.block
     for elements in (present // 4, present // 2, 2 * present, 4 * present):
         if LEAST_ELEMENTS <= elements <= 4 * MOST_LOOP_ELEMENTS:
@@ -65,5 +69,6 @@ def _tile(form: LoopForm, elements: int, stages: int, device: DeviceModel) -> Lo
 
 
 def tile_of(config: LoopConfig) -> TileConfig:
-    """The tile of the states as that of an elementwise kernel or a reduction."""
-    return TileConfig(config.rows, config.block, warps=config.warps, stages=config.stages)
+    """The tile of the states as that of an elementwise kernel or a reduction; the rows of a scan's tile are time steps."""
+    rows = config.steps if config.is_scan else config.rows
+    return TileConfig(rows, config.block, warps=config.warps, stages=config.stages)

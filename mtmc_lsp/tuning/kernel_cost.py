@@ -40,6 +40,7 @@ from mtmc_lsp.tuning.cost import (
     tensor_bytes,
 )
 from mtmc_lsp.tuning.load_cost import loads_apart_us
+from mtmc_lsp.tuning.scan_cost import ISSUE_US, LOAD_US, scan_cost
 from mtmc_lsp.tuning.waves import Waves, parts_bytes
 
 GATHERED, SCATTERED = 0.5, 0.25
@@ -91,9 +92,9 @@ RECURRENT_SHARE = 0.5
 """Share of the peak that the products of a recurrent step reach. An estimate, not measured."""
 
 
-LOAD_US, OPERATION_US, ISSUE_US, LOOP_PROGRAMS_PER_SM = 0.6, 0.004, 0.001, 16
-"""Microseconds until a load from memory arrives, for an operation that waits for the one before, and for any other operation;
-programs per multiprocessor that hide each other's latency. Estimates for the iterations of a loop, not measured."""
+OPERATION_US, LOOP_PROGRAMS_PER_SM = 0.004, 16
+"""Microseconds for an operation that waits for the one before; programs per multiprocessor that hide each other's latency.
+Estimates for the iterations of a loop, not measured."""
 
 
 def kernel_cost(
@@ -231,6 +232,8 @@ def _loop_cost(ir: KernelIR, region: Region, config: LoopConfig, device: DeviceM
     """The cost of a loop over time steps: its traffic, or the latency of its iterations, which run one after another."""
     graph, form = ir.graph, loop_in(ir, region)
     moved = moved_bytes(form.node, graph)
+    if config.is_scan:
+        return scan_cost(form, moved, config, device)
     is_cell = isinstance(form, CellForm)
     elements = config.rows * (1 if is_cell else config.block)
     waves = -(-independent_elements(form) // elements) / ((1 if is_cell else LOOP_PROGRAMS_PER_SM) * device.sm_count)

@@ -198,6 +198,52 @@ def _log_add_exp(a, b):
 def _multiply(a, b):
     return a * b
 """,
+    "_add": """@triton.jit
+def _add(a, b):
+    return a + b
+""",
+    "_affine": '''@triton.jit
+def _affine(a1, b1, a2, b2):
+    """The update a1 * x + b1, and then a2 * x + b2, as one."""
+    return a1 * a2, a2 * b1 + b2
+''',
+    "_row_of": '''@triton.jit
+def _row_of(x, chosen):
+    """The row of x where ``chosen`` holds."""
+    return tl.sum(tl.where(chosen, x, 0), axis=0, keep_dims=True).to(x.dtype)
+''',
+    "_latest": '''@triton.jit
+def _latest(a1, b1, a2, b2):
+    """The later one of two updates that replace x by b, or leave it where a is 1."""
+    return a1 * a2, tl.where(a2 == 0, b2, b1)
+''',
+    "_and_or": '''@triton.jit
+def _and_or(a1, b1, a2, b2):
+    """The update (a1 & x) | b1, and then (a2 & x) | b2, as one."""
+    return a1 & a2, (a2 & b1) | b2
+''',
+    "_max_plus": '''@triton.jit
+def _max_plus(d1, k1, d2, k2):
+    """The update max(x + d1, k1), and then max(x + d2, k2), as one."""
+    return d1 + d2, _max_nan(k1 + d2, k2)
+''',
+    "_min_plus": '''@triton.jit
+def _min_plus(d1, k1, d2, k2):
+    """The update min(x + d1, k1), and then min(x + d2, k2), as one."""
+    return d1 + d2, _min_nan(k1 + d2, k2)
+''',
+    "_log_add_exp_plus": '''@triton.jit
+def _log_add_exp_plus(d1, k1, d2, k2):
+    """The update log(exp(x + d1) + exp(k1)), and then that with d2 and k2, as one."""
+    return d1 + d2, _log_add_exp(k1 + d2, k2)
+''',
+    "_affine_2x2": '''@triton.jit
+def _affine_2x2(a11, a12, a21, a22, a1, a2, b11, b12, b21, b22, b1, b2):
+    """The update A @ x + a of two numbers, and then B @ x + b, as one."""
+    c11, c12 = b11 * a11 + b12 * a21, b11 * a12 + b12 * a22
+    c21, c22 = b21 * a11 + b22 * a21, b21 * a12 + b22 * a22
+    return c11, c12, c21, c22, b11 * a1 + b12 * a2 + b1, b21 * a1 + b22 * a2 + b2
+''',
     "_join_leading_bits": '''@triton.jit
 def _join_leading_bits(acc, leading):
     """Restore sums: add the separately stored leading bits to the remainders."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from mtmc_lsp.codegen.kernel.kernel import Kernel
+from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
 from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, TRITON_DTYPES, Code, literal
 from mtmc_lsp.codegen.loop.cell_kernel import write_cell_kernel
 from mtmc_lsp.codegen.tile.tile import merge_axes
@@ -36,8 +36,12 @@ def write_loop_kernel(
     config: LoopConfig,
     name: str,
     docstring: str,
+    flags: Scratch | None = None,
 ) -> Kernel:
     """Write the kernel of a loop.
+
+    Args:
+        flags: a number for each program and segment; a program whose numbers are all zero does nothing.
 
     Raises:
         CannotCode: an operation of the body is not supported.
@@ -57,7 +61,21 @@ def write_loop_kernel(
     columns_of_map = [group for group in parallel if group[-1] in column_axes(form.ir, body)]
     columns = columns_of_map if body.kind is RegionKind.MAP else reduced
     writer.wide_columns = any(steps_far(columns, access) for access in probe.accesses)
-    kernel = writer.finish(name, docstring, writer.write())
+    if flags is None:
+        return of_graph(writer.finish(name, docstring, writer.write()), form, sources)
+    pointer = writer.parameters.names.unique("flags_ptr")
+    program = "tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)"
+    segments = flags.shape[-1].constant
+    statements = [
+        f"if tl.max(tl.load({pointer} + ({program}) * {segments} + tl.arange(0, {segments}))) == 0:",
+        "    return",
+        *writer.write(),
+    ]
+    return of_graph(writer.finish(name, docstring, statements, ((pointer, flags),)), form, sources)
+
+
+def of_graph(kernel: Kernel, form: LoopForm, sources: Sequence[str]) -> Kernel:
+    """A kernel of the body as one of the graph, where ``sources`` are the primitives of the loop's arguments."""
     arguments = {form.prim(item): item.argument for item in form.loop.inputs if item.argument is not None}
     return replace(
         kernel,
@@ -100,20 +118,7 @@ class LoopWriter(TileWriter):
     def write(self) -> list[str]:
         """Write the statements of the kernel."""
         loop = self.form.loop
-        count = self.named_size(loop.count, str(loop.count) if loop.count.is_symbol else "n_steps")
-        self._declare_tile()
-        for item in loop.inputs:
-            prim = self.ir.prims[self.form.prim(item)]
-            if item.position is None and not item.is_state:
-                self.tile.value(prim.name, self.tile.tile_index(prim.name))
-        for name in self.form.invariant():
-            if self.tile.covers_axes(self.ir.prims[name]):
-                self.tile.value(name, self.tile.tile_index(name))
-        for item in loop.inputs:
-            if item.position is not None and item.argument is not None:
-                # Emits the parts of its offsets before the loop.
-                source = self.form.prim(item)
-                self.tile.offset(self.parameters.buffers[source], self.tile.tile_index(source))
+        count = self._before_loop()
         states = {item.name: self._initial(item) for item in loop.states}
         before, self.lines = self.lines, []
         invariant = set(self.tile.cache)
@@ -143,6 +148,25 @@ class LoopWriter(TileWriter):
             if output.position is None:
                 self._store_last(i, output, states)
         return self.lines
+
+    def _before_loop(self) -> str:
+        """Emit what all iterations share; returns the number of iterations as text."""
+        loop = self.form.loop
+        count = self.named_size(loop.count, str(loop.count) if loop.count.is_symbol else "n_steps")
+        self._declare_tile()
+        for item in loop.inputs:
+            prim = self.ir.prims[self.form.prim(item)]
+            if item.position is None and not item.is_state:
+                self.tile.value(prim.name, self.tile.tile_index(prim.name))
+        for name in self.form.invariant():
+            if self.tile.covers_axes(self.ir.prims[name]):
+                self.tile.value(name, self.tile.tile_index(name))
+        for item in loop.inputs:
+            if item.position is not None and item.argument is not None:
+                # Emits the parts of its offsets before the loop.
+                source = self.form.prim(item)
+                self.tile.offset(self.parameters.buffers[source], self.tile.tile_index(source))
+        return count
 
     def _declare_tile(self) -> None:
         offset = ""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from mtmc_lsp.codegen.kernel import indexing
 from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index
-from mtmc_lsp.codegen.kernel.kernel import Kernel, assemble
+from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.codegen.kernel.persistence import loop_over_work_items
 from mtmc_lsp.codegen.kernel.snippets import COMPARE, TRITON_DTYPES, Code, blocks_text, next_power_of_2_text
 from mtmc_lsp.codegen.tile.tile import MAX_GRID_Y, merge_axes
@@ -338,7 +338,9 @@ class TileWriter(ReducingTile):
 
     # Finishing ---------------------------------------------------------------------------------------------------
 
-    def finish(self, name: str, docstring: str, body: list[str]) -> Kernel:
+    def finish(
+        self, name: str, docstring: str, body: list[str], scratch_read: tuple[tuple[str, Scratch], ...] = ()
+    ) -> Kernel:
         """Assemble the kernel and its launch parameters."""
         constexprs: dict[str, int | bool | str] = {}
         dynamic: dict[str, str] = {}
@@ -391,4 +393,5 @@ class TileWriter(ReducingTile):
             num_stages=self.config.stages,
             dynamic=dynamic,
             limits=limits,
+            scratch_read=scratch_read,
         )

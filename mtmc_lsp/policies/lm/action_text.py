@@ -23,6 +23,7 @@ VERBS: Mapping[ActionKind, str] = {
     ActionKind.FUSE: "fuse",
     ActionKind.TENSOR_CORE: "use tensor cores for",
     ActionKind.SPLIT: "split the reduction of",
+    ActionKind.PARALLEL_SCAN: "scan the iterations of",
     ActionKind.SIDE_BY_SIDE: "launch together",
     ActionKind.ALGEBRA: "rewrite",
     ActionKind.CHANNELS_LAST: "use channels last for",
