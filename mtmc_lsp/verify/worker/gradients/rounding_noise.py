@@ -82,7 +82,7 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[misc]  # torch is not ty
 
 
 def _is_float(value: torch.Tensor) -> bool:
-    return value.is_floating_point() and value.dtype.itemsize > 1
+    return bool(value.is_floating_point() and value.dtype.itemsize > 1)
 
 
 def _computes_with_floats(args: Any) -> bool:
