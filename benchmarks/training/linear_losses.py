@@ -20,8 +20,8 @@ def fused_linear_cross_entropy_softcap(x, weight, target, softcap=30.0, z_weight
     return F.cross_entropy(logits, target) + z_weight * torch.logsumexp(logits, -1).square().mean()
 
 
-# mtmc: x=bf16[B,T,D] weight=bf16[V,D] bias=bf16[V] target=i64[B,T]@0..V-1 reference=f32[B] B=32 T=512 D=1024 V=128256
-# mtmc: grad=x,weight,bias
+# mtmc: x=bf16[B,T,D] weight=bf16[V,D]@-0.02..0.02 bias=bf16[V] target=i64[B,T]@0..V-1 reference=f32[B]
+# mtmc: B=32 T=512 D=1024 V=128256 grad=x,weight,bias
 def fused_linear_dpo(x, weight, bias, target, reference, beta=0.1):
     logp = torch.log_softmax(F.linear(x, weight, bias).float(), -1)
     logp = logp.gather(-1, target[..., None]).squeeze(-1).sum(-1)
@@ -30,8 +30,8 @@ def fused_linear_dpo(x, weight, bias, target, reference, beta=0.1):
     return -F.logsigmoid(beta * (chosen - rejected)).mean()
 
 
-# mtmc: x=bf16[B,T,D] weight=bf16[V,D] target=i64[B,T]@0..V-1 old=f32[B,T]@-12..-11 reference=f32[B,T]@-12..-11 advantage=f32[B]
-# mtmc: mask=f32[B,T]@0..1 B=8 T=1024 D=4096 V=128256 grad=x,weight
+# mtmc: x=bf16[B,T,D] weight=bf16[V,D]@-0.02..0.02 target=i64[B,T]@0..V-1 old=f32[B,T]@-12..-11
+# mtmc: reference=f32[B,T]@-12..-11 advantage=f32[B] mask=f32[B,T]@0..1 B=8 T=1024 D=4096 V=128256 grad=x,weight
 def fused_linear_grpo(x, weight, target, old, reference, advantage, mask, clip=0.2, beta=0.04):
     logp = torch.log_softmax((x @ weight.T).float(), -1).gather(-1, target[..., None]).squeeze(-1)
     ratio = torch.exp(logp - old)
@@ -41,14 +41,16 @@ def fused_linear_grpo(x, weight, target, old, reference, advantage, mask, clip=0
     return -((gain - beta * penalty) * mask).sum() / mask.sum()
 
 
-# mtmc: x=bf16[N,D] weight=bf16[V,D] teacher_x=bf16[N,D] teacher_weight=bf16[V,D] N=8192 D=4096 V=128256 grad=x,weight
+# mtmc: x=bf16[N,D] weight=bf16[V,D]@-0.02..0.02 teacher_x=bf16[N,D] teacher_weight=bf16[V,D]@-0.02..0.02
+# mtmc: N=8192 D=4096 V=128256 grad=x,weight
 def fused_linear_kl_divergence(x, weight, teacher_x, teacher_weight):
     student = torch.log_softmax((x @ weight.T).float(), -1)
     teacher = torch.log_softmax((teacher_x @ teacher_weight.T).float(), -1)
     return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
-# mtmc: x=bf16[N,D] weight=bf16[V,D] teacher_x=bf16[N,D] teacher_weight=bf16[V,D] N=8192 D=4096 V=128256 grad=x,weight
+# mtmc: x=bf16[N,D] weight=bf16[V,D]@-0.02..0.02 teacher_x=bf16[N,D] teacher_weight=bf16[V,D]@-0.02..0.02
+# mtmc: N=8192 D=4096 V=128256 grad=x,weight
 def fused_linear_js_divergence(x, weight, teacher_x, teacher_weight, beta=0.5):
     log_q = torch.log_softmax((x @ weight.T).float(), -1)
     log_p = torch.log_softmax((teacher_x @ teacher_weight.T).float(), -1)

@@ -19,7 +19,7 @@ from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR_SOURCE
 from mtmc_lsp.codegen.module.constants import CONSTANT_SOURCE
 from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, RUN_CUDA_GRAPH
 from mtmc_lsp.codegen.module.direct_launches import DIRECT_LAUNCHES
-from mtmc_lsp.codegen.module.guard import bindings, returns_tensors, size_text, write_guard
+from mtmc_lsp.codegen.module.guard import Traced, bindings, returns_tensors, size_text, write_guard
 from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS
 from mtmc_lsp.codegen.module.launcher import FLAG, Launcher
 from mtmc_lsp.codegen.module.naming import (
@@ -33,6 +33,7 @@ from mtmc_lsp.codegen.module.up_to_date import write_check
 from mtmc_lsp.codegen.standalone import placed
 from mtmc_lsp.codegen.training.autograd_function import AutogradFunction
 from mtmc_lsp.codegen.training.early_gradients import EarlyGradients
+from mtmc_lsp.codegen.training.operators import PassOperator
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import InputKind
@@ -293,6 +294,7 @@ def _module_block(
         up_to_date=f"{base}_up_to_date()" if check else "",
         unpacked=unpacked,
         trained=capture.graph.backward.gradients if capture.graph.backward is not None else None,
+        traced=_traced(base, passes),
     )
     target = capture.workload.target
     part = f"Region {target.region.number} of " if target.region is not None else ""
@@ -315,20 +317,42 @@ def _launchers(capture: Capture, base: str, passes: Sequence[_Pass], both: Passe
     """The launcher with its operator; with a backward pass, both launchers and their autograd function."""
     forward = passes[0]
     graph = forward.ir.graph
+    is_traced = _are_operators(base, passes)
     if graph.backward is not None:
-        function_of_call = EarlyGradients(base, capture.workload.target.qualname, graph, forward.launcher)
+        early = EarlyGradients(base, capture.workload.target.qualname, graph, forward.launcher, is_traced)
         launcher = forward.launcher.finish_function(f"{base}_forward", base, f"Results and gradients of {summary}")
-        return f"{launcher}\n\n{function_of_call.source()}"
+        operators = [early.operator.source()] if is_traced else []
+        return "\n\n".join([launcher, *operators, early.source()])
     if both is None:
         return forward.launcher.finish(f"{base}_launch", f"{base}_triton", summary)
     backward = passes[1]
-    function = AutogradFunction(base, capture.workload.target.qualname, both, forward.launcher, backward.launcher)
+    launchers = (forward.launcher, backward.launcher)
+    function = AutogradFunction(base, capture.workload.target.qualname, both, *launchers, is_traced)
     return "\n\n".join(
         [
-            forward.launcher.finish_function(f"{base}_forward", base, f"Forward pass of {summary}"),
-            backward.launcher.finish_function(f"{base}_backward", f"{base}_backward", f"Backward pass of {summary}"),
+            launchers[0].finish_function(f"{base}_forward", base, f"Forward pass of {summary}"),
+            launchers[1].finish_function(
+                f"{base}_backward", f"{base}_backward", f"Backward pass of {summary}", distinct=True
+            ),
+            *(operator.source() for operator in function.operators if is_traced),
             function.source(),
         ]
+    )
+
+
+def _traced(base: str, passes: Sequence[_Pass]) -> Traced:
+    """Which calls to a target with a backward pass torch.compile may trace."""
+    if not _are_operators(base, passes):
+        return Traced.NEVER
+    # The operator of a pass that computes gradients early always computes them.
+    return Traced.WITH_GRADIENTS if passes[0].ir.graph.backward is not None else Traced.ALWAYS
+
+
+def _are_operators(base: str, passes: Sequence[_Pass]) -> bool:
+    """Whether torch.compile may call the passes as operators."""
+    return all(PassOperator(each.launcher, base).is_legal for each in passes) and (
+        # An operator returns each tensor once; only gradients may be the same tensor.
+        len(passes[0].launcher.distinct_outputs) == len(passes[0].ir.graph.outputs)
     )
 
 

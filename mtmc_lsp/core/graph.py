@@ -128,6 +128,8 @@ INPUT_DEVICE = "input.device"
 
 MATRIX_PRODUCTS: Mapping[str, int] = {"mm": 0, "bmm": 0, "matmul": 0, "linear": 0, "addmm": 1, "baddbmm": 1}
 """Operations that are a single matmul, and the index of the tensor operand whose last dimension is reduced."""
+BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
+"""Batch norm in training mode; it returns new running statistics."""
 PRODUCTS = frozenset({*MATRIX_PRODUCTS, "einsum", "mv", "dot", "scaled_dot_product_attention"})
 """Operations that are or contain matmuls, without convolutions."""
 RANDOM_OPS = frozenset({"rand", "randn"})

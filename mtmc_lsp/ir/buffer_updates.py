@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mtmc_lsp.core.graph import Graph, Node, Ref
+from mtmc_lsp.core.graph import BATCH_NORM, Graph, Node, Ref
 
-BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 RUNNING_STATISTICS = {3: 3, 4: 4}
 """Argument index to result index of :data:`BATCH_NORM`: running mean and running variance, before and after the update."""
 

@@ -138,6 +138,15 @@ MODULES: dict[str, str] = {
     def forward(self, x):
         return x + self.down(F.gelu(self.up(x)))
 """,
+    "batch norm in evaluation mode": """class f(nn.Module):
+    def __init__(self, c=8):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(c)
+
+    # mtmc: x=f32[B,8,6,6] B=4 grad=x
+    def forward(self, x):
+        return F.relu(self.norm(x))
+""",
     "parameters alone": """class f(nn.Module):
     def __init__(self, d=32):
         super().__init__()

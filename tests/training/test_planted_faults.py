@@ -20,7 +20,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "a gradient of zeros": ("gelu", r"return grad_x, grad_bias$", "return grad_x, torch.zeros_like(grad_bias)"),
     "a sum over the batch that lacks the last row": (
         "gelu",
-        r"grad_x, grad_bias = f_backward\(x, bias, grad_out\.contiguous\(\)\)",
+        r"grad_x, grad_bias = f_pass\(x, bias, grad_out\.contiguous\(\)\)",
         "grad_x, grad_bias = f_backward(x, bias, grad_out.contiguous())\n"
         "        grad_bias = f_backward(x[:-1], bias, grad_out[:-1].contiguous())[1] if len(x) > 1 else grad_bias",
     ),
@@ -92,7 +92,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "no record of the call": ("gated", r"return _FAutograd\.apply\(a, b\)", "return f_forward(a, b)"),
     "the gradient of the first call": (
         "rms norm",
-        r"grad_x, grad_weight = f_backward\(x, weight, rstd, grad_out\.contiguous\(\)\)",
+        r"grad_x, grad_weight = f_pass\(x, weight, rstd, grad_out\.contiguous\(\)\)",
         "if not hasattr(_FAutograd, 'kept'):\n"
         "            _FAutograd.kept = f_backward(x, weight, rstd, grad_out.contiguous())\n"
         "        grad_x, grad_weight = _FAutograd.kept",

@@ -72,6 +72,10 @@ def depends_on_values(target: Target, line: int) -> TargetUnsupported:
     )
 
 
+NO_TENSOR = TensorType((Size.of(0),), "float32", (Size.of(1),))
+"""The type of a result that an operator leaves out, such as the gradient of an input that needs none."""
+
+
 class Reader:
     """Converts an exported program to a :class:`Graph`."""
 
@@ -383,7 +387,7 @@ class Reader:
             op=canonical(str(node.target)),
             args=tuple(self._argument(item, references) for item in node.args),
             kwargs=self._keywords(node, references),
-            outputs=tuple(self.type(item) for item in tensors if isinstance(item, torch.Tensor)),
+            outputs=tuple(self.type(item) if isinstance(item, torch.Tensor) else NO_TENSOR for item in tensors),
             line=line_of(node),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import re
 from collections.abc import Collection, Container, Iterable, Sequence
@@ -77,6 +78,14 @@ def _in_units(size: Size) -> tuple[str, int, int] | None:
     return terms[0][0][0], terms[0][1], rest
 
 
+class Traced(enum.Enum):
+    """Which calls to a target with a backward pass torch.compile may trace."""
+
+    NEVER = enum.auto()
+    WITH_GRADIENTS = enum.auto()
+    ALWAYS = enum.auto()
+
+
 def write_guard(
     name: str,
     parameters: list[str],
@@ -90,6 +99,7 @@ def write_guard(
     up_to_date: str = "",
     unpacked: Unpacking | None = None,
     trained: Collection[str] | None = None,
+    traced: Traced = Traced.NEVER,
 ) -> str:
     """Source of the guard function.
 
@@ -101,6 +111,7 @@ def write_guard(
         aligned: graph inputs whose addresses must be multiples of 16 bytes.
         uses_atomics: whether the Triton version is non-deterministic because it uses atomic additions.
         trained: graph inputs whose gradients the Triton version computes; None if it records none.
+        traced: which of these calls torch.compile may trace.
         up_to_date: condition that the target's globals and functions are unchanged; empty to skip the check.
     """
     size_bindings = bindings(graph, names)
@@ -121,7 +132,7 @@ def write_guard(
     conditions = [f"{PLAIN_CALL}(tensors)"]
     conditions.append("not torch.is_autocast_enabled()")
     conditions += [f"{TF32_HELPERS[library]}()" for library in tf32]
-    conditions += _gradient_conditions(graph, tensors, trained)
+    conditions += _gradient_conditions(graph, tensors, trained, traced)
     conditions += _group_checks(group_inputs or (), names)
     conditions += _shapes(graph, names, texts, exact, group_inputs)
     conditions += _inspected_only(graph, texts)
@@ -153,19 +164,28 @@ def write_guard(
     )
 
 
-def _gradient_conditions(graph: Graph, tensors: Sequence[str], trained: Collection[str] | None) -> list[str]:
+def _gradient_conditions(
+    graph: Graph, tensors: Sequence[str], trained: Collection[str] | None, traced: Traced
+) -> list[str]:
     """Autograd may need no gradient that the Triton version does not compute."""
     if trained is None:
         return ["not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))"]
-    floats = [
-        text
-        for item, text in zip(graph.inputs, tensors, strict=True)
-        if item.name not in trained and "float" in item.type.dtype
-    ]
-    others = [f"not (torch.is_grad_enabled() and ({' or '.join(f'{text}.requires_grad' for text in floats)}))"]
-    return ["not torch.compiler.is_compiling()", *(others if floats else [])]
+    texts = {item.name: text for item, text in zip(graph.inputs, tensors, strict=True)}
+    floats = [texts[item.name] for item in graph.inputs if item.name not in trained and "float" in item.type.dtype]
+    needed = _recorded([texts[name] for name in texts if name in trained])
+    compiled = {
+        Traced.NEVER: [COMPILED],
+        Traced.WITH_GRADIENTS: [f"({COMPILED} or {needed})"],
+        Traced.ALWAYS: [],
+    }
+    return [*compiled[traced], *([f"not ({_recorded(floats)})"] if floats else [])]
 
 
+def _recorded(tensors: Sequence[str]) -> str:
+    return f"torch.is_grad_enabled() and ({' or '.join(f'{text}.requires_grad' for text in tensors)})"
+
+
+COMPILED = "not torch.compiler.is_compiling()"
 GUARD_SUMMARY = "Whether the Triton version supports these arguments; otherwise the original code runs"
 MAX_TENSORS_LOOKED_UP_AGAIN = 8
 """Up to this many module tensors, the launcher call looks them up itself instead of taking them from the guard."""

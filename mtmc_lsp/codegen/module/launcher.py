@@ -474,14 +474,16 @@ class Launcher:
         kernels = list(dict.fromkeys(launch.kernel for launch in self.launches))
         return source + "\n".join(["", "", *self._operator(name, operator, kernels, len(self.ir.graph.outputs))]) + "\n"
 
-    def finish_function(self, name: str, base: str, summary: str) -> str:
+    def finish_function(self, name: str, base: str, summary: str, *, distinct: bool = False) -> str:
         """The source of the launcher alone.
 
         Args:
             base: begins the name of the function that creates the tables.
+            distinct: whether each tensor is returned once only.
         """
         graph = self.ir.graph
-        returned = [self.variables[ref] for ref in graph.outputs if not self._is_written_outside(ref)]
+        outputs = self.distinct_outputs if distinct else graph.outputs
+        returned = [self.variables[ref] for ref in outputs if not self._is_written_outside(ref)]
         for mutation in graph.mutations:
             input_name, value = self.input_names[mutation.input], self.variables[mutation.value]
             if input_name != value:
@@ -609,7 +611,16 @@ class Launcher:
         """
         if self.aligned or self.functions:
             return False
-        returned = [self.variables[ref] for ref in self.ir.graph.outputs]
+        return len(self.distinct_outputs) == len(self.ir.graph.outputs) and self.returns_new_tensors()
+
+    @property
+    def distinct_outputs(self) -> list[Ref]:
+        """The graph's outputs, each variable once."""
+        return list({self.variables[ref]: ref for ref in reversed(self.ir.graph.outputs)}.values())[::-1]
+
+    def returns_new_tensors(self) -> bool:
+        """Whether no result is an input, and no two distinct ones share memory."""
+        returned = [self.variables[ref] for ref in self.distinct_outputs]
         storages = [self._storage.get(name, name) for name in returned]
         return len(set(storages)) == len(storages) and not set(storages) & set(self.input_names.values())
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mtmc_lsp.codegen.kernel.snippets import call_text, tuple_text
 from mtmc_lsp.codegen.module.launcher import Launcher
 from mtmc_lsp.codegen.training.function_class import FunctionClass, class_name, tangent_parameters
+from mtmc_lsp.codegen.training.operators import PassOperator
 from mtmc_lsp.core.graph import Backward
 from mtmc_lsp.rewrites.saved_values import Passes
 
@@ -20,6 +21,13 @@ class AutogradFunction:
     passes: Passes
     forward: Launcher
     backward: Launcher
+    is_traced: bool
+    """Whether torch.compile calls operators instead of the launchers."""
+
+    @property
+    def operators(self) -> tuple[PassOperator, PassOperator]:
+        """Both launchers as operators."""
+        return PassOperator(self.forward, f"{self.base}_forward"), PassOperator(self.backward, f"{self.base}_backward")
 
     def source(self) -> str:
         """The class, and the function ``BASE_launch`` that applies it."""
@@ -45,8 +53,8 @@ class AutogradFunction:
         graph, launcher = self.passes.forward, self.forward
         count = len(self.passes.whole.forward_outputs)
         names = [launcher.variables[ref] for ref in graph.outputs]
-        call = call_text(f"{self.base}_forward", launcher.parameters, "        ")
-        lines = [f"{', '.join(names)} = {call}"]
+        lines, function = self._run(0)
+        lines.append(f"{', '.join(names)} = {call_text(function, launcher.parameters, '        ')}")
         saved = [launcher.variables[ref] for ref in self.passes.saved]
         if saved:
             lines.append(call_text("ctx.save_for_backward", saved, "        "))
@@ -71,10 +79,20 @@ class AutogradFunction:
             f"{item.name}.contiguous()" if item.name in tangents else self.backward.input_names[item.name]
             for item in inputs
         ]
-        gradients = [f"grad_{name}" for name in self._spec.gradients]
-        call = call_text(f"{self.base}_backward", [*passed, *numbers], "        ")
-        lines.append(f"{', '.join(gradients)} = {call}")
-        by_input = dict(zip(self._spec.gradients, gradients, strict=True))
+        # Gradients that are the same tensor, as those of both operands of a sum, get the name of the first.
+        variables = [self.backward.variables[ref] for ref in self.passes.backward.outputs]
+        gradients = dict[str, str]()
+        for variable, name in zip(variables, self._spec.gradients, strict=True):
+            gradients.setdefault(variable, f"grad_{name}")
+        chosen, function = self._run(1)
+        call = call_text(function, [*passed, *numbers], "        ")
+        lines += [*chosen, f"{', '.join(gradients.values())} = {call}"]
+        by_input = {name: gradients[variable] for variable, name in zip(variables, self._spec.gradients, strict=True)}
         returned = [by_input.get(item.name, "None") for item in self.passes.forward.inputs]
         returned += ["None"] * len(self.forward.number_names)
         return [*lines, f"return {', '.join(returned)}"]
+
+    def _run(self, number: int) -> tuple[list[str], str]:
+        """Statements before the call of a pass, and the function to call."""
+        operator, variable = self.operators[number], f"{self.base}_pass"
+        return ([operator.choice(variable)], variable) if self.is_traced else ([], operator.function)

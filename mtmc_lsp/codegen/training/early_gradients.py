@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mtmc_lsp.codegen.kernel.snippets import call_text
 from mtmc_lsp.codegen.module.launcher import FLAG, Launcher
 from mtmc_lsp.codegen.training.function_class import FunctionClass, class_name, tangent_parameters
+from mtmc_lsp.codegen.training.operators import PassOperator
 from mtmc_lsp.core.graph import Graph
 
 
@@ -18,6 +19,13 @@ class EarlyGradients:
     qualname: str
     graph: Graph
     launcher: Launcher
+    is_traced: bool
+    """Whether torch.compile calls an operator instead of the launcher."""
+
+    @property
+    def operator(self) -> PassOperator:
+        """The launcher as an operator."""
+        return PassOperator(self.launcher, f"{self.base}_forward")
 
     def source(self) -> str:
         """The class, and the function ``BASE_launch`` that applies it."""
@@ -53,8 +61,10 @@ class EarlyGradients:
         backward = self.graph.backward
         assert backward is not None
         names = [launcher.variables[ref] for ref in self.graph.forward_outputs]
-        call = call_text(f"{self.base}_forward", launcher.parameters, "        ")
-        lines = [f"{', '.join(names)}, *ctx.gradients = {call}"]
+        function = f"{self.base}_pass" if self.is_traced else self.operator.function
+        lines = [self.operator.choice(function)] if self.is_traced else []
+        call = call_text(function, launcher.parameters, "        ")
+        lines.append(f"{', '.join(names)}, *ctx.gradients = {call}")
         lines.append(call_text("ctx.save_for_backward", list(launcher.input_names.values()), "        "))
         if launcher.number_names:
             numbers = list(launcher.number_names.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mtmc_lsp.codegen.kernel.snippets import def_lines
+from mtmc_lsp.codegen.kernel.snippets import call_text, def_lines
 from mtmc_lsp.core.graph import Backward
 
 
@@ -38,9 +38,8 @@ class FunctionClass:
             *_indented(_indented(self.forward)),
             "",
             "    @staticmethod",
-            "    @torch.autograd.function.once_differentiable",
             *_indented(def_lines("backward", ["ctx", *self.tangents])),
-            *_indented(_indented(self.backward)),
+            *_indented(_indented([*self._checks(), *self.backward])),
             "",
             "",
             *def_lines(f"{self.base}_launch", list(self.parameters)),
@@ -48,6 +47,21 @@ class FunctionClass:
             *_indented(self.launch),
         ]
         return "\n".join(lines) + "\n"
+
+    def _checks(self) -> list[str]:
+        """Statements about the mode in which a backward pass runs."""
+        again = call_text(f"{class_name(self.base)}.backward", ["ctx", *self.tangents], "            ")
+        return [
+            "if torch.is_grad_enabled() and not torch.compiler.is_compiling():",
+            f'    raise RuntimeError("{self.qualname}: {NO_SECOND_DERIVATIVES}")',
+            "if torch.is_autocast_enabled():",
+            "    # The forward pass ran without autocast.",
+            '    with torch.autocast("cuda", enabled=False):',
+            f"        return {again}",
+        ]
+
+
+NO_SECOND_DERIVATIVES = "its kernels have no second derivatives (create_graph=True); leave grad= out of its directive"
 
 
 def class_name(base: str) -> str:

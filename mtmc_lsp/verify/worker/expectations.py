@@ -25,6 +25,8 @@ from mtmc_lsp.verify.worker.comparison.discrete import Ties
 from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
 from mtmc_lsp.verify.worker.comparison.ill_conditioned import IllConditioned
 from mtmc_lsp.verify.worker.float64_execution import Float64Mode
+from mtmc_lsp.verify.worker.gradients.cancellation import cancellation
+from mtmc_lsp.verify.worker.gradients.rounding_noise import RoundingNoise
 from mtmc_lsp.verify.worker.oracle import SharedRandomMode, Tf32Products, draw_seeds
 from mtmc_lsp.verify.worker.run_target import copies, outcome, run_case
 
@@ -65,8 +67,8 @@ def expected_of(
     Returns:
         The entries of :func:`run_case`, and: ``oracle`` and ``oracle_after``, the same in float64; ``sensitivity``, by result
         (or by name of a changed input), how far rounding of inputs and operations moves the oracle; ``conditioning``, how far
-        rounding of inputs alone does; ``ill_conditioned``, by
-        result, the facts about a reference result far from the oracle; ``ties``, by result, the fields of :class:`Ties` of an
+        rounding of inputs alone does; ``ill_conditioned``, by result, the facts about a reference result far from the oracle;
+        ``zeros``, by gradient, where it is 0 whatever rounding does; ``ties``, by result, the fields of :class:`Ties` of an
         integer result that an index of a score decides; ``has_oracle``, whether float64 fitted into memory.
     """
     kind, seed = case.kind, case.seed
@@ -88,6 +90,7 @@ def expected_of(
         "conditioning": {},
         "ties": {},
         "ill_conditioned": {},
+        "zeros": {},
         "has_oracle": True,
     }
     if kind not in (VALUES, FORWARD) and (kind != AUTOGRAD or capture.uses_random):
@@ -227,11 +230,28 @@ def _oracle(
             and moved[i] > FACTORS["budget"] * EPSILON[names[i]]
         }
         raise_sensitivity({i: moved[i] for i in following})
+
+    def noisy_run(draw: int) -> dict[ResultKey, torch.Tensor]:
+        with RoundingNoise(seed + draw):
+            run = run_unobserved(module, capture, copies(inputs), device, random_mode(), seed, kind, before=changed)
+        return comparable_results(run)
+
+    magnified = [i for i in errors if exceeds_tolerance(conditioning.get(i, 0.0), _name(expected[i]))]
+    outputs = len(reference["facts"])
+    gradients: dict[ResultKey, torch.Tensor] = {i: expected[i] for i in errors if isinstance(i, int) and i >= outputs}
+    # A gradient of zeros may be 0 by chance: in the reference, rounding errors of terms that cancel may be equal.
+    doubtful = [
+        i
+        for i, value in gradients.items()
+        if i in magnified or errors[i] > largest_ordinary_error(_name(value)) or not bool(exact[i].any())
+    ]
+    noise = cancellation(gradients if is_small else {}, exact, doubtful, noisy_run, draws)
+    for noisy in noise.draws:
+        raise_sensitivity({i: far for i, far in distances(noisy).items() if exceeds_tolerance(far, _name(expected[i]))})
     suspects = [i for i in errors if errors[i] > SUSPECT or sensitivity.get(i, 0.0) > NOISE]
     # A higher limit for the whole must not excuse single elements. The candidate's error is one more draw, so it is the largest
     # as often as each of the others and the reference's.
     chance = 1.0 / (draws + 2)
-    magnified = [i for i in errors if exceeds_tolerance(conditioning.get(i, 0.0), _name(expected[i]))]
     ill_conditioned = {
         **{
             i: IllConditioned(is_uneven=True, is_partial=True, outliers=chance, edge=float64_mode.rounding_epsilon)
@@ -249,6 +269,9 @@ def _oracle(
             for i, result in ill_conditioned.items():
                 if i in perturbed:
                     result.add_draw(perturbed[i], exact[i])
+    for noisy in noise.draws:
+        for i in noisy.keys() & ill_conditioned.keys():
+            ill_conditioned[i].add_draw(noisy[i], exact[i])
     for i, result in ill_conditioned.items():
         explained = max(sensitivity.get(i, 0.0), tf32_distances.get(i, 0.0))
         # A result that is exactly 0 has no relative error: the reference's is its rounding.
@@ -262,6 +285,7 @@ def _oracle(
         # Plain mappings, because they may go through a file.
         "ties": {i: vars(result) for i, result in ties.items() if result.choices or result.alternatives},
         "ill_conditioned": {i: vars(result) for i, result in ill_conditioned.items()},
+        "zeros": noise.zeros,
     }
 
 
@@ -307,6 +331,11 @@ def loops_without_indices(graph: Graph) -> bool:
     nodes = [*graph.nodes, *(node for loop in loops for node in loop.nodes)]
     has_indices = any(kind.dtype == "int64" for node in nodes for kind in node.outputs)
     return bool(loops) and graph.backward is None and not has_indices
+
+
+def largest_ordinary_error(dtype: str) -> float:
+    """The relative error up to which a gradient needs no explanation: a few roundings, and an error within the tolerance."""
+    return min(SUSPECT, max(TOLERANCE[dtype] / FACTORS["budget"], 4 * EPSILON[dtype]))
 
 
 def scan_length(graph: Graph, sizes: Mapping[str, int]) -> int:

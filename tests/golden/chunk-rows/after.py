@@ -217,7 +217,7 @@ def linear_cross_entropy_fits(x, weight, target) -> bool:
     return (
         _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
-        and not torch.compiler.is_compiling()
+        and (not torch.compiler.is_compiling() or torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
         and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0
         and weight.dtype == torch.float32 and weight.ndim == 2 and weight.shape[1] == x.shape[1]
         and weight.is_contiguous() and weight.numel() > 0
@@ -367,6 +367,25 @@ def linear_cross_entropy_forward(x, weight, target, needs_gradients=True):
     return out, grad_x, grad_weight_2
 
 
+@torch.library.custom_op(f"{__name__.replace('.', '_')}::linear_cross_entropy_forward_triton", mutates_args=())
+def linear_cross_entropy_forward_triton(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``linear_cross_entropy_forward`` as an operator for torch.compile."""
+    return linear_cross_entropy_forward(x, weight, target)
+
+
+@linear_cross_entropy_forward_triton.register_fake
+def linear_cross_entropy_forward_shapes(x, weight, target):
+    """The results of ``linear_cross_entropy_forward`` without values."""
+    return (
+        x.new_empty((), dtype=torch.float32), x.new_empty((x.shape[0], x.shape[1]), dtype=torch.float32),
+        x.new_empty((weight.shape[0], x.shape[1]), dtype=torch.float32),
+    )
+
+
 class _LinearCrossEntropyAutograd(torch.autograd.Function):
     """``linear_cross_entropy`` with Triton kernels.
 
@@ -376,13 +395,24 @@ class _LinearCrossEntropyAutograd(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, target):
-        out, *ctx.gradients = linear_cross_entropy_forward(x, weight, target)
+        linear_cross_entropy_pass = (
+            linear_cross_entropy_forward_triton if torch.compiler.is_compiling() else linear_cross_entropy_forward
+        )
+        out, *ctx.gradients = linear_cross_entropy_pass(x, weight, target)
         ctx.save_for_backward(x, weight, target)
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_out):
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                'linear_cross_entropy: its kernels have no second derivatives (create_graph=True); leave grad= out of i'
+                'ts directive'
+            )
+        if torch.is_autocast_enabled():
+            # The forward pass ran without autocast.
+            with torch.autocast("cuda", enabled=False):
+                return _LinearCrossEntropyAutograd.backward(ctx, grad_out)
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             # A further backward pass of the same call: the first one has given the gradients away.

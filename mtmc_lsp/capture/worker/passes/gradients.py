@@ -15,7 +15,7 @@ import torch
 from torch._decomp import decomposition_table
 
 from mtmc_lsp.capture.worker.passes.decompositions import MEAN
-from mtmc_lsp.core.graph import Graph, Ref
+from mtmc_lsp.core.graph import BATCH_NORM, Graph, InputKind, Mutation, Ref
 
 TANGENT = "mtmc.tangent.default"
 IDENTITIES = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"})
@@ -71,8 +71,9 @@ class NotTrainable(Exception):
 def why_not_trainable(graph: Graph) -> str:
     """Why the backward pass of a captured target is not supported; empty if it is."""
     assert graph.backward is not None
-    if graph.mutations:
-        return f"the code changes {graph.mutations[0].input} in place"
+    for mutation in graph.mutations:
+        if not _is_running_statistic(graph, mutation):
+            return f"the code changes {mutation.input} in place"
     if graph.state_attributes:
         return f"the code sets {graph.state_attributes[0]}"
     if not graph.backward.gradients:
@@ -81,6 +82,15 @@ def why_not_trainable(graph: Graph) -> str:
         if is_input_or_view(graph, ref):
             return "a result is an input or a view of one"
     return ""
+
+
+def _is_running_statistic(graph: Graph, mutation: Mutation) -> bool:
+    """Whether a buffer is only read to compute its new value, so that the backward pass cannot depend on it."""
+    kind = next(item.kind for item in graph.inputs if item.name == mutation.input)
+    return kind is InputKind.BUFFER and all(
+        node.op == BATCH_NORM or (node.name == mutation.value.name and not graph.readers(node.name))
+        for node in graph.readers(mutation.input)
+    )
 
 
 def is_input_or_view(graph: Graph, ref: Ref) -> bool:

@@ -17,6 +17,7 @@ from mtmc_lsp.verify.worker.comparison.ill_conditioned import (
     elementwise_counts,
     judge_counts,
 )
+from mtmc_lsp.verify.worker.comparison.small_results import LEAST as LEAST_VALUE
 from mtmc_lsp.verify.worker.comparison.small_results import imprecise_elements
 
 CLOSER, MOST_ROUNDING = 0.5, 0.2
@@ -175,6 +176,19 @@ class Comparison:
 
         self._pending.append((imprecise_elements(candidate, reference, oracle), judge_small))
 
+    def zeros(self, name: str, candidate: Any, mask: torch.Tensor) -> None:
+        """Check the elements of a gradient that no rounding error makes other than 0, such as those of ignored labels."""
+        if not isinstance(candidate, torch.Tensor) or candidate.shape != mask.shape:
+            return
+        check = self._pending_check(f"{name} zeros")
+
+        def judge_zeros(values: list[float]) -> None:
+            wrong, count = map(int, values)
+            self._decide(check, f"{wrong} of {count} elements that are always 0 are not 0" if wrong else "")
+
+        wrong = torch.count_nonzero(mask & ~(candidate.abs() <= LEAST_VALUE))
+        self._pending.append((torch.stack([wrong, torch.count_nonzero(mask)]).double(), judge_zeros))
+
     def _note_conclusive(self, name: str, is_conclusive: bool) -> None:
         (self.inconclusive.discard if is_conclusive else self.inconclusive.add)(name)
 
@@ -238,6 +252,8 @@ def compare_case(
         comparison.tensor(name, candidate, reference, *about, any_layout=is_gradient)
         if exact and ties is None:
             comparison.exact(name, candidate, reference, oracle)
+        if i in expected["zeros"]:
+            comparison.zeros(name, candidate, expected["zeros"][i])
         if i in precise and not is_gradient:
             comparison.small_elements(name, candidate, reference, oracle)
     for name, before in inputs.items():

@@ -1,0 +1,1 @@
+"""Expected gradients that rounding or a mask decides."""

@@ -1,0 +1,210 @@
+"""Gradients that are exactly 0: rounding of terms that cancel is allowed, a small wrong number is not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import pytest
+
+from mtmc_lsp.core.run import Candidate
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.verify.cases import Case
+from tests.codegen.checker import Checker
+from tests.training.targets import HEAD, cases, planned
+
+TARGETS = {
+    "js divergence": """# mtmc: student=f32[N,V] teacher=f32[N,V] N=8 V=64 grad=student
+def f(student, teacher, beta=0.5):
+    log_p, log_q = F.log_softmax(student, -1), F.log_softmax(teacher, -1)
+    p, q = log_p.exp(), log_q.exp()
+    log_m = torch.log(beta * q + (1 - beta) * p)
+    return (beta * q * (log_q - log_m) + (1 - beta) * p * (log_p - log_m)).sum(-1).mean()
+""",
+    "geometric divergence": """# mtmc: student=f32[N,V] teacher=f32[N,V] N=8 V=64 grad=student
+def f(student, teacher, beta=0.5):
+    log_p, log_q = F.log_softmax(student, -1), F.log_softmax(teacher, -1)
+    return (log_p.exp() * (log_p - ((1 - beta) * log_p + beta * log_q))).sum(-1).mean()
+""",
+    "add and norm": """# mtmc: x=bf16[N,H] residual=bf16[N,H] weight=bf16[H] N=16 H=64 grad=x,residual,weight
+def f(x, residual, weight, eps=1e-6):
+    added = x + residual
+    hidden = added.float()
+    hidden = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * hidden.to(x.dtype), added
+""",
+    "clip": """# mtmc: image=f32[B,D] text=f32[B,D] scale=f32[] B=8 D=32 grad=image,text,scale
+def f(image, text, scale):
+    image, text = F.normalize(image, dim=-1), F.normalize(text, dim=-1)
+    logits = scale.exp() * image @ text.t()
+    labels = torch.arange(logits.shape[0], device=logits.device)
+    return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.t(), labels)) / 2
+""",
+    "softcap": """# mtmc: x=f32[N,D] weight=f32[V,D] target=i64[N]@0..199 N=16 D=32 V=200 grad=x,weight
+def f(x, weight, target):
+    logits = torch.tanh((x @ weight.T) / 30.0) * 30.0
+    return F.cross_entropy(logits, target)
+""",
+    "ignored labels": """# mtmc: x=f32[B,V] t=i64[B]@-1..199 B=16 V=200 grad=x
+def f(x, t):
+    return F.cross_entropy(x, t, ignore_index=-1, reduction="sum")
+""",
+    "padding": """# mtmc: i=i64[B,S]@0..9 w=f32[10,32] B=2 S=16 grad=w
+def f(i, w):
+    return torch.tanh(F.embedding(i, w, padding_idx=0)) * 2
+""",
+    "masked tokens": """# mtmc: logp=f32[B,S] advantage=f32[B] mask=f32[B,S]@0..1 B=4 S=32 grad=logp
+def f(logp, advantage, mask):
+    mask = mask > 0.5
+    return -(torch.exp(logp) * advantage[:, None] * mask).sum() / mask.sum().clamp(min=1)
+""",
+    "relu": """# mtmc: x=f32[B,D] w=f32[D] B=16 D=96 grad=x,w
+def f(x, w):
+    return F.relu(x) * w
+""",
+    "causal": """# mtmc: q=f32[B,S,32] k=f32[B,S,32] v=f32[B,S,32] B=2 S=32 grad=q,k,v
+def f(q, k, v):
+    scores = q @ k.transpose(-1, -2) / 8
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return torch.softmax(scores.masked_fill(hidden, float("-inf")), -1) @ v
+""",
+}
+
+
+@dataclass(frozen=True)
+class Version:
+    """A change of the generated code, and the case on which it counts."""
+
+    target: str
+    pattern: str
+    replacement: str
+    sizes: dict[str, int]
+    distribution: str = "normal"
+    numbers: dict[str, float] | None = None
+    seeds: tuple[int, ...] = (0, 1, 2, 3)
+
+
+UNCHANGED = (r"\Z", "")
+RIGHT: dict[str, Version] = {
+    # The two halves of the gradient are products of the same numbers, so they are equal in the reference.
+    "a reciprocal instead of a division": Version(
+        "js divergence", r" / \(?(sub|mul|add|p|q|exp\w*)\b", r" * 1.0 / \1", {"N": 8, "V": 64}, numbers={"beta": 0.0}
+    ),
+    "another rounding of one term": Version(
+        "geometric divergence",
+        r"return grad_student, None, None$",
+        "p = torch.softmax(student, -1) / len(student)\n"
+        "        p = p * grad_out\n"
+        "        return grad_student + p * (1 + 1e-7) - p, None, None",
+        {"N": 16, "V": 200},
+        numbers={"beta": 0.0},
+    ),
+    "a product that is rounded to its other neighbour": Version(
+        "add and norm",
+        r"total = torch\.sum\(mul, ",
+        "mul[:1] *= 1 - 2**-8\n    total = torch.sum(mul, ",
+        {"N": 2, "H": 1},
+        seeds=tuple(range(1, 41, 4)),
+    ),
+    "a norm of one element": Version("clip", *UNCHANGED, {"B": 2, "D": 1}, "mixed", seeds=(15, 37, 44, 50, 59, 84, 86)),
+    "a saturated cap": Version("softcap", *UNCHANGED, {"N": 23, "D": 21, "V": 200}, "mixed", seeds=(1, 3, 9, 15, 27)),
+}
+WRONG: dict[str, Version] = {
+    "a term too many where two cancel": Version(
+        "geometric divergence",
+        r"return grad_student, None, None$",
+        "return grad_student + 1e-4 * torch.softmax(student, -1) / len(student), None, None",
+        {"N": 16, "V": 200},
+        numbers={"beta": 0.0},
+    ),
+    "a constant where two terms cancel": Version(
+        "clip",
+        r"return grad_image, grad_text, grad_scale$",
+        "return grad_image + 1e-4, grad_text, grad_scale",
+        {"B": 2, "D": 1},
+    ),
+    "one term of two": Version(
+        "add and norm",
+        r"total = torch\.sum\(mul, ",
+        "mul[1:] *= 0.75\n    total = torch.sum(mul, ",
+        {"N": 2, "H": 1},
+        seeds=tuple(range(1, 41, 4)),
+    ),
+    "rows of ignored labels": Version(
+        "ignored labels",
+        r"return grad_x, None$",
+        "grad_x[t == -1] += 1e-9\n        return grad_x, None",
+        {"B": 16, "V": 200},
+    ),
+    "a gradient that is 0 everywhere": Version(
+        "masked tokens",
+        r"return grad_logp, None, None$",
+        "return torch.where(mask > 0.5, grad_logp, 1e-12), None, None",
+        {"B": 1, "S": 1},
+        seeds=tuple(range(8)),
+    ),
+    "the row of the padding": Version(
+        "padding", r"return None, grad_w$", "grad_w[0] += 1e-9\n        return None, grad_w", {"B": 2, "S": 16}
+    ),
+    "tokens that a mask drops": Version(
+        "masked tokens",
+        r"return grad_logp, None, None$",
+        "return torch.where(mask > 0.5, grad_logp, 1e-9), None, None",
+        {"B": 4, "S": 32},
+    ),
+    "negative numbers": Version(
+        "relu", r"return grad_x, grad_w$", "return grad_x + 1e-9 * (x < 0), grad_w", {"B": 16, "D": 96}
+    ),
+    "keys that no query sees": Version(
+        "causal",
+        r"return grad_q, grad_k, grad_v$",
+        "return grad_q, torch.where(grad_k == 0, 1e-9, grad_k), grad_v",
+        {"B": 2, "S": 32},
+        seeds=(3,),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def versions() -> dict[str, tuple[Capture, Candidate]]:
+    """The captured and planned targets so far."""
+    return {}
+
+
+def failures(checker: Checker, versions: dict[str, tuple[Capture, Candidate]], version: Version) -> list[str]:
+    """The failures of a version on its cases."""
+    if version.target not in versions:
+        capture = checker.capture(HEAD + TARGETS[version.target])
+        versions[version.target] = capture, planned(capture)
+    capture, candidate = versions[version.target]
+    source, count = re.subn(version.pattern, version.replacement, candidate.source, flags=re.MULTILINE)
+    assert count, candidate.source
+    changed = replace(candidate, id=version.replacement, source=source)
+    every = [Case(version.sizes, version.distribution, seed, numbers=version.numbers or {}) for seed in version.seeds]
+    return [checker.first_failure(capture, changed, [case]) for case in every]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_rounding_of_terms_that_cancel_is_allowed(
+    checker: Checker, versions: dict[str, tuple[Capture, Candidate]], name: str
+) -> None:
+    assert set(failures(checker, versions, RIGHT[name])) == {""}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_number_instead_of_zero_is_refused(
+    checker: Checker, versions: dict[str, tuple[Capture, Candidate]], name: str
+) -> None:
+    every = failures(checker, versions, WRONG[name])
+    assert any("gradient" in failure for failure in every), every
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_right_gradients_with_zeros_are_accepted(
+    checker: Checker, versions: dict[str, tuple[Capture, Candidate]], name: str
+) -> None:
+    if name not in versions:
+        capture = checker.capture(HEAD + TARGETS[name])
+        versions[name] = capture, planned(capture)
+    capture, candidate = versions[name]
+    assert checker.first_failure(capture, candidate, cases(capture)) == ""
