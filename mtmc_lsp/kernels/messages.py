@@ -70,7 +70,8 @@ class Access:
     tensor: str
     """The kernel's parameter."""
     pattern: str
-    """``contiguous``, ``strided``, ``gathered``, ``scalar`` or ``broadcast``."""
+    """``contiguous``, ``strided`` (a fixed distance of several elements), ``gathered`` (no fixed distance), ``gathered rows``
+    (contiguous along one axis), ``broadcast`` (all lanes access one element) or ``scalar``."""
     is_masked: bool
     elements: int
     """Active lanes of all program instances."""

@@ -11,8 +11,9 @@ from pathlib import Path
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.capture.recorded_calls import RECORDS
+from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.core.errors import Location, MtmcError, RequestError
-from mtmc_lsp.core.results import Verdict
+from mtmc_lsp.core.results import CompileReport, Verdict
 from mtmc_lsp.core.workload import Capture, Target, TargetKind, Workload
 from mtmc_lsp.kernels.candidate import LauncherInFile
 from mtmc_lsp.kernels.messages import CaseTrace, TraceCase, TraceRequest
@@ -32,6 +33,8 @@ from mtmc_lsp.verify.reference import Reference
 
 TRACE_SECONDS, CAPTURE_SECONDS = 120.0, 180.0
 SEARCH_SECONDS = 120.0
+COMPILE_SLACK = 60.0
+"""Time for loading the file before it is compiled."""
 MEMORY = 8 << 30
 SEED = 0
 
@@ -252,6 +255,14 @@ class RepairSession:
         candidate = LauncherInFile(self._capture, self.target.launcher, text.decode(), original=original)
         result, _ = verify_foreign(candidate, self._reference)
         return result.verdict
+
+    def compile(self, request: CompileRequest) -> CompileReport:
+        """Compile kernels of the file for GPUs."""
+        self._on_stage("compiling")
+        opened = self.target.opened
+        # The fork server's Triton interprets kernels, so it cannot compile them.
+        with Worker(opened.python, cwd=str(opened.project)) as worker:
+            return worker.call(request, request.seconds + COMPILE_SLACK)
 
     # Parts -----------------------------------------------------------------------------------------------------------
 

@@ -136,6 +136,10 @@ class Site:
             names |= self._bases(pointer, 0) if pointer is not None else set()
         return frozenset(names)
 
+    def bases(self, pointer: Node) -> list[str]:
+        """The parameters that a pointer expression starts from."""
+        return sorted(self._bases(pointer, 0))
+
     def _bases(self, node: Node, depth: int) -> set[str]:
         """The parameters at the left end of a sum."""
         while node.type in ("binary_operator", "parenthesized_expression"):

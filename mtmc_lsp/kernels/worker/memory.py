@@ -135,9 +135,10 @@ def pattern_of(addresses: Any, mask: Any, size: int) -> str:
         both = numpy.delete(mask, -1, axis) & numpy.delete(mask, 0, axis)
         steps.append(numpy.unique((second - first)[both]))
     known = [step for step in steps if step.size]
+    is_irregular = any(step.size > 1 for step in known)
     if any(step.size == 1 and step[0] == size for step in known):
-        return "contiguous"
-    if any(step.size > 1 for step in known):
+        return "gathered rows" if is_irregular else "contiguous"
+    if is_irregular:
         return "gathered"
     if known and all(step[0] == 0 for step in known):
         return "broadcast"
