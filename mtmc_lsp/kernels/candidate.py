@@ -16,7 +16,8 @@ class LauncherInFile(ForeignCandidate):
     """A function that launches kernels, in another version of the user's file than the reference.
 
     It is the author's code, which states what it accepts by how it is written: it gets contiguous tensors with elements and
-    finite values, at all sizes. Layouts that its workload does not name, and calls in other modes, are left out.
+    finite values. Layouts that its workload does not name, and calls in other modes, are left out. So are sizes of 1, at which
+    the reference may return a view of its argument: observation compares results there.
     """
 
     original: str = ""
@@ -38,8 +39,12 @@ class LauncherInFile(ForeignCandidate):
     def cases(self, trial: Trial, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
         """Those with contiguous arguments and finite values."""
         cases = super().cases(trial, interpreted=interpreted, seed=seed)
+        usual = trial.capture.graph.sizes
         return tuple(
             case
             for case in cases
-            if case.kind == VALUES and not case.layout and case.distribution not in SPECIAL_DISTRIBUTIONS
+            if case.kind == VALUES
+            and not case.layout
+            and case.distribution not in SPECIAL_DISTRIBUTIONS
+            and not any(size == 1 != usual.get(name) for name, size in case.sizes.items())
         )

@@ -13,7 +13,7 @@ from mtmc_lsp.kernels.messages import Access, CaseTrace, LaunchWork, TraceCase
 from mtmc_lsp.kernels.reading import KernelReading, read_kernels
 from mtmc_lsp.kernels.sizes import elements_of
 
-MOST_PROGRAMS = 48
+MOST_PROGRAMS = 256
 """Program instances of each grid that run; the others are taken to do the same on average."""
 MOST_BYTES = 16e9
 """Limit for the arguments: their memory is reserved and only touched in part."""

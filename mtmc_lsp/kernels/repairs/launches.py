@@ -106,6 +106,8 @@ def block_repairs(site: Site) -> Iterator[Repair]:
                 new = f"triton.next_power_of_2({text_of(value)})"
                 if value.type == "integer":
                     new = str(1 << max(int(text_of(value), 0) - 1, 0).bit_length())
+                if value.type in ("true", "false", "none", "string", "float") or new == text_of(value):
+                    continue
                 yield repair(f"Make {name} a power of two", value, kinds, replaced(value, new))
 
 

@@ -80,7 +80,7 @@ def _without_statement(site: Site, name: str) -> tuple[Edit, ...]:
     if len(assigned) != 1 or len(uses) > 2:
         return ()
     node = assigned[0]
-    return (Edit(line_start(site.text, node.start_byte), line_end(site.text, node.end_byte) + 1, ""),)
+    return (Edit(line_start(site.text, node.start_byte), line_end(site.text, node.end_byte), ""),)
 
 
 def offset_repairs(site: Site) -> Iterator[Repair]:

@@ -106,6 +106,8 @@ def initial_value_repairs(site: Site) -> Iterator[Repair]:
             is_full = kernel.triton_name(field(first, "function")) == "full"
             dtype = text_of(argument(first, 2 if is_full else 1, "dtype")) or "tl.float32"
             new = f"tl.full({shape}, {neutral}, dtype={dtype})"
+            if new == text_of(first):
+                continue
             yield repair(f"Start {name} with {neutral}", first, VALUES, replaced(first, new))
     for node in walk(kernel.body):
         left, right = field(node, "left"), field(node, "right")
