@@ -43,6 +43,12 @@ class Fault:
     detail: str = ""
     """One clause for people."""
 
+    @property
+    def place_and_detail(self) -> str:
+        """The clause with the line and the kernel, as far as they are known: ``line 12, add_kernel: it reads ...``."""
+        place = ", ".join([*([f"line {self.line}"] if self.line else []), *([self.kernel] if self.kernel else [])])
+        return f"{place}: {self.detail}" if place else self.detail
+
 
 @dataclass(frozen=True)
 class TraceCase:

@@ -81,6 +81,20 @@ class RepairReport:
         return bool(self.result.repairs) and self.result.is_sound
 
     @property
+    def summary(self) -> str:
+        """The outcome in one sentence."""
+        if self.was_sound:
+            return "no fault"
+        failing, wrong = self.failing, self.verdict is not None and not self.verdict.is_correct
+        fault = failing.faults[0].place_and_detail if failing is not None else ""
+        if wrong and self.verdict is not None:
+            fault = self.verdict.reason
+        if not self.is_repaired:
+            return f"faulty, and no repair was verified: {fault}"
+        titles = "; ".join(item.title for item in self.result.repairs)
+        return f"{fault or 'a static check reports it'}. Repair: {titles}"
+
+    @property
     def diff(self) -> str:
         """The change as a unified diff; empty if nothing was repaired."""
         name = self.target.opened.path.name
@@ -186,6 +200,11 @@ class RepairSession:
 
     def __exit__(self, *_: object) -> None:
         self._resources.close()
+
+    def kill(self) -> None:
+        """End every process without waiting. Safe in a signal handler."""
+        if self._fork_server is not None:
+            self._fork_server.kill()
 
     def trace(self, text: bytes, cases: Sequence[TraceCase], *, most_programs: int = 0) -> Sequence[CaseTrace]:
         """Observe a text on cases; empty if it cannot be loaded, or does not end.

@@ -26,11 +26,7 @@ def show_repair(out: Console, report: RepairReport, backup: Path | None) -> None
     failing = report.failing
     if failing is not None:
         for fault in failing.faults:
-            place = ", ".join(
-                [*([f"line {fault.line}"] if fault.line else []), *([fault.kernel] if fault.kernel else [])]
-            )
-            place += ": " if place else ""
-            show(out, f"{place}{fault.detail}", first=Text.assemble(WRONG, " "))
+            show(out, fault.place_and_detail, first=Text.assemble(WRONG, " "))
         show(out, f"the smallest case: {failing.case.text or 'the workload'}", style="dim", indent=2)
     if report.verdict is not None and not report.verdict.is_correct:
         show(out, report.verdict.reason, first=Text.assemble(WRONG, " "))
