@@ -37,8 +37,10 @@ class LauncherInFile(ForeignCandidate):
         return scan(self.text, self.target.path, self.original)
 
     def cases(self, trial: Trial, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
-        """Those with contiguous arguments and finite values."""
-        cases = super().cases(trial, interpreted=interpreted, seed=seed)
+        """Those with contiguous arguments and finite values, the same for all texts of one file."""
+        # Cases depend on the numbers in a text: with those of a repair, the case that failed before might be missing.
+        first = ForeignCandidate(self.capture, self.target, self.original, takes_empty=self.takes_empty)
+        cases = first.cases(trial, interpreted=interpreted, seed=seed)
         usual = trial.capture.graph.sizes
         return tuple(
             case

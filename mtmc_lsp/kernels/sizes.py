@@ -52,7 +52,7 @@ def trace_cases(workload: Workload, text: str) -> tuple[TraceCase, ...]:
     for block in _blocks(text):
         for name in names:
             beside = {other: min(size, BESIDE_BLOCKS + i) for i, (other, size) in enumerate(odd.items())}
-            plans += [({**beside, name: size}, "normal") for size in (block, block + 1, 2 * block - 1)]
+            plans += [({**beside, name: size}, "normal") for size in (block, block + 1, 3 * block - 1)]
         plans.append((dict.fromkeys(names, block), "normal"))
     allowed = {
         (tuple(plan.items()), distribution): None
