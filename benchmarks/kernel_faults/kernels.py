@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.kernel_faults.second import SECOND
+
 HEADER = """\
 import torch
 import triton
@@ -10,7 +12,7 @@ import triton.language as tl
 
 """
 
-KERNELS = {
+FIRST = {
     "add": """\
 @triton.jit
 def add_kernel(x_ptr, y_ptr, out_ptr, n_elements, BLOCK_SIZE: tl.constexpr):
@@ -321,6 +323,8 @@ def rms_norm(x, w, eps=1e-6):
 """,
 }
 """Name of the launcher to the text below :data:`HEADER`."""
+
+KERNELS = {**FIRST, **SECOND}
 
 
 def source(name: str) -> str:

@@ -166,3 +166,15 @@ def test_without_a_reference_results_must_be_those_of_the_original_where_it_is_s
     assert kinds(observe(text, "copy", {"N": 33}, original=COPY)[0]) == {FaultKind.WRONG_VALUES}
     broken = changed(COPY, "x_ptr + offsets, mask=mask", "x_ptr + offsets")
     assert observe(text, "copy", {"N": 33}, original=broken)[0].is_sound
+
+
+def test_an_atomic_addition_without_a_mask_has_none(observe: Observing) -> None:
+    text = changed(ROWS, "tl.store(out_ptr + column, ", "tl.atomic_add(out_ptr + column, ")
+    (trace,) = observe(changed(text, "torch.empty(", "torch.zeros("), "column_sums", {"M": 8, "N": 5})
+    assert [(access.operation, access.is_masked) for access in trace.accesses] == [("load", True), ("atomic", False)]
+
+
+def test_a_grid_without_programs_writes_nothing(observe: Observing) -> None:
+    (trace,) = observe(changed(COPY, "triton.cdiv(x.numel(), 16)", "x.numel() // 16"), "copy", {"N": 5})
+    assert (trace.launches[0].programs, trace.launches[0].ran) == (0, 0)
+    assert kinds(trace) == {FaultKind.NOT_WRITTEN}

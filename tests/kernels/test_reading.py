@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.kernel_faults.kernels import KERNELS, source
+from benchmarks.kernel_faults.kernels import FIRST, source
 from mtmc_lsp.kernels.reading import OperationKind, read_kernels
 
 KIND = OperationKind
@@ -33,7 +33,7 @@ def test_reductions_and_atomic_operations_are_read() -> None:
 
 
 def test_every_access_of_every_kernel_belongs_to_a_tensor() -> None:
-    for name in KERNELS:
+    for name in FIRST:
         for kernel in read_kernels("model.py", source(name).encode()):
             accesses = [item for item in kernel.operations if item.kind in (KIND.LOAD, KIND.STORE, KIND.ATOMIC)]
             assert accesses

@@ -8,7 +8,7 @@ from benchmarks.kernel_faults.faults import FAULTS, Planted
 from benchmarks.kernel_faults.kernels import KERNELS, source
 from mtmc_lsp.kernels.messages import Fault, FaultKind
 from mtmc_lsp.kernels.repairs.catalogue import repairs_for
-from mtmc_lsp.kernels.repairs.site import sites_of
+from mtmc_lsp.kernels.repairs.site import sites_of, with_helpers
 from mtmc_lsp.kernels.repairs.static import static_findings, static_repairs
 from mtmc_lsp.kernels.search import changed_lines
 from mtmc_lsp.source.syntax import first_error, parse
@@ -20,6 +20,7 @@ ANOTHER_WAY = {
     "block is no power of two", "load without other before a reduction", "accumulator of 16 bits", "grid by another constant",
     "counts without atomic operation", "padding of 0 in a maximum and a sum", "squares added up in 16 bits",
     "mask without one dimension", "strides in the wrong order", "running maximum starts with zeros", "grid rounded down",
+    "product without accumulator", "padding in squared differences",
 }  # fmt: skip
 """Faults whose repair is another text than the sound kernel's."""
 
@@ -76,3 +77,14 @@ def test_a_sum_that_is_loaded_and_stored_becomes_an_atomic_addition() -> None:
         "    old = tl.load(out_ptr + cols, mask=cols < N)\n    tl.store(out_ptr + cols, old + tl.sum(x, axis=0), mask=cols < N)",
     )
     assert source("column_sum") in texts("model.py", text)
+
+
+def test_functions_that_a_kernel_calls_are_repaired_as_well() -> None:
+    text = source("row_max").replace("        best = tl.maximum(best, x)", "        best = larger(best, x)")
+    text = text.replace(
+        "@triton.jit\ndef row_max_kernel",
+        "@triton.jit\ndef larger(a, b):\n    return tl.maximum(a, b)\n\n\n@triton.jit\ndef row_max_kernel",
+    )
+    sites = sites_of("model.py", text.encode())
+    assert with_helpers(sites, ["row_max_kernel"]) == ("larger", "row_max_kernel")
+    assert with_helpers(sites, ["larger"]) == ("larger",)

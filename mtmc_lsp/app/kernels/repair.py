@@ -17,7 +17,7 @@ from mtmc_lsp.core.results import CompileReport, Verdict
 from mtmc_lsp.core.workload import Capture, Target, TargetKind, Workload
 from mtmc_lsp.kernels.candidate import LauncherInFile
 from mtmc_lsp.kernels.messages import CaseTrace, TraceCase, TraceRequest
-from mtmc_lsp.kernels.repairs.site import sites_of
+from mtmc_lsp.kernels.repairs.site import sites_of, with_helpers
 from mtmc_lsp.kernels.repairs.static import StaticFinding
 from mtmc_lsp.kernels.search import Repaired, RepairSearch
 from mtmc_lsp.kernels.sizes import quick_cases, trace_cases
@@ -290,13 +290,16 @@ class RepairSession:
 
     def _kernel_names(self, traces: Sequence[CaseTrace]) -> tuple[str, ...]:
         """The kernels that the calls launched; all of the file if none did."""
-        definition = self.target.opened.definition
+        definition, sites = (
+            self.target.opened.definition,
+            sites_of(str(self.target.opened.path), self.target.opened.text),
+        )
         if definition.kind is TargetKind.KERNEL:
-            return (definition.qualname,)
+            return with_helpers(sites, [definition.qualname])
         launched = {work.launch.kernel for trace in traces for work in trace.launches}
         launched |= {fault.kernel for trace in traces for fault in trace.faults} - {""}
-        names = [site.kernel.name for site in sites_of(str(self.target.opened.path), self.target.opened.text)]
-        return tuple(name for name in names if name in launched) or tuple(names)
+        names = tuple(site.kernel.name for site in sites)
+        return with_helpers(sites, [name for name in names if name in launched]) or names
 
     def _new_worker(self, *, interpreted: bool) -> Worker:
         env = dict(self._fork_server.env) if self._fork_server is not None else {}

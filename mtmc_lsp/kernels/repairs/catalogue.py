@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from mtmc_lsp.kernels.messages import Fault
-from mtmc_lsp.kernels.repairs.launches import allocation_repairs, argument_repairs, block_repairs, grid_repairs
+from mtmc_lsp.kernels.repairs.launches import (
+    allocation_repairs,
+    argument_repairs,
+    block_repairs,
+    dimension_repairs,
+    grid_repairs,
+)
 from mtmc_lsp.kernels.repairs.masks import comparison_repairs, loop_repairs, mask_repairs, swapped_bounds
 from mtmc_lsp.kernels.repairs.site import Repair, Site
 from mtmc_lsp.kernels.repairs.stores import offset_repairs, race_repairs
 from mtmc_lsp.kernels.repairs.values import (
+    accumulation_repairs,
     accumulator_repairs,
     initial_value_repairs,
     padding_repairs,
@@ -23,11 +30,13 @@ GENERATORS: tuple[Callable[[Site], Iterator[Repair]], ...] = (
     loop_repairs,
     padding_repairs,
     reduction_repairs,
+    accumulation_repairs,
     accumulator_repairs,
     initial_value_repairs,
     grid_repairs,
     block_repairs,
     argument_repairs,
+    dimension_repairs,
     allocation_repairs,
     race_repairs,
     offset_repairs,

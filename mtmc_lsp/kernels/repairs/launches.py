@@ -20,6 +20,7 @@ COVERAGE = (
     FaultKind.RACE,
 )
 INITIAL = (FaultKind.UNINITIALISED, FaultKind.WRONG_VALUES, FaultKind.NOT_WRITTEN)
+DIMENSIONS = ("0", "1", "2", "-1", "-2")
 ALLOCATIONS = {
     "torch.empty": "torch.zeros", "torch.empty_like": "torch.zeros_like", "new_empty": "new_zeros", "torch.empty_strided": "",
 }  # fmt: skip
@@ -42,6 +43,10 @@ def grid_repairs(site: Site) -> Iterator[Repair]:
                 for block in blocks:
                     new = f"triton.cdiv({text_of(left)}, {block})"
                     yield repair(f"Divide the grid by {block}", node, COVERAGE, replaced(node, new), rank=2)
+            if node.type == "binary_operator" and text_of(field(node, "operator")) in ("+", "-") and left is not None:
+                yield repair(
+                    f"Cover {text_of(left)} by the grid", node, COVERAGE, replaced(node, text_of(left)), rank=2
+                )
             if node.type != "call" or not text_of(field(node, "function")).endswith("cdiv"):
                 continue
             length, divisor = argument(node, 0, "x"), argument(node, 1, "y")
@@ -127,6 +132,21 @@ def argument_repairs(site: Site) -> Iterator[Repair]:
                 title = f"Swap the arguments {text_of(first)} and {text_of(second)}"
                 edits = (replaced(first, text_of(second)), replaced(second, text_of(first)))
                 yield repair(title, first, kinds, *edits, rank=6)
+
+
+def dimension_repairs(site: Site) -> Iterator[Repair]:
+    """Sizes and strides of another dimension: ``x.stride(0)`` for ``x.stride(1)``."""
+    for launch in site.launches:
+        for node in walk(launch.function):
+            number = None
+            if node.type == "call" and text_of(field(node, "function")).rpartition(".")[2] in ("stride", "size"):
+                number = argument(node, 0, "dim")
+            elif node.type == "subscript" and text_of(field(node, "value")).endswith(".shape"):
+                number = field(node, "subscript")
+            for other in DIMENSIONS if number is not None else ():
+                if number is not None and text_of(number) != other:
+                    title = f"Use dimension {other} instead of {text_of(number)}"
+                    yield repair(title, node, COVERAGE, replaced(number, other), rank=6)
 
 
 def allocation_repairs(site: Site) -> Iterator[Repair]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from mtmc_lsp.kernels.messages import FaultKind
-from mtmc_lsp.kernels.repairs.site import Edit, Repair, Site, appended, repair, replaced
+from mtmc_lsp.kernels.repairs.site import ATOMICS, MEMORY, Edit, Repair, Site, appended, repair, replaced
 from mtmc_lsp.source.lint.kernel import argument
 from mtmc_lsp.source.syntax import field, text_of, walk
 
@@ -21,16 +21,17 @@ COMPARISONS = {"<": ("<=",), "<=": ("<",), ">": (">=",), ">=": (">",), "==": ()}
 
 def mask_repairs(site: Site) -> Iterator[Repair]:
     """Masks for accesses without one, and other masks."""
-    for name, call in site.accesses:
-        pointer = argument(call, 0, "pointer")
+    for name, call in site.kernel.calls:
+        pointer = argument(call, 0, "pointer") if name in (*MEMORY, *ATOMICS) else None
         mask = argument(call, 1 if name == "load" else 2, "mask")
         if pointer is None or argument(call, 99, "boundary_check") is not None:
             continue
         masks = _possible_masks(site, call, pointer)
         for rank, text in enumerate(masks):
             if mask is None:
-                other = ", other=0.0" if name == "load" and argument(call, 2, "other") is None else ""
-                yield repair(f"Add the mask {text}", call, ANY_WRONG, appended(call, f"mask={text}{other}"), rank=rank)
+                for other in _fillings(site, name, call):
+                    edit = appended(call, f"mask={text}{other}")
+                    yield repair(f"Add the mask {text}", call, ANY_WRONG, edit, rank=rank)
                 continue
             values = site.kernel.values.get(text_of(mask), ())
             defined = values[0] if len(values) == 1 else mask
@@ -41,6 +42,14 @@ def mask_repairs(site: Site) -> Iterator[Repair]:
                     yield repair(f"Use the mask {text}", call, ANY_WRONG, replaced(mask, text), rank=rank + 1)
                 both = f"({text_of(mask)}) & ({text})"
                 yield repair(f"Add {text} to the mask", call, ANY_WRONG, replaced(mask, both), rank=rank + 5)
+
+
+def _fillings(site: Site, name: str, call: Node) -> list[str]:
+    """Arguments that give lanes outside a new mask a value."""
+    if name != "load" or argument(call, 2, "other") is not None:
+        return [""]
+    lowest = [', other=float("-inf")'] if any(used in ("max", "maximum") for used, _ in site.kernel.calls) else []
+    return [", other=0.0", *lowest]
 
 
 def _possible_masks(site: Site, call: Node, pointer: Node) -> list[str]:
@@ -69,15 +78,16 @@ def comparison_repairs(site: Site) -> Iterator[Repair]:
         for other in COMPARISONS.get(text_of(operator), ()):
             title = f"Compare with {other} instead of {text_of(operator)}"
             yield repair(title, node, ANY_WRONG, Edit(operator.start_byte, operator.end_byte, other), rank=1)
-        for bound in site.numbers:
+        left = node.named_children[0]
+        for bound in dict.fromkeys([*site.bounds_of(left), *site.numbers]):
             if bound != text_of(right) and not _is_stride(bound):
-                title = f"Compare {text_of(node.named_children[0])} with {bound}"
+                title = f"Compare {text_of(left)} with {bound}"
                 yield repair(title, node, ANY_WRONG, replaced(right, bound), rank=3)
         if right.type == "binary_operator":
-            left = field(right, "left")
-            if left is not None:
-                title = f"Compare with {text_of(left)}"
-                yield repair(title, node, ANY_WRONG, replaced(right, text_of(left)), rank=2)
+            size = field(right, "left")
+            if size is not None:
+                title = f"Compare with {text_of(size)}"
+                yield repair(title, node, ANY_WRONG, replaced(right, text_of(size)), rank=2)
 
 
 def swapped_bounds(site: Site) -> Iterator[Repair]:
@@ -117,6 +127,6 @@ def loop_repairs(site: Site) -> Iterator[Repair]:
         for position, item in enumerate(items):
             names = site.numbers if position < 2 else [p.name for p in kernel.parameters.values() if p.is_constexpr]
             for name in names:
-                if item.type in ("identifier", "integer") and text_of(item) not in (name, "0"):
+                if text_of(item) not in (name, "0"):
                     title = f"Use {name} instead of {text_of(item)} in the loop"
                     yield repair(title, node, kinds, replaced(item, name), rank=5)

@@ -143,6 +143,8 @@ class Site:
     def _bases(self, node: Node, depth: int) -> set[str]:
         """The parameters at the left end of a sum."""
         while node.type in ("binary_operator", "parenthesized_expression"):
+            if node.type == "binary_operator" and text_of(field(node, "operator")) not in ("+", "-"):
+                return set()
             node = (field(node, "left") if node.type == "binary_operator" else node.named_children[0]) or node
         name = text_of(node)
         if node.type != "identifier" or depth > 4:
@@ -153,7 +155,7 @@ class Site:
 
     @cached_property
     def numbers(self) -> list[str]:
-        """Parameters that may be bounds: sizes before strides, compile-time constants last."""
+        """Parameters that may be bounds: sizes, then compile-time constants, then strides."""
         kernel = self.kernel
         compared = {
             name
@@ -166,7 +168,7 @@ class Site:
         return [
             p.name
             for p in sorted(
-                candidates, key=lambda p: (p.is_constexpr, "stride" in p.name.lower(), p.name not in compared)
+                candidates, key=lambda p: ("stride" in p.name.lower(), p.is_constexpr, p.name not in compared)
             )
         ]
 
@@ -181,13 +183,13 @@ class Site:
                 inner = field(inner, "value") or inner.named_children[0]
             if inner.type == "identifier":
                 name = text_of(inner)
-                if not kernel.is_block(inner) or name in seen:
+                values = kernel.values.get(name, ())
+                if name in seen:
                     continue
                 seen.add(name)
-                values = kernel.values.get(name, ())
                 if any(self._bases(value, 0) & self.pointers for value in values):
                     pending = [*values, *pending]
-                else:
+                elif kernel.is_block(inner):
                     found.append(node)
             elif node.type not in ("call", "string"):
                 pending = [*node.named_children, *pending]
@@ -214,6 +216,17 @@ class Site:
             and text_of(node.named_children[0]).lstrip("(").partition("[")[0] == base
         ]
         return [*dict.fromkeys([*known, *self.numbers])]
+
+
+def with_helpers(sites: Sequence[Site], names: Sequence[str]) -> tuple[str, ...]:
+    """The named kernels, and the ``@triton.jit`` functions that they call, in the order of the file."""
+    called = {site.kernel.name: set(names_in(site.kernel.body)) for site in sites}
+    reached, pending = set(names), [*names]
+    while pending:
+        further = called.get(pending.pop(), set()) & called.keys() - reached
+        reached |= further
+        pending += further
+    return tuple(site.kernel.name for site in sites if site.kernel.name in reached)
 
 
 def is_mask(node: Node) -> bool:

@@ -83,6 +83,11 @@ def _without_statement(site: Site, name: str) -> tuple[Edit, ...]:
     return (Edit(line_start(site.text, node.start_byte), line_end(site.text, node.end_byte), ""),)
 
 
+def _are_alike(one: str, other: str) -> bool:
+    """Whether names differ in their last letter alone, as strides of one tensor do, or are single letters."""
+    return one[:-1] == other[:-1]
+
+
 def offset_repairs(site: Site) -> Iterator[Repair]:
     """Other strides in the offsets of an access, and other axes of the grid."""
     kernel = site.kernel
@@ -98,10 +103,11 @@ def offset_repairs(site: Site) -> Iterator[Repair]:
                     continue
                 seen.add(node.id)
                 for other in site.numbers:
-                    if other != text_of(node) and count < MOST_FACTORS:
-                        count += 1
+                    is_like = _are_alike(other, text_of(node))
+                    if other != text_of(node) and (is_like or count < MOST_FACTORS):
+                        count += not is_like
                         title = f"Use {other} instead of {text_of(node)} in the offset"
-                        yield repair(title, node, OFFSETS, replaced(node, other), rank=5)
+                        yield repair(title, node, OFFSETS, replaced(node, other), rank=4 if is_like else 7)
     programs = [call for name, call in kernel.calls if name == "program_id"]
     axes = [(axis, text_of(axis)) for call in programs if (axis := argument(call, 0, "axis")) is not None]
     for index, (first, one) in enumerate(axes):

@@ -60,6 +60,18 @@ def reduction_repairs(site: Site) -> Iterator[Repair]:
                 yield repair(title, call, PADDING, replaced(filling, value), rank=5 + rank)
 
 
+def accumulation_repairs(site: Site) -> Iterator[Repair]:
+    """Lanes outside the mask that are left out where a loop adds values up."""
+    for node in walk(site.kernel.body):
+        right = field(node, "right") if node.type == "augmented_assignment" else None
+        if right is None or text_of(field(node, "operator")) != "+=":
+            continue
+        for rank, mask in enumerate(_masks_before(site, node)):
+            new = f"tl.where({mask}, {text_of(right)}, 0.0)"
+            title = f"Leave lanes outside {mask} out of {text_of(field(node, 'left'))}"
+            yield repair(title, node, PADDING, replaced(right, new), rank=4 + rank)
+
+
 def _masks_before(site: Site, call: Node) -> list[str]:
     named = [name for name, end in site.masks if end < call.start_byte]
     direct = [
@@ -67,7 +79,8 @@ def _masks_before(site: Site, call: Node) -> list[str]:
         for name, load in site.accesses
         if name == "load" and load.start_byte < call.start_byte and (mask := argument(load, 1, "mask")) is not None
     ]
-    return [*dict.fromkeys([*named, *direct])]
+    # The nearest mask first: names are often assigned again in the next loop.
+    return [*dict.fromkeys([*named, *direct][::-1])]
 
 
 def accumulator_repairs(site: Site) -> Iterator[Repair]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +50,7 @@ class Observer:
             fills_lanes: whether lanes without a defined value are NaN; otherwise they are 0, as they often are by chance.
             most_programs: see :class:`~mtmc_lsp.kernels.messages.TraceRequest`.
         """
-        self._memory, self._fills_lanes, self._most_programs = memory, fills_lanes, most_programs
+        self.memory, self._fills_lanes, self._most_programs = memory, fills_lanes, most_programs
         self.faults: dict[tuple[FaultKind, str, int], Fault] = {}
         self.undefined: set[tuple[str, int]] = set()
         """Kernel and line of the loads that leave lanes undefined."""
@@ -62,8 +61,10 @@ class Observer:
         self._weight = 1.0
         """The number of programs that each program that runs stands for."""
         self._kernel, self._file, self._program = "", "", 0
+        self._grid: tuple[int, ...] = (0, 1, 1)
         self._tracks_programs = True
-        self._has_mask = True
+        self.has_mask = True
+        """Whether the access that runs states a mask."""
 
     @property
     def kernel(self) -> str:
@@ -93,26 +94,22 @@ class Observer:
         """Run a launch."""
         function = executor.fn
         self._kernel, self._file = function.__name__, function.__code__.co_filename
-        self._memory.begin_launch()
+        self.memory.begin_launch()
         self._tracks_programs = not self._most_programs
         values = {**dict(zip(executor.arg_names, args, strict=False)), **kwargs}
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
-                self._memory.address(value, name)
-        before, self._operations, self._weight = self._operations, 0.0, 1.0
+                self.memory.address(value, name)
+        self._operations, self._weight, self._grid = 0.0, 1.0, (0, 1, 1)
         counted = [0]
         executor.fn = self._counted(function, counted)
         try:
             return original(executor, *args, **kwargs)
         finally:
             executor.fn = function
-            grid, total = self._grid, max(1, int(numpy.prod(self._grid)))
-            ran = min(counted[0], total)
+            total, ran = int(numpy.prod(self._grid)), counted[0]
             launch = _launch(function.__name__, executor, values, kwargs)
-            self.launches.append(LaunchWork(launch, grid, total, ran, self._operations * total / max(1, ran)))
-            self._operations = before
-
-    _grid: tuple[int, ...] = (1, 1, 1)
+            self.launches.append(LaunchWork(launch, self._grid, total, ran, self._operations * total / max(1, ran)))
 
     def _counted(self, function: Any, counted: list[int]) -> Any:
         """The kernel, which counts its programs and leaves some out."""
@@ -135,8 +132,6 @@ class Observer:
 
         like = type(function)(program.__code__, function.__globals__, function.__name__, None, program.__closure__)
         like.__annotations__ = function.__annotations__
-        import inspect
-
         like.__signature__ = inspect.signature(function)
         return like
 
@@ -183,7 +178,7 @@ class Observer:
         active = numpy.broadcast_to(mask.data, pointer.data.shape).astype(bool)
         line = self._line()
         real, inside = self._resolved("atomic", line, pointer.data, active, kind.itemsize)
-        for region, lanes, offsets in self._memory.located(pointer.data, inside) if inside.any() else ():
+        for region, lanes, offsets in self.memory.located(pointer.data, inside) if inside.any() else ():
             if region is not None and region.written is not None and not region.is_input:
                 bytes_ = torch.tensor([], dtype=torch.uint8).set_(region.storage).numpy()
                 chosen = offsets[lanes]
@@ -206,7 +201,7 @@ class Observer:
     def finish(self, results: list[torch.Tensor]) -> None:
         """Check the results of the call."""
         for result in results:
-            region = self._memory.region_of(result)
+            region = self.memory.region_of(result)
             if region is None and result.numel() and bool(is_unwritten(_numbers(result)).all()):
                 self._add(FaultKind.NOT_WRITTEN, 0, "no program writes the result")
             if region is None or region.written is None or region.is_input:
@@ -231,7 +226,7 @@ class Observer:
         """Real addresses, and which lanes access memory inside a tensor."""
         real, inside = numpy.zeros_like(addresses), numpy.zeros(active.shape, dtype=bool)
         tensor = ""
-        for region, lanes, offsets in self._memory.located(addresses, active) if active.any() else ():
+        for region, lanes, offsets in self.memory.located(addresses, active) if active.any() else ():
             if region is not None:
                 tensor = region.name
                 valid = lanes & (offsets >= 0) & (offsets + size <= region.size)
@@ -262,12 +257,13 @@ class Observer:
         count = int(active.sum())
         seen.elements += count * self._weight
         seen.bytes += count * size * self._weight
-        seen.is_masked = seen.is_masked or self._has_mask
+        # The interpreter gives each atomic operation a mask.
+        seen.is_masked |= not active.all() if operation == "atomic" else self.has_mask
         if count > 1 or addresses.size == 1:
             seen.patterns[pattern_of(addresses, active, size)] += 1
 
     def _check_initialised(self, line: int, addresses: Any, inside: Any, values: Any) -> None:
-        for region, lanes, offsets in self._memory.located(addresses, inside) if inside.any() else ():
+        for region, lanes, offsets in self.memory.located(addresses, inside) if inside.any() else ():
             if region is None or region.written is None:
                 continue
             chosen = offsets[lanes]
@@ -281,7 +277,7 @@ class Observer:
                 region.reader[chosen] = numpy.where((reader == 0) | (reader == self._program), self._program, MANY)
 
     def _check_order(self, line: int, addresses: Any, inside: Any, values: Any, real: Any) -> None:
-        for region, lanes, offsets in self._memory.located(addresses, inside) if inside.any() else ():
+        for region, lanes, offsets in self.memory.located(addresses, inside) if inside.any() else ():
             if region is None or region.written is None:
                 continue
             chosen, new = offsets[lanes], values[lanes]
@@ -316,77 +312,6 @@ class Observer:
             frame = frame.f_back  # type: ignore[assignment]
         return 0
 
-    # Patches ---------------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def observing(self) -> Iterator[None]:
-        """Observe all launches in this context."""
-        from triton.runtime import interpreter
-
-        builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
-        replaced: list[tuple[Any, str, Any]] = []
-
-        def replace(owner: Any, name: str, new: Any) -> None:
-            replaced.append((owner, name, getattr(owner, name)))
-            setattr(owner, name, new)
-
-        load, store, plain_load, plain_store = (
-            getattr(builder, f"create_{name}") for name in ("masked_load", "masked_store", "load", "store")
-        )
-        rmw, dot, convert, call = (
-            builder.create_atomic_rmw,
-            builder.create_dot,
-            interpreter._implicit_cvt,
-            executor.__call__,
-        )
-        binary, unary = builder.binary_op, builder.unary_op
-
-        def unmasked(original: Any) -> Any:
-            def operation(this: Any, *args: Any) -> Any:
-                self._has_mask = False
-                try:
-                    return original(this, *args)
-                finally:
-                    self._has_mask = True
-
-            return operation
-
-        def converted(value: Any) -> Any:
-            result = convert(value)
-            if isinstance(value, torch.Tensor):
-                result.handle.data = numpy.array([self._memory.address(value, "")], dtype=numpy.uint64)
-            return result
-
-        def multiplied(this: Any, a: Any, b: Any, *args: Any) -> Any:
-            self.worked(2.0 * a.data.size * b.data.shape[-1])
-            return dot(this, a, b, *args)
-
-        def binary_op(this: Any, a: Any, b: Any, operation: Any) -> Any:
-            if a.dtype.scalar.is_floating():
-                self.worked(float(max(a.data.size, b.data.size)))
-            return binary(this, a, b, operation)
-
-        def unary_op(this: Any, a: Any, operation: Any) -> Any:
-            if a.dtype.scalar.is_floating():
-                self.worked(float(a.data.size))
-            return unary(this, a, operation)
-
-        replace(builder, "create_masked_load", lambda b, p, m, o, *rest: self.load(load, b, p, m, o, rest))
-        replace(builder, "create_masked_store", lambda b, p, v, m, *rest: self.store(store, b, p, v, m, rest))
-        replace(builder, "create_load", unmasked(plain_load))
-        replace(builder, "create_store", unmasked(plain_store))
-        replace(builder, "create_atomic_rmw", lambda b, k, p, v, m, *rest: self.atomic(rmw, b, k, p, v, m, rest))
-        replace(builder, "create_dot", multiplied)
-        replace(builder, "binary_op", binary_op)
-        replace(builder, "unary_op", unary_op)
-        replace(interpreter, "_implicit_cvt", converted)
-        replace(executor, "__call__", lambda e, *args, **kwargs: self.launched(call, e, args, kwargs))
-        try:
-            yield
-        finally:
-            for owner, name, old in reversed(replaced):
-                setattr(owner, name, old)
-
 
 def _held(region: Region, offsets: Any, kind: Any) -> Any:
     bytes_ = torch.tensor([], dtype=torch.uint8).set_(region.storage).numpy()
@@ -405,8 +330,6 @@ def _numbers(tensor: torch.Tensor) -> Any:
 
 def _launch(name: str, executor: Any, values: dict[str, Any], kwargs: dict[str, Any]) -> KernelLaunch:
     """The launch as the compiler needs it."""
-    import inspect
-
     signature, constexprs, divisible = dict[str, str](), dict[str, object](), []
     for parameter in inspect.signature(executor.fn).parameters.values():
         default = None if parameter.default is inspect.Parameter.empty else parameter.default

@@ -16,6 +16,7 @@ from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.workload import Workload
 from mtmc_lsp.kernels.messages import CaseTrace, Fault, FaultKind, TraceAnswer, TraceCase, TraceRequest
+from mtmc_lsp.kernels.worker.hooks import observing
 from mtmc_lsp.kernels.worker.memory import Memory
 from mtmc_lsp.kernels.worker.observer import MOST_STEPS, Observer
 from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
@@ -80,7 +81,7 @@ def _observed(module: Any, request: TraceRequest, case: TraceCase, *, fills_lane
     inputs = _tensors(call.values)
     observer = Observer(Memory(inputs), fills_lanes=fills_lanes, most_programs=request.most_programs)
     try:
-        with observer.observing(), torch.no_grad():
+        with observing(observer), torch.no_grad():
             returned = call.run()
     except Exception as error:
         return observer, error
