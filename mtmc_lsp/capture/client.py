@@ -39,7 +39,7 @@ def find_workload(path: str, text: bytes, target: Target, records: Path | None =
         raise TargetUnsupported(
             f"{target.qualname} is already a Triton kernel, and mtmc-lsp does not optimise kernels",
             where=Location(path, target.start_line),
-            remedy="Choose a PyTorch function, for example the one that launches this kernel.",
+            remedy="Choose a PyTorch function. To check and repair this kernel: mtmc repair FILE::NAME.",
         )
     record = find_record(target, records) if records is not None else None
     workload = parse_directive(text, target, path) or workload_from_annotations(text, target, path)

@@ -13,6 +13,7 @@ from mtmc_lsp.commands.calibrate import calibrate
 from mtmc_lsp.commands.consent import consent
 from mtmc_lsp.commands.doctor import doctor
 from mtmc_lsp.commands.export import export
+from mtmc_lsp.commands.kernels.repair import repair
 from mtmc_lsp.commands.learning.explore import explore
 from mtmc_lsp.commands.learning.programs import programs
 from mtmc_lsp.commands.learning.train import train
@@ -46,6 +47,7 @@ GUIDE = (
     ("mtmc apply", "write the kernels of the newest run into the file"),
     ("mtmc report --html run.html", "see its diffs, checks and times as a page"),
     ("mtmc verify FILE::NAME FILE::NAME", "check any other kernel against your PyTorch code"),
+    ("mtmc repair FILE::KERNEL", "detect and repair faults of a Triton kernel"),
     ("mtmc --help", "all commands; mtmc COMMAND --help shows the options of one"),
 )
 """What ``mtmc`` alone shows: the commands to begin with, in the order of use."""
@@ -73,7 +75,7 @@ def _global_options(
 
 # In the order of `mtmc --help`.
 _COMMANDS = (
-    optimize, apply, report, why, plan, runs, verify, profile, record, export, doctor, calibrate, bench, explore,
+    optimize, apply, report, why, plan, runs, verify, repair, profile, record, export, doctor, calibrate, bench, explore,
     programs, consent, lsp,
 )  # fmt: skip
 for _command in _COMMANDS:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from mtmc_lsp.commands.options import AsJson, Python, open_spec, write_output
 
+if TYPE_CHECKING:
+    from mtmc_lsp.app.target_file import OpenTarget
+
 
 def profile(
-    spec: Annotated[str, typer.Argument(metavar="FILE::NAME", help="The function, method or module.")],
+    spec: Annotated[str, typer.Argument(metavar="FILE::NAME", help="The function, method, module or kernel.")],
     html: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--html", metavar="FILE", help="Write one page there, with a roofline plot."),
@@ -23,6 +26,7 @@ def profile(
     """Show where the time of a call goes: operators, kernels, bytes, the part of the roofline, gaps between launches."""
     from mtmc_lsp.app.pipeline import Pipeline
     from mtmc_lsp.app.profile import find_ncu
+    from mtmc_lsp.core.workload import TargetKind
     from mtmc_lsp.report.console import LiveLine, console, live
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.page import render
@@ -31,6 +35,8 @@ def profile(
 
     counter = find_ncu() if ncu else ""
     target = open_spec(spec, python)
+    if target.definition.kind is TargetKind.KERNEL:
+        return _profile_kernel(target, as_json=as_json)
     line = LiveLine()
     with (
         live(console(stderr=True), line),
@@ -52,4 +58,23 @@ def profile(
         )
     else:
         show_profile(console(), target.qualname, capture, result, device)
+    return 0
+
+
+def _profile_kernel(target: OpenTarget, *, as_json: bool) -> int:
+    """Show what a kernel that is already in the file accesses and computes, and what it needs on a GPU."""
+    from mtmc_lsp.app.kernels.profile import profile_kernel
+    from mtmc_lsp.app.kernels.repair import RepairSession, open_kernel
+    from mtmc_lsp.report.console import LiveLine, console, live
+    from mtmc_lsp.report.documents import document
+    from mtmc_lsp.report.kernels.profile import show_kernel_profile
+
+    line = LiveLine(stage="observing the kernels")
+    with live(console(stderr=True), line), RepairSession(open_kernel(target), line.enter) as session:
+        profile = profile_kernel(session)
+    if as_json:
+        kernels = {"kernels": profile.readings, "accesses": profile.trace.accesses, "launches": profile.trace.launches}
+        print(document(target=target.definition, **kernels, compiled=profile.reports))
+    else:
+        show_kernel_profile(console(), profile)
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mtmc_lsp.app.backends import Backends
+from mtmc_lsp.app.kernels.repair import RepairSession, open_kernel
 from mtmc_lsp.app.pipeline import Pipeline, RunOptions
 from mtmc_lsp.app.run_recorder import Revision
 from mtmc_lsp.app.stored_runs import find_unfinished, keep_search, open_store
@@ -27,6 +28,7 @@ class Job:
         """Prepare; ``pipeline`` runs the job."""
         self._pipeline_type = pipeline
         self._pipeline: Pipeline | None = None
+        self._repairing: RepairSession | None = None
 
     def run(self, request: dict[str, Any], out: TextIO) -> None:
         """Do the job; an error that is meant for the user is an event too."""
@@ -43,6 +45,9 @@ class Job:
         self._request, self._out = request, out
         try:
             target = self.open_target(request)
+            if request["kind"] == "repair":
+                self._repair(target)
+                return
             options = self._options(target)
             if options.resumed is not None:
                 target = keep_search(target, options.resumed)
@@ -56,6 +61,8 @@ class Job:
         """End every process of the job without waiting; also called by a signal handler."""
         if self._pipeline is not None:
             self._pipeline.kill()
+        if self._repairing is not None:
+            self._repairing.kill()
 
     def open_target(self, request: dict[str, Any]) -> OpenTarget:
         """The target in the text that the editor holds."""
@@ -108,6 +115,13 @@ class Job:
 
     def _verify(self, pipeline: Pipeline) -> None:
         self._report("verified", verdict=to_json(pipeline.verify_file()))
+
+    def _repair(self, target: OpenTarget) -> None:
+        self._repairing = RepairSession(open_kernel(target), lambda text: self._report("stage", text=text))
+        with self._repairing as session:
+            report = session.repair()
+        text = report.result.text.decode() if report.is_repaired else None
+        self._report("repaired", summary=report.summary, text=text)
 
 
 def text_of(request: dict[str, Any]) -> bytes:

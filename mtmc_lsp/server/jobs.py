@@ -37,7 +37,8 @@ class Job:
     """One job for a target."""
 
     kind: str
-    """``optimize``, ``resume``, ``plan``, ``measure``, ``verify``, ``record``, ``undo``, ``another`` or ``certify``."""
+    """``optimize``, ``resume``, ``plan``, ``measure``, ``verify``, ``record``, ``undo``, ``another``, ``certify``, or
+    ``repair``."""
     uri: str
     path: str
     target: str

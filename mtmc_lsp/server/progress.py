@@ -232,6 +232,8 @@ def _answer_text(answer: dict[str, Any]) -> str:
         return "\n".join([f"the plan for {answer['device']['name']}:", *lines])
     if kind == "verified":
         return verdict_line(from_json(Verdict, answer["verdict"]))
+    if kind == "repaired":
+        return str(answer["summary"])
     return recording_text(answer) if kind == "recorded" else _measurement_text(answer)
 
 

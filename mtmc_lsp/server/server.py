@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 CONFIGURATION_SECONDS = 2.0
 FOLDER_SECONDS = 30.0
 """Timeout for the settings of a folder: the editor may first have to find the folder's interpreter."""
+REPAIR = "repair"
+"""Kind of the job that detects and repairs faults of kernels."""
 CERTIFY = "certify"
 """Kind of the job that verifies steps which were written again after another step was removed."""
 RUN_JOBS = ("optimize", "resume", "undo", "another", CERTIFY)

@@ -48,6 +48,7 @@ COMMANDS = {
     "verify.judge_use": ("JudgeUseRequest", "use.commands:judge_use"),
     "verify.reproduce": ("ReproduceRequest", "reproduction:reproduce"),
     "verify.whole_target": ("WholeTargetRequest", "whole_target:compare_whole_target"),
+    "kernels.trace": ("TraceRequest", "trace_command:trace"),
     "process.start": ("StartRequest", "start:start"),
     "policies.lm.score": ("ScoreRequest", "score_command:score"),
     "training.lm.start": ("StartTrainingRequest", "training_commands:start_training"),

@@ -25,7 +25,7 @@ from mtmc_lsp.server.kernels_file.texts import imported_kernels, whole_text
 from mtmc_lsp.server.server import CERTIFY, Server
 from mtmc_lsp.server.text import ERRORS, Document
 from mtmc_lsp.source.compose import strip_generated
-from mtmc_lsp.source.outline import OutlineEntry
+from mtmc_lsp.source.outline import LAUNCH, OutlineEntry
 from mtmc_lsp.source.sibling.pair import FilePair, block_of, without_block
 from mtmc_lsp.source.syntax import line_start
 from mtmc_lsp.source.targets import find_targets
@@ -136,7 +136,14 @@ def _offers(ls: Server, document: Document, entry: OutlineEntry) -> list[_Offer]
             target_error(document, entry) or kernel_reason or directive_reason,
         ),
         _Offer("record", "Record inputs from a command", disabled_reason or kernel_reason),
+        *([_Offer("repair", "Check and repair this kernel", disabled_reason)] if _is_repairable(entry) else []),
     ]
+
+
+def _is_repairable(entry: OutlineEntry) -> bool:
+    """Whether a target is a kernel, or a function in whose top-level statement a kernel is launched."""
+    is_launcher = entry.target.kind is TargetKind.FUNCTION and LAUNCH.search(entry.chunk.text) is not None
+    return entry.target.kind is TargetKind.KERNEL or is_launcher
 
 
 def _optimize_title(ls: Server, document: Document, entry: OutlineEntry) -> str:

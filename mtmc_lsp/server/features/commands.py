@@ -21,7 +21,7 @@ from mtmc_lsp.server.features.code_actions import directive_edit, proposed_direc
 from mtmc_lsp.server.jobs import Job
 from mtmc_lsp.server.kernels_file.texts import is_unsaved, whole_text
 from mtmc_lsp.server.model_consent import MODEL_JOBS
-from mtmc_lsp.server.server import CERTIFY, RUN_JOBS, Server
+from mtmc_lsp.server.server import CERTIFY, REPAIR, RUN_JOBS, Server
 from mtmc_lsp.server.text import ERRORS, Document
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import OutlineEntry
@@ -131,6 +131,9 @@ async def start(
         return None
     is_whole = kind in ("measure", "verify")
     source = whole_text(ls, document, target) if is_whole else strip_generated(document.text.data, target)
+    if kind == REPAIR:
+        # Its edits are shown in the document as it is.
+        source = document.text.data
     request = {
         "kind": kind,
         "path": document.path,

@@ -73,12 +73,12 @@ def _blocks(function: Node, launch: Node, context: Context) -> Iterator[_Block]:
 def _number(function: Node, node: Node) -> int | None:
     """The number that an expression is: a literal, or a name with one value that is a literal."""
     if node.type == "identifier":
-        values = _values(function).get(text_of(node), [])
+        values = assigned_values(function).get(text_of(node), [])
         return _number(function, values[0]) if len(values) == 1 and values[0].type == "integer" else None
     return int(text_of(node), 0) if node.type == "integer" else None
 
 
-def _values(function: Node) -> Mapping[str, list[Node]]:
+def assigned_values(function: Node) -> Mapping[str, list[Node]]:
     """Local name to all expressions that are assigned to it."""
     values: dict[str, list[Node]] = {}
     for node in walk(function):
@@ -93,7 +93,7 @@ def _divisor(function: Node, launch: Node) -> Node | None:
     callee = field(launch, "function")
     grid = field(callee, "subscript") if callee is not None else None
     if grid is not None and grid.type == "identifier":
-        values = _values(function).get(text_of(grid), [])
+        values = assigned_values(function).get(text_of(grid), [])
         grid = values[0] if len(values) == 1 else None
     if grid is not None and grid.type == "lambda":
         grid = field(grid, "body")

@@ -13,8 +13,9 @@ A directive consists of entries in any order, on one line or several::
 ``name=value`` is a constant if the target has a parameter of that name, and a named size otherwise. Entries after ``init:``, up
 to the end of the line, are constructor arguments. Parameters without an entry use their default or their jaxtyping annotation.
 ``module`` is the dtype of the module's floating-point parameters and buffers, ``eval`` or ``train``, or both.
-``grad``, ``device`` and ``module`` are options, unless the target has a parameter of that name and the value is a tensor, a
-number or quoted.
+``reference`` names the PyTorch function whose results a launcher of kernels must have.
+``grad``, ``device``, ``module`` and ``reference`` are options, unless the target has a parameter of that name and the value is a
+tensor, a number or quoted.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ from mtmc_lsp.source.workload.signatures import Parameter, Signature, constructo
 from mtmc_lsp.source.workload.suggestion import suggest_directive
 from mtmc_lsp.source.workload.value_syntax import Value
 
-__all__ = ["module_form", "parse_directive", "suggest_directive", "workload_from_annotations"]
+__all__ = ["module_form", "parse_directive", "reference_name", "suggest_directive", "workload_from_annotations"]
 
-OPTIONS = ("device", "grad", "module")
+OPTIONS = ("device", "grad", "module", "reference")
 PARAMETERS = "parameters"
 """In ``grad=``: the module's parameters. They get gradients with any ``grad=``; the word is for inputs that get none."""
 
@@ -94,6 +95,18 @@ def module_form(text: bytes, target: Target, path: str) -> ModuleForm:
     if signature is None or not any(entry.name == "module" for entry in entries):
         return ModuleForm()
     return _Builder(text, target, path, entries).module
+
+
+def reference_name(text: bytes, target: Target, path: str) -> str:
+    """The function that the directive above a launcher or a kernel names as its reference; empty if it names none.
+
+    Raises:
+        RequestError: see :func:`parse_directive`.
+    """
+    signature = signature_of(text, target)
+    names = signature.names if signature is not None else frozenset()
+    entries = (entry for entry in _entries(text, target, path) if entry.name == "reference" and not entry.in_init)
+    return next((entry.value for entry in entries if "reference" not in names), "")
 
 
 def _entries(text: bytes, target: Target, path: str) -> tuple[Entry, ...]:

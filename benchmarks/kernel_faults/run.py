@@ -1,0 +1,89 @@
+"""``python -m benchmarks.kernel_faults.run --out FILE [--every N]``: `mtmc repair` on planted faults and on sound kernels.
+
+A fault counts as detected if a case or a static check shows it, and as repaired if the repaired file is verified against the
+reference with at most five changed lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kernel_faults.faults import FAULTS
+from benchmarks.kernel_faults.kernels import KERNELS, source
+from mtmc_lsp import __version__
+from mtmc_lsp.app.kernels.repair import RepairSession, open_kernel
+from mtmc_lsp.app.target_file import open_target, parse_request
+from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.kernels.search import changed_lines
+
+LAUNCHERS = {"attention": "attend"}
+"""Launchers with another name than their kernel's."""
+
+
+def outcome(name: str, kernel: str, text: str) -> dict[str, Any]:
+    """What `mtmc repair` makes of one file."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernels.py"
+        path.write_text(text)
+        opened = open_target(parse_request(f"{path}::{LAUNCHERS.get(kernel, kernel)}", python=sys.executable))
+        try:
+            with RepairSession(open_kernel(opened)) as session:
+                report = session.repair()
+        except MtmcError as error:
+            return {"name": name, "kernel": kernel, "error": str(error), "detected": False, "repaired": False}
+    failing, verdict = report.failing, report.result.verdict
+    is_verified = verdict is not None and verdict.is_correct and report.result.is_sound
+    has_finding = bool(report.findings)
+    wrong = report.verdict is not None and not report.verdict.is_correct
+    return {
+        "name": name,
+        "kernel": kernel,
+        "detected": failing is not None or has_finding or wrong,
+        "by": "case" if failing is not None else "static check" if has_finding else "verification" if wrong else "",
+        "faults": sorted({fault.kind.value for fault in failing.faults}) if failing is not None else [],
+        "lines": sorted({fault.line for fault in failing.faults} - {0}) if failing is not None else [],
+        "repaired": bool(is_verified and report.result.repairs),
+        "repairs": [item.title for item in report.result.repairs],
+        "changed_lines": changed_lines(text.encode(), report.result.text),
+        "tried": report.result.tried,
+        "status": verdict.status.value if verdict is not None else "",
+        "reason": verdict.reason if verdict is not None else "",
+        "seconds": round(time.monotonic() - began, 1),
+        "diff": report.diff,
+    }
+
+
+def main() -> None:
+    """Run the suite and write its results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default="", help="part of a fault's or kernel's name")
+    parser.add_argument("--every", type=int, default=1)
+    options = parser.parse_args()
+    results: list[dict[str, Any]] = []
+    for kernel in KERNELS:
+        if options.only and options.only not in kernel:
+            continue
+        results.append(outcome("sound", kernel, source(kernel)))
+        print(json.dumps({key: value for key, value in results[-1].items() if key != "diff"}), flush=True)
+    for fault in FAULTS[:: options.every]:
+        if options.only and options.only not in fault.name and options.only != fault.kernel:
+            continue
+        results.append(outcome(fault.name, fault.kernel, fault.text))
+        print(json.dumps({key: value for key, value in results[-1].items() if key != "diff"}), flush=True)
+        options.out.write_text(json.dumps({"version": __version__, "results": results}, indent=1))
+    planted = [item for item in results if item["name"] != "sound"]
+    detected, repaired = (sum(item[key] for item in planted) for key in ("detected", "repaired"))
+    reported = [item["kernel"] for item in results if item["name"] == "sound" and item["detected"]]
+    print(f"{detected} of {len(planted)} detected, {repaired} repaired; sound kernels with a report: {reported}")
+
+
+if __name__ == "__main__":
+    main()

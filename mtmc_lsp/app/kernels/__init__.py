@@ -1,0 +1,1 @@
+"""Use cases of Triton kernels that are already in a file."""

@@ -1,0 +1,72 @@
+"""``mtmc profile FILE::KERNEL``: what a kernel reads, writes and computes, and what it needs on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mtmc_lsp.app.kernels.repair import KernelTarget, RepairSession
+from mtmc_lsp.capture.module_paths import module_name
+from mtmc_lsp.compile.messages import CompileRequest
+from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.core.results import KernelReport
+from mtmc_lsp.kernels.messages import Access, CaseTrace, LaunchWork, TraceCase
+from mtmc_lsp.kernels.reading import KernelReading, read_kernels
+from mtmc_lsp.kernels.sizes import elements_of
+
+MOST_PROGRAMS = 256
+"""Program instances of each grid that run; the others are taken to do the same on average."""
+MOST_BYTES = 16e9
+"""Limit for the arguments: their memory is reserved and only touched in part."""
+COMPILE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class KernelProfile:
+    """A launcher's kernels at the sizes of its workload."""
+
+    target: KernelTarget
+    readings: tuple[KernelReading, ...]
+    trace: CaseTrace
+    reports: tuple[KernelReport, ...]
+    """Registers, spills and shared memory for each architecture."""
+
+    def accesses_of(self, kernel: str) -> list[Access]:
+        """The accesses of a kernel, by line."""
+        return [access for access in self.trace.accesses if access.kernel == kernel]
+
+    def launches_of(self, kernel: str) -> list[LaunchWork]:
+        """The launches of a kernel in one call."""
+        return [work for work in self.trace.launches if work.launch.kernel == kernel]
+
+
+def profile_kernel(session: RepairSession) -> KernelProfile:
+    """Observe a sample of the programs at the workload's sizes, and compile the kernels for the project's architectures.
+
+    Raises:
+        RequestError: the call raises on the workload, launches no kernel, or is too large.
+    """
+    target, opened = session.target, session.target.opened
+    where = Location(str(opened.path), target.launcher.start_line)
+    sizes = dict(target.workload.sizes)
+    if 4 * elements_of(target.workload, sizes) > MOST_BYTES:
+        raise RequestError("the workload is too large to be observed", where=where, remedy="Make its sizes smaller.")
+    traces = session.trace(opened.text, [TraceCase(sizes)], most_programs=MOST_PROGRAMS)
+    trace = traces[0]
+    raised = next((fault for fault in trace.faults if fault.kind.value == "raises"), None)
+    if raised is not None or trace.refusal:
+        detail = raised.detail if raised is not None else trace.refusal
+        raise RequestError(
+            f"{target.launcher.qualname} raises on its workload: {detail}", where=where, remedy="Change the workload."
+        )
+    if not trace.launches:
+        raise RequestError(
+            f"{target.launcher.qualname} launches no kernel on its workload",
+            where=where,
+            remedy="Name the function that launches the kernel.",
+        )
+    launches = tuple({repr(work.launch): work.launch for work in trace.launches}.values())
+    text, path = opened.text.decode(), str(opened.path)
+    request = CompileRequest(path, module_name(opened.path), text, launches, opened.settings.archs, COMPILE_SECONDS)
+    report = session.compile(request)
+    names = tuple(dict.fromkeys(launch.kernel for launch in launches))
+    return KernelProfile(target, tuple(read_kernels(path, opened.text, names)), trace, report.kernels)

@@ -1,0 +1,1 @@
+"""Commands for Triton kernels that are already in a file."""

@@ -1,0 +1,143 @@
+"""The request that observes the kernels of a launcher under Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from mtmc_lsp.core.run import KernelLaunch
+from mtmc_lsp.core.workload import Workload
+from mtmc_lsp.process.protocol import Request
+
+
+class FaultKind(Enum):
+    """What a kernel or its launcher does wrong."""
+
+    READ_OUTSIDE = "read-outside"
+    """An element outside the tensor is read."""
+    WRITE_OUTSIDE = "write-outside"
+    """An element outside the tensor is written."""
+    UNDEFINED_LANES = "undefined-lanes"
+    """The result depends on lanes that a mask leaves undefined, because the load has no ``other``."""
+    UNINITIALISED = "uninitialised"
+    """Memory is read that nothing wrote."""
+    NOT_WRITTEN = "not-written"
+    """Elements of the result are never written."""
+    RACE = "race"
+    """Several program instances access one element, and the result depends on their order."""
+    WRONG_VALUES = "wrong-values"
+    """The result differs from the reference's."""
+    RAISES = "raises"
+    """The call raises an exception."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault that a call showed."""
+
+    kind: FaultKind
+    line: int
+    """1-based line in the file; 0 if no line causes it alone."""
+    kernel: str = ""
+    detail: str = ""
+    """One clause for people."""
+
+    @property
+    def place_and_detail(self) -> str:
+        """The clause with the line and the kernel, as far as they are known: ``line 12, add_kernel: it reads ...``."""
+        place = ", ".join([*([f"line {self.line}"] if self.line else []), *([self.kernel] if self.kernel else [])])
+        return f"{place}: {self.detail}" if place else self.detail
+
+
+@dataclass(frozen=True)
+class TraceCase:
+    """One set of inputs."""
+
+    sizes: Mapping[str, int]
+    distribution: str = "normal"
+    seed: int = 0
+
+    @property
+    def text(self) -> str:
+        """A description with the names of the sizes."""
+        parts = [f"{name}={value}" for name, value in self.sizes.items()]
+        return ", ".join([*parts, *([] if self.distribution == "normal" else [self.distribution])])
+
+
+@dataclass(frozen=True)
+class Access:
+    """The accesses by one load, store or atomic operation of a kernel in one call of the launcher."""
+
+    kernel: str
+    line: int
+    operation: str
+    """``load``, ``store`` or ``atomic``."""
+    tensor: str
+    """The kernel's parameter."""
+    pattern: str
+    """``contiguous``, ``strided`` (a fixed distance of several elements), ``gathered`` (no fixed distance), ``gathered rows``
+    (contiguous along one axis), ``broadcast`` (all lanes access one element) or ``scalar``."""
+    is_masked: bool
+    elements: int
+    """Active lanes of all program instances."""
+    bytes: int
+
+
+@dataclass(frozen=True)
+class LaunchWork:
+    """The work of all launches of one kernel in one call of the launcher."""
+
+    launch: KernelLaunch
+    grid: tuple[int, ...]
+    programs: int
+    """Program instances of the whole grid."""
+    ran: int
+    """Program instances that ran."""
+    operations: float
+    """Floating-point operations of all program instances, estimated from those that ran."""
+
+
+@dataclass(frozen=True)
+class CaseTrace:
+    """What one call showed."""
+
+    case: TraceCase
+    faults: tuple[Fault, ...] = ()
+    refusal: str = ""
+    """Why nothing was observed: the launcher itself raises an exception for these inputs, or the call takes too long."""
+    accesses: tuple[Access, ...] = ()
+    launches: tuple[LaunchWork, ...] = ()
+    steps: int = 0
+    """Loads, stores and atomic operations of all program instances."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the call showed no fault."""
+        return not self.faults
+
+
+@dataclass(frozen=True)
+class TraceAnswer:
+    """What the calls showed."""
+
+    cases: tuple[CaseTrace, ...]
+    problem: str = ""
+    """Why the file could not be loaded; empty if it could."""
+
+
+@dataclass(frozen=True)
+class TraceRequest(Request[TraceAnswer], command="kernels.trace"):
+    """Call a launcher under the interpreter, and observe each memory access of its kernels."""
+
+    workload: Workload
+    """Of the launcher."""
+    source: str
+    """The file's text."""
+    cases: tuple[TraceCase, ...]
+    reference: Workload | None = None
+    """Of the function with the expected results, in the text ``original``."""
+    original: str = ""
+    """The text whose results are expected where there is no reference; empty compares with nothing."""
+    most_programs: int = 0
+    """At most so many programs of each grid run, and their work is extrapolated; 0 runs all."""

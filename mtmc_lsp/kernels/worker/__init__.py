@@ -1,0 +1,1 @@
+"""Observation of kernels under Triton's interpreter. Runs in workers."""

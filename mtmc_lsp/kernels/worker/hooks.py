@@ -1,0 +1,82 @@
+"""Replaces functions of Triton's interpreter while an observer looks on. Runs in workers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import torch
+
+from mtmc_lsp.kernels.worker.observer import Observer
+
+
+@contextlib.contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Let an observer see all launches in this context."""
+    from triton.runtime import interpreter
+
+    builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
+    replaced: list[tuple[Any, str, Any]] = []
+
+    def replace(owner: Any, name: str, new: Any) -> None:
+        replaced.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, new)
+
+    load, store, plain_load, plain_store = (
+        getattr(builder, f"create_{name}") for name in ("masked_load", "masked_store", "load", "store")
+    )
+    rmw, dot, convert, call = (
+        builder.create_atomic_rmw,
+        builder.create_dot,
+        interpreter._implicit_cvt,
+        executor.__call__,
+    )
+    binary, unary = builder.binary_op, builder.unary_op
+
+    def unmasked(original: Any) -> Any:
+        def operation(this: Any, *args: Any) -> Any:
+            observer.has_mask = False
+            try:
+                return original(this, *args)
+            finally:
+                observer.has_mask = True
+
+        return operation
+
+    def converted(value: Any) -> Any:
+        result = convert(value)
+        if isinstance(value, torch.Tensor):
+            result.handle.data = numpy.array([observer.memory.address(value, "")], dtype=numpy.uint64)
+        return result
+
+    def multiplied(this: Any, a: Any, b: Any, *args: Any) -> Any:
+        observer.worked(2.0 * a.data.size * b.data.shape[-1])
+        return dot(this, a, b, *args)
+
+    def binary_op(this: Any, a: Any, b: Any, operation: Any) -> Any:
+        if a.dtype.scalar.is_floating():
+            observer.worked(float(max(a.data.size, b.data.size)))
+        return binary(this, a, b, operation)
+
+    def unary_op(this: Any, a: Any, operation: Any) -> Any:
+        if a.dtype.scalar.is_floating():
+            observer.worked(float(a.data.size))
+        return unary(this, a, operation)
+
+    replace(builder, "create_masked_load", lambda b, p, m, o, *rest: observer.load(load, b, p, m, o, rest))
+    replace(builder, "create_masked_store", lambda b, p, v, m, *rest: observer.store(store, b, p, v, m, rest))
+    replace(builder, "create_load", unmasked(plain_load))
+    replace(builder, "create_store", unmasked(plain_store))
+    replace(builder, "create_atomic_rmw", lambda b, k, p, v, m, *rest: observer.atomic(rmw, b, k, p, v, m, rest))
+    replace(builder, "create_dot", multiplied)
+    replace(builder, "binary_op", binary_op)
+    replace(builder, "unary_op", unary_op)
+    replace(interpreter, "_implicit_cvt", converted)
+    replace(executor, "__call__", lambda e, *args, **kwargs: observer.launched(call, e, args, kwargs))
+    try:
+        yield
+    finally:
+        for owner, name, old in reversed(replaced):
+            setattr(owner, name, old)

@@ -1,0 +1,203 @@
+"""Calls a launcher under the interpreter and observes its kernels. Runs in workers."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from mtmc_lsp.capture.worker.arguments.values import uninitialised
+from mtmc_lsp.capture.worker.calls import build_call
+from mtmc_lsp.capture.worker.user_module import load_user_module
+from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
+from mtmc_lsp.core.workload import Workload
+from mtmc_lsp.kernels.messages import CaseTrace, Fault, FaultKind, TraceAnswer, TraceCase, TraceRequest
+from mtmc_lsp.kernels.worker.hooks import observing
+from mtmc_lsp.kernels.worker.memory import Memory
+from mtmc_lsp.kernels.worker.observer import MOST_STEPS, Observer
+from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
+from mtmc_lsp.verify.worker.interpreter.source import on_cpu
+from mtmc_lsp.verify.worker.run_target import poison_new_memory, use_one_thread
+
+ERROR_FACTOR = 8.0
+"""An error may be this many times the reference's error, as in verification."""
+FLOOR = 4.0
+"""The error in units of the last place that is always permitted."""
+SHAPES = {"large": 30.0, "tiny": 1e-3}
+OFFSET = 4.0
+TOO_LONG = "the call takes too long under the interpreter"
+
+_modules: dict[str, Any] = {}
+_numbers = count()
+
+
+def trace(request: TraceRequest) -> TraceAnswer:
+    """Observe the call on each case."""
+    use_one_thread()
+    prepare_interpreter()
+    if not request.most_programs:
+        poison_new_memory()
+    try:
+        module = _module(request.workload, request.source)
+        expected = _module(request.workload, request.original or request.source)
+    except Exception as error:
+        return TraceAnswer((), f"{type(error).__name__}: {error}")
+    return TraceAnswer(tuple(_traced(module, expected, request, case) for case in request.cases))
+
+
+def _module(workload: Workload, text: str) -> Any:
+    if text not in _modules:
+        _modules[text] = load_user_module(workload.target.path, on_cpu(text, ""), f"traced_kernels_{next(_numbers)}")
+    return _modules[text]
+
+
+def _traced(module: Any, expected: Any, request: TraceRequest, case: TraceCase) -> CaseTrace:
+    observer, result = _observed(module, request, case, fills_lanes=True)
+    if observer.steps > MOST_STEPS and isinstance(result, Exception):
+        return CaseTrace(case, refusal=TOO_LONG)
+    if isinstance(result, Exception):
+        return _failed(observer, result, module, case)
+    results = _tensors(result)
+    faults = list(observer.faults.values())
+    if observer.undefined and not request.most_programs:
+        _, other = _observed(module, request, case, fills_lanes=False)
+        if not isinstance(other, Exception) and _difference(results, _tensors(other)):
+            detail = "the result depends on lanes that the mask leaves undefined, since the load has no `other`"
+            faults += [
+                Fault(FaultKind.UNDEFINED_LANES, line, name, detail) for name, line in sorted(observer.undefined)
+            ]
+    if not faults and not request.most_programs:
+        faults += _wrong_values(expected, request, case, results, observer.kernel)
+    return CaseTrace(case, tuple(faults), "", observer.accesses, tuple(observer.launches), observer.steps)
+
+
+def _observed(module: Any, request: TraceRequest, case: TraceCase, *, fills_lanes: bool) -> tuple[Observer, Any]:
+    """The observed call, and its result or the exception that it raised."""
+    call = _call(module, request.workload, case, has_values=not request.most_programs)
+    inputs = _tensors(call.values)
+    observer = Observer(Memory(inputs), fills_lanes=fills_lanes, most_programs=request.most_programs)
+    try:
+        with observing(observer), torch.no_grad():
+            returned = call.run()
+    except Exception as error:
+        return observer, error
+    results = _tensors(tree_leaves(returned))
+    if not request.most_programs:
+        observer.finish(results)
+    return observer, [*results, *inputs]
+
+
+def _call(module: Any, workload: Workload, case: TraceCase, *, has_values: bool = True) -> Any:
+    if not has_values:
+        # Gigabytes of memory that nothing touches cost nothing; only indices need values.
+        indices = [path for path, tensor in workload.tensors.items() if "int" in tensor.dtype]
+        return build_call(module, workload, "cpu", case.sizes, values=False, read=indices, blank=uninitialised)
+    call = build_call(module, workload, "cpu", case.sizes, case.seed)
+    for value in call.values:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            with torch.no_grad():
+                _distribute(value, case.distribution)
+    return call
+
+
+def _distribute(value: torch.Tensor, distribution: str) -> None:
+    if distribution == "negative":
+        value.abs_().neg_().sub_(OFFSET)
+    elif distribution == "positive":
+        value.abs_().add_(OFFSET)
+    elif distribution in SHAPES:
+        value.mul_(SHAPES[distribution])
+
+
+def _failed(observer: Observer, error: Exception, module: Any, case: TraceCase) -> CaseTrace:
+    """The outcome of a call that raised: the launcher may refuse inputs by a statement of its text."""
+    cause = error.__cause__ or error
+    file = getattr(module, "__spec__").origin  # noqa: B009 - modules have no such attribute for mypy
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    frames += [frame for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == file]
+    line = frames[-1].lineno or 0 if frames else 0
+    text = f"{type(cause).__name__}: {cause}".splitlines()[0]
+    is_stated = bool(frames) and (frames[-1].line or "").strip().startswith(("raise", "assert"))
+    if is_stated and not observer.launches:
+        return CaseTrace(case, refusal=text)
+    earlier = [fault for fault in observer.faults.values() if fault.kind is not FaultKind.NOT_WRITTEN]
+    return CaseTrace(case, (*earlier, Fault(FaultKind.RAISES, line, observer.kernel, text)))
+
+
+def _wrong_values(
+    expected: Any, request: TraceRequest, case: TraceCase, results: Sequence[torch.Tensor], kernel: str
+) -> list[Fault]:
+    """The difference from the reference, or from the original text."""
+    if request.reference is not None:
+        wanted = _reference_results(expected, request.reference, case, wide=False)
+        precise = _reference_results(expected, request.reference, case, wide=True)
+    elif request.original:
+        observer, other = _observed(expected, request, case, fills_lanes=True)
+        is_sound = not isinstance(other, Exception) and not observer.faults
+        wanted = _tensors(other) if is_sound else None
+        precise = None
+    else:
+        return []
+    if wanted is None:
+        # The reference, or the original kernel, does not accept these inputs.
+        return []
+    difference = _difference(results, wanted, precise)
+    return [Fault(FaultKind.WRONG_VALUES, 0, kernel, difference)] if difference else []
+
+
+def _reference_results(module: Any, workload: Workload, case: TraceCase, *, wide: bool) -> list[torch.Tensor] | None:
+    """The results of the reference, and its arguments after the call; None if it raises.
+
+    Args:
+        wide: whether floating-point arguments are float64.
+    """
+    call = _call(module, workload, case)
+    values = [
+        value.double() if wide and isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for value in call.values
+    ]
+    try:
+        with torch.no_grad():
+            returned = call.run(values)
+    except Exception:  # user code raises anything
+        return None
+    return _tensors([*tree_leaves(returned), *values])
+
+
+def _tensors(result: Sequence[Any]) -> list[torch.Tensor]:
+    return [value for value in result if isinstance(value, torch.Tensor)]
+
+
+def _difference(
+    results: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], precise: Sequence[torch.Tensor] | None = None
+) -> str:
+    """How results differ, as a clause; empty if they do not.
+
+    Args:
+        precise: the expected results in float64, if they are known.
+    """
+    if len(results) != len(wanted):
+        return f"it returns {len(results)} tensors instead of {len(wanted)}"
+    oracles = precise if precise is not None and len(precise) == len(wanted) else wanted
+    for result, other, oracle in zip(results, wanted, oracles, strict=True):
+        if result.shape != other.shape:
+            return f"a result has the shape {list(result.shape)} instead of {list(other.shape)}"
+        one, two, exact = (tensor.detach().double() for tensor in (result, other, oracle))
+        finite = torch.isfinite(exact) & torch.isfinite(two)
+        if bool((~torch.isfinite(one) & finite).any()):
+            return "a result has NaN or infinite elements where the expected one has none"
+        if not finite.any():
+            continue
+        size = exact[finite].norm().clamp_min(1e-30)
+        error, own = float((one - exact)[finite].norm() / size), float((two - exact)[finite].norm() / size)
+        name = str(other.dtype).removeprefix("torch.")
+        limit = TOLERANCE.get(name, 0.0)
+        if precise is not None and name in EPSILON:
+            limit = min(limit, max(ERROR_FACTOR * own, FLOOR * EPSILON[name]))
+        if error > limit:
+            return f"a result has a relative error of {error:.1e}"
+    return ""

@@ -1,0 +1,1 @@
+"""Text about Triton kernels that are already in a file."""
