@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, Node, Ref, TensorType
+from mtmc_lsp.core.graph import MATRIX_PRODUCTS, Graph, GraphInput, InputKind, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Number, Size
 
 LOOP = "mtmc.loop.default"
 """The operation of a node that is a loop."""
+MATRIX_TILE = 128
+"""Columns of the largest tile of a matrix in the kernel of a loop."""
+MOST_MATRIX_TILES = 32
+"""Tiles of matrices that one iteration multiplies with. Each is a statement of the kernel."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,17 @@ class Loop:
         yield self.count
         positions = [item.position for item in self.inputs] + [item.position for item in self.outputs]
         yield from (position.first for position in positions if position is not None)
+
+    def matrix_tiles(self, graph: Graph) -> int:
+        """The tiles of the matrices that an iteration multiplies with."""
+        body, total = self.body(graph), 0
+        for node in self.nodes:
+            position = MATRIX_PRODUCTS.get(node.op.split(".")[1])
+            matrix = node.args[position + 1] if position is not None else None
+            if isinstance(matrix, Ref):
+                rows, columns = (size.value(graph.sizes) for size in body.type_of(matrix).shape[-2:])
+                total += -(-rows // MATRIX_TILE) * -(-columns // MATRIX_TILE)
+        return total
 
     def numbers(self) -> Iterator[Number]:
         """The run-time numbers that the body takes."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import is_low_precision
-from mtmc_lsp.ir.loops.cells import MOST_PIECES, PIECE, CellForm
+from mtmc_lsp.core.loop import MATRIX_TILE, MOST_MATRIX_TILES
+from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import LoopConfig
 from mtmc_lsp.schedule.device_limits import max_stages
@@ -41,9 +42,9 @@ def keeps_matrices(form: CellForm, config: LoopConfig) -> bool:
 
 def cell_config(form: CellForm, device: DeviceModel) -> LoopConfig:
     """A first configuration: single rows while there are few, so that as many multiprocessors as possible work."""
-    rows, block = 1, min(PIECE, _widest(form))
+    rows, block = 1, min(MATRIX_TILE, _widest(form))
     config = _config(form, rows, block, device)
-    if not keeps_matrices(form, config) and form.pieces(block // 2) <= MOST_PIECES:
+    if not keeps_matrices(form, config) and form.pieces(block // 2) <= MOST_MATRIX_TILES:
         # The loads of several tiles are in flight at once, and larger tiles do not fit in registers.
         block //= 2
         config = _config(form, rows, block, device)
@@ -68,7 +69,7 @@ def cell_variants(form: CellForm, config: LoopConfig, device: DeviceModel) -> It
         is_small = rows < LEAST_ROWS_OF_DOT and rows * config.block**2 <= MOST_TERMS
         if rows <= next_power_of_two(_rows(form)) and (is_small or (has_dot and rows >= LEAST_ROWS_OF_DOT)):
             yield _config(form, rows, config.block, device)
-    if config.block > 32 and form.pieces(config.block // 2) <= MOST_PIECES:
+    if config.block > 32 and form.pieces(config.block // 2) <= MOST_MATRIX_TILES:
         yield _config(form, config.rows, config.block // 2, device)
     for warps in (config.warps // 2, config.warps * 2):
         if 1 <= warps <= 16:

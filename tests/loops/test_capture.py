@@ -131,6 +131,26 @@ def test_a_long_loop_that_cannot_be_kept_is_refused_with_its_line_and_the_reason
         assert source.splitlines()[line - 1].strip().startswith("for ")
 
 
+@pytest.mark.parametrize(("steps", "is_kept"), [(20, False), (300, True)])
+def test_a_loop_with_matrices_that_no_kernel_holds_is_unrolled_if_it_is_short(
+    captured, steps: int, is_kept: bool
+) -> None:
+    source = f"""
+import torch
+
+
+# mtmc: x=f32[B,T,D] w=f32[D,D] u=f32[D,D] B=2 T={steps} D=800
+def wide(x, w, u):
+    h = torch.zeros_like(x[:, 0])
+    for t in range(x.shape[1]):
+        h = torch.tanh(x[:, t] @ w + h @ u)
+    return h
+"""
+    capture = captured(source, "wide")
+    assert any(node.loop is not None for node in capture.graph.nodes) is is_kept
+    assert is_kept or "too large for one program instance" in " ".join(capture.workload.assumed)
+
+
 def test_a_long_loop_without_operations_is_unrolled(captured) -> None:
     source = """
 import torch

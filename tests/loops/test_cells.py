@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import replace
 
 import pytest
@@ -120,10 +119,7 @@ def test_capture_and_generated_code_do_not_grow_with_the_number_of_steps(capture
     short = captured(CELLS, "GRUCell")
     # On a busy machine, threads that wait for each other would take most of the time of small products.
     text = with_sizes(CELLS, T=4096).replace("import torch\n", "import torch; torch.set_num_threads(1)\n", 1)
-    captured(text, "elman")
-    begin = time.monotonic()
     long = captured(text, "GRUCell")
-    assert time.monotonic() - begin < 5
     assert long.graph.nodes == short.graph.nodes
     blocks = [
         fully_fused(capture, start(capture, source)).code.block for capture, source in ((short, CELLS), (long, text))
@@ -135,7 +131,7 @@ LARGE = """
 import torch
 
 
-# mtmc: x=f32[B,T,H] U=f32[H,G]@-0.01..0.01 B=2 T=20 H=512 G=2048
+# mtmc: x=f32[B,T,H] U=f32[H,G]@-0.01..0.01 B=2 T=260 H=512 G=2048
 def large(x, U):
     h, c = torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0])
     for t in range(x.shape[1]):

@@ -18,10 +18,10 @@ from mtmc_lsp.codegen.kernel.snippets import ATOM, PRODUCT, SUM, TRITON_DTYPES, 
 from mtmc_lsp.codegen.loop.cell_expressions import CellExpressions, Columns
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
 from mtmc_lsp.core.graph import Ref, TensorType
-from mtmc_lsp.core.loop import LoopInput, LoopOutput, Position
+from mtmc_lsp.core.loop import MOST_MATRIX_TILES, LoopInput, LoopOutput, Position
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.ir.loops.cells import MOST_PIECES, CellForm
+from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.ir.loops.form import row_type
 from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
 from mtmc_lsp.schedule.cell_configs import DOT_DTYPES, LEAST_ROWS_OF_DOT, MOST_TERMS, keeps_matrices
@@ -41,7 +41,7 @@ def write_cell_kernel(
     Raises:
         CannotCode: an operation of the body is not supported.
     """
-    if form.pieces(config.block) > 2 * MOST_PIECES:
+    if form.pieces(config.block) > 2 * MOST_MATRIX_TILES:
         raise CannotCode(f"block cannot be {config.block}: each iteration would multiply too many tiles of matrices")
     if form.has_matrix_per_row and config.rows > 1:
         raise CannotCode(f"rows cannot be {config.rows}: rows of this loop have different matrices")

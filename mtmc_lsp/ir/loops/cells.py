@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mtmc_lsp.core.graph import MATRIX_PRODUCTS, Graph, Node, Ref
-from mtmc_lsp.core.loop import Loop, LoopInput
+from mtmc_lsp.core.loop import MATRIX_TILE, MOST_MATRIX_TILES, Loop, LoopInput
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.axes import Axis, AxisTable
 from mtmc_lsp.ir.loops.form import LoopForm
@@ -19,10 +19,6 @@ from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.region_values import needed_primitives, used_outside
 from mtmc_lsp.ir.regions import CannotFuse, Region, RegionKind
 
-MOST_PIECES = 32
-"""Tiles of matrices that one iteration multiplies with. Each is a statement of the kernel."""
-PIECE = 128
-"""Columns of the largest tile of a matrix."""
 MOVING = frozenset(
     {
         PrimOp.POINTWISE,
@@ -146,7 +142,7 @@ class _Cell:
             tuple(self.ir.graph.named), self.prims, self.inputs, self.outputs, RegionKind.LOOP, self.table, rows, ()
         )
         form = CellForm(self.node, self.results, self.ir, region, frozenset(self.columns))
-        if form.pieces(PIECE) > MOST_PIECES:
+        if form.pieces(MATRIX_TILE) > MOST_MATRIX_TILES:
             raise CannotFuse("the matrices of the loop are too large for one program instance")
         return form
 

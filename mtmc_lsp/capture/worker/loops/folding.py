@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from mtmc_lsp.capture.worker.loops.hoisting import hoist_products
-from mtmc_lsp.capture.worker.loops.iteration import NotKept
+from mtmc_lsp.capture.worker.loops.iteration import MOST_UNROLLED, NotKept
 from mtmc_lsp.capture.worker.loops.markers import NAMESPACE
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
-from mtmc_lsp.core.loop import LOOP, Loop, LoopInput, LoopOutput, Position, pruned
+from mtmc_lsp.core.loop import LOOP, MOST_MATRIX_TILES, Loop, LoopInput, LoopOutput, Position, pruned
 from mtmc_lsp.core.sizes import Size
 
 REDUCTIONS = frozenset(
@@ -51,7 +51,13 @@ def fold_loops(graph: Graph) -> Graph:
     graph = _with_layouts(_without_copies(graph))
     if (lost := next((node for node in graph.nodes if _mark(node)), None)) is not None:
         raise NotKept("a value of one iteration is read after the loop", lost.line)
-    return hoist_products(graph)
+    graph = hoist_products(graph)
+    for node in graph.nodes:
+        # Unrolled, the operations of an iteration fuse. A longer loop stays a loop of torch calls.
+        is_large = node.loop is not None and node.loop.matrix_tiles(graph) > MOST_MATRIX_TILES
+        if is_large and node.loop is not None and node.loop.count.value(graph.sizes) <= MOST_UNROLLED:
+            raise NotKept("its matrices are too large for one program instance", node.line)
+    return graph
 
 
 def remove_dead_traces(graph: torch.fx.Graph) -> None:

@@ -13,6 +13,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from mtmc_lsp.capture.worker.loops.markers import operators
 
+MOST_UNROLLED = 256
+"""Iterations of a loop that is unrolled, if each has operations: with five, the trace takes about as long as a whole run."""
+
 
 class NotKept(Exception):
     """A loop must be unrolled; the message says why."""

@@ -21,6 +21,7 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
 from mtmc_lsp.capture.worker.loops.body import Body
 from mtmc_lsp.capture.worker.loops.iteration import (
+    MOST_UNROLLED,
     Enumerated,
     NeedsPeeling,
     NotKept,
@@ -43,8 +44,6 @@ T = TypeVar("T")
 
 LEAST_ITERATIONS = 16
 """Shorter loops are unrolled: their iterations fuse with what surrounds them."""
-MOST_UNROLLED = 256
-"""Iterations of a loop that is unrolled, if each has operations: with five, the trace takes about as long as a whole run."""
 MOST_PASSES = 5
 """Traces of a body until the shapes and dtypes of its state are the same at both ends."""
 MOST_PEELED = 2
