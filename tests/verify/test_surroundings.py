@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
+import time
 from collections.abc import Callable
 
 import pytest
 from pairs import HONEST, REFERENCE, changed
 
 from mtmc_lsp.core.results import Verdict, VerdictStatus
+from mtmc_lsp.verify.worker.surroundings.user_program import _wait_for_threads
 
 END = "    return out\n"
 REFUSED = (VerdictStatus.INCORRECT, VerdictStatus.RUNTIME_ERROR)
@@ -155,3 +158,15 @@ def test_an_honest_candidate_that_looks_at_its_surroundings_is_accepted(what: st
     verdict = judge(REFERENCE, "rms", candidate(condition or "False", above), "fast")
     assert verdict.status is VerdictStatus.CORRECT, verdict.reason
     assert "surroundings" in {check.name for check in verdict.checks}
+
+
+def test_the_end_of_a_programs_thread_is_awaited() -> None:
+    """A thread counts as running for a short time after its last statement."""
+    lock = _thread.allocate_lock()
+    lock.acquire()
+    count = _thread._count()
+    _thread.start_new_thread(time.sleep, (0.1,))
+    while _thread._count() == count:
+        time.sleep(0.001)
+    _wait_for_threads(count, lock)
+    assert _thread._count() == count

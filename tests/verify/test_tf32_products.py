@@ -83,7 +83,7 @@ def test_small_sizes_are_judged_by_what_the_workload_itself_runs(
     capture = captured(f"import torch\n{SOURCE}", "f")
     capture = replace(capture, graph=replace(capture.graph, fp32_matmul="tf32"))
     monkeypatch.setattr(expectations, "run_case", lambda module, capture, inputs, *rest, **more: {
-        "results": [(in_tf32 if runs_narrow else torch.matmul)(inputs["a"], inputs["b"])], "after": {}
+        "results": [(in_tf32 if runs_narrow else torch.matmul)(inputs["a"], inputs["b"])], "after": {}, "facts": [{}]
     })  # fmt: skip
     assert expected(capture, 40, is_first=True, own=None) < 1e-6, "of the workload itself its own error is asked for"
     sensitivity = expected(capture, 5, is_first=False, own=None)
@@ -95,7 +95,7 @@ def test_gradients_choose_for_themselves(captured, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(expectations, "_tf32_state", {"observed": False})
     capture = captured(f"import torch\n{SOURCE}", "f")
     monkeypatch.setattr(expectations, "run_case", lambda module, capture, inputs, *rest, **more: {
-        "results": [inputs["a"] @ inputs["b"]], "after": {}
+        "results": [inputs["a"] @ inputs["b"]], "after": {}, "facts": [{}]
     })  # fmt: skip
     for mode, is_imprecise in (("tf32", True), ("ieee", False)):
         there = replace(capture, graph=replace(capture.graph, fp32_matmul=mode))

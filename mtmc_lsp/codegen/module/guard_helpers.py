@@ -16,14 +16,14 @@ TF32_HELPERS = {"cublas": "_may_products_use_tf32", "cudnn": "_may_convolutions_
 """By the library whose setting they read."""
 GUARD_HELPERS = {
     TF32_HELPERS["cublas"]: '''def _may_products_use_tf32() -> bool:
-    """Whether the user allows TF32 in float32 matrix products. Torch has two settings and refuses to read the unused one."""
+    """Whether the user allows TF32 in float32 products. Torch refuses to read the setting that is unused."""
     try:
         return torch.backends.cuda.matmul.allow_tf32
     except RuntimeError:
         return torch.backends.cuda.matmul.fp32_precision == "tf32"
 ''',
     TF32_HELPERS["cudnn"]: '''def _may_convolutions_use_tf32() -> bool:
-    """Whether the user allows TF32 in float32 convolutions. Torch has two settings and refuses to read the unused one."""
+    """Whether the user allows TF32 in float32 convolutions. Torch refuses to read the setting that is unused."""
     try:
         return torch.backends.cudnn.allow_tf32
     except RuntimeError:

@@ -39,6 +39,8 @@ finally:
 """
 """The program's text; its names are those of a namespace that it runs in."""
 OURS = "mtmc_lsp"
+MOST_WAITS, WAIT_SECONDS = 1000, 0.001
+"""For the end of the program's thread. Threads of the candidate may run on, which is a finding."""
 OF_OUR_STARTS = ("PYTHONDONTWRITEBYTECODE", "OPENBLAS_NUM_THREADS")
 
 
@@ -78,9 +80,11 @@ class UserProgram:
         inference = torch.inference_mode(torch.is_inference_mode_enabled())
         gradients = _Gradients(torch.is_grad_enabled())
         namespace.update(inference=inference, gradients=gradients, mode=mode, function=function, done=lock.release)
+        running = _thread._count()
         with self._hidden_modules():
             thread = _thread.start_new_thread(exec, (self._code, namespace))
             lock.acquire()
+        _wait_for_threads(running, lock)
         threading._active.pop(thread, None)  # type: ignore[attr-defined]
         result, failure = namespace.pop("result", None), namespace.pop("failure", None)
         for name in ("inference", "gradients", "mode", "function", "done"):
@@ -156,3 +160,15 @@ def _set_command_line(words: list[str]) -> None:
     text = b"\0".join(word.encode() for word in words) + b"\0"
     if 0 < start < end and len(text) <= end - start:
         ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def _wait_for_threads(count: int, lock: Any) -> None:
+    """Wait until at most so many threads run: a thread counts for a short time after its last statement.
+
+    Args:
+        lock: is locked, and nothing releases it.
+    """
+    for _ in range(MOST_WAITS):
+        if _thread._count() <= count:
+            return
+        lock.acquire(timeout=WAIT_SECONDS)
