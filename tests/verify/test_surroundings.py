@@ -165,8 +165,7 @@ def test_the_end_of_a_programs_thread_is_awaited() -> None:
     lock = _thread.allocate_lock()
     lock.acquire()
     count = _thread._count()
-    _thread.start_new_thread(time.sleep, (0.1,))
-    while _thread._count() == count:
-        time.sleep(0.001)
+    _thread.start_new_thread(time.sleep, (0.3,))
+    time.sleep(0.1)
     _wait_for_threads(count, lock)
     assert _thread._count() == count
