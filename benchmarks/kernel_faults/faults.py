@@ -14,7 +14,7 @@ class Planted:
     name: str
     kernel: str
     changes: tuple[tuple[str, str], ...]
-    """Pieces of the text, each of which occurs once, and what replaces them."""
+    """Texts and their replacements; each text occurs once in the file."""
 
     @property
     def text(self) -> str:

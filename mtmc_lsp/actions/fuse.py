@@ -48,8 +48,6 @@ from mtmc_lsp.ir.regions import Region, RegionKind, is_product
 from mtmc_lsp.schedule.cell_configs import keeps_matrices
 from mtmc_lsp.schedule.configs import (
     SPLIT_PRECISION_MODES,
-    KernelConfig,
-    LoopConfig,
     MatmulConfig,
     PrecisionMode,
     TileConfig,
@@ -237,7 +235,7 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
             why += f". {TENSOR_CORES}"
         text = f"Run independent steps of {operation_names(ir, region.nodes)} in one launch"
     elif region.kind is RegionKind.LOOP:
-        why = _loop(ir, region, fusion.config)
+        why = _loop(ir, region)
         if len(region.nodes) > 1 and saved > 0:
             why += f". Operations around the loop run inside it, which saves {size_text(saved)} of memory traffic"
         text = with_result(ir, "Run all iterations of the loop in one kernel", region.nodes)
@@ -282,7 +280,7 @@ def _recurrent(ir: KernelIR, region: Region) -> str:
     )
 
 
-def _loop(ir: KernelIR, region: Region, config: KernelConfig) -> str:
+def _loop(ir: KernelIR, region: Region) -> str:
     """Why a loop over time steps becomes one kernel."""
     loop = next(loop for name in region.nodes if (loop := ir.graph.node(name).loop) is not None)
     steps, calls = loop.count.value(ir.graph.sizes), len(list(working_nodes(loop)))
@@ -292,8 +290,8 @@ def _loop(ir: KernelIR, region: Region, config: KernelConfig) -> str:
         "different program instances"
     )
     cell = loop_in(ir, region)
-    if isinstance(cell, CellForm) and isinstance(config, LoopConfig):
-        kept = "stay in registers" if keeps_matrices(cell, config) else "are read from a cache in each iteration"
+    if isinstance(cell, CellForm):
+        kept = "stay in registers" if keeps_matrices(cell) else "are read from a cache in each iteration"
         text += f". Its part is whole rows, and the matrices {kept}"
     return text
 

@@ -416,21 +416,21 @@ class Graph:
     @property
     def runs_tf32(self) -> bool:
         """Whether some float32 products may run in TF32, taking observed convolution modes into account."""
-        return any(self._is_allowed_tf32(node) and self._runs_tf32(node) for node in self._with_bodies())
+        return any(self._is_allowed_tf32(node) and self._runs_tf32(node) for node in self.nodes_and_bodies())
 
     @property
     def allows_tf32(self) -> bool:
         """Whether TF32 is allowed for some float32 products or their gradients. The library then decides for each."""
-        return any(self._is_allowed_tf32(node) for node in self._with_bodies())
+        return any(self._is_allowed_tf32(node) for node in self.nodes_and_bodies())
 
     @property
     def tf32_libraries(self) -> tuple[str, ...]:
         """The libraries that may run float32 products of this graph in TF32: ``cublas`` and ``cudnn``."""
-        nodes = [node for node in self._with_bodies() if self._is_allowed_tf32(node) and self._runs_tf32(node)]
+        nodes = [node for node in self.nodes_and_bodies() if self._is_allowed_tf32(node) and self._runs_tf32(node)]
         names = {"cudnn" if _by_cudnn(node) else "cublas" for node in nodes}
         return tuple(sorted(names))
 
-    def _with_bodies(self) -> Iterator[Node]:
+    def nodes_and_bodies(self) -> Iterator[Node]:
         """The nodes, and those in the bodies of loops over time."""
         for node in self.nodes:
             yield node

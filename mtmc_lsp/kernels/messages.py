@@ -140,4 +140,4 @@ class TraceRequest(Request[TraceAnswer], command="kernels.trace"):
     original: str = ""
     """The text whose results are expected where there is no reference; empty compares with nothing."""
     most_programs: int = 0
-    """At most so many programs of each grid run, and their work is extrapolated; 0 runs all."""
+    """Limit for the programs of each grid that run; their work is extrapolated. 0 means no limit."""

@@ -75,7 +75,7 @@ def reduced(workload: Workload) -> dict[str, int]:
 
 
 def _odd(size: int, position: int) -> int:
-    """A size near another one that no block divides; different for each position."""
+    """An odd size near ``size``, so that no block divides it. The distance depends on the position."""
     return max(3, (size - 3 + 4 * (position % 2) - 2 * position) | 1)
 
 

@@ -35,36 +35,32 @@ def cell_block(size: int, config: LoopConfig) -> int:
     return max(least, min(config.block, next_power_of_two(size)))
 
 
-def keeps_matrices(form: CellForm, config: LoopConfig) -> bool:
+def keeps_matrices(form: CellForm) -> bool:
     """Whether the matrices stay in registers for all iterations."""
     return form.matrix_elements() <= MOST_KEPT
 
 
 def cell_config(form: CellForm, device: DeviceModel) -> LoopConfig:
     """A first configuration: single rows while there are few, so that as many multiprocessors as possible work."""
-    rows, block = 1, min(MATRIX_TILE, _widest(form))
-    config = _config(form, rows, block, device)
-    if not keeps_matrices(form, config) and form.pieces(block // 2) <= MOST_MATRIX_TILES:
+    rows, block, is_kept = 1, min(MATRIX_TILE, _widest(form)), keeps_matrices(form)
+    if not is_kept and form.pieces(block // 2) <= MOST_MATRIX_TILES:
         # The loads of several tiles are in flight at once, and larger tiles do not fit in registers.
         block //= 2
-        config = _config(form, rows, block, device)
     is_shared = not form.has_matrix_per_row and is_low_precision(form.products[0].dtype)
-    if is_shared and not keeps_matrices(form, config) and _rows(form) >= LEAST_ROWS_OF_DOT * device.sm_count // 2:
+    if is_shared and not is_kept and _rows(form) >= LEAST_ROWS_OF_DOT * device.sm_count // 2:
         # The tiles that each iteration loads are shared by as many rows as possible.
         return _config(form, LEAST_ROWS_OF_DOT, block, device)
-    while rows < 8 and _rows(form) > 2 * device.sm_count * rows and 2 * rows * block**2 <= MOST_TERMS:
-        if form.has_matrix_per_row or not keeps_matrices(form, config):
-            break
+    may_grow = is_kept and not form.has_matrix_per_row
+    while may_grow and rows < 8 and _rows(form) > 2 * device.sm_count * rows and 2 * rows * block**2 <= MOST_TERMS:
         rows *= 2
-        config = _config(form, rows, block, device)
-    return config
+    return _config(form, rows, block, device)
 
 
 def cell_variants(form: CellForm, config: LoopConfig, device: DeviceModel) -> Iterator[LoopConfig]:
     """``config`` with other rows, blocks and warps."""
     dtype = form.products[0].dtype
     # A ``tl.dot`` in IEEE arithmetic needs more registers for large tiles than there are.
-    has_dot = is_low_precision(dtype) or (dtype in DOT_DTYPES and keeps_matrices(form, config))
+    has_dot = is_low_precision(dtype) or (dtype in DOT_DTYPES and keeps_matrices(form))
     for rows in (1,) if form.has_matrix_per_row else (1, 2, 4, 8, 16, 32):
         is_small = rows < LEAST_ROWS_OF_DOT and rows * config.block**2 <= MOST_TERMS
         if rows <= next_power_of_two(_rows(form)) and (is_small or (has_dot and rows >= LEAST_ROWS_OF_DOT)):
@@ -86,11 +82,10 @@ def _widest(form: CellForm) -> int:
 
 
 def _config(form: CellForm, rows: int, block: int, device: DeviceModel) -> LoopConfig:
-    config = LoopConfig(rows, block, 1, 1)
-    is_kept = keeps_matrices(form, config)
+    is_kept = keeps_matrices(form)
     terms = form.matrix_elements() if is_kept else min(TILES_IN_FLIGHT, form.pieces(block)) * block**2
     if rows < LEAST_ROWS_OF_DOT:
         terms = max(terms, rows * block**2 // 2)
     warps = min(16, next_power_of_two(-(-terms // (TERMS_PER_THREAD * device.warp_size))))
     # The tiles of matrices that each iteration loads would need shared memory for each stage.
-    return replace(config, warps=warps, stages=min(STAGES, max_stages(device)) if is_kept else 1)
+    return LoopConfig(rows, block, warps, min(STAGES, max_stages(device)) if is_kept else 1)

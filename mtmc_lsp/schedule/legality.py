@@ -119,11 +119,12 @@ def _check_kind(ir: KernelIR, region: Region, config: KernelConfig) -> None:
         if config.precision is PrecisionMode.NATIVE and dtype in ("float32", "float64"):
             raise IllegalConfig(f"precision cannot be 'native': the operands are {dtype}, which has other modes")
     if isinstance(config, LoopConfig) and config.is_scan:
+        form = loop_in(ir, region)
         try:
-            scan_form(loop_in(ir, region))
+            scan_form(form)
         except CannotFuse as reason:
             raise IllegalConfig(f"steps cannot be {config.steps}: {reason}") from None
-        columns = loop_in(ir, region).region.columns.value(ir.graph.sizes)
+        columns = form.region.columns.value(ir.graph.sizes)
         if config.block < columns:
             raise IllegalConfig(f"block cannot be {config.block}: a reduction in the body needs all {columns} columns")
     if isinstance(config, TileConfig) and config.is_split and region.kind is not RegionKind.REDUCE:

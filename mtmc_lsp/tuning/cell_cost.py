@@ -23,6 +23,6 @@ def products_us(form: CellForm, config: LoopConfig, device: DeviceModel) -> floa
         rate = device.flops["fp16"]
     arithmetic = 2.0 * config.rows * elements / (FMA_SHARE * rate / device.sm_count) * 1e6
     loads = 0.0
-    if not keeps_matrices(form, config):
+    if not keeps_matrices(form):
         loads = elements * itemsize(kind) / (device.l2_bandwidth / device.sm_count) * 1e6
     return EXCHANGE_US * len(form.products) + max(arithmetic, loads)

@@ -145,7 +145,7 @@ class CellWriter:
         self.lines += [f"{states[key].text} = {code}" for key, code in following if code != states[key].text]
         self.lines += [f"{pointer} += {self._stride(stride, at.step)}" for pointer, at, stride in self.moves]
         varying = {self.step, *names, *(pointer for pointer, _, _ in self.moves)}
-        if not keeps_matrices(self.form, self.config):
+        if not keeps_matrices(self.form):
             varying |= self.matrices
         invariant, inside = hoist_invariants(self.lines, varying)
         self.lines = [*before, *invariant]

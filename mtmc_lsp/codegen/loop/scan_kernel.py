@@ -2,7 +2,7 @@
 
 A tile has one row per time step. Within a chunk, a scan composes the updates of the states; the states after the last step go to
 the next chunk. Where segments share the iterations, one kernel per level of dependent scans first writes what each segment does
-to its states, and every later kernel applies the segments in front of its own in order. There are no atomics.
+to its states. Every later kernel starts a segment with the updates of all earlier segments, in order. There are no atomics.
 
 Composed coefficients may overflow, or multiply zero by infinity, where one step after another gives numbers. A tile with a state
 that is not finite is therefore computed again by the sequential kernel, whose launch does nothing for all other tiles.

@@ -1,4 +1,4 @@
-"""Repairs of masks: a missing one, one with a wrong bound or comparison, one that leaves out a dimension."""
+"""Repairs of masks: missing masks, wrong bounds, wrong comparisons, missing dimensions."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy
 import torch
 
 REGION_BITS = 40
-"""Each tensor has so many bits of addresses, and starts in the middle of them."""
+"""Width in bits of the address range of each tensor. The tensor starts in the middle of its range."""
 MIDDLE = 1 << (REGION_BITS - 1)
 MOST_TRACKED_BYTES = 1 << 26
 """Larger tensors are not tracked byte by byte: that takes several times their memory."""

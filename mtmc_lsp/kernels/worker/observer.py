@@ -19,7 +19,7 @@ from mtmc_lsp.kernels.worker.memory import Memory, Region, is_unwritten, pattern
 OPTIONS = {"num_warps": 4, "num_stages": 3}
 """Options of a launch that are no parameters, with Triton's defaults."""
 ORDER = ("gathered", "strided", "gathered rows", "contiguous", "broadcast", "scalar")
-"""Patterns, the one that costs most first."""
+"""Access patterns, the most expensive first."""
 MANY = -1
 MOST_STEPS = 2000
 """Memory operations of one call, after which it ends: the interpreter takes about half a millisecond for each."""

@@ -327,10 +327,9 @@ def loops_without_indices(graph: Graph) -> bool:
 
     Recording choices doubles the time of a loop of small operations.
     """
-    loops = [node.loop for node in graph.nodes if node.loop is not None]
-    nodes = [*graph.nodes, *(node for loop in loops for node in loop.nodes)]
-    has_indices = any(kind.dtype == "int64" for node in nodes for kind in node.outputs)
-    return bool(loops) and graph.backward is None and not has_indices
+    has_loops = any(node.loop is not None for node in graph.nodes)
+    has_indices = any(kind.dtype == "int64" for node in graph.nodes_and_bodies() for kind in node.outputs)
+    return has_loops and graph.backward is None and not has_indices
 
 
 def largest_ordinary_error(dtype: str) -> float:

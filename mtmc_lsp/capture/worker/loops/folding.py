@@ -53,9 +53,10 @@ def fold_loops(graph: Graph) -> Graph:
         raise NotKept("a value of one iteration is read after the loop", lost.line)
     graph = hoist_products(graph)
     for node in graph.nodes:
+        if node.loop is None or node.loop.matrix_tiles(graph) <= MOST_MATRIX_TILES:
+            continue
         # Unrolled, the operations of an iteration fuse. A longer loop stays a loop of torch calls.
-        is_large = node.loop is not None and node.loop.matrix_tiles(graph) > MOST_MATRIX_TILES
-        if is_large and node.loop is not None and node.loop.count.value(graph.sizes) <= MOST_UNROLLED:
+        if node.loop.count.value(graph.sizes) <= MOST_UNROLLED:
             raise NotKept("its matrices are too large for one program instance", node.line)
     return graph
 

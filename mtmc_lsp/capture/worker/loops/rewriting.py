@@ -158,7 +158,7 @@ class _Rewriter:
         Returns the statements before the loop that give the variables their values.
         """
         nodes = list(_walk(loop.body))
-        ends = {item.list: item.end for node in nodes if (item := _append(node)) is not None}
+        ends = _ends(nodes)
         before: list[ast.stmt] = []
         for name in sorted({node.value.id for node in nodes if _is_last_item(node, ends)}):  # type: ignore[attr-defined]
             variable = f"last_{name}"
@@ -251,13 +251,13 @@ def _lists_of(loop: ast.For) -> tuple[str, ...] | None:
     if any(not isinstance(node.value, ast.Name) for node in stored):
         return None
     appends = [node for node in nodes if isinstance(node, ast.Expr) and _append(node) is not None]
-    lists = {item.list for node in appends if (item := _append(node)) is not None}
+    ends = _ends(appends)
+    lists = ends.keys()
     changing = [
         node
         for node in nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING
     ]
-    ends = {item.list: item.end for node in nodes if (item := _append(node)) is not None}
     last = [node for node in nodes if _is_last_item(node, ends)]
     # Also in lambdas and comprehensions.
     reads = [node for root in loop.body for node in ast.walk(root) if isinstance(node, ast.Name) and node.id in lists]
@@ -289,6 +289,11 @@ def _append(statement: ast.AST) -> _Append | None:
     if call.func.attr == "insert" and len(call.args) == 2 and ast.unparse(call.args[0]) == "0":
         return _Append(name, call.args[1], 0)
     return None
+
+
+def _ends(nodes: Sequence[ast.AST]) -> dict[str, int]:
+    """The lists that are appended to, and the index of the item that was appended last."""
+    return {item.list: item.end for node in nodes if (item := _append(node)) is not None}
 
 
 def _is_last_item(node: ast.AST, ends: Mapping[str, int]) -> TypeGuard[ast.Subscript]:

@@ -163,9 +163,10 @@ def _set_command_line(words: list[str]) -> None:
 
 
 def _wait_for_threads(count: int, lock: Any) -> None:
-    """Wait until at most so many threads run: a thread counts for a short time after its last statement.
+    """Wait until at most ``count`` threads run. A thread still counts for a short time after its last statement.
 
     Args:
+        count: number of threads before the program's thread started.
         lock: is locked, and nothing releases it.
     """
     for _ in range(MOST_WAITS):
