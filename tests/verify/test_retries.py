@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mtmc_lsp.core.errors import FailureKind, MtmcError, RequestError, WorkerFailed
+from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.verify.case_runner import CaseRunner
 from mtmc_lsp.verify.cases import Case
@@ -59,7 +60,7 @@ class Processes:
 
 
 def outcomes(processes: Processes, count: int = 1) -> list[CaseOutcome | None]:
-    graph = SimpleNamespace(nodes=[])
+    graph = Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={})
     trial: Any = SimpleNamespace(capture=SimpleNamespace(graph=graph, uses_random=False), few=False, is_full=True)
     candidate: Any = SimpleNamespace(source=lambda trial: None, needs_kernel=True, replays_launches=False)
     runner = CaseRunner(processes, processes, candidate, trial)  # type: ignore[arg-type]

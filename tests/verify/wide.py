@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.worker import expectations
 from mtmc_lsp.verify.worker.comparison.compare import compare_case
@@ -26,7 +27,7 @@ def expected(function: Function, inputs: Mapping[str, torch.Tensor], monkeypatch
         return {"results": results, "after": {}, "facts": [{} for _ in results], "changed_state": []}
 
     monkeypatch.setattr(expectations, "run_case", run_case)
-    graph = SimpleNamespace(runs_tf32=False, allows_tf32=False, nodes=[], backward=None)
+    graph = Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={})
     capture: Any = SimpleNamespace(graph=graph, uses_random=False)
     return expectations.expected_of(None, capture, dict(inputs), "cpu", Case({}, "normal", 3))
 
