@@ -14,6 +14,8 @@ MATRIX_TILE = 128
 """Columns of the largest tile of a matrix in the kernel of a loop."""
 MOST_MATRIX_TILES = 32
 """Tiles of matrices that one iteration multiplies with. Each is a statement of the kernel."""
+MOST_BLOCK = 2**14
+"""Elements of the largest value that one program instance holds: 32 registers of each of 512 threads."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Loop:
             outputs=self.results,
             returns="tuple",
             sizes=graph.sizes,
+            conditions=graph.conditions,
             numbers=graph.numbers,
         )
 

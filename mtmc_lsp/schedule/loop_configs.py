@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.ir.loops.blocks import BlockForm
 from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.ir.loops.form import LoopForm, independent_elements
 from mtmc_lsp.ir.regions import RegionKind
+from mtmc_lsp.schedule.block_configs import block_config, block_variants
 from mtmc_lsp.schedule.cell_configs import cell_config, cell_variants
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import LoopConfig, TileConfig
@@ -27,6 +29,8 @@ def loop_config(form: LoopForm, device: DeviceModel) -> LoopConfig:
     """A first configuration: tiles so small that every multiprocessor has several programs, which hide each other's latency."""
     if isinstance(form, CellForm):
         return cell_config(form, device)
+    if isinstance(form, BlockForm):
+        return block_config(form, device)
     elements = independent_elements(form)
     block = 4 * device.warp_size
     while block < MOST_LOOP_ELEMENTS and elements >= 16 * device.sm_count * block:
@@ -40,6 +44,9 @@ def loop_variants(form: LoopForm, config: LoopConfig, device: DeviceModel) -> It
     """``config`` with other tiles and numbers of stages."""
     if isinstance(form, CellForm):
         yield from cell_variants(form, config, device)
+        return
+    if isinstance(form, BlockForm):
+        yield from block_variants(config, device)
         return
     if config.is_scan:
         yield from scan_variants(form, config, device)

@@ -11,6 +11,7 @@ from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.attention_mask import limited_attention_band
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.dense_windows import are_contiguous_windows
+from mtmc_lsp.ir.loops.blocks import BlockForm
 from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.ir.loops.form import independent_elements, moved_bytes
 from mtmc_lsp.ir.loops.fusion import loop_in
@@ -29,6 +30,7 @@ from mtmc_lsp.schedule.configs import (
     precision_of,
 )
 from mtmc_lsp.schedule.split_on_load import is_dense_along_sum, split_programs
+from mtmc_lsp.tuning.block_cost import SCHEDULERS, block_us
 from mtmc_lsp.tuning.cell_cost import products_us
 from mtmc_lsp.tuning.cost import (
     TORCH_EFFICIENCY,
@@ -234,15 +236,20 @@ def _loop_cost(ir: KernelIR, region: Region, config: LoopConfig, device: DeviceM
     moved = moved_bytes(form.node, graph)
     if config.is_scan:
         return scan_cost(form, moved, config, device)
-    is_cell = isinstance(form, CellForm)
-    elements = config.rows * (1 if is_cell else config.block)
-    waves = -(-independent_elements(form) // elements) / ((1 if is_cell else LOOP_PROGRAMS_PER_SM) * device.sm_count)
+    has_whole_rows = isinstance(form, (CellForm, BlockForm))
+    elements = config.rows * (1 if has_whole_rows else config.block)
+    per_sm = LOOP_PROGRAMS_PER_SM
+    if has_whole_rows:
+        per_sm = max(1, SCHEDULERS // config.warps) if isinstance(form, BlockForm) else 1
+    waves = -(-independent_elements(form) // elements) / (per_sm * device.sm_count)
     memory = roofline_us(moved, 0.0, device, 1.0, TRITON_EFFICIENCY)
     chain = len(form.chain())
     others = len(form.region.prims) - chain
     per_step = LOAD_US / config.stages + OPERATION_US * chain + ISSUE_US * others
     if isinstance(form, CellForm):
         per_step += products_us(form, config, device)
+    if isinstance(form, BlockForm):
+        per_step += block_us(form, config, device)
     latency = form.loop.count.value(graph.sizes) * per_step * max(1.0, waves)
     return Cost(moved, 0.0, max(memory, latency) + device.launch_us)
 

@@ -299,7 +299,10 @@ class Expressions:
             inner = self.cast(self.value(tanh.inputs[0], self.aligned(tanh.inputs[0], at)), "float32")
             text = f"2.0 * tl.sigmoid(2.0 * {inner.at(PRODUCT + 1)})"
             return Code(text, "float32", inner.rows, inner.cols, PRODUCT)
-        operands = [self.value(source, self.aligned(source, at)) for source in prim.inputs]
+        return self.applied(prim, [self.value(source, self.aligned(source, at)) for source in prim.inputs])
+
+    def applied(self, prim: Prim, operands: list[Code]) -> Code:
+        """A pointwise operation on the values of its operands."""
         target = compute_dtype(prim.dtype)
         rows, cols = any(o.rows for o in operands), any(o.cols for o in operands)
         if prim.fn == "cast":

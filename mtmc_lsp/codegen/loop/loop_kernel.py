@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
 from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, TRITON_DTYPES, Code, literal
+from mtmc_lsp.codegen.loop.block_kernel import write_block_kernel
 from mtmc_lsp.codegen.loop.cell_kernel import write_cell_kernel
 from mtmc_lsp.codegen.tile.tile import merge_axes
 from mtmc_lsp.codegen.tile.tile_kernel import TileWriter, steps_far
@@ -19,6 +20,7 @@ from mtmc_lsp.core.graph import Node, Ref, TensorType
 from mtmc_lsp.core.loop import LoopInput, LoopOutput, Position
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.axes import Axis
+from mtmc_lsp.ir.loops.blocks import BlockForm
 from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.ir.loops.form import LoopForm, row_type
 from mtmc_lsp.ir.loops.fusion import loop_in
@@ -49,6 +51,8 @@ def write_loop_kernel(
     form = loop_in(ir, region)
     if isinstance(form, CellForm):
         return write_cell_kernel(ir, form, buffers, config, name, docstring)
+    if isinstance(form, BlockForm):
+        return write_block_kernel(ir, form, buffers, config, name, docstring)
     node = form.node
     sources = [ir.of(ref).name for ref in node.args if isinstance(ref, Ref)]
     types = [buffers[source] for source in sources]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES, Code, literal
+from mtmc_lsp.codegen.tile.reduction_formulas import neutral, only_for_softmax
 from mtmc_lsp.codegen.tile.tile import TileBase
-from mtmc_lsp.core.dtypes import MAX_FINITE, compute_dtype, integer_range, is_float
+from mtmc_lsp.core.dtypes import MAX_FINITE, compute_dtype, is_float
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.ir.primitives import CENTRED, Prim, PrimOp
 
@@ -69,13 +68,7 @@ class ReducingTile(TileBase):
         return False
 
     def _neutral(self, prim: Prim) -> str:
-        if prim.fn in ("sum", "sum_exp", "any"):
-            return "0.0" if is_float(prim.dtype) else "0"
-        if prim.fn in ("prod", "all"):
-            return "1.0" if is_float(prim.dtype) else "1"
-        source = self.ir.prims[prim.inputs[0]].dtype
-        low, high = (-math.inf, math.inf) if is_float(source) else integer_range(source)
-        return literal(low if prim.fn in ("max", "argmax") else high)
+        return neutral(prim, self.ir)
 
     def _result_name(self, prim: Prim) -> str:
         source = self.ir.prims[prim.inputs[0]]
@@ -107,9 +100,7 @@ class ReducingTile(TileBase):
         )
 
     def _only_for_softmax(self, prim: Prim) -> bool:
-        """Whether a maximum is only subtracted in exponentials. Then it may ignore NaN, which propagates through the sum."""
-        readers = [reader.fn for name in self.region.prims if prim.name in (reader := self.ir.prims[name]).inputs]
-        return "sum_exp" in readers and "isinf" not in readers
+        return only_for_softmax(prim, self.region, self.ir)
 
     def _reduce_now(self, prim: Prim) -> None:
         if prim.fn == "sum_exp":

@@ -77,6 +77,7 @@ def loop_form(node: Node, graph: Graph, results: tuple[Ref, ...]) -> LoopForm:
     Raises:
         CannotFuse: no kernel can run it step by step; the message says why.
     """
+    from mtmc_lsp.ir.loops.blocks import block_form
     from mtmc_lsp.ir.loops.cells import cell_form, has_products
     from mtmc_lsp.ir.lower import lower
 
@@ -84,8 +85,22 @@ def loop_form(node: Node, graph: Graph, results: tuple[Ref, ...]) -> LoopForm:
     ir = lower(node.loop.body(graph))
     if opaque := sorted(ir.opaque):
         raise CannotFuse(f"{ir.graph.node(opaque[0]).op} in the loop stays a torch call")
-    if has_products(ir):
-        return cell_form(node, results, ir)
+    try:
+        return cell_form(node, results, ir) if has_products(ir) else _tile_form(node, results, ir)
+    except CannotFuse as reason:
+        try:
+            return block_form(node, results, ir)
+        except CannotFuse:
+            raise reason from None
+
+
+def _tile_form(node: Node, results: tuple[Ref, ...], ir: KernelIR) -> LoopForm:
+    """A body that combines no elements of a state, or reduces them along the same axes.
+
+    Raises:
+        CannotFuse: it is of another form; the message says why.
+    """
+    assert node.loop is not None
     region = analyse(ir, ir.graph.named)
     if region.kind not in (RegionKind.MAP, RegionKind.REDUCE) or region.parts:
         raise CannotFuse("the body of the loop is neither elementwise nor a reduction")
@@ -99,6 +114,12 @@ def loop_form(node: Node, graph: Graph, results: tuple[Ref, ...]) -> LoopForm:
             if prim.op not in POINTWISE:
                 raise CannotFuse("an iteration of the loop reads neighbouring elements of its state")
             held.add(name)
+    for item in form.loop.states:
+        if item.next is not None and (state := form.prim(item)) in region.inputs:
+            following = ir.of(item.next).name
+            dims = range(len(ir.prims[state].shape))
+            if any(region.table.axes(state, dim) != region.table.axes(following, dim) for dim in dims):
+                raise CannotFuse("an iteration of the loop moves elements of its state")
     return form
 
 

@@ -36,7 +36,7 @@ from mtmc_lsp.ir.loops.coefficients import (
 from mtmc_lsp.ir.loops.form import LoopForm
 from mtmc_lsp.ir.loops.log_add_exp import log_add_exp_operands
 from mtmc_lsp.ir.primitives import Prim, PrimOp
-from mtmc_lsp.ir.regions import CannotFuse
+from mtmc_lsp.ir.regions import CannotFuse, RegionKind
 
 PASSED_THROUGH = frozenset({PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND, PrimOp.ALIAS})
 """Views: a program reads the element at its position."""
@@ -116,6 +116,9 @@ def scan_form(form: LoopForm) -> ScanForm:
 
 def scan_or_none(form: LoopForm) -> ScanForm | None:
     """The scans of a loop; ``None`` if it has other updates."""
+    if form.region.kind is RegionKind.LOOP:
+        # A program instance holds rows or blocks, whose elements depend on one another.
+        return None
     result = _solved(_ById(form))
     return result if isinstance(result, ScanForm) else None
 

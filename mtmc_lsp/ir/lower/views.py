@@ -184,7 +184,7 @@ def roll(c: Call) -> str:
         size = c.b.shape(x)[dim]
         if size.is_constant:
             split_point = Size.of((size - shift).constant % max(1, size.constant))
-        elif shift and greater_than(size, abs(shift)) not in c.b.graph.conditions:
+        elif abs(shift) > 1 and greater_than(size, abs(shift)) not in c.b.graph.conditions:
             raise c.fail("rolling along a symbolic size that may be smaller than the shift")
         else:
             split_point = size - shift if shift > 0 else Size.of(-shift)

@@ -15,8 +15,8 @@ from mtmc_lsp.capture.worker.loops.hoisting import hoist_products
 from mtmc_lsp.capture.worker.loops.iteration import MOST_UNROLLED, NotKept
 from mtmc_lsp.capture.worker.loops.markers import NAMESPACE
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
-from mtmc_lsp.core.loop import LOOP, MOST_MATRIX_TILES, Loop, LoopInput, LoopOutput, Position, pruned
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.loop import LOOP, MOST_BLOCK, MOST_MATRIX_TILES, Loop, LoopInput, LoopOutput, Position, pruned
+from mtmc_lsp.core.sizes import Size, product
 
 REDUCTIONS = frozenset(
     "sum mean amax amin prod logsumexp softmax log_softmax _softmax _log_softmax max min any all linalg_vector_norm norm var std "
@@ -31,6 +31,8 @@ MOVING = frozenset(
 """Operations that move or create values, which a body may contain."""
 PRODUCTS = frozenset("mm bmm matmul addmm baddbmm linear".split())
 """Matrix products, which a body may contain."""
+SHIFTS = frozenset("stack pad constant_pad_nd flip roll cumsum cumprod".split())
+"""Operations that combine or move elements of a row. A body may contain them if a program instance holds a whole row."""
 VIEWS = frozenset(
     "expand view permute transpose t unsqueeze squeeze select slice alias detach _unsafe_view split unsafe_split chunk "
     "split_with_sizes".split()
@@ -184,8 +186,15 @@ class _Folding:
         is_pointwise = operator is not None and torch.Tag.pointwise in operator.tags
         if torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ()):
             raise NotKept("it draws random numbers", self.leave.line)
+        if name in SHIFTS and self._elements_per_row(node) <= MOST_BLOCK:
+            return
         if not is_pointwise and name not in REDUCTIONS | MOVING | PRODUCTS:
             raise NotKept(f"its body contains {node.word}, which no kernel computes step by step", self.leave.line)
+
+    def _elements_per_row(self, node: Node) -> int:
+        """The elements of a value for one element of its first dimension, which is the batch as a rule."""
+        shape = node.type.shape
+        return product(shape[1:] if len(shape) > 1 else shape).value(self.graph.sizes)
 
     def _add_inputs(
         self,
