@@ -243,6 +243,43 @@ class Range(Steps):
         return range(*self._arguments)
 
 
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "!=": operator.ne,
+}
+
+
+class Counting(Steps):
+    """The values of a counter to which each iteration adds a number, while it compares with a bound."""
+
+    def __init__(self, start: Any, symbol: str, bound: Any, step: int) -> None:
+        self._start, self._symbol, self._bound, self._step = start, symbol, bound, step
+        self._range: Range | None = None
+        is_whole = all(isinstance(item, (int, torch.SymInt)) for item in (start, bound))
+        if is_whole and (step > 0 if symbol in ("<", "<=") else step < 0 if symbol in (">", ">=") else abs(step) == 1):
+            end = bound + {"<=": 1, ">=": -1}.get(symbol, 0)
+            self._range = Range(start, end, step)
+        self.count = self._range.count if self._range is not None else None
+        self.after = start if self._range is None or known(self.count <= 0) else start + step * self.count
+        """The counter after the loop."""
+
+    def item(self, index: Any) -> Any:
+        return self._start + self._step * index
+
+    def plain(self) -> Any:
+        return self._range.plain() if self._range is not None else self._values()
+
+    def _values(self) -> Iterator[Any]:
+        value = self._start
+        while COMPARISONS[self._symbol](value, self._bound):
+            yield value
+            value = value + self._step
+            self.after = value
+
+
 class Rows(Steps):
     """The slices of a tensor along a dimension."""
 

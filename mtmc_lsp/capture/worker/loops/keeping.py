@@ -22,6 +22,7 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode
 from mtmc_lsp.capture.worker.loops.body import Body
 from mtmc_lsp.capture.worker.loops.iteration import (
     MOST_UNROLLED,
+    Counting,
     Enumerated,
     NeedsPeeling,
     NotKept,
@@ -143,18 +144,29 @@ class Keeper:
         Raises:
             TooLong: it has too many iterations with operations.
         """
-        before, length = self.iterations.get(line, 0), length_hint(items)
-        for number, item in enumerate(items):
-            count = self.iterations[line] = before + number + 1
-            mode = get_proxy_mode()
-            operations = len(mode.tracer.graph.nodes) if mode is not None else 0
-            if count == 1:
-                self.traced[line] = operations
-            # A few iterations show whether they have operations; the others need not be traced if the length is known.
-            is_long = max(count, before + length) > MOST_UNROLLED and count > LEAST_ITERATIONS
-            if is_long and operations - self.traced[line] >= count:
-                raise TooLong(line)
+        expected = self.iterations.get(line, 0) + length_hint(items)
+        for item in items:
+            self.passing(line, expected)
             yield item
+
+    def passing(self, line: int, expected: int = 0) -> None:
+        """Note that an iteration of an unrolled loop begins.
+
+        Args:
+            expected: the number of iterations, if it is known.
+
+        Raises:
+            TooLong: the loop has too many iterations with operations.
+        """
+        count = self.iterations[line] = self.iterations.get(line, 0) + 1
+        mode = get_proxy_mode()
+        operations = len(mode.tracer.graph.nodes) if mode is not None else 0
+        if count == 1:
+            self.traced[line] = operations
+        # A few iterations show whether they have operations; the others need not be traced if the length is known.
+        is_long = max(count, expected) > MOST_UNROLLED and count > LEAST_ITERATIONS
+        if is_long and operations - self.traced[line] >= count - 1:
+            raise TooLong(line)
 
     def last(self, items: Any, index: int) -> Any:
         """The item at an end of a list to which a loop appends, if it has one."""
@@ -163,6 +175,10 @@ class Keeper:
     def range(self, *arguments: Any) -> Steps:
         """``range(...)``."""
         return Range(*arguments) if arguments else Other(builtins.range(*arguments))
+
+    def counting(self, start: Any, symbol: str, bound: Any, step: int) -> Steps:
+        """The values of a counter while it compares with a bound."""
+        return Counting(start, symbol, bound, step)
 
     def reversed(self, steps: Steps) -> Steps:
         """``reversed(...)``."""

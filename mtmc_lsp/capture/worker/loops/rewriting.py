@@ -1,4 +1,4 @@
-"""Rewrites the ``for`` statements of a function, so that a trace can run the body of a loop once for all iterations.
+"""Rewrites the loops of a function, so that a trace can run the body of a loop once for all iterations.
 
 ``for t in range(T): h = a[t] * h`` becomes::
 
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, TypeGuard
 
+from mtmc_lsp.capture.worker.loops.while_statements import COUNTER, as_for
 from mtmc_lsp.capture.worker.regions.region_function import definition_of
 
 LOOPS = "_mtmc_loops_"
@@ -138,6 +139,18 @@ class _Rewriter:
                 elif isinstance(value, list) and value and isinstance(value[0], ast.ExceptHandler):
                     for handler in value:
                         self.suite(handler.body)
+            if isinstance(statement, ast.While) and (counted := as_for(statement, LOOPS)) is not None:
+                before, loop, after = counted
+                if (lists := _lists_of(loop)) is not None:
+                    _locate(before, loop)
+                    _locate(after, loop)
+                    changed += [before, *self._with_last_items(loop), *self._kept(loop, lists), after]
+                    continue
+            if isinstance(statement, ast.While):
+                self.count += 1
+                passing = ast.parse(f"{LOOPS}.passing({statement.lineno})").body[0]
+                _locate(passing, statement)
+                statement.body.insert(0, passing)
             lists = _lists_of(statement) if isinstance(statement, ast.For) else None
             if isinstance(statement, ast.For) and lists is not None:
                 changed += self._with_last_items(statement)
@@ -177,7 +190,9 @@ class _Rewriter:
         targets = sorted(_assigned([loop.target]))
         written = sorted(_subscripted(loop.body) - set(targets))
         carried = sorted(
-            name for name in _assigned(loop.body) - set(targets) - set(lists) if not name.startswith(LOOP_VARIABLE)
+            name
+            for name in _assigned(loop.body) - set(targets) - set(lists)
+            if not name.startswith((LOOP_VARIABLE, COUNTER))
         )
         variable = f"{LOOP_VARIABLE}{loop.lineno}_{loop.col_offset}_"
         names = ", ".join(repr(tuple(item)) for item in (carried, targets, lists, written))
