@@ -38,7 +38,9 @@ def test_a_candidate_that_reads_gets_more_values_and_an_other_one_does_not(
             yield outcome
 
     monkeypatch.setattr(FurtherCalls, "_with_more_values", noted)
-    text = changed(HONEST, (END, f"    if out.numel() and out.flatten()[0].item() > 1e30:\n        return out * 1\n{END}"))
+    text = changed(
+        HONEST, (END, f"    if out.numel() and out.flatten()[0].item() > 1e30:\n        return out * 1\n{END}")
+    )
     verdict = judge(REFERENCE, "rms", text if reads else HONEST, "fast")
     assert verdict.status is VerdictStatus.CORRECT, verdict.reason
     assert bool(tried) == reads
