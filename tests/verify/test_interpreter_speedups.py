@@ -109,6 +109,14 @@ def operations(x_ptr, n_ptr, out, scalar, whole, N: tl.constexpr):
     tl.store(out + 17 * N + at, tl.sum(x[:, None] * n[None, :] + at[None, :], 1))
     tl.store(out + 18 * N + at, n * 1000000)
     tl.store(out + 19 * N + (whole + at) % N, x, mask=(at < whole) & (n != 3))
+    tile = tl.load(x_ptr + (tl.arange(0, 4) * 4)[:, None] + tl.arange(0, 4)[None, :])
+    low = tl.load(x_ptr + N - 1 + (at - N + 1), mask=(at >= 0) | (n == whole), other=-1)
+    tl.store(out + 20 * N + at, tl.reshape(tile * scalar - tl.sum(tile, 1)[:, None] / tl.max(tile, 0)[None, :], [N]))
+    tl.store(out + 21 * N + at, tl.where((low > 0.0) & (2 >= low) & (low != zero), 3 - low, 1.5 * low))
+    tl.store(out + 22 * N + at, x.to(tl.bfloat16).to(tl.float32) + (scalar / x).to(tl.bfloat16) * x)
+    tl.store(out + 23 * N + at, n - 2147483647 + (whole - n) * 3 - (n < whole) * (n <= 7))
+    tl.store(out + 24 * N + at, (x == x) == (x >= scalar))
+    tl.store(out + 25 * N + at, tl.load(x_ptr + whole) - scalar - (5 - whole) * 0.25 + at)
 
 
 @triton.jit
@@ -124,7 +132,7 @@ def pointers(x_ptr, out):
 def outcomes():
     torch.manual_seed(0)
     x, n = torch.randn(16), torch.randint(-9, 4000, (16,), dtype=torch.int32)
-    out = torch.zeros(20 * 16)
+    out = torch.zeros(26 * 16)
     for scalar, whole in ((0.5, 5), (-3.0, 9), (0.5, 5)):
         operations[(1,)](x, n, out, scalar, whole, 16)
     errors = []
@@ -156,4 +164,4 @@ def test_decisions_by_types_leave_all_results_and_errors_as_they_are(tmp_path: P
     file = tmp_path / "operands.py"
     file.write_text(OPERANDS)
     seen = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=120)
-    assert "the same 320" in seen.stdout, seen.stderr
+    assert "the same 416" in seen.stdout, seen.stderr

@@ -10,7 +10,7 @@ from pairs import HONEST, REFERENCE, changed
 
 from mtmc_lsp.core.results import CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.verify.foreign import mutation
-from mtmc_lsp.verify.foreign.mutation import SEARCH
+from mtmc_lsp.verify.foreign.mutation import MOST_CASES, SEARCH
 from mtmc_lsp.verify.foreign.value_mix import LIMITS, ValueMix
 
 Judge = Callable[..., Verdict]
@@ -39,9 +39,13 @@ def test_errors_that_grow_with_the_part_of_zeros_are_found(
     assert "varied" in verdict.reason, verdict.reason
 
 
-def test_the_search_states_the_largest_error_of_an_honest_candidate(judge: Judge) -> None:
+def test_the_search_states_the_largest_error_of_an_honest_candidate(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutation, "MOST_SECONDS", 90.0)
+    monkeypatch.setattr(mutation, "PART", 100.0)
     verdict = judge(REFERENCE, "rms", HONEST, "fast")
     assert verdict.status is VerdictStatus.CORRECT, verdict.reason
     (check,) = (check for check in verdict.checks if check.name == SEARCH)
     assert check.status is CheckStatus.PASSED
-    assert "of its limit" in check.detail
+    assert check.detail.startswith(f"{MOST_CASES} cases tried") and "of its limit" in check.detail

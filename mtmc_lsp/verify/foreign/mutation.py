@@ -21,6 +21,8 @@ from mtmc_lsp.verify.outcomes import CaseOutcome, checked
 
 MOST_SECONDS, PART = 3.0, 0.6
 """Time for the search: at most this many seconds, and this part of the time that the fixed cases took."""
+MOST_CASES = 48
+"""Limit for the changed cases, which an idle machine tries in less time."""
 CHILDREN, SIZES_PART = 4, 0.3
 """Changed cases that are tried before the best of them is changed further (the references of all are computed ahead), and the
 part of them in which a size is changed instead of the values."""
@@ -64,7 +66,7 @@ class MutationSearch:
         case, mixed = beginning.case, replace(beginning.case, distribution=ValueMix().name)
         best = {False: (self._share(beginning), case), True: (0.0, mixed)}
         count = 0
-        while monotonic() < end:
+        while monotonic() < end and count < MOST_CASES:
             children = [self._changed(best[i % 2 == 0][1], random, count + i) for i in range(CHILDREN)]
             for child in children:
                 self.prepare(child)

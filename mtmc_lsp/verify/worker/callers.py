@@ -113,10 +113,12 @@ def candidate_instance(
             raise
         positional, named = arguments
     torch.manual_seed(0)
-    changes = ProcessChanges()
+    is_constructed = isinstance(shared, SharedInstance) and shared.is_constructed
+    changes = None if is_constructed else ProcessChanges()
     constructor = functools.partial(current.run, kind) if current.is_program() else kind
     instance = shared(constructor, positional, named, device, workload.module.dtype)
-    changed_by_loading.update(changes.by_import(module))
+    if changes is not None:
+        changed_by_loading.update(changes.by_import(module))
     set_mode(instance, workload)
     return instance
 

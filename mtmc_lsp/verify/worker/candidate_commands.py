@@ -161,6 +161,7 @@ class _Calls:
         self._device, self._inputs, self._candidate, self._threads = device, inputs, candidate, threads
         self._changes = ProcessChanges() if candidate.separate is not None else None
         self._kept: KeptResults | None = None
+        self._reads: HostReads | None = None
         self._changed_state: set[str] = set()
         self._prepared: Call | None = None
         arguments = {item.name for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT}
@@ -276,6 +277,8 @@ class _Calls:
             # No frame of ours may be between the program and the candidate.
             return replace(self._prepared, function=functools.partial(current.call, function)), values
         function = functools.partial(self._threads.call, function)
+        if self._reads is not None:
+            function = functools.partial(self._reads.call, function)
         if grids.current.stores is not None:
             function = functools.partial(grids.watched, function)
         return replace(self._prepared, function=functools.partial(current.call, function)), values
@@ -400,11 +403,14 @@ class _Calls:
             first: the results of the judged call. If later ones are in the same memory, calls go on until it is used up.
         """
         work, reads = LibraryWork(), HostReads()
+        self._reads = reads
         try:
-            with LaunchCount().counting(), work, reads:
+            with LaunchCount().counting(), work:
                 run = self._launch(self._fresh(), before={})
         except Exception:  # the judged call reports errors
             return {}
+        finally:
+            self._reads = None
         largest = max((t.numel() for t in self._inputs.values() if t.is_floating_point()), default=0)
         is_on_host = largest and reads.converted >= HOST_PART * largest
         observed = {"library_operations": math.inf if is_on_host else work.operations, "host_reads": reads.count}

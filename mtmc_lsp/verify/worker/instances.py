@@ -32,6 +32,11 @@ class SharedInstance:
             self._instance = self._construct(*positional, **named)
         return self._instance
 
+    @property
+    def is_constructed(self) -> bool:
+        """Whether the constructor has run."""
+        return self._instance is not None
+
     def needs_parameters(self) -> bool:
         """Whether to assign the case's parameters now: only once, so that the module may cache values derived from them."""
         needs, self._has_parameters = not self._has_parameters, True

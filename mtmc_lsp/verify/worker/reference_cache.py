@@ -17,6 +17,8 @@ FILE_BYTES = 2 << 30
 """Larger values are faster to compute again than to write to a disk and read back."""
 
 _cache: dict[str, Any] = {}
+_bytes: dict[str, dict[str, int]] = {}
+"""By key of a cached value: the bytes of its tensors on each device."""
 
 
 def store(path: str, value: Any, *, or_file: bool) -> None:
@@ -28,14 +30,14 @@ def store(path: str, value: Any, *, or_file: bool) -> None:
         or_file: whether to write the file if there is no room, up to ``FILE_BYTES``; otherwise the value is not cached.
     """
     _cache.pop(path, None)
-    total: dict[str, int] = {}
-    for other in _cache.values():
-        _count(other, total)
-    _count(value, total)
     added: dict[str, int] = {}
     _count(value, added)
+    total = dict(added)
+    for key in _cache:
+        for device, size in _bytes[key].items():
+            total[device] = total.get(device, 0) + size
     if all(total[device] <= _limit(device, total[device]) for device in added):
-        _cache[path] = value
+        _cache[path], _bytes[path] = value, added
     elif or_file and sum(added.values()) <= FILE_BYTES:
         export_(value, path, in_memory=False)
 

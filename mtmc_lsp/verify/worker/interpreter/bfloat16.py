@@ -56,15 +56,18 @@ def _narrow(values: Any) -> Any:
     """
     import numpy
 
-    with numpy.errstate(over="ignore"):
-        single = numpy.asarray(values.astype(numpy.float32))
-    bits = single.view(numpy.uint32).astype(numpy.uint64)
+    single = values
+    if values.dtype != numpy.float32:
+        with numpy.errstate(over="ignore"):
+            single = numpy.asarray(values.astype(numpy.float32))
+    bits = single.view(numpy.uint32)
     if values.dtype == numpy.float64:
         # Rounding twice is wrong where the first rounding gives a tie.
         tie = (bits & 0xFFFF == 0x8000) & (single != values)
         bits = numpy.where(tie, numpy.where(numpy.abs(values) > numpy.abs(single), bits + 1, bits - 1), bits)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return numpy.where(numpy.isnan(single), 0x7FC0, rounded).astype(numpy.uint16)
+    rounded = ((bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16).astype(numpy.uint16)
+    is_nan = numpy.isnan(single)
+    return numpy.where(is_nan, numpy.uint16(0x7FC0), rounded) if is_nan.any() else numpy.asarray(rounded)
 
 
 def _patch_elementwise(interpreter: Any, replace: Any) -> None:

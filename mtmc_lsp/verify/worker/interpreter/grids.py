@@ -26,6 +26,8 @@ ENDS = 4
 """The number of programs at each end of a grid that a sample contains."""
 FEWEST = 8
 """The number of random programs in a sample, however long they take."""
+BESIDE_SECONDS = 2.0
+"""Processor time that the programs beside powers of two may take in a sample; slower ones are left out."""
 LEAST_POWER = 5
 """The exponent of the lowest power of two whose neighbours a sample contains: 32, then 64, 128, ..."""
 MOST_INTERLEAVED = 64
@@ -272,7 +274,8 @@ def _run_sample(program: Callable[[int], None], total: int, stores: Stores) -> i
     if is_long and not (current.must_compare and stores.has_atomics):
         count = max(FEWEST, int(current.seconds / each))
         random = Random(current.seed).sample(range(total), min(count, total))
-        chosen = {*_ends(total), *_beside_powers(total), *random}
+        beside = _beside_powers(total)
+        chosen = {*_ends(total), *random, *(beside if each * len(beside) <= BESIDE_SECONDS else ())}
         is_sorted = isinstance(order, range)
         later = sorted(chosen, reverse=order[0] > 0) if is_sorted else [number for number in order if number in chosen]
     ran, done = len(first), set(first)

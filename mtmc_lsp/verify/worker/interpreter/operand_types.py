@@ -10,8 +10,13 @@ import contextlib
 import inspect
 from typing import Any
 
+from mtmc_lsp.verify.worker.interpreter.operators import direct_operator
 from mtmc_lsp.verify.worker.interpreter.stand_in import stand_in
 
+PLAIN_CASTS = frozenset(
+    (("bf16", "fp32"), ("fp32", "bf16"), ("fp16", "fp32"), ("int32", "int64"), ("int32", "fp32"), ("int64", "fp32"))
+)
+"""Types of casts for which the compiler's code always chooses a plain conversion of the interpreter."""
 MOST_CONSTANTS, MOST_ELEMENTS = 2048, 4096
 """Limits for the tiles of constants that are kept: their number, and the elements of each (at most 64 MB in all)."""
 
@@ -24,6 +29,7 @@ def speed_up_operands(interpreter: Any) -> None:
         _cache_types_of_tiles,
         _cache_conversions,
         _cache_type_checks,
+        _convert_defaults_of_loads_first,
         _keep_cache_policies,
         _make_plain_handles,
         _call_builtins_directly,
@@ -101,8 +107,12 @@ def _cache_conversions(interpreter: Any) -> None:
     def cast_if_needed(self: Any, input: Any, dst_ty: Any, fp_downcast_rounding: Any = None) -> Any:
         source = input.type.scalar
         # Pointers with equal names may differ in their address space.
-        if source.name == dst_ty.scalar.name and not source.is_ptr():
+        target = dst_ty.scalar
+        if source.name == target.name and not source.is_ptr():
             return input
+        if fp_downcast_rounding is None and (source.name, target.name) in PLAIN_CASTS:
+            kind = input.type.with_element_ty(target) if input.type.is_block() else target
+            return self.make_tensor(self.builder.cast_impl(input.handle, kind), kind)
         return cast(self, input, dst_ty, fp_downcast_rounding)
 
     def broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:
@@ -181,6 +191,21 @@ def _cache_type_checks(interpreter: Any) -> None:
     semantic._cast_to_computation_type = stand_in(_cast_to_computation_type, to_computation_type)
 
 
+def _convert_defaults_of_loads_first(interpreter: Any) -> None:
+    """Convert the value of elements that are not loaded before it becomes a tile."""
+    semantic, tensor = type(interpreter.interpreter_semantic), interpreter.tl.tensor
+    original = semantic.load
+
+    def load(self: Any, ptr: Any, mask: Any, other: Any, cache_policy: Any, is_volatile: bool) -> Any:
+        if type(other) is tensor and type(ptr) is tensor and mask is not None and not other.type.is_block():
+            kind = ptr.type.scalar
+            if kind.is_ptr() and (other.type.scalar.name, kind.element_ty.name) in PLAIN_CASTS:
+                other = self.cast(other, kind.element_ty)
+        return original(self, ptr, mask, other, cache_policy, is_volatile)
+
+    semantic.load = stand_in(load, original)
+
+
 def _keep_cache_policies(interpreter: Any) -> None:
     """Make the cache policy of loads and stores once for each pair of names."""
     core = interpreter.tl.core
@@ -242,7 +267,11 @@ def _call_builtins_directly(interpreter: Any) -> None:
         count, members = known.get(id(pkg), (-1, []))
         if count != len(vars(pkg)) or any(getattr(pkg, n, None) not in (old, new) for n, old, new in members):
             builtins = inspect.getmembers(pkg, core.is_builtin)
-            members = [(name, member, direct(member)) for name, member in builtins]
+            of_tiles = pkg is interpreter.tl.tensor
+            members = [
+                (name, member, direct_operator(name, direct(member), interpreter) if of_tiles else direct(member))
+                for name, member in builtins
+            ]
             known[id(pkg)] = len(vars(pkg)), members
         for name, _, new_member in members:
             # A launch inside of another one finds the functions replaced.

@@ -63,16 +63,18 @@ def _cache_tile_types(interpreter: Any) -> None:
 
     tensor = interpreter.tl.tensor
     make_tensor = tensor.__init__
-    fields_of_type: dict[str, dict[str, Any]] = {}
+    fields_of_type: dict[str, tuple[Any, Any, Any]] = {}
 
     def __init__of_tensor(self: Any, handle: Any, type: Any) -> None:
-        if type.name in fields_of_type:
-            self.__dict__.update(fields_of_type[type.name], handle=handle, type=type)
+        fields = fields_of_type.get(type.name)
+        if fields is not None:
+            # This is faster than an update of its dictionary.
+            self.handle, self.type = handle, type
+            self.shape, self.numel, self.dtype = fields
             return
         make_tensor(self, handle, type)
-        fields_of_type[type.name] = {
-            name: value for name, value in vars(self).items() if name not in ("handle", "type")
-        }
+        if vars(self).keys() == {"handle", "type", "shape", "numel", "dtype"}:
+            fields_of_type[type.name] = self.shape, self.numel, self.dtype
 
     tensor.__init__ = stand_in(__init__of_tensor, make_tensor)
 

@@ -6,7 +6,7 @@ lists may be all that it computes with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ CONVERSIONS = frozenset(("numpy", "tolist", "__array__", "__dlpack__"))
 
 
 class HostReads(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
-    """Counts the reads in a context."""
+    """Counts the reads in calls."""
 
     def __init__(self) -> None:
         """Start at zero."""
@@ -32,6 +32,11 @@ class HostReads(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed 
         self.count = 0
         self.converted = 0
         """The largest number of floating-point elements that one read converted."""
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function of the candidate. Code around it, which reads random states and results, is not counted."""
+        with self:
+            return function(*args, **kwargs)
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None

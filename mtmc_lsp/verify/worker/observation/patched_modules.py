@@ -6,6 +6,7 @@ caches, and are allowed. Runs in workers.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterator, Mapping
 from types import ModuleType
@@ -71,6 +72,8 @@ def replaced_attributes(before: Attributes, loaded: ModuleType | None = None) ->
     holders: dict[str, Any] = dict(_holders())
     for name, earlier in before.items():
         now = sys.modules if name == "sys.modules" else getattr(holders.get(name), "__dict__", {})
+        if _is_unchanged(earlier, now):
+            continue
         of_class = isinstance(holders.get(name), type)
         for key, value in earlier.items():
             if now.get(key) is value or (name == "sys.modules" and (now.get(key) is loaded or key == LAUNCHER)):
@@ -82,6 +85,11 @@ def replaced_attributes(before: Attributes, loaded: ModuleType | None = None) ->
         if of_class:
             replaced += [f"{name}.{key}" for key in now.keys() - earlier.keys() if not key.startswith("__")]
     return sorted(replaced)
+
+
+def _is_unchanged(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether both have the same keys with the same objects; they may have them in another order if it answers no."""
+    return len(earlier) == len(now) and all(map(operator.is_, earlier.values(), now.values())) and [*earlier] == [*now]
 
 
 def _is_defined_in(value: Any, module: ModuleType | None) -> bool:
