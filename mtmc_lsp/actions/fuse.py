@@ -39,6 +39,7 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.fusion.repeated_blocks import MANY, form, groups_of_equal
 from mtmc_lsp.fusion.search import Fusion, has_fp32_product
+from mtmc_lsp.ir.loops.blocks import BlockForm
 from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.ir.loops.form import working_nodes
 from mtmc_lsp.ir.loops.fusion import loop_in
@@ -293,6 +294,8 @@ def _loop(ir: KernelIR, region: Region) -> str:
     if isinstance(cell, CellForm):
         kept = "stay in registers" if keeps_matrices(cell) else "are read from a cache in each iteration"
         text += f". Its part is whole rows, and the matrices {kept}"
+    elif isinstance(cell, BlockForm):
+        text += f". Its part is a block: no value has more than {cell.largest} elements in an iteration"
     return text
 
 

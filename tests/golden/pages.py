@@ -46,6 +46,10 @@ KERNELS = {
         "A loop over time steps with matrix products: each program holds whole rows of the state, and the matrix if it fits.",
         "codegen/loop/cell_kernel.py",
     ),
+    "block": (
+        "A loop over time steps that combines the elements of a small state: each program holds a whole block of it.",
+        "codegen/loop/block_kernel.py",
+    ),
     "convolution": (
         "A convolution as implicit GEMM: a matrix product that reads its windows from the image, so they are never written to memory.",
         "ir/lower/convolution.py",
@@ -62,7 +66,18 @@ KERNELS = {
 }
 """Kind of kernel to what it is, and the file of ``mtmc_lsp`` that writes it. Other pairs are about an action."""
 KERNELS_OF = {
-    ActionKind.FUSE: ("map", "reduce", "scan", "matmul", "attention", "recurrent", "loop", "cell", "convolution"),
+    ActionKind.FUSE: (
+        "map",
+        "reduce",
+        "scan",
+        "matmul",
+        "attention",
+        "recurrent",
+        "loop",
+        "cell",
+        "block",
+        "convolution",
+    ),
     ActionKind.SPLIT: ("split-k", "stream-k"),
 }
 """Further examples of an action: the kinds of kernels that it creates."""

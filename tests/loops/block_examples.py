@@ -134,6 +134,24 @@ def delta_rule_twice(q, k, v, beta):
         S = S / (1.0 + S.abs().sum((-1, -2), keepdim=True))
         out[:, :, t] = (S * q[:, :, t].unsqueeze(-1)).sum(-2)
     return out
+
+
+# mtmc: x=f32[B,T,N] F_=f32[B,T,N,N]@-0.3..0.3 B=2 T=20 N=6
+def changing(x, F_):
+    P = torch.eye(x.shape[2], device=x.device).expand(x.shape[0], x.shape[2], x.shape[2])
+    for t in range(x.shape[1]):
+        P = F_[:, t] @ P @ F_[:, t].transpose(1, 2) + x[:, t].unsqueeze(2)
+    return P * 2
+
+
+# mtmc: x=f32[B,T,C] B=3 T=20 C=7
+def counted(x):
+    h = torch.zeros_like(x[:, 0])
+    t = 0
+    while t < x.shape[1]:
+        h = 0.5 * h + x[:, t] - h.mean(1, keepdim=True)
+        t += 1
+    return h * t
 """
 
 NAMES = [line.split("(")[0].removeprefix("def ") for line in BLOCKS.splitlines() if line.startswith("def ")]

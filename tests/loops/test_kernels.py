@@ -20,7 +20,7 @@ UNROLLED_LOOP = """
 def running_sums(x):
     h = torch.zeros_like(x[:, 0])
     for step in range(x.shape[1]):
-        h = torch.tanh(h + torch.cumsum(h + x[:, step], 1))
+        h = torch.tanh(h + torch.logcumsumexp(h + x[:, step], 1))
     return h
 """
 

@@ -24,7 +24,7 @@ EQUAL_CALLS = 32
 LEAST_CALLS = 8
 MOST_BYTES = 1 << 26
 """Limit for the arguments of all calls."""
-CALL_SECONDS, MORE_SECONDS = 0.5, 2.0
+CALL_SECONDS, MORE_SECONDS = 1.0, 2.0
 """Processor time after which a candidate makes no further calls: after :data:`MANY_CALLS`, and after fewer."""
 MANY_CALLS = 100
 REFERENCE_SECONDS = 0.2
