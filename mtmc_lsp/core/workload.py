@@ -237,6 +237,8 @@ class Workload:
     """State tensors that the target was observed to keep between calls: passed as extra arguments, returned as extra results."""
     trains: bool = False
     """Whether calls record gradients: of arguments whose description says so, and of the module's parameters."""
+    autocast: str = ""
+    """The dtype of the caller's autocast; empty for calls without autocast."""
 
     @property
     def tensors(self) -> Mapping[str, TensorSpec]:

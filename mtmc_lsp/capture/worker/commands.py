@@ -26,6 +26,7 @@ from mtmc_lsp.capture.worker.arguments.description import (
     refuse_unknown_containers,
 )
 from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
+from mtmc_lsp.capture.worker.autocast.regions import gpu_autocast_on_cpu
 from mtmc_lsp.capture.worker.calls import Call, build_call, constructed, user_error
 from mtmc_lsp.capture.worker.convolution_modes import convolution_modes
 from mtmc_lsp.capture.worker.dependencies import dependencies
@@ -107,15 +108,23 @@ def capture(request: CaptureRequest) -> Capture:
                 workload = replace(workload, state=(*workload.state, *state.tensors))
 
     try:
-        return with_module_dtype(with_state, request.workload)
+        with _gpu_autocast(request.workload):
+            return with_module_dtype(with_state, request.workload)
     except MtmcError as error:
         raise in_region(error, target) from error
+
+
+def _gpu_autocast(workload: Workload) -> contextlib.AbstractContextManager[None]:
+    """The casts of a GPU, where a CPU stands in for it."""
+    stands_in = workload.device == "cuda" and _device(workload) == "cpu"
+    return gpu_autocast_on_cpu() if stands_in else contextlib.nullcontext()
 
 
 def values_of_locals(request: LocalValuesRequest) -> LocalValues:
     """Describe the local variables of a target at each of its statements."""
     module = _load_module(request.workload.target, request.source)
-    return local_values(module, request.workload, _device(request.workload))
+    with _gpu_autocast(request.workload):
+        return local_values(module, request.workload, _device(request.workload))
 
 
 def _device(workload: Workload) -> str:
@@ -243,7 +252,9 @@ def _capture_once(
         free_flags=flags.arguments,
         state_attributes=tuple(item.access for item in workload.state),
     )
-    graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution())
+    graph = replace(
+        graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution(), autocast=workload.autocast
+    )
     graph = separate_unread_inputs(remove_dead_nodes(with_returned_inputs(graph, returned_inputs)), uses.tensors)
     _check_graph(graph, workload.target)
     if device == "cuda":
@@ -318,12 +329,11 @@ def _for_body(call: Call, workload: Workload) -> Workload:
     positional, keywords = call.passed(call.values)
     named = {name: value for name, value in keywords.items() if name not in call.state_homes}
     try:
-        observed = observed_call(call.decorated, call.function, tuple(positional), named)
+        with call.in_mode():
+            observed = observed_call(call.decorated, call.function, tuple(positional), named)
     except Exception as error:
         raise user_error(error, target, "on the workload's inputs") from error
-    dtypes = check_decorators(observed, values, target)
-    if not dtypes:
-        return workload
+    dtypes, autocast = check_decorators(observed, values, target)
     arguments = tuple(
         replace(item, tensor=replace(item.tensor, dtype=dtypes[item.name]))
         if item.tensor is not None and item.name in dtypes
@@ -331,7 +341,10 @@ def _for_body(call: Call, workload: Workload) -> Workload:
         for item in workload.arguments
     )
     notes = [f"{name} is {dtype}, as the decorator of {target.qualname} passes it" for name, dtype in dtypes.items()]
-    return replace(workload, arguments=arguments, assumed=(*workload.assumed, *notes))
+    if autocast != workload.autocast:
+        state = f"under autocast with {autocast}" if autocast else "without autocast"
+        notes.append(f"the decorator of {target.qualname} runs its body {state}")
+    return replace(workload, arguments=arguments, assumed=(*workload.assumed, *notes), autocast=autocast)
 
 
 def _inputs(call: Call, workload: Workload) -> list[InputTensor]:

@@ -50,14 +50,9 @@ class FunctionClass:
 
     def _checks(self) -> list[str]:
         """Statements about the mode in which a backward pass runs."""
-        again = call_text(f"{class_name(self.base)}.backward", ["ctx", *self.tangents], "            ")
         return [
             "if torch.is_grad_enabled() and not torch.compiler.is_compiling():",
             f'    raise RuntimeError("{self.qualname}: {NO_SECOND_DERIVATIVES}")',
-            "if torch.is_autocast_enabled():",
-            "    # The forward pass ran without autocast.",
-            '    with torch.autocast("cuda", enabled=False):',
-            f"        return {again}",
         ]
 
 

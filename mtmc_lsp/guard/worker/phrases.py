@@ -19,6 +19,7 @@ FIXED: Mapping[str, str] = {
     "torch.backends.cuda.matmul.": f"TF32 is off for matrix products; {MADE_FOR} calls that allow it",
     "torch.backends.cudnn.": f"TF32 is off for convolutions; {MADE_FOR} calls that allow it",
     "not torch.is_autocast_enabled()": f"autocast is on; {MADE_FOR} calls without it",
+    "torch.is_autocast_enabled()": f"autocast is off; {MADE_FOR} calls under it",
     "are_deterministic_algorithms_enabled": (
         "deterministic algorithms are on, and the kernels add with atomic operations, in any order"
     ),
