@@ -252,9 +252,7 @@ def _capture_once(
         free_flags=flags.arguments,
         state_attributes=tuple(item.access for item in workload.state),
     )
-    graph = replace(
-        graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution(), autocast=workload.autocast
-    )
+    graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution(), autocast=workload.autocast)
     graph = separate_unread_inputs(remove_dead_nodes(with_returned_inputs(graph, returned_inputs)), uses.tensors)
     _check_graph(graph, workload.target)
     if device == "cuda":

@@ -257,7 +257,9 @@ def _expanded(program: Any, target: Target, *, is_below_autograd: bool) -> Any:
     with _recording_lines(target.path), torch.no_grad():
         try:
             remove_dead_traces(program.graph)
-            return program.run_decompositions(decompositions() | (backward_decompositions() if is_below_autograd else {}))
+            return program.run_decompositions(
+                decompositions() | (backward_decompositions() if is_below_autograd else {})
+            )
         except Exception as error:
             raise export_error(error, target) from error
 

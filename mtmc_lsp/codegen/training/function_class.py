@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mtmc_lsp.codegen.kernel.snippets import call_text, def_lines
+from mtmc_lsp.codegen.kernel.snippets import def_lines
 from mtmc_lsp.core.graph import Backward
 
 

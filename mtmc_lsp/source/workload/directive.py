@@ -13,10 +13,10 @@ A directive consists of entries in any order, on one line or several::
 ``name=value`` is a constant if the target has a parameter of that name, and a named size otherwise. Entries after ``init:``, up
 to the end of the line, are constructor arguments. Parameters without an entry use their default or their jaxtyping annotation.
 ``module`` is the dtype of the module's floating-point parameters and buffers, ``eval`` or ``train``, or both.
-``reference`` names the PyTorch function whose results a launcher of kernels must have. ``autocast=bf16`` (or ``f16``) is for calls
-under ``torch.autocast`` with that dtype.
-``autocast``, ``grad``, ``device``, ``module`` and ``reference`` are options, unless the target has a parameter of that name and the value is a
-tensor, a number or quoted.
+``reference`` names the PyTorch function whose results a launcher of kernels must have.
+``autocast=bf16`` (or ``f16``) is for calls under ``torch.autocast`` with that dtype.
+``autocast``, ``grad``, ``device``, ``module`` and ``reference`` are options, unless the target has a parameter of that name and
+the value is a tensor, a number or quoted.
 """
 
 from __future__ import annotations

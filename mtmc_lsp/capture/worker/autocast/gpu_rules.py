@@ -38,9 +38,7 @@ FLOAT32_RESULT = frozenset(
 """Operators that get ``dtype=torch.float32`` if the call gives no dtype."""
 NORMS = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 """Overloads without a dtype, and those with one that run instead."""
-WIDEST = frozenset(
-    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
-)
+WIDEST = frozenset("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split())
 """Operators whose operands all get the widest dtype among them."""
 REFUSED = "binary_cross_entropy"
 """The operator that raises under autocast."""
