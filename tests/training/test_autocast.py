@@ -211,7 +211,10 @@ def test_attention_stays_one_operator(checker: Checker) -> None:
 
 def test_the_decorators_autocast_is_told(checker: Checker) -> None:
     capture = checker.capture(HEAD + CALLED["a decorator"])
-    assert capture.workload.assumed == ("the decorator of f runs its body under autocast with float16",)
+    assert capture.workload.assumed == (
+        "the decorator of f runs its body under autocast with float16",
+        "the process computes with autocast f16",
+    )
     assert capture.graph.autocast == "float16"
 
 

@@ -55,6 +55,7 @@ from mtmc_lsp.capture.worker.passes.one_hot_gradients import compare_instead_of_
 from mtmc_lsp.capture.worker.passes.recurrent_layers import single_recurrent_operators
 from mtmc_lsp.capture.worker.passes.redundant_nodes import remove_redundant_nodes
 from mtmc_lsp.capture.worker.passes.row_writes import stack_rows
+from mtmc_lsp.capture.worker.precision_settings import precision_settings
 from mtmc_lsp.capture.worker.regions.local_values import local_values
 from mtmc_lsp.capture.worker.regions.region_errors import in_region
 from mtmc_lsp.capture.worker.side_effects import (
@@ -252,7 +253,14 @@ def _capture_once(
         free_flags=flags.arguments,
         state_attributes=tuple(item.access for item in workload.state),
     )
-    graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution(), autocast=workload.autocast)
+    settings = precision_settings(workload.autocast)
+    graph = replace(
+        graph,
+        fp32_matmul=settings.float32_products,
+        fp32_convolution=settings.float32_convolutions,
+        autocast=settings.autocast,
+        deterministic=settings.deterministic,
+    )
     graph = separate_unread_inputs(remove_dead_nodes(with_returned_inputs(graph, returned_inputs)), uses.tensors)
     _check_graph(graph, workload.target)
     if device == "cuda":
@@ -274,6 +282,8 @@ def _capture_once(
         # Another class, which inherits the method, may have other attributes.
         receiver = receiver_of(call.function)
         graph = replace(graph, receiver=receiver, aliases=((receiver, owner.__qualname__),))
+    if words := ", ".join(settings.words):
+        notes = (*notes, f"the process computes with {words}")
     arguments = captured_arguments(call, {item.path: item.name for item in inputs}, named_class)
     return Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),
@@ -285,6 +295,7 @@ def _capture_once(
         module_name=module_name(Path(workload.target.path)),
         variable_sizes=_variable_sizes(graph, arguments, workload),
         uses_random=any(is_random(node.op) for node in graph.nodes),
+        settings=settings,
     )
 
 
@@ -450,22 +461,6 @@ def _bytes(graph: Graph) -> float:
     types = [item.type for item in graph.inputs]
     types += [graph.type_of(ref) for ref in dict.fromkeys(graph.outputs)]
     return float(sum(kind.numel.value(graph.sizes) * itemsize(kind.dtype) for kind in types))
-
-
-def _fp32_matmul() -> str:
-    try:
-        return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    except RuntimeError:
-        # As below.
-        return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
-
-
-def _fp32_convolution() -> str:
-    try:
-        return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
-    except RuntimeError:
-        # The user set it through the newer attribute, and torch does not allow reading the older one then.
-        return "tf32" if torch.backends.cudnn.conv.fp32_precision == "tf32" else "ieee"
 
 
 def environment() -> Environment:
