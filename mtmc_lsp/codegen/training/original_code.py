@@ -102,8 +102,8 @@ class OriginalCode:
         unsaved = [name for name in inputs if name not in self.saved]
         lines = [f"{', '.join([ORIGINAL, 'references', *numbers])} = ctx.{ORIGINAL}"]
         if self.saved:
-            names = [name if name in inputs else "_" for name in self.saved]
-            lines.append(f"{', '.join(names)}{',' * (len(names) == 1)} = ctx.saved_tensors")
+            saved = [name if name in inputs else "_" for name in self.saved]
+            lines.append(f"{', '.join(saved)}{',' * (len(saved) == 1)} = ctx.saved_tensors")
         if unsaved:
             names = ", ".join(unsaved)
             lines.append(f'{names}{"," * (len(unsaved) == 1)} = {REFERENCED}(references, "{self.qualname}")')
