@@ -23,6 +23,8 @@ from mtmc_lsp.verify.worker.run_target import UPSTREAM, copies, is_interpreted
 
 MAX_TEXT_ELEMENTS = 4096
 """Limit for tensors that are written as text; larger ones go to a separate file."""
+AUTOCAST_STATE = ("torch.is_autocast_enabled()", 'torch.is_autocast_enabled("cpu")')
+"""What guards ask for on a GPU, and on a CPU."""
 TEMPLATE = Path(__file__).with_name("reproduction.txt")
 GRADIENTS_TEMPLATE = Path(__file__).with_name("reproduction_gradients.txt")
 
@@ -41,7 +43,7 @@ def reproduce(request: ReproduceRequest) -> ReproduceAnswer:
         "INTERPRET": 'os.environ["TRITON_INTERPRET"] = "1"  # no GPU is needed' if interpreted else "",
         "REFERENCE": repr((target.path, target.qualname)),
         "CANDIDATE": repr(_candidate(capture, request.candidate, path)),
-        "REWRITTEN": repr(GPU_TO_CPU if interpreted else ()),
+        "REWRITTEN": repr((*GPU_TO_CPU, AUTOCAST_STATE) if interpreted else ()),
         "TENSORS": _tensors(inputs, path.with_suffix(".pt")),
         "LEAVES": _leaves(capture),
         "ARGUMENTS": _arguments(capture),
@@ -90,7 +92,7 @@ def _gradients(capture: Capture, case: Case) -> dict[str, str]:
     """How a call is made and what it returns; with code for gradients only if the case compares them."""
     backward = capture.graph.backward if case.kind == VALUES else None
     if backward is None and case.kind != AUTOGRAD:
-        return {"GRADIENTS": "", "GRADIENT_MODE": "torch.no_grad():", "RESULTS": "results"}
+        return {"GRADIENTS": "", "GRADIENT_MODE": f"torch.no_grad(){_autocast(capture)}:", "RESULTS": "results"}
     trained, form = None, 0
     if backward is not None:
         trained = [leaf.name for leaf in capture.leaves if leaf.input in backward.gradients]
@@ -98,9 +100,16 @@ def _gradients(capture: Capture, case: Case) -> dict[str, str]:
     code = GRADIENTS_TEMPLATE.read_text(encoding="utf-8")
     return {
         "GRADIENTS": code.replace("@TRAINED@", repr(trained)).replace("@FORM@", str(form)),
-        "GRADIENT_MODE": "torch.enable_grad():\n        leaves = trained(function, values)",
+        "GRADIENT_MODE": f"torch.enable_grad(){_autocast(capture)}:\n        leaves = trained(function, values)",
         "RESULTS": "with_gradients(results, leaves)",
     }
+
+
+def _autocast(capture: Capture) -> str:
+    """The caller's autocast as a further context; under the interpreter that of a CPU, with torch's casts for it."""
+    dtype = capture.workload.autocast
+    device = "cpu" if is_interpreted() else capture.workload.device
+    return f', torch.autocast("{device}", torch.{dtype})' if dtype else ""
 
 
 def _leaves(capture: Capture) -> str:

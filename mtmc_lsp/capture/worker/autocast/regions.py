@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ import torch.amp.autocast_mode as torch_autocast
 
 from mtmc_lsp.capture.worker.autocast import gpu_rules
 
+# On import: a verification that compares torch's operations before and after a call must not see this as a change.
+gpu_rules.install()
 STANDS_IN = ("cuda", "cpu")
 """Devices whose state a region changes where a CPU stands in for a GPU."""
 
@@ -36,6 +39,19 @@ def caller_mode(dtype: str, device: str) -> Callable[[], contextlib.AbstractCont
         device: type of the device that holds the tensors.
     """
     return lambda: _caller_mode(dtype, device)
+
+
+def under_autocast(function: Callable[..., Any], dtype: str, device: str) -> Callable[..., Any]:
+    """A function that runs in the caller's autocast, which belongs to the thread of the call; itself without autocast."""
+    if not dtype:
+        return function
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _caller_mode(dtype, device):
+            return function(*args, **kwargs)
+
+    return run
 
 
 @contextlib.contextmanager
@@ -70,7 +86,6 @@ def gpu_autocast_on_cpu() -> Iterator[None]:
     before = [getattr(torch.autocast, name) for name in names]
     cast_before = torch_autocast._cast
     _is_replaced = True
-    gpu_rules.install()
     for name, function in zip(names, (_create, _enter, _exit), strict=True):
         setattr(torch.autocast, name, function)
     torch_autocast._cast = lambda value, device, dtype: cast_before(value, "cpu", dtype)
