@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from mtmc_lsp.capture.worker.autocast import gpu_rules
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture, CapturedArgument, ContainerKind
 from mtmc_lsp.process.project_files import make_folder, writing
@@ -49,7 +50,7 @@ def reproduce(request: ReproduceRequest) -> ReproduceAnswer:
         "ARGUMENTS": _arguments(capture),
         "HELD": _parameters(capture),
         "INIT": f"{init}[0], {{**{init}[1], **{named!r}}}",
-        "PATCH": _patches(inputs, request.candidate.text) if interpreted else "",
+        "PATCH": _patches(inputs, request.candidate.text, capture.workload.autocast) if interpreted else "",
         "CALLS": str(request.calls),
         **_gradients(capture, data.case),
         "SEED": str(data.case.seed),
@@ -106,7 +107,7 @@ def _gradients(capture: Capture, case: Case) -> dict[str, str]:
 
 
 def _autocast(capture: Capture) -> str:
-    """The caller's autocast as a further context; under the interpreter that of a CPU, with torch's casts for it."""
+    """The caller's autocast as a further context; under the interpreter that of a CPU."""
     dtype = capture.workload.autocast
     device = "cpu" if is_interpreted() else capture.workload.device
     return f', torch.autocast("{device}", torch.{dtype})' if dtype else ""
@@ -148,13 +149,17 @@ def _parameters(capture: Capture) -> str:
     return "{\n" + "".join(f"    {dotted(i.access)!r}: TENSORS[{i.name!r}],\n" for i in inputs) + "}"
 
 
-def _patches(inputs: Mapping[str, torch.Tensor], candidate: str) -> str:
-    """The code of our interpreter patches without the modules' heads; that of bfloat16 where the candidate uses it."""
+def _patches(inputs: Mapping[str, torch.Tensor], candidate: str, autocast: str) -> str:
+    """The code of our interpreter patches without the modules' heads; that of bfloat16 and of autocast where they are used."""
     text = inspect.getsource(patches)
     code = f"\nimport contextlib\nimport importlib\n\n{text[text.index('SAME_NAME') :]}\n\npatch_interpreter()\n"
     if "bfloat16" in candidate or any(tensor.dtype is torch.bfloat16 for tensor in inputs.values()):
         text = inspect.getsource(bfloat16)
         code += f"\n\n{text[text.index('NAME =') :]}\n\npatch_bfloat16()\n"
+    if autocast:
+        text = inspect.getsource(gpu_rules)
+        imports = "import warnings\nfrom functools import lru_cache\nfrom collections.abc import Callable, Iterable\n\n"
+        code += f"\n\n{imports}{text[text.index('LOWER_PRECISION =') :]}\n\n# The casts that CUDA's autocast makes.\ninstall()\n"
     return code
 
 
