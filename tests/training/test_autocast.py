@@ -12,6 +12,7 @@ from mtmc_lsp.core.workload import Capture
 from tests.codegen.checker import Checker
 from tests.codegen.checker import planned as fused
 from tests.codegen.harness import some_cases
+from tests.training.linear_losses import in_chunks
 from tests.training.programs import run
 from tests.training.targets import HEAD, cases, planned, text_of
 
@@ -245,3 +246,16 @@ def linear(checker: Checker) -> tuple[Capture, Candidate]:
 def test_a_linear_layer_in_a_program(linear: tuple[Capture, Candidate], tmp_path: Path, name: str) -> None:
     capture, candidate = linear
     run(tmp_path, text_of(capture), candidate, AS_ON_A_GPU + PROGRAMS[name], replaces_autocast=False)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_loss_in_chunks_under_autocast(checker: Checker, early: bool) -> None:
+    text = """# mtmc: x=f32[N,D] weight=f32[V,D] target=i64[N]@0..199 N=48 D=32 V=200 autocast=bf16 grad=x,weight
+def f(x, weight, target):
+    return F.cross_entropy(F.linear(x, weight).float(), target)
+"""
+    capture = checker.capture(HEAD + text)
+    candidate = in_chunks(capture, early=early)
+    # Only the functions that a program calls turn autocast off, not the one for a chunk.
+    assert candidate.source.count("enabled=False):") == (1 if early else 2)
+    assert checker.first_failure(capture, candidate, cases(capture)) == ""

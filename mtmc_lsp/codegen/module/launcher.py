@@ -95,6 +95,8 @@ class Launcher:
     """The nodes whose kernels and calls were written."""
     recomputed: frozenset[str] = frozenset()
     """Nodes that some kernels recompute in addition to the kernel that stores them."""
+    is_part: bool = False
+    """Whether another launcher calls the function."""
     runs_operators: bool = False
     """Whether the launcher calls operators of torch that autocast may cast for."""
 
@@ -524,14 +526,15 @@ class Launcher:
         """Statements that run the function without autocast, whose casts are nodes of the graph."""
         graph = self.ir.graph
         may_be_on = graph.autocast or any(item.kind is InputKind.TANGENT for item in graph.sources)
-        if not may_be_on or not (self.runs_operators or self.functions):
+        if self.is_part or not may_be_on or not (self.runs_operators or self.functions):
             return []
         arguments = [parameter.partition("=")[0] for parameter in parameters]
+        call = f"        return {call_text(name, arguments, '        ')}"
         return [
             "if torch.is_autocast_enabled():",
             "    # The casts are part of the kernels and of the calls below.",
             f"    with torch.autocast({arguments[0]}.device.type, enabled=False):",
-            f"        return {call_text(name, arguments, '        ')}",
+            *call.split("\n"),
         ]
 
     def _tables(self, base: str) -> TableFunction | None:
