@@ -50,6 +50,8 @@ class RecordedCall:
     """Dtype of the module's floating-point parameters; empty for a function, and if there are several dtypes."""
     unusable: str = ""
     """Why these calls cannot become a workload, as a clause; empty if they can."""
+    autocast: str = ""
+    """Dtype of the caller's autocast; empty for calls without autocast."""
 
     @property
     def records_gradients(self) -> bool:
@@ -69,7 +71,8 @@ class RecordedCall:
         ]
         trained = trained or (["parameters"] if self.under_autograd and self.init_arguments else [])
         gradients = [f"grad={','.join(trained)}"] if trained and self.under_autograd else []
-        return " ".join(["# mtmc:", *module, *arguments, *gradients, *(["init:", *init] if init else [])])
+        autocast = [f"autocast={short_dtype(self.autocast)}"] if self.autocast else []
+        return " ".join(["# mtmc:", *module, *arguments, *gradients, *autocast, *(["init:", *init] if init else [])])
 
     @property
     def module_form(self) -> ModuleForm:
@@ -120,7 +123,12 @@ def merge_records(records: Iterable[list[dict[str, Any]]]) -> list[RecordedTarge
         signatures = calls.setdefault(key, {})
         for call in function["calls"]:
             signature = json.dumps(
-                [[_signature_part(item) for item in call["arguments"]], call["init"], call.get("module_dtype")],
+                [
+                    [_signature_part(item) for item in call["arguments"]],
+                    call["init"],
+                    call.get("module_dtype"),
+                    call.get("autocast"),
+                ],
                 sort_keys=True,
             )
             signatures[signature] = _sum_of(signatures[signature], call) if signature in signatures else call
@@ -189,6 +197,7 @@ def _call(data: Mapping[str, Any]) -> RecordedCall:
         tuple(item["name"] for item in _leaves(data["arguments"]) if item.get("varies")),
         data.get("module_dtype", ""),
         _unusable(data),
+        data.get("autocast", ""),
     )
 
 
@@ -315,6 +324,7 @@ def recorded_workload(target: Target, call: RecordedCall, *, training: bool) -> 
         call.init_arguments if target.class_name else (),
         module=ModuleForm(call.module_dtype, training if target.class_name else None),
         trains=call.under_autograd > 0,
+        autocast=call.autocast,
     )
 
 

@@ -34,6 +34,7 @@ from mtmc_lsp.codegen.standalone import placed
 from mtmc_lsp.codegen.training.autograd_function import AutogradFunction
 from mtmc_lsp.codegen.training.early_gradients import EarlyGradients
 from mtmc_lsp.codegen.training.operators import PassOperator
+from mtmc_lsp.codegen.training.original_code import helpers_in, original_code
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import InputKind
@@ -309,7 +310,18 @@ def _module_block(
     helpers_of_launcher += [CONSTANT_SOURCE] if any(each.makes_constants for each in launchers) else []
     cuda_graph = [GRAPHS, RUN_CUDA_GRAPH, _cuda_graph_function(capture, base, launcher)] if uses_cuda_graph else []
     version_check = [check] if check else []
-    parts = [*helpers, *sources, *checks, *version_check, guard, *helpers_of_launcher, launch, *cuda_graph]
+    differentiated = helpers_in(launch)
+    parts = [
+        *helpers,
+        *sources,
+        *checks,
+        *version_check,
+        guard,
+        *helpers_of_launcher,
+        *differentiated,
+        launch,
+        *cuda_graph,
+    ]
     return wrapped("\n\n".join(parts))
 
 
@@ -319,7 +331,7 @@ def _launchers(capture: Capture, base: str, passes: Sequence[_Pass], both: Passe
     graph = forward.ir.graph
     is_traced = _are_operators(base, passes)
     if graph.backward is not None:
-        early = EarlyGradients(base, capture.workload.target.qualname, graph, forward.launcher, is_traced)
+        early = EarlyGradients(base, capture.workload.target.qualname, graph, forward.launcher, is_traced, capture)
         launcher = forward.launcher.finish_function(f"{base}_forward", base, f"Results and gradients of {summary}")
         operators = [early.operator.source()] if is_traced else []
         return "\n\n".join([launcher, *operators, early.source()])
@@ -327,7 +339,7 @@ def _launchers(capture: Capture, base: str, passes: Sequence[_Pass], both: Passe
         return forward.launcher.finish(f"{base}_launch", f"{base}_triton", summary)
     backward = passes[1]
     launchers = (forward.launcher, backward.launcher)
-    function = AutogradFunction(base, capture.workload.target.qualname, both, *launchers, is_traced)
+    function = AutogradFunction(base, capture.workload.target.qualname, both, *launchers, is_traced, capture)
     return "\n\n".join(
         [
             launchers[0].finish_function(f"{base}_forward", base, f"Forward pass of {summary}"),
@@ -405,14 +417,15 @@ def _dispatch(capture: Capture, base: str, passes: Sequence[_Pass], *, uses_cuda
     run = f"{base}_cuda_graph" if uses_cuda_graph else f"{base}_launch"
     if len(passes) == 1 and launcher.is_operator():
         run = f"({base}_triton if torch.compiler.is_compiling() else {run})"
-    number_accesses = [item.access for item in graph.numbers if item.name in launcher.number_names]
+    further = [item.access for item in graph.numbers if item.name in launcher.number_names]
+    if capture.graph.backward is not None and (original := original_code(capture, "", graph, launcher, ())):
+        further.append(original.access)
     fits = call_text(f"{base}_fits", _guard_parameters(capture))
     if returns_tensors(graph):
         # The variable is prefixed with the target's name, so that it cannot shadow a global of the user's code.
-        numbers = "".join(f", {access}" for access in number_accesses)
-        call, fits = f"{run}(*{base}_tensors{numbers})", f"({base}_tensors := {fits}) is not None"
+        call, fits = f"{run}({', '.join([f'*{base}_tensors', *further])})", f"({base}_tensors := {fits}) is not None"
     else:
-        call = call_text(run, [*(item.access for item in graph.inputs), *number_accesses], "    ")
+        call = call_text(run, [*(item.access for item in graph.inputs), *further], "    ")
     if is_nested(graph.returns) or graph.state_attributes:
         results = f"{base}_results"
         n_results = len(graph.results)

@@ -45,7 +45,7 @@ class LoopBody:
         assert node.row_loop is not None
         ir = lower(node.row_loop.body)
         plans = tuple(plan for plan in kernels if plan.key in ir.graph.named)
-        launcher = Launcher(ir, outer.namespace, whole_sizes=node.row_loop.sizes, reuses_products=True)
+        launcher = Launcher(ir, outer.namespace, whole_sizes=node.row_loop.sizes, reuses_products=True, is_part=True)
         if outer.functions:
             name = f"{name}_{len(outer.functions) + 1}"
         body = LoopBody(node, node.row_loop, outer, name, ir, launcher, launches(ir, Schedule(kernels=plans)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 ITEMSIZE: dict[str, int] = {
     "float64": 8,
@@ -151,3 +153,42 @@ POINTER_TYPES = {
     "bool": "*i1",
 }
 """Torch dtype to the pointer type in a Triton signature."""
+
+
+@dataclass(frozen=True)
+class PrecisionSettings:
+    """Settings of the user's process that decide in which precision torch computes. The defaults are torch's."""
+
+    float32_products: str = "ieee"
+    """``tf32`` if float32 matrix products may run in TF32, else ``ieee``."""
+    float32_convolutions: str = "tf32"
+    """The same for cuDNN: convolutions and recurrent layers."""
+    reduced_float16_sums: bool = True
+    """Whether products of float16 may add partial sums in float16."""
+    reduced_bfloat16_sums: bool = True
+    """The same for bfloat16."""
+    deterministic: bool = False
+    """Whether operations without a deterministic implementation raise."""
+    autocast: str = ""
+    """The dtype of the caller's autocast; empty without autocast."""
+    autocast_cache: bool = True
+    """Whether autocast keeps the casts of weights until its region ends."""
+
+    @property
+    def words(self) -> Iterator[str]:
+        """The settings that are not torch's defaults, as short phrases."""
+        if self.autocast:
+            yield f"autocast {short_dtype(self.autocast)}{'' if self.autocast_cache else ' without a cache'}"
+        if self.float32_products == "tf32":
+            yield "TF32 products"
+        if self.float32_convolutions == "ieee":
+            yield "convolutions without TF32"
+        full = [
+            name
+            for name, is_reduced in (("f16", self.reduced_float16_sums), ("bf16", self.reduced_bfloat16_sums))
+            if not is_reduced
+        ]
+        if full:
+            yield f"{' and '.join(full)} products with float32 sums"
+        if self.deterministic:
+            yield "deterministic algorithms"

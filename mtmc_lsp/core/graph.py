@@ -401,6 +401,10 @@ class Graph:
     """Precision of fp32 convolutions in the user's code on a GPU: ``ieee`` or ``tf32`` (PyTorch's default)."""
     backward: Backward | None = None
     """Set if the graph contains the backward pass, too."""
+    autocast: str = ""
+    """The dtype of the caller's autocast, whose casts are nodes; empty for calls without autocast."""
+    deterministic: bool = False
+    """Whether the user's process refuses operations that are not deterministic, so that no kernel may add atomically."""
     observed_convolution_modes: Mapping[str, str] = field(default_factory=dict)
     """Precision observed for individual float32 convolutions on the workload's GPU, by node name. Where TF32 is allowed, the
     library decides for each convolution."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from mtmc_lsp.core.dtypes import short_dtype
+from mtmc_lsp.core.dtypes import PrecisionSettings, short_dtype
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.sizes import PlainNumber, Size
 
@@ -237,6 +237,8 @@ class Workload:
     """State tensors that the target was observed to keep between calls: passed as extra arguments, returned as extra results."""
     trains: bool = False
     """Whether calls record gradients: of arguments whose description says so, and of the module's parameters."""
+    autocast: str = ""
+    """The dtype of the caller's autocast; empty for calls without autocast."""
 
     @property
     def tensors(self) -> Mapping[str, TensorSpec]:
@@ -324,6 +326,8 @@ class Capture:
     """Named sizes that verification may vary: sizes of arguments, not of parameters."""
     uses_random: bool = False
     """Whether the graph draws random numbers (dropout), so outputs are compared under a shared seed."""
+    settings: PrecisionSettings = field(default_factory=PrecisionSettings)
+    """The settings of the user's process that decide in which precision torch computes."""
 
     @property
     def leaves(self) -> tuple[CapturedArgument, ...]:

@@ -77,7 +77,13 @@ class RunText:
             if workload.target.region
             else ""
         )
-        show(self.out, joined((place, inputs_text(workload), device)), style="dim", indent=2, lines=2)
+        show(
+            self.out,
+            joined((place, inputs_text(workload), *capture.settings.words, device)),
+            style="dim",
+            indent=2,
+            lines=2,
+        )
         if self.verbose:
             sizes = "".join(f", {name}={size}" for name, size in capture.graph.sizes.items())
             versions = f"torch {env.torch}, triton {env.triton}, inputs from {workload.source.value}"

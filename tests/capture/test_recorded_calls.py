@@ -144,6 +144,15 @@ def test_a_record_keeps_the_dtype_and_mode_of_the_module(dtype: str, training: i
     assert (mode_note in workload.assumed) == (training > 0 and "train" not in words)
 
 
+def test_calls_under_autocast_have_a_workload_of_their_own() -> None:
+    records = [process_record(count, tensor("x", [2], [1])) for count in (3, 2)]
+    records[0][0]["calls"][0]["autocast"] = "bfloat16"
+    (merged,) = merge_records(records)
+    assert [call.directive for call in merged.calls] == ["# mtmc: x=f32[2] autocast=bf16", "# mtmc: x=f32[2]"]
+    workload = workload_from_record(target(), merged)
+    assert workload is not None and workload.autocast == "bfloat16"
+
+
 def test_calls_of_modules_in_two_dtypes_are_two_signatures() -> None:
     records = [process_record(1, tensor("x", [2], [1]), qualname="M.forward") for _ in range(2)]
     for record, dtype in zip(records, ("float32", "bfloat16"), strict=True):

@@ -230,6 +230,16 @@ def test_what_is_shown_can_be_pasted_as_a_directive(tmp_path: Path) -> None:
     assert planned.code == 0, planned.err
 
 
+def test_the_callers_autocast_is_recorded(tmp_path: Path) -> None:
+    text = "import torch\n\n\ndef scaled(x):\n    return x * 2\n\n\nscaled(torch.ones(2))\nscaled(torch.ones(3))\n"
+    # On a machine without a GPU, torch.autocast("cuda") does nothing.
+    text += 'torch.set_autocast_enabled("cuda", True)\ntorch.set_autocast_dtype("cuda", torch.bfloat16)\n'
+    project(tmp_path, f"{text}scaled(torch.ones(2))\nscaled(torch.ones(2))\n")
+    answer = mtmc(tmp_path, "record", "--json", "--", sys.executable, "model.py")
+    (target,) = answer.document["targets"]
+    assert [(call["count"], call["autocast"]) for call in target["calls"]] == [(2, "bfloat16"), (1, ""), (1, "")]
+
+
 def test_modules_run_with_m_and_child_processes_are_recorded(tmp_path: Path) -> None:
     trained_project(tmp_path)
     (tmp_path / "pkg" / "__main__.py").write_text(

@@ -144,6 +144,13 @@ def test_a_word_gives_the_module_its_dtype_and_mode(words: str, form: ModuleForm
     assert workload is not None and workload.module == form
 
 
+@pytest.mark.parametrize(("word", "dtype"), [("autocast=bf16", "bfloat16"), ("autocast=f16", "float16"), ("", "")])
+def test_a_word_gives_the_callers_autocast(word: str, dtype: str) -> None:
+    assert read(f"x=f32[4] {word}", "def f(x):\n    return x\n").autocast == dtype
+    asking = read("x=f32[4] autocast=True", "def f(x, autocast):\n    return x\n")
+    assert asking.autocast == "" and [a.name for a in asking.arguments] == ["x", "autocast"]
+
+
 def test_a_tensor_may_be_called_module() -> None:
     workload = read("x=f32[4] module=f32[4]", "def f(x, module):\n    return x\n")
     assert [a.name for a in workload.arguments] == ["x", "module"]
@@ -238,6 +245,7 @@ def test_an_annotation_completes_a_directive() -> None:
         ("w=f32[4]", "parameter 'x' has no value", "Add x=f32"),
         ("x=f32[4] x=f32[8]", "'x' is set twice", "Remove one"),
         ("x=f32[4] device=tpu", "device must be cuda or cpu", "device=cpu"),
+        ("x=f32[4] autocast=f32", "autocast must be bf16 or f16, not 'f32'", "Write autocast=bf16 or autocast=f16"),
         ("x=f32[4] grad=w", "w is not a tensor argument", "Possible arguments: x"),
         ("x=i64[4] grad=x", "has no gradient", "Possible arguments: none"),
         ("x=f32[4] mode=sum", "cannot read the value 'sum'", "mode='sum'"),

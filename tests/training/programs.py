@@ -70,15 +70,20 @@ def x_w(rows=16, columns=96):
 '''
 
 
-def run(folder: Path, user_text: str, candidate: Candidate, program: str) -> None:
+def run(folder: Path, user_text: str, candidate: Candidate, program: str, *, replaces_autocast: bool = True) -> None:
     """Run a program that imports the user's file as ``user`` and a version of it as ``fast``.
+
+    Args:
+        replaces_autocast: whether guards read the state of the CPU's autocast instead of the GPU's.
 
     Raises:
         AssertionError: the program failed.
     """
     folder.mkdir(exist_ok=True)
     (folder / "user.py").write_text(user_text)
-    text = on_cpu(candidate.source, user_text).replace("is_autocast_enabled()", 'is_autocast_enabled("cpu")')
+    text = on_cpu(candidate.source, user_text)
+    if replaces_autocast:
+        text = text.replace("is_autocast_enabled()", 'is_autocast_enabled("cpu")')
     (folder / "fast.py").write_text(text)
     (folder / "program.py").write_text(f"{PRELUDE}\n\n{program}")
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}

@@ -132,7 +132,7 @@ def test_gradients_with_other_strides(checker: Checker, tmp_path: Path) -> None:
 def test_gradients_that_are_one_tensor(checker: Checker, tmp_path: Path) -> None:
     text = "# mtmc: a=f32[B,D] b=f32[B,D] B=16 D=96 grad=a,b\ndef f(a, b):\n    return torch.sin(a + b)\n"
     candidate = checked(checker, tmp_path, text, SUM)
-    assert re.search(r"\n        return (grad_\w), \1\n", candidate.source)
+    assert re.search(r"\n        return (grad_\w), \1, None\n", candidate.source)
 
 
 def test_parameters_of_a_compiled_module(checker: Checker, tmp_path: Path) -> None:

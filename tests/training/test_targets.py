@@ -64,7 +64,7 @@ def test_what_autograd_needs_no_gradient_of_gets_none(checker: Checker) -> None:
     assert capture.graph.backward is not None
     assert capture.graph.backward.gradients == ("norm_weight", "norm_bias")
     source = planned(capture).source
-    assert "return None, None, grad_norm_weight, grad_norm_bias\n" in source
+    assert "return None, None, grad_norm_weight, grad_norm_bias, None\n" in source
     # If the frozen parameter is trained later, the user's code runs.
     assert "not (torch.is_grad_enabled() and (x.requires_grad or frozen.requires_grad))" in source
 

@@ -123,15 +123,35 @@ for tensor, place in ((x, (1, 2)), (x, (2, 4)), (w, (3,))):
     numerical = (sides[0] - sides[1]) / (2 * step)
     assert abs(float(numerical - tensor.grad[place])) < 1e-4, (numerical, tensor.grad[place])
 """,
-    "second derivatives are an error": """
-x, w = x_w()
-try:
-    torch.autograd.grad(fast.f(x, w).sum(), [x], create_graph=True)
-except RuntimeError as error:
-    text = "f: its kernels have no second derivatives (create_graph=True); leave grad= out of its directive"
-    assert str(error) == text, error
-else:
-    raise AssertionError("no error")
+    "second derivatives are those of the original code": """
+x, w = x_w(4, 8)
+a, b = leaves(x, w), leaves(x, w)
+for f, tensors in ((fast.f, a), (user.f, b)):
+    gradients = torch.autograd.grad(f(*tensors).sin().sum(), tensors, create_graph=True)
+    sum((gradient**2).sum() for gradient in gradients).backward()
+# The gradients of the sine's input are those of the first call.
+assert runs() == ["forward", "backward"]
+for mine, expected in zip(a, b, strict=True):
+    close(mine.grad, expected.grad)
+functional = torch.autograd.functional
+for transform in (functional.hessian, lambda f, w: functional.hvp(f, w, torch.ones_like(w))[1]):
+    close(transform(lambda w: fast.f(x, w).sin().sum(), w), transform(lambda w: user.f(x, w).sin().sum(), w))
+# A tensor that other operations computed, and whose gradient flows on.
+results = []
+for f in (fast.f, user.f):
+    p = w.detach().clone().requires_grad_()
+    (g,) = torch.autograd.grad(f(x.detach() * p, p).sin().sum(), [p], create_graph=True)
+    results.append(torch.autograd.grad((g**3).sum(), [p])[0])
+close(*results)
+""",
+    "gradients for several upstream gradients at once": """
+x, w = x_w(4, 8)
+jacobian = torch.autograd.functional.jacobian
+mine, expected = (jacobian(lambda w: f(x, w).sum(0), w, vectorize=True) for f in (fast.f, user.f))
+close(mine, expected)
+results = [torch.autograd.grad(f(x, w).sum(0), [x, w], torch.eye(8), is_grads_batched=True) for f in (fast.f, user.f)]
+for mine, expected in zip(*results, strict=True):
+    close(mine, expected)
 """,
     "torch.func and forward mode run the original code": """
 x, w = x_w()
@@ -188,7 +208,8 @@ a, b = leaves(q, k, v), leaves(q, k, v)
 out = fast.f(*a).sin().sum()
 with torch.autocast("cpu", dtype=torch.bfloat16):
     out.backward()
-assert runs() == ["forward", "backward"]
+# The backward pass starts once more to turn autocast off.
+assert runs() == ["forward", "backward", "backward"]
 user.f(*b).sin().sum().backward()
 for mine, expected in zip(a, b, strict=True):
     close(mine.grad, expected.grad)
@@ -236,6 +257,52 @@ for mine, expected in zip(a, b, strict=True):
     close(mine.grad, 2 * expected.grad)
 """,
 }
+PENALTY = """
+# A gradient penalty, of the input and of the parameters.
+torch.manual_seed(1)
+module, optimised = user.f(), fast.f()
+optimised.load_state_dict(module.state_dict())
+results = []
+for each in (module, optimised):
+    torch.manual_seed(2)
+    x = torch.randn(32, 32, requires_grad=True)
+    (g,) = torch.autograd.grad(each(x).square().mean(), [x], create_graph=True)
+    (g.norm(dim=1) - 1).square().mean().backward()
+    results.append([x.grad, *(parameter.grad for parameter in each.parameters())])
+assert "forward" in runs()
+for mine, expected in zip(*results, strict=True):
+    close(mine, expected)
+assert all(type(parameter) is nn.Parameter for parameter in optimised.parameters())
+"""
+FREED = """
+bias = torch.randn(96, requires_grad=True)
+x = torch.randn(4, 96, requires_grad=True)
+out = fast.f(x * 1, bias)
+assert runs() == ["forward"]
+for changes in (False, True):
+    y = x * 1
+    out = fast.f(y, bias)
+    if changes:
+        y.mul_(2)
+    else:
+        del y
+    try:
+        torch.autograd.grad(out.sum(), [bias], create_graph=True)
+    except RuntimeError as error:
+        assert "need an input that was freed or changed after the call" in str(error), error
+    else:
+        raise AssertionError("no error")
+"""
+RANDOM = """
+x, w = x_w()
+try:
+    torch.autograd.grad(fast.f(x).sum(), [x], create_graph=True)
+except RuntimeError as error:
+    text = "f: its kernels have no second derivatives (create_graph=True); leave grad= out of its directive"
+    assert str(error) == text, error
+else:
+    raise AssertionError("no error")
+"""
 MODULE = """
 from torch.utils.checkpoint import checkpoint
 
@@ -286,3 +353,38 @@ def test_a_module_that_an_optimizer_trains(checker: Checker, tmp_path: Path) -> 
 def test_products_under_autocast(checker: Checker, tmp_path: Path) -> None:
     capture = checker.capture(HEAD + TARGETS["attention"])
     run(tmp_path, text_of(capture), planned(capture), PRODUCT)
+
+
+def test_a_gradient_penalty_of_a_module(checker: Checker, tmp_path: Path) -> None:
+    capture = checker.capture(HEAD + MODULES["perceptron"])
+    run(tmp_path, text_of(capture), planned(capture), PENALTY)
+
+
+def test_second_derivatives_of_a_loss_whose_forward_pass_computes_gradients(checker: Checker, tmp_path: Path) -> None:
+    capture = checker.capture(HEAD + SCALAR_LOSSES["cross entropy"])
+    program = """
+x, weight = torch.randn(16, 32, requires_grad=True), torch.randn(200, 32, requires_grad=True)
+target = torch.randint(0, 200, (16,))
+results = []
+for f in (fast.f, user.f):
+    a = leaves(x, weight)
+    g = torch.autograd.grad(f(*a, target), a, create_graph=True)
+    results.append(torch.autograd.grad(sum((each**2).sum() for each in g), a))
+for mine, expected in zip(*results, strict=True):
+    close(mine, expected)
+"""
+    run(tmp_path, text_of(capture), in_chunks(capture, early=True), program)
+
+
+def test_second_derivatives_do_not_keep_inputs_alive(checker: Checker, tmp_path: Path) -> None:
+    text = "# mtmc: x=f32[B,D] b=f32[D] B=4 D=96 grad=x,b\ndef f(x, b):\n    return torch.tanh(x + b)\n"
+    capture = checker.capture(HEAD + text)
+    candidate = planned(capture)
+    assert "ctx.save_for_backward(out)" in candidate.source
+    run(tmp_path, text_of(capture), candidate, FREED)
+
+
+def test_second_derivatives_of_random_operations_are_an_error(checker: Checker, tmp_path: Path) -> None:
+    text = "# mtmc: x=f32[B,D] B=16 D=96 grad=x\ndef f(x):\n    return torch.tanh(F.dropout(x, 0.5))\n"
+    capture = checker.capture(HEAD + text)
+    run(tmp_path, text_of(capture), planned(capture), RANDOM)

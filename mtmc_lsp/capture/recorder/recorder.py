@@ -276,7 +276,8 @@ class Recorder:
             return
         init = self._constructor(path, qualname, instance) if instance is not None else self._inits["[]"]
         dtype = _first_dtype(instance) if instance is not None else None
-        key = (id(init), dtype, *(_key(value, torch) for _, value in values))
+        autocast = _autocast_dtype(torch)
+        key = (id(init), dtype, autocast, *(_key(value, torch) for _, value in values))
         with self._lock:
             records = self._records.setdefault((path, qualname), {})
             record = records.get(key)
@@ -289,6 +290,7 @@ class Recorder:
                 # Checked once, because checking all parameters takes longer than a small call.
                 record["has_gradients"] = instance is not None and any(p.requires_grad for p in instance.parameters())
                 record["module_dtype"] = _module_dtype(instance) if instance is not None else ""
+                record["autocast"] = autocast
                 records[key] = record
             record["count"] += 1
             record["training"] += bool(instance is not None and instance.training)
@@ -381,6 +383,14 @@ def _first_dtype(instance: Any) -> Any:
     """The dtype of the module's first parameter, which is quick to read in every call."""
     parameter = next(instance.parameters(), None)
     return None if parameter is None else parameter.dtype
+
+
+def _autocast_dtype(torch: types.ModuleType) -> str:
+    """The dtype of autocast on the GPU; empty if it is off."""
+    if not torch.is_autocast_enabled():
+        return ""
+    read = getattr(torch, "get_autocast_dtype", lambda _: torch.get_autocast_gpu_dtype())
+    return str(read("cuda")).replace("torch.", "")
 
 
 def _module_dtype(instance: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import traceback
@@ -31,6 +32,7 @@ from mtmc_lsp.capture.worker.arguments.values import (
     uninitialised,
     without_memory,
 )
+from mtmc_lsp.capture.worker.autocast.regions import caller_mode
 from mtmc_lsp.capture.worker.module_state import AttributeSlot, attribute_slot, with_explicit_state
 from mtmc_lsp.capture.worker.regions.region_function import region_function
 from mtmc_lsp.capture.worker.tracing.target_body import body_of
@@ -79,12 +81,25 @@ class Call:
     """The function with its decorators; ``None`` if there are none."""
     accesses: frozenset[str] = frozenset()
     """Python expressions for the state tensors inside the target's body."""
+    mode: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
+    """Creates the context of each call: the caller's autocast. ``None`` if there is none."""
 
     def bound(self, values: Sequence[Any] | None = None) -> Callable[[], Any]:
         """A function that calls the target with ``values`` or the example values, with as little overhead as possible."""
-        function = self.with_state
+        function, mode = self.with_state, self.mode
         positional, named = self.passed(self.values if values is None else values)
-        return lambda: function(*positional, **named)
+        if mode is None:
+            return lambda: function(*positional, **named)
+
+        def run() -> Any:
+            with mode():
+                return function(*positional, **named)
+
+        return run
+
+    def in_mode(self) -> contextlib.AbstractContextManager[Any]:
+        """The context of a call."""
+        return self.mode() if self.mode is not None else contextlib.nullcontext()
 
     @property
     def with_state(self) -> Callable[..., Any]:
@@ -189,6 +204,8 @@ def build_call(
         # The decorators apply to the whole target. What they change of its arguments shows in the values of the inputs.
         function = body = region_function(body, target.region)
     call = _bound(body, instance, positional, named, target)
+    if workload.device == "cuda" and (workload.autocast or device == "cpu"):
+        call = replace(call, mode=caller_mode(workload.autocast, device))
     if body is not function:
         call = replace(call, decorated=function)
     if not workload.state:

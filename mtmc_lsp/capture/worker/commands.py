@@ -26,6 +26,7 @@ from mtmc_lsp.capture.worker.arguments.description import (
     refuse_unknown_containers,
 )
 from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
+from mtmc_lsp.capture.worker.autocast.regions import gpu_autocast_on_cpu
 from mtmc_lsp.capture.worker.calls import Call, build_call, constructed, user_error
 from mtmc_lsp.capture.worker.convolution_modes import convolution_modes
 from mtmc_lsp.capture.worker.dependencies import dependencies
@@ -54,6 +55,7 @@ from mtmc_lsp.capture.worker.passes.one_hot_gradients import compare_instead_of_
 from mtmc_lsp.capture.worker.passes.recurrent_layers import single_recurrent_operators
 from mtmc_lsp.capture.worker.passes.redundant_nodes import remove_redundant_nodes
 from mtmc_lsp.capture.worker.passes.row_writes import stack_rows
+from mtmc_lsp.capture.worker.precision_settings import precision_settings
 from mtmc_lsp.capture.worker.regions.local_values import local_values
 from mtmc_lsp.capture.worker.regions.region_errors import in_region
 from mtmc_lsp.capture.worker.side_effects import (
@@ -107,15 +109,23 @@ def capture(request: CaptureRequest) -> Capture:
                 workload = replace(workload, state=(*workload.state, *state.tensors))
 
     try:
-        return with_module_dtype(with_state, request.workload)
+        with _gpu_autocast(request.workload):
+            return with_module_dtype(with_state, request.workload)
     except MtmcError as error:
         raise in_region(error, target) from error
+
+
+def _gpu_autocast(workload: Workload) -> contextlib.AbstractContextManager[None]:
+    """The casts of a GPU, where a CPU stands in for it."""
+    stands_in = workload.device == "cuda" and _device(workload) == "cpu"
+    return gpu_autocast_on_cpu() if stands_in else contextlib.nullcontext()
 
 
 def values_of_locals(request: LocalValuesRequest) -> LocalValues:
     """Describe the local variables of a target at each of its statements."""
     module = _load_module(request.workload.target, request.source)
-    return local_values(module, request.workload, _device(request.workload))
+    with _gpu_autocast(request.workload):
+        return local_values(module, request.workload, _device(request.workload))
 
 
 def _device(workload: Workload) -> str:
@@ -243,7 +253,14 @@ def _capture_once(
         free_flags=flags.arguments,
         state_attributes=tuple(item.access for item in workload.state),
     )
-    graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution())
+    settings = precision_settings(workload.autocast)
+    graph = replace(
+        graph,
+        fp32_matmul=settings.float32_products,
+        fp32_convolution=settings.float32_convolutions,
+        autocast=settings.autocast,
+        deterministic=settings.deterministic,
+    )
     graph = separate_unread_inputs(remove_dead_nodes(with_returned_inputs(graph, returned_inputs)), uses.tensors)
     _check_graph(graph, workload.target)
     if device == "cuda":
@@ -265,6 +282,8 @@ def _capture_once(
         # Another class, which inherits the method, may have other attributes.
         receiver = receiver_of(call.function)
         graph = replace(graph, receiver=receiver, aliases=((receiver, owner.__qualname__),))
+    if words := ", ".join(settings.words):
+        notes = (*notes, f"the process computes with {words}")
     arguments = captured_arguments(call, {item.path: item.name for item in inputs}, named_class)
     return Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),
@@ -276,6 +295,7 @@ def _capture_once(
         module_name=module_name(Path(workload.target.path)),
         variable_sizes=_variable_sizes(graph, arguments, workload),
         uses_random=any(is_random(node.op) for node in graph.nodes),
+        settings=settings,
     )
 
 
@@ -318,12 +338,11 @@ def _for_body(call: Call, workload: Workload) -> Workload:
     positional, keywords = call.passed(call.values)
     named = {name: value for name, value in keywords.items() if name not in call.state_homes}
     try:
-        observed = observed_call(call.decorated, call.function, tuple(positional), named)
+        with call.in_mode():
+            observed = observed_call(call.decorated, call.function, tuple(positional), named)
     except Exception as error:
         raise user_error(error, target, "on the workload's inputs") from error
-    dtypes = check_decorators(observed, values, target)
-    if not dtypes:
-        return workload
+    dtypes, autocast = check_decorators(observed, values, target)
     arguments = tuple(
         replace(item, tensor=replace(item.tensor, dtype=dtypes[item.name]))
         if item.tensor is not None and item.name in dtypes
@@ -331,7 +350,10 @@ def _for_body(call: Call, workload: Workload) -> Workload:
         for item in workload.arguments
     )
     notes = [f"{name} is {dtype}, as the decorator of {target.qualname} passes it" for name, dtype in dtypes.items()]
-    return replace(workload, arguments=arguments, assumed=(*workload.assumed, *notes))
+    if autocast != workload.autocast:
+        state = f"under autocast with {autocast}" if autocast else "without autocast"
+        notes.append(f"the decorator of {target.qualname} runs its body {state}")
+    return replace(workload, arguments=arguments, assumed=(*workload.assumed, *notes), autocast=autocast)
 
 
 def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
@@ -439,22 +461,6 @@ def _bytes(graph: Graph) -> float:
     types = [item.type for item in graph.inputs]
     types += [graph.type_of(ref) for ref in dict.fromkeys(graph.outputs)]
     return float(sum(kind.numel.value(graph.sizes) * itemsize(kind.dtype) for kind in types))
-
-
-def _fp32_matmul() -> str:
-    try:
-        return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    except RuntimeError:
-        # As below.
-        return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
-
-
-def _fp32_convolution() -> str:
-    try:
-        return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
-    except RuntimeError:
-        # The user set it through the newer attribute, and torch does not allow reading the older one then.
-        return "tf32" if torch.backends.cudnn.conv.fp32_precision == "tf32" else "ieee"
 
 
 def environment() -> Environment:

@@ -66,7 +66,8 @@ def _run(call: Call, values: list[Any], target: Target) -> Any:
         TargetUnsupported: the call put another object into a container.
     """
     positional, named = call.passed(values)
-    returned = call.with_state(*positional, **named)
+    with call.in_mode():
+        returned = call.with_state(*positional, **named)
     if call.containers:
         before, named_before = call.passed(values)
         if not (all(map(same_objects, before, positional)) and same_objects(named_before, named)):

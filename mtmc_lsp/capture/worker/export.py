@@ -32,11 +32,13 @@ from mtmc_lsp.capture.worker.graph_reader import (
 )
 from mtmc_lsp.capture.worker.literal_tensors import literal_inputs
 from mtmc_lsp.capture.worker.loops.folding import remove_dead_traces
+from mtmc_lsp.capture.worker.passes.attention_operator import SingleAttention
 from mtmc_lsp.capture.worker.passes.decompositions import decompositions
 from mtmc_lsp.capture.worker.passes.free_sizes import FreeSizes
 from mtmc_lsp.capture.worker.passes.gradients import GradientTrace, backward_decompositions
 from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import Cause, NonPolynomialSize, Watch
 from mtmc_lsp.capture.worker.size_conditions import Question, recording_questions
+from mtmc_lsp.capture.worker.tracing.local_modes import AboveAutograd
 from mtmc_lsp.core.errors import Location, MtmcError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.workload import Target
@@ -74,6 +76,8 @@ class _FlatTarget:
         self._function, self._class_name, self._target_result = function, class_name, target_result
         self.gradients = gradients
         """Set if the function is traced together with its backward pass, whose gradients are then further results."""
+        self.is_below_autograd = gradients is not None
+        """Whether to trace below autograd's dispatch, where the backward pass and the casts of autocast are operators."""
         self.returns = ""
         """Structure of the last return value. Such a number is ``sizes[0]``, indexed by its position among these numbers."""
 
@@ -210,7 +214,7 @@ def export_graph(
             continue
         if not non_polynomial:
             # Decomposition takes longer than the export, so it runs only if all remaining symbolic sizes are supported.
-            expanded = _expanded(program, target, is_trained=gradients is not None)
+            expanded = _expanded(program, target, is_below_autograd=flat.is_below_autograd)
             reader = Reader(expanded, inputs, variables, target, flat.returns, written, questions, sizes, gradients)
             non_polynomial = reader.non_polynomial_symbols()
         if not non_polynomial:
@@ -220,7 +224,7 @@ def export_graph(
                 sizes.divide(dimension, non_polynomial[symbol])
     sizes.fix_all()
     program, questions = _export(flat, inputs, sizes, target)
-    written, program = literal_inputs(program), _expanded(program, target, is_trained=gradients is not None)
+    written, program = literal_inputs(program), _expanded(program, target, is_below_autograd=flat.is_below_autograd)
     return Reader(program, inputs, variables, target, flat.returns, written, questions, sizes, gradients).read(), (
         "the graph is valid only for the sizes of the workload",
     )
@@ -247,13 +251,15 @@ def _size_notes(inputs: Sequence[InputTensor], reader: Reader, sizes: FreeSizes,
             yield f"{name} {limit}, because {why}"
 
 
-def _expanded(program: Any, target: Target, *, is_trained: bool) -> Any:
+def _expanded(program: Any, target: Target, *, is_below_autograd: bool) -> Any:
     """Decompose an exported program into functional operators, and some operators into simpler ones."""
     speed_up_export()
     with _recording_lines(target.path), torch.no_grad():
         try:
             remove_dead_traces(program.graph)
-            return program.run_decompositions(decompositions() | (backward_decompositions() if is_trained else {}))
+            return program.run_decompositions(
+                decompositions() | (backward_decompositions() if is_below_autograd else {})
+            )
         except Exception as error:
             raise export_error(error, target) from error
 
@@ -288,17 +294,25 @@ def _export(
     tensors = tuple(item.value for item in inputs)
     with _recording_lines(target.path, watch), recording_questions(target.path) as questions, torch.no_grad():
         try:
-            module = _Module(flat)
-            if flat.gradients is not None:
-                # Below autograd's dispatch, where the operators of the backward pass are traced, too.
-                dispatch = {"strict": False, "pre_dispatch": False}
-                return _export_with(module, tensors, dynamic_shapes=(shapes,), **dispatch), questions
-            return export(module, tensors, dynamic_shapes=(shapes,), strict=False), questions
+            return _traced(flat, tensors, shapes), questions
         except Exception as error:
             if watch is not None and watch.factors:
                 # Torch may have wrapped the exception.
                 raise NonPolynomialSize from error
             raise export_error(error, target) from error
+
+
+def _traced(flat: _FlatTarget, tensors: tuple[torch.Tensor, ...], shapes: Any) -> Any:
+    module = _Module(flat)
+    if not flat.is_below_autograd:
+        try:
+            return export(module, tensors, dynamic_shapes=(shapes,), strict=False)
+        except Exception as error:
+            if not any(isinstance(cause, AboveAutograd) for cause in exception_chain(error)):
+                raise
+            flat.is_below_autograd = True
+    with SingleAttention() if flat.gradients is None else contextlib.nullcontext():
+        return _export_with(module, tensors, dynamic_shapes=(shapes,), strict=False, pre_dispatch=False)
 
 
 def export_error(error: Exception, target: Target) -> MtmcError:

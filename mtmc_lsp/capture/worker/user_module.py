@@ -10,11 +10,13 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.abc import Loader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from mtmc_lsp.capture.module_paths import module_name, package_of, project_root
+from mtmc_lsp.capture.worker.autocast.regions import gpu_autocast
 from mtmc_lsp.process.worker.scratch import scratch_folder
 
 
@@ -53,13 +55,19 @@ def load_user_module(
     module.__file__ = str(file)
     module.__package__ = package
     sys.modules[name] = module
-    if source is not None and in_place:
-        # Without a modification time, linecache does not reload the entry, and Triton finds the source of kernels in it.
-        linecache.cache[str(file)] = (len(source), None, source.splitlines(keepends=True), str(file))
-        execute(exec, compile(source.encode(), str(file), "exec", dont_inherit=True), module.__dict__)
-    else:
-        execute(spec.loader.exec_module, module)
+    with gpu_autocast():
+        _execute(module, spec.loader, file, source if in_place else None, execute)
     return module
+
+
+def _execute(module: ModuleType, loader: Loader, file: Path, source: str | None, execute: Callable[..., Any]) -> None:
+    """Run a module, or another text under its path."""
+    if source is None:
+        execute(loader.exec_module, module)
+        return
+    # Without a modification time, linecache does not reload the entry, and Triton finds the source of kernels in it.
+    linecache.cache[str(file)] = (len(source), None, source.splitlines(keepends=True), str(file))
+    execute(exec, compile(source.encode(), str(file), "exec", dont_inherit=True), module.__dict__)
 
 
 def import_dependencies(path: str) -> bool:

@@ -130,7 +130,7 @@ def write_guard(
     group_inputs = _group_inputs(graph) if _uses_group_checks(graph) else None
     # Some classes of tensors raise in further conditions, so this one comes first.
     conditions = [f"{PLAIN_CALL}(tensors)"]
-    conditions.append("not torch.is_autocast_enabled()")
+    conditions += _autocast_conditions(graph)
     conditions += [f"{TF32_HELPERS[library]}()" for library in tf32]
     conditions += _gradient_conditions(graph, tensors, trained, traced)
     conditions += _group_checks(group_inputs or (), names)
@@ -162,6 +162,13 @@ def write_guard(
         f'    """{summary}."""\n'
         f"{cache_lookups(text, accesses, parameters, _stores(graph) if as_tuple else {})}"
     )
+
+
+def _autocast_conditions(graph: Graph) -> list[str]:
+    """The caller's autocast is that of the workload."""
+    if not graph.autocast:
+        return ["not torch.is_autocast_enabled()"]
+    return ["torch.is_autocast_enabled()", f'torch.get_autocast_dtype("cuda") == torch.{graph.autocast}']
 
 
 def _gradient_conditions(

@@ -18,7 +18,7 @@ from mtmc_lsp.codegen.module.side_by_side import NUMBERS
 from mtmc_lsp.codegen.module.tables import TableFunction, table_function
 from mtmc_lsp.codegen.module.torch_calls import argument_text, torch_call
 from mtmc_lsp.core.dtypes import POINTER_TYPES
-from mtmc_lsp.core.graph import Mutation, Node, Ref, TensorType
+from mtmc_lsp.core.graph import InputKind, Mutation, Node, Ref, TensorType
 from mtmc_lsp.core.loop import Loop
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
@@ -36,6 +36,7 @@ FLAG = "needs_gradients"
 """The parameter of functions that compute gradients only for calls that autograd records."""
 RESERVED_LOCALS = frozenset(
     [
+        *"original references tangents run".split(),
         *"torch triton tl math seed n_rows n_cols n_outer n_batch n_m n_n n_q n_k rows_m rows_n k_pad start stop".split(),
         ALLOCATOR,
         FLAG,
@@ -94,6 +95,10 @@ class Launcher:
     """The nodes whose kernels and calls were written."""
     recomputed: frozenset[str] = frozenset()
     """Nodes that some kernels recompute in addition to the kernel that stores them."""
+    is_part: bool = False
+    """Whether another launcher calls the function."""
+    runs_operators: bool = False
+    """Whether the launcher calls operators of torch that autocast may cast for."""
 
     def __post_init__(self) -> None:
         for item in self.ir.graph.inputs:
@@ -162,6 +167,7 @@ class Launcher:
         for argument in (*node.args, *node.kwargs.values()):
             for size in _sizes_in(argument):
                 self.size(size)
+        self.runs_operators |= not _is_view(node) and node.op.split(".")[1] not in FRESH
         if running := running_statistics(self.ir.graph, node):
             self._batch_norm_in_place(node, running)
             return
@@ -205,6 +211,7 @@ class Launcher:
             *(size for inner in loop.nodes for size in _sizes_in((*inner.args, *inner.kwargs.values()))),
         ):
             self.size(size)
+        self.runs_operators = True
         results = [self.names.unique(value_name(self.ir, Ref(node.name, i))) for i in range(len(node.outputs))]
         texts = {**self._size_names, **self.number_names}
         first = self.input_names[self.ir.graph.inputs[0].name]
@@ -508,11 +515,27 @@ class Launcher:
             *(tables.source.split("\n") if tables is not None else []),
             *def_lines(name, parameters),
             f'    """{summary}"""',
+            *(f"    {line}" for line in self._without_autocast(name, parameters)),
             *(f"    {line}" for line in [*prelude, *self.lines]),
         ]
         if returned:
             lines.append(f"    return {', '.join(returned)}")
         return "\n\n".join([*self.functions, "\n".join(lines) + "\n"])
+
+    def _without_autocast(self, name: str, parameters: Sequence[str]) -> list[str]:
+        """Statements that run the function without autocast, whose casts are nodes of the graph."""
+        graph = self.ir.graph
+        may_be_on = graph.autocast or any(item.kind is InputKind.TANGENT for item in graph.sources)
+        if self.is_part or not may_be_on or not (self.runs_operators or self.functions):
+            return []
+        arguments = [parameter.partition("=")[0] for parameter in parameters]
+        call = f"        return {call_text(name, arguments, '        ')}"
+        return [
+            "if torch.is_autocast_enabled():",
+            "    # The casts are part of the kernels and of the calls below.",
+            f"    with torch.autocast({arguments[0]}.device.type, enabled=False):",
+            *call.split("\n"),
+        ]
 
     def _tables(self, base: str) -> TableFunction | None:
         """The function that creates the tables; ``None`` if there are none."""

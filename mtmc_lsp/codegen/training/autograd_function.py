@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from mtmc_lsp.codegen.kernel.snippets import call_text, tuple_text
 from mtmc_lsp.codegen.module.launcher import Launcher
-from mtmc_lsp.codegen.training.function_class import FunctionClass, class_name, tangent_parameters
+from mtmc_lsp.codegen.training.function_class import FunctionClass, class_name, passed_original, tangent_parameters
 from mtmc_lsp.codegen.training.operators import PassOperator
+from mtmc_lsp.codegen.training.original_code import OriginalCode, original_code
 from mtmc_lsp.core.graph import Backward
+from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.rewrites.saved_values import Passes
 
 
@@ -23,6 +25,13 @@ class AutogradFunction:
     backward: Launcher
     is_traced: bool
     """Whether torch.compile calls operators instead of the launchers."""
+    capture: Capture
+
+    @property
+    def original(self) -> OriginalCode | None:
+        """How to call the original code."""
+        saved = [self.forward.variables[ref] for ref in self.passes.saved]
+        return original_code(self.capture, class_name(self.base), self.passes.forward, self.forward, saved)
 
     @property
     def operators(self) -> tuple[PassOperator, PassOperator]:
@@ -31,7 +40,8 @@ class AutogradFunction:
 
     def source(self) -> str:
         """The class, and the function ``BASE_launch`` that applies it."""
-        parameters = self.forward.parameters
+        parameters, original = self.forward.parameters, self.original
+        arguments = [*parameters, *passed_original(original)]
         function = FunctionClass(
             self.base,
             self.qualname,
@@ -40,7 +50,8 @@ class AutogradFunction:
             tangents=tangent_parameters(self._spec, len(self.passes.whole.forward_outputs)),
             forward=self._forward(),
             backward=self._backward(),
-            launch=[f"return {call_text(f'{class_name(self.base)}.apply', parameters, '    ')}"],
+            launch=[f"return {call_text(f'{class_name(self.base)}.apply', arguments, '    ')}"],
+            original=original,
         )
         return function.source()
 
@@ -89,7 +100,7 @@ class AutogradFunction:
         lines += [*chosen, f"{', '.join(gradients.values())} = {call}"]
         by_input = {name: gradients[variable] for variable, name in zip(variables, self._spec.gradients, strict=True)}
         returned = [by_input.get(item.name, "None") for item in self.passes.forward.inputs]
-        returned += ["None"] * len(self.forward.number_names)
+        returned += ["None"] * (len(self.forward.number_names) + (self.original is not None))
         return [*lines, f"return {', '.join(returned)}"]
 
     def _run(self, number: int) -> tuple[list[str], str]:

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from mtmc_lsp.codegen.kernel.snippets import call_text
 from mtmc_lsp.codegen.module.launcher import FLAG, Launcher
-from mtmc_lsp.codegen.training.function_class import FunctionClass, class_name, tangent_parameters
+from mtmc_lsp.codegen.training.function_class import FunctionClass, class_name, passed_original, tangent_parameters
 from mtmc_lsp.codegen.training.operators import PassOperator
+from mtmc_lsp.codegen.training.original_code import OriginalCode, original_code
 from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.workload import Capture
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,13 @@ class EarlyGradients:
     launcher: Launcher
     is_traced: bool
     """Whether torch.compile calls an operator instead of the launcher."""
+    capture: Capture
+
+    @property
+    def original(self) -> OriginalCode | None:
+        """How to call the original code."""
+        saved = list(self.launcher.input_names.values())
+        return original_code(self.capture, class_name(self.base), self.graph, self.launcher, saved)
 
     @property
     def operator(self) -> PassOperator:
@@ -29,11 +38,12 @@ class EarlyGradients:
 
     def source(self) -> str:
         """The class, and the function ``BASE_launch`` that applies it."""
-        parameters, backward = self.launcher.parameters, self.graph.backward
+        parameters, backward, original = self.launcher.parameters, self.graph.backward, self.original
         assert backward is not None
         trained = [self.launcher.input_names[name] for name in backward.gradients]
         requires = " or ".join(f"{name}.requires_grad" for name in trained)
         requires = f"({requires})" if len(trained) > 1 else requires
+        arguments = [*parameters, *passed_original(original)]
         function = FunctionClass(
             self.base,
             self.qualname,
@@ -50,9 +60,10 @@ class EarlyGradients:
             backward=self._backward(),
             launch=[
                 f"if torch.is_grad_enabled() and {requires}:",
-                f"    return {call_text(f'{class_name(self.base)}.apply', parameters, '        ')}",
+                f"    return {call_text(f'{class_name(self.base)}.apply', arguments, '        ')}",
                 f"return {call_text(f'{self.base}_forward', [*parameters, f'{FLAG}=False'], '    ')}",
             ],
+            original=original,
         )
         return function.source()
 
@@ -81,7 +92,7 @@ class EarlyGradients:
         numbers = ", *ctx.numbers" if launcher.number_names else ""
         gradients = {name: f"grad_{name}" for name in backward.gradients}
         returned = [gradients.get(item.name, "None") for item in self.graph.inputs]
-        returned += ["None"] * len(launcher.number_names)
+        returned += ["None"] * (len(launcher.number_names) + (self.original is not None))
         names = ", ".join(gradients.values())
         comma = "," if len(gradients) == 1 else ""
         return [

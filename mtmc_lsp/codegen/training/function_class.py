@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mtmc_lsp.codegen.kernel.snippets import call_text, def_lines
+from mtmc_lsp.codegen.kernel.snippets import def_lines, tuple_text
+from mtmc_lsp.codegen.training.original_code import IS_DIFFERENTIATED, ORIGINAL, OriginalCode
 from mtmc_lsp.core.graph import Backward
 
 
@@ -26,23 +27,27 @@ class FunctionClass:
     backward: Sequence[str]
     launch: Sequence[str]
     """Statements of the launch function."""
+    original: OriginalCode | None = None
+    """How to call the original code; ``None`` if it cannot be called again."""
 
     def source(self) -> str:
         """Both as text."""
+        further = [ORIGINAL] if self.original is not None else []
         lines = [
             f"class {class_name(self.base)}(torch.autograd.Function):",
             *_indented(self.docstring),
             "",
             "    @staticmethod",
-            *_indented(def_lines("forward", ["ctx", *self.parameters])),
-            *_indented(_indented(self.forward)),
+            *_indented(def_lines("forward", ["ctx", *self.parameters, *further])),
+            *_indented(_indented([*(self.original.lines_of_forward if self.original else ()), *self.forward])),
             "",
             "    @staticmethod",
             *_indented(def_lines("backward", ["ctx", *self.tangents])),
             *_indented(_indented([*self._checks(), *self.backward])),
+            *([] if self.original is None else ["", *_indented(self.original.method())]),
             "",
             "",
-            *def_lines(f"{self.base}_launch", list(self.parameters)),
+            *def_lines(f"{self.base}_launch", [*self.parameters, *(f"{name}=None" for name in further)]),
             f'    """``{self.qualname}`` with Triton kernels; autograd records the call if it has to."""',
             *_indented(self.launch),
         ]
@@ -50,15 +55,17 @@ class FunctionClass:
 
     def _checks(self) -> list[str]:
         """Statements about the mode in which a backward pass runs."""
-        again = call_text(f"{class_name(self.base)}.backward", ["ctx", *self.tangents], "            ")
+        if self.original is not None:
+            return self.original.check(self.tangents)
         return [
-            "if torch.is_grad_enabled() and not torch.compiler.is_compiling():",
+            f"if {IS_DIFFERENTIATED}({tuple_text(list(self.tangents))}):",
             f'    raise RuntimeError("{self.qualname}: {NO_SECOND_DERIVATIVES}")',
-            "if torch.is_autocast_enabled():",
-            "    # The forward pass ran without autocast.",
-            '    with torch.autocast("cuda", enabled=False):',
-            f"        return {again}",
         ]
+
+
+def passed_original(original: OriginalCode | None) -> list[str]:
+    """The last argument of the autograd function, if it needs the original code."""
+    return [f"None if torch.compiler.is_compiling() else {ORIGINAL}"] if original is not None else []
 
 
 NO_SECOND_DERIVATIVES = "its kernels have no second derivatives (create_graph=True); leave grad= out of its directive"

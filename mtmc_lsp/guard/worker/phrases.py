@@ -19,6 +19,7 @@ FIXED: Mapping[str, str] = {
     "torch.backends.cuda.matmul.": f"TF32 is off for matrix products; {MADE_FOR} calls that allow it",
     "torch.backends.cudnn.": f"TF32 is off for convolutions; {MADE_FOR} calls that allow it",
     "not torch.is_autocast_enabled()": f"autocast is on; {MADE_FOR} calls without it",
+    "torch.is_autocast_enabled()": f"autocast is off; {MADE_FOR} calls under it",
     "are_deterministic_algorithms_enabled": (
         "deterministic algorithms are on, and the kernels add with atomic operations, in any order"
     ),
@@ -141,6 +142,11 @@ def _dtype(left: ast.expr, right: ast.expr, scope: Scope) -> str:
     return f"{scope.text(left.value)} is {actual}; {MADE_FOR} {expected}"
 
 
+def _autocast_dtype(left: ast.expr, right: ast.expr, scope: Scope) -> str:
+    actual, expected = (str(scope.value(node)).removeprefix("torch.") for node in (left, right))
+    return f"autocast's dtype is {actual}; {MADE_FOR} {expected}"
+
+
 def _rank(left: ast.expr, right: ast.expr, scope: Scope) -> str:
     assert isinstance(left, ast.Attribute)
     return f"{scope.text(left.value)} has {scope.value(left)} dimensions; {MADE_FOR} {scope.value(right)}"
@@ -190,6 +196,7 @@ def _mode(left: ast.expr, right: ast.expr, scope: Scope) -> str:
 COMPARISONS: tuple[tuple[Callable[[ast.expr], bool], Callable[[ast.expr, ast.expr, Scope], str]], ...] = (
     (_is_type, _type),
     (_attribute("dtype"), _dtype),
+    (_method("get_autocast_dtype"), _autocast_dtype),
     (_attribute("ndim"), _rank),
     (_attribute("shape"), _shape),
     (_attribute("device"), _device),

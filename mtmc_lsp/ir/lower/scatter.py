@@ -58,6 +58,8 @@ def _along(c: Call, index: str, dim: int, rank: int) -> str:
 def _scatter_add(c: Call, base: str, dim: int, index: str, source: str) -> str:
     if c.out.dtype not in ATOMIC_ADD_DTYPES or c.b.dtype(source) != c.out.dtype or not c.b.shape(base):
         raise c.fail(f"atomic adds of {c.out.dtype}")
+    if c.b.graph.deterministic:
+        raise c.fail("atomic adds, which deterministic algorithms exclude")
     if c.b.dtype(index) not in ("int64", "int32"):
         raise c.fail("an index that is not an integer tensor")
     return c.b.add(PrimOp.SCATTER_ADD, (base, index, source), c.out.shape, c.out.dtype, dim=dim)

@@ -23,7 +23,7 @@ from mtmc_lsp.source.dispatch.marks import DISPATCH
 from mtmc_lsp.source.triton.glossary import ACTIONS, TRITON
 from mtmc_lsp.verify.delivery import GUARD_ACCEPTS
 
-RUN_WHEN = "**The kernels run** on tensors of the current GPU, without {}autocast, if"
+RUN_WHEN = "**The kernels run** on tensors of the current GPU{}, if"
 MAX_CONDITIONS = 8
 WORD = re.compile(rb"[A-Za-z_][\w.]*")
 MAX_TENSORS = 4
@@ -108,8 +108,10 @@ def guard_text(ls: Server, document: Document, qualname: str) -> str:
     ordered = sorted(conditions, key=lambda text: "self." in text)
     more = len(ordered) - MAX_CONDITIONS
     shown = [*ordered[:MAX_CONDITIONS], *([f"... # and {more} more"] if more > 0 else [])]
-    without = "" if b"(torch.autograd.Function)" in whole else "gradients and "
-    parts = [RUN_WHEN.format(without), "\n".join(["```python", *shown, "```"])]
+    without = [] if b"(torch.autograd.Function)" in whole else ["gradients"]
+    without += [] if b'torch.get_autocast_dtype("cuda") == torch.' in whole else ["autocast"]
+    state = f", without {' and '.join(without)}" if without else ""
+    parts = [RUN_WHEN.format(state), "\n".join(["```python", *shown, "```"])]
     text, verdict = ls.verdicts.get((document.path, qualname), (b"", None))
     checks = verdict.checks if verdict is not None and text == whole else ()
     refused = next(

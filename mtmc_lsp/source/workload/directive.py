@@ -14,8 +14,9 @@ A directive consists of entries in any order, on one line or several::
 to the end of the line, are constructor arguments. Parameters without an entry use their default or their jaxtyping annotation.
 ``module`` is the dtype of the module's floating-point parameters and buffers, ``eval`` or ``train``, or both.
 ``reference`` names the PyTorch function whose results a launcher of kernels must have.
-``grad``, ``device``, ``module`` and ``reference`` are options, unless the target has a parameter of that name and the value is a
-tensor, a number or quoted.
+``autocast=bf16`` (or ``f16``) is for calls under ``torch.autocast`` with that dtype.
+``autocast``, ``grad``, ``device``, ``module`` and ``reference`` are options, unless the target has a parameter of that name and
+the value is a tensor, a number or quoted.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from mtmc_lsp.source.workload.value_syntax import Value
 
 __all__ = ["module_form", "parse_directive", "reference_name", "suggest_directive", "workload_from_annotations"]
 
-OPTIONS = ("device", "grad", "module", "reference")
+OPTIONS = ("autocast", "device", "grad", "module", "reference")
 PARAMETERS = "parameters"
 """In ``grad=``: the module's parameters. They get gradients with any ``grad=``; the word is for inputs that get none."""
 
@@ -230,6 +231,7 @@ class _Builder:
             tuple(assumed),
             self.module,
             trains=bool(self._grad()),
+            autocast=self.reader.autocast(self.options.get("autocast")),
         )
 
     def _sizes_and_init(self) -> tuple[dict[str, int], list[Entry]]:

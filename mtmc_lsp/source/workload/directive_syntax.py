@@ -24,6 +24,7 @@ JAXTYPING = {
 
 EXAMPLE = "Write `# mtmc: x=f32[64,1024] eps=1e-6`, with sizes as numbers, or as names such as B followed by `B=64`."
 MODULE_DTYPES = ("f64", "f32", "f16", "bf16")
+AUTOCAST_DTYPES = ("bfloat16", "float16")
 MODES = {"eval": False, "train": True}
 MODULE_EXAMPLE = f"Write module=bf16,eval: a dtype ({', '.join(MODULE_DTYPES)}), and eval or train."
 CONTAINERS = (
@@ -211,6 +212,17 @@ class Reader:
         if len(dtypes) > 1 or len(modes) > 1:
             raise self.error(f"module={entry.value} contradicts itself", entry.line, MODULE_EXAMPLE)
         return ModuleForm(dtypes[0] if dtypes else "", modes[0] if modes else None)
+
+    def autocast(self, entry: Entry | None) -> str:
+        """The dtype in an entry such as ``autocast=bf16``; empty without an entry."""
+        if entry is None:
+            return ""
+        dtype = SHORT.get(entry.value, entry.value)
+        if dtype not in AUTOCAST_DTYPES:
+            raise self.error(
+                f"autocast must be bf16 or f16, not {entry.value!r}", entry.line, "Write autocast=bf16 or autocast=f16."
+            )
+        return dtype
 
     def _arithmetic(self, entry: Entry, sizes: Mapping[str, int]) -> int:
         try:

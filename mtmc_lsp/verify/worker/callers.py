@@ -8,6 +8,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from mtmc_lsp.capture.worker.arguments.containers import made
 from mtmc_lsp.capture.worker.arguments.values import argument_values, resolve, resolve_class
+from mtmc_lsp.capture.worker.autocast.regions import under_autocast
 from mtmc_lsp.capture.worker.calls import Call, constructed, init_arguments, set_mode
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.errors import Location, RequestError
@@ -94,7 +96,8 @@ def prepared_candidate(
         if shared.needs_parameters():
             _place_parameters(instance, capture, inputs, target)
     call = _bound(module, function, instance, capture, inputs, target)
-    return call, list(call.values)
+    function = under_autocast(call.function, capture.workload.autocast, device)
+    return replace(call, function=function), list(call.values)
 
 
 def candidate_instance(

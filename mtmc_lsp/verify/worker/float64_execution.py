@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
+from mtmc_lsp.capture.worker.autocast.dtypes import result_dtype
 from mtmc_lsp.core.graph import RANDOM_OPS
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
@@ -21,11 +22,6 @@ BY_TYPE = {"Half": torch.float16, "BFloat16": torch.bfloat16, "Float": torch.flo
 """The dtypes of ``torch.HalfTensor`` and the like."""
 DTYPE_FUNCTIONS = frozenset({"can_cast", "promote_types", "result_type"})
 """Functions that return information on dtypes and compute nothing."""
-AUTOCAST = frozenset(
-    """linear matmul __matmul__ __rmatmul__ mm mv bmm addmm addmv addbmm baddbmm einsum bilinear prelu
-    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention""".split()
-)
-"""Functions whose results have 16 bits under autocast."""
 SUMS = frozenset({"sum", "nansum", "mean", "nanmean", "var", "std", "norm", "vector_norm", "dot", "mv", "cumsum"})
 """Functions that add many elements, so even a sum that the dtype can hold is rounded on the way."""
 
@@ -144,7 +140,7 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         requested = next((a for a in (*args, kwargs.get("dtype")) if isinstance(a, torch.dtype)), None)
         if kwargs.get("dtype") in NARROW:
             kwargs["dtype"] = torch.float64
-        wide_args = tuple(_wide(a) for a in args)
+        wide_args = tuple(self._operand(name, a) for a in args)
         with _fastest_convolution(name, args, kwargs):
             result = function(*wide_args, **kwargs)
         operands = (*args, *kwargs.values())
@@ -210,6 +206,14 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         exact = held.original.detach().as_strided(x.shape, x.stride(), offset).to(torch.float64)
         return x + (exact - x).detach() if x.requires_grad else exact
 
+    def _operand(self, name: str, value: Any) -> Any:
+        """An operand in float64; with stochastic rounding, those that autocast casts are rounded, too."""
+        if self._generators is not None and isinstance(value, torch.Tensor) and value.dtype == torch.float64:
+            dtype = result_dtype(name, value.device.type)
+            if dtype is not None and _may_round(self.user_dtype(value), dtype):
+                return self._rounded_stochastically(value, dtype, None)
+        return _wide(value)
+
     # Results -----------------------------------------------------------------------------------------------------
 
     def _result_dtype(self, name: str, values: Iterable[Any]) -> torch.dtype:
@@ -218,9 +222,9 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         if not floats:
             return self._default
         device = floats[0].device.type
-        if name in AUTOCAST and torch.is_autocast_enabled(device):
-            half: torch.dtype = torch.get_autocast_dtype(device)
-            return half if all(self.user_dtype(value) != torch.float64 for value in floats) else torch.float64
+        dtype = result_dtype(name, device)
+        if dtype is not None and all(self.user_dtype(value) != torch.float64 for value in floats):
+            return dtype
         # Tensors without dimensions do not widen others.
         deciding = [value for value in floats if value.dim()] or floats
         result = self.user_dtype(deciding[0])

@@ -74,6 +74,7 @@ def _call(call: Call, kind: TargetKind, trained: Collection[str] | None) -> None
         stack.enter_context(torch.set_grad_enabled(trained is not None))
         # Functions that the user compiles run as they are written: the sandbox has no compiler.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(call.in_mode())
         stack.enter_context(LaunchCount().counting(executes=False))
         stack.enter_context(_state(call))
         function(*positional, **named)

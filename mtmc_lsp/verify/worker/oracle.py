@@ -9,7 +9,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
+RECURRENT = "_cudnn_rnn"
+CONVOLUTIONS = frozenset({"convolution", "convolution_backward", RECURRENT})
+"""ATen operations that cuDNN computes, whose TF32 has a setting of its own."""
 PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv"})
 """ATen operations that multiply matrices, as a dispatch mode sees them."""
 CUT_BITS = 42
@@ -27,12 +29,21 @@ class Tf32Products(TorchDispatchMode):  # type: ignore[misc]  # torch is not typ
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = function.overloadpacket.__name__
-        if name in self._names:
+        if name in self._names and name == RECURRENT:
+            args = _rounded_layer(args)
+        elif name in self._names:
             # The first argument of addmm and the like is added to the product, so it is not rounded.
             first = 1 if name.startswith("add") or name == "baddbmm" else 0
             end = {"convolution": 2, "convolution_backward": 3}.get(name, len(args))
             args = [_rounded_to_tf32(a) if first <= i < end else a for i, a in enumerate(args)]
         return function(*args, **(kwargs or {}))
+
+
+def _rounded_layer(args: Any) -> list[Any]:
+    """The arguments of a recurrent layer, with inputs, weights and the hidden state rounded; without the packed weights."""
+    x, weights, stride, _, hidden, *rest = args
+    rounded = [_rounded_to_tf32(weight) if weight.dim() > 1 else weight for weight in weights]
+    return [_rounded_to_tf32(x), rounded, stride, None, _rounded_to_tf32(hidden), *rest]
 
 
 def _rounded_to_tf32(value: Any) -> Any:

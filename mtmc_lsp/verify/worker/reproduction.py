@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from mtmc_lsp.capture.worker.autocast import gpu_rules
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture, CapturedArgument, ContainerKind
 from mtmc_lsp.process.project_files import make_folder, writing
@@ -23,6 +24,8 @@ from mtmc_lsp.verify.worker.run_target import UPSTREAM, copies, is_interpreted
 
 MAX_TEXT_ELEMENTS = 4096
 """Limit for tensors that are written as text; larger ones go to a separate file."""
+AUTOCAST_STATE = ("torch.is_autocast_enabled()", 'torch.is_autocast_enabled("cpu")')
+"""What guards ask for on a GPU, and on a CPU."""
 TEMPLATE = Path(__file__).with_name("reproduction.txt")
 GRADIENTS_TEMPLATE = Path(__file__).with_name("reproduction_gradients.txt")
 
@@ -41,13 +44,13 @@ def reproduce(request: ReproduceRequest) -> ReproduceAnswer:
         "INTERPRET": 'os.environ["TRITON_INTERPRET"] = "1"  # no GPU is needed' if interpreted else "",
         "REFERENCE": repr((target.path, target.qualname)),
         "CANDIDATE": repr(_candidate(capture, request.candidate, path)),
-        "REWRITTEN": repr(GPU_TO_CPU if interpreted else ()),
+        "REWRITTEN": repr((*GPU_TO_CPU, AUTOCAST_STATE) if interpreted else ()),
         "TENSORS": _tensors(inputs, path.with_suffix(".pt")),
         "LEAVES": _leaves(capture),
         "ARGUMENTS": _arguments(capture),
         "HELD": _parameters(capture),
         "INIT": f"{init}[0], {{**{init}[1], **{named!r}}}",
-        "PATCH": _patches(inputs, request.candidate.text) if interpreted else "",
+        "PATCH": _patches(inputs, request.candidate.text, capture.workload.autocast) if interpreted else "",
         "CALLS": str(request.calls),
         **_gradients(capture, data.case),
         "SEED": str(data.case.seed),
@@ -90,7 +93,7 @@ def _gradients(capture: Capture, case: Case) -> dict[str, str]:
     """How a call is made and what it returns; with code for gradients only if the case compares them."""
     backward = capture.graph.backward if case.kind == VALUES else None
     if backward is None and case.kind != AUTOGRAD:
-        return {"GRADIENTS": "", "GRADIENT_MODE": "torch.no_grad():", "RESULTS": "results"}
+        return {"GRADIENTS": "", "GRADIENT_MODE": f"torch.no_grad(){_autocast(capture)}:", "RESULTS": "results"}
     trained, form = None, 0
     if backward is not None:
         trained = [leaf.name for leaf in capture.leaves if leaf.input in backward.gradients]
@@ -98,9 +101,16 @@ def _gradients(capture: Capture, case: Case) -> dict[str, str]:
     code = GRADIENTS_TEMPLATE.read_text(encoding="utf-8")
     return {
         "GRADIENTS": code.replace("@TRAINED@", repr(trained)).replace("@FORM@", str(form)),
-        "GRADIENT_MODE": "torch.enable_grad():\n        leaves = trained(function, values)",
+        "GRADIENT_MODE": f"torch.enable_grad(){_autocast(capture)}:\n        leaves = trained(function, values)",
         "RESULTS": "with_gradients(results, leaves)",
     }
+
+
+def _autocast(capture: Capture) -> str:
+    """The caller's autocast as a further context; under the interpreter that of a CPU."""
+    dtype = capture.workload.autocast
+    device = "cpu" if is_interpreted() else capture.workload.device
+    return f', torch.autocast("{device}", torch.{dtype})' if dtype else ""
 
 
 def _leaves(capture: Capture) -> str:
@@ -139,13 +149,17 @@ def _parameters(capture: Capture) -> str:
     return "{\n" + "".join(f"    {dotted(i.access)!r}: TENSORS[{i.name!r}],\n" for i in inputs) + "}"
 
 
-def _patches(inputs: Mapping[str, torch.Tensor], candidate: str) -> str:
-    """The code of our interpreter patches without the modules' heads; that of bfloat16 where the candidate uses it."""
+def _patches(inputs: Mapping[str, torch.Tensor], candidate: str, autocast: str) -> str:
+    """The code of our interpreter patches without the modules' heads; that of bfloat16 and of autocast where they are used."""
     text = inspect.getsource(patches)
     code = f"\nimport contextlib\nimport importlib\n\n{text[text.index('SAME_NAME') :]}\n\npatch_interpreter()\n"
     if "bfloat16" in candidate or any(tensor.dtype is torch.bfloat16 for tensor in inputs.values()):
         text = inspect.getsource(bfloat16)
         code += f"\n\n{text[text.index('NAME =') :]}\n\npatch_bfloat16()\n"
+    if autocast:
+        text = inspect.getsource(gpu_rules)
+        imports = "import warnings\nfrom functools import lru_cache\nfrom collections.abc import Callable, Iterable\n\n"
+        code += f"\n\n{imports}{text[text.index('LOWER_PRECISION =') :]}\n\n# The casts that CUDA's autocast makes.\ninstall()\n"
     return code
 
 

@@ -17,6 +17,7 @@ from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.capture.result_structure import is_nested, leaves, parts, structure_of
 from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.capture.worker.arguments.values import seed_torch
+from mtmc_lsp.capture.worker.autocast.regions import gpu_autocast_on_cpu
 from mtmc_lsp.capture.worker.calls import Call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.graph import InputKind
@@ -140,6 +141,24 @@ def run_case(
         call changed, by name), ``facts`` (properties of each result besides its values) and ``changed_state`` (the global state
         that the call changed).
     """
+    if device == "cpu" and capture.workload.device == "cuda":
+        with gpu_autocast_on_cpu():
+            return _run(module, capture, inputs, device, mode, seed, kind, prepare, before, observes_state)
+    return _run(module, capture, inputs, device, mode, seed, kind, prepare, before, observes_state)
+
+
+def _run(
+    module: Any,
+    capture: Capture,
+    inputs: dict[str, torch.Tensor],
+    device: str,
+    mode: contextlib.AbstractContextManager[Any],
+    seed: int,
+    kind: str,
+    prepare: Callable[..., tuple[Call, list[Any]]],
+    before: Mapping[str, torch.Tensor] | None,
+    observes_state: bool,
+) -> dict[str, Any]:
     let_timings_pass()
     before = copies(inputs) if before is None else before
     call, values = prepare(module, capture, inputs, device)

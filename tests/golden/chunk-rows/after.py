@@ -4,7 +4,7 @@ import torch.nn.functional as F
 # mtmc: x=f32[N,D] weight=f32[V,D] target=i64[N]@0..199 N=48 D=32 V=200 grad=x,weight
 def linear_cross_entropy(x, weight, target):
     if linear_cross_entropy_fits(x, weight, target):  # mtmc: dispatch
-        return linear_cross_entropy_launch(x, weight, target)
+        return linear_cross_entropy_launch(x, weight, target, linear_cross_entropy)
     return F.cross_entropy(x @ weight.T, target)
 
 
@@ -288,6 +288,41 @@ class _DirectLaunches:
         )
 
 
+def _is_differentiated(tangents) -> bool:
+    """Whether autograd or a transform differentiates or maps a backward pass, which kernels cannot serve."""
+    return not torch.compiler.is_compiling() and (
+        torch.is_grad_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+        or any([t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in tangents])
+    )
+
+
+def _weak_references(*tensors):
+    """References that keep no tensor alive, each with the tensor's version."""
+    import weakref
+
+    return [(weakref.ref(t), t._version) for t in tensors]
+
+
+def _original_gradients(run, inputs, tangents, autocast=None):
+    """Gradients by the original code, so that they can be differentiated again. Guards leave the calls in it to that
+    code."""
+    from torch.utils._python_dispatch import BaseTorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    create_graph = torch.is_grad_enabled()
+    cast = torch.autocast(inputs[0].device.type, autocast, enabled=autocast is not None)
+    with torch.enable_grad(), BaseTorchDispatchMode():
+        inputs = [x.view_as(x) if x.requires_grad else x for x in inputs]
+        with cast:
+            results = [item for item in tree_leaves(run(*inputs)) if isinstance(item, torch.Tensor)]
+        outputs, gradients = zip(*[(r, t) for r, t in zip(results, tangents) if r.requires_grad])
+        trained = [x for x in inputs if x.requires_grad]
+        found = iter(torch.autograd.grad(outputs, trained, gradients, create_graph=create_graph, allow_unused=True))
+    return [next(found) if x.requires_grad else None for x in inputs]
+
+
 def linear_cross_entropy_chunk(
     x,
     weight,
@@ -332,6 +367,10 @@ def linear_cross_entropy_chunk(
 
 def linear_cross_entropy_forward(x, weight, target, needs_gradients=True):
     """Results and gradients of ``linear_cross_entropy`` with Triton kernels."""
+    if torch.is_autocast_enabled():
+        # The casts are part of the kernels and of the calls below.
+        with torch.autocast(x.device.type, enabled=False):
+            return linear_cross_entropy_forward(x, weight, target, needs_gradients)
     N = x.shape[0]
     V = weight.shape[0]
     D = x.shape[1]
@@ -394,7 +433,9 @@ class _LinearCrossEntropyAutograd(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, weight, target):
+    def forward(ctx, x, weight, target, original):
+        if original is not None:
+            ctx.original = original, _weak_references()
         linear_cross_entropy_pass = (
             linear_cross_entropy_forward_triton if torch.compiler.is_compiling() else linear_cross_entropy_forward
         )
@@ -404,26 +445,32 @@ class _LinearCrossEntropyAutograd(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out):
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError(
-                'linear_cross_entropy: its kernels have no second derivatives (create_graph=True); leave grad= out of i'
-                'ts directive'
-            )
-        if torch.is_autocast_enabled():
-            # The forward pass ran without autocast.
-            with torch.autocast("cuda", enabled=False):
-                return _LinearCrossEntropyAutograd.backward(ctx, grad_out)
+        if _is_differentiated((grad_out,)):
+            return _LinearCrossEntropyAutograd.original_gradients(ctx, (grad_out,))
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             # A further backward pass of the same call: the first one has given the gradients away.
             gradients = linear_cross_entropy_forward(*ctx.saved_tensors)[1:]
         grad_x, grad_weight = [gradient.mul_(grad_out) for gradient in gradients]
-        return grad_x, grad_weight, None
+        return grad_x, grad_weight, None, None
+
+    @staticmethod
+    def original_gradients(ctx, tangents):
+        """The gradients by the original code."""
+        original, references = ctx.original
+        x, weight, target = ctx.saved_tensors
+
+        def run(x, weight, target):
+            return original(x, weight, target)
+
+        return *_original_gradients(run, (x, weight, target), tangents), None
 
 
-def linear_cross_entropy_launch(x, weight, target):
+def linear_cross_entropy_launch(x, weight, target, original=None):
     """``linear_cross_entropy`` with Triton kernels; autograd records the call if it has to."""
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        return _LinearCrossEntropyAutograd.apply(x, weight, target)
+        return _LinearCrossEntropyAutograd.apply(
+            x, weight, target, None if torch.compiler.is_compiling() else original,
+        )
     return linear_cross_entropy_forward(x, weight, target, needs_gradients=False)
 # mtmc: end linear_cross_entropy

@@ -25,11 +25,15 @@ SYNONYMS = {
 
 RECURRENT = "mtmc_recurrent"
 """Namespace of the operators that replace ATen's recurrent layers during a trace."""
+SINGLE, ATTENTION = "mtmc_single", "scaled_dot_product_attention"
+"""Namespace and name of the operator that replaces ATen's attention during a trace."""
 
 
 def canonical(op: str) -> str:
     """The operator under its canonical name."""
     namespace, name, overload = op.split(".") if op.count(".") == 2 else ("", op, "")
+    if namespace == SINGLE:
+        return f"aten.{name}.default"
     if namespace == RECURRENT:
         return f"aten.{name}.input"
     return f"{namespace}.{SYNONYMS[name]}.{overload}" if namespace == "aten" and name in SYNONYMS else op

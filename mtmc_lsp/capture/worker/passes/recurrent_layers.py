@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch.nn.modules.rnn import RNNBase
 
+from mtmc_lsp.capture.worker.autocast.regions import is_enabled
 from mtmc_lsp.capture.worker.passes.aten_aliases import RECURRENT
+from mtmc_lsp.core.errors import TargetUnsupported
 from mtmc_lsp.core.graph import RECURRENT_GATES
 
 _ARGUMENTS = (
@@ -99,6 +101,11 @@ def single_recurrent_operators() -> Iterator[None]:
         def call(*args: Any, **kwargs: Any) -> Any:
             # For packed sequences, the second argument holds batch sizes. Dropout draws random numbers.
             packed = isinstance(args[1], torch.Tensor) if name == "lstm" else isinstance(args[2], torch.Tensor)
+            if is_enabled():
+                raise TargetUnsupported(
+                    "the code runs a recurrent layer under autocast, whose casts torch leaves to the library",
+                    remedy="Convert the layer instead: module.to(torch.bfloat16).",
+                )
             dropout, in_training = args[5], args[6]
             if kwargs or packed or (in_training and dropout) or _is_projected(name, args):
                 return original(*args, **kwargs)

@@ -19,6 +19,7 @@ from mtmc_lsp.capture.messages import LocalValue, LocalValues
 from mtmc_lsp.capture.recorded_calls import argument_spec
 from mtmc_lsp.capture.recorder.recorder import argument_record, update_range
 from mtmc_lsp.capture.regions.statements import Statements, suites_of
+from mtmc_lsp.capture.worker.autocast.regions import current_dtype
 from mtmc_lsp.capture.worker.calls import build_call, user_error
 from mtmc_lsp.capture.worker.regions.region_function import definition_of
 from mtmc_lsp.core.sizes import Size
@@ -84,8 +85,9 @@ def _observed(module: Any, workload: Workload, device: str, sizes: Mapping[str, 
 
     def trace_line(frame: FrameType, event: str, argument: object) -> Any:
         number = numbers.get(frame.f_lineno)
-        under_autocast = torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu")
-        if event == "line" and number is not None and number not in seen and not under_autocast:
+        # A region of the code runs in the mode of the call.
+        is_in_mode = current_dtype() == workload.autocast
+        if event == "line" and number is not None and number not in seen and is_in_mode:
             sys.settrace(None)
             seen[number] = {name: _record(name, value) for name, value in frame.f_locals.items()}
             sys.settrace(trace_call)
@@ -93,8 +95,8 @@ def _observed(module: Any, workload: Workload, device: str, sizes: Mapping[str, 
 
     torch.manual_seed(seed)
     before = sys.gettrace()
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        # A decorator may convert the arguments. Kernels do not run under autocast.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), call.in_mode():
+        # A decorator may convert the arguments, and turn autocast on.
         called = call.decorated if call.decorated is not None else call.function
         positional, named = call.passed(call.values)
         sys.settrace(trace_call)

@@ -8,16 +8,22 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 from torch.overrides import TorchFunctionMode
 
+from mtmc_lsp.capture.worker.autocast.regions import is_enabled
 from mtmc_lsp.capture.worker.dependency_recorder import is_user_file
 from mtmc_lsp.capture.worker.tracing.console_output import refusing_output
 from mtmc_lsp.capture.worker.tracing.constant_tensors import ConstantTensors
-from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, Location, TargetUnsupported
+from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.workload import Target
 
 GRADIENTS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 GET_DATA, SET_DATA = torch.Tensor.data.__get__, torch.Tensor.data.__set__
+
+
+class AboveAutograd(Exception):
+    """The trace is above autograd's dispatch, and the casts of autocast are below."""
 
 
 class _LocalModes(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
@@ -53,29 +59,17 @@ class _LocalModes(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
 
 
 @contextmanager
-def local_modes(target: Target, device: str) -> Iterator[None]:
+def local_modes(target: Target) -> Iterator[None]:
     """Follow or refuse the local modes of the code that runs inside.
 
-    Args:
-        device: type of the device that holds the tensors.
+    Raises:
+        AboveAutograd: the code enters a region of autocast in a trace above autograd.
     """
-    create, enter = torch.autocast.__init__, torch.autocast.__enter__
-
-    def watched_create(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        # Torch disables a region for a GPU where there is none.
-        create(self, device_type, *args, **kwargs)
-        is_enabled = args[1] if len(args) > 1 else kwargs.get("enabled", True)
-        self._is_for_gpu = is_enabled and device_type != "cpu"
+    enter = torch.autocast.__enter__
 
     def watched_enter(self: Any) -> Any:
-        if device == "cpu" and (self._enabled or getattr(self, "_is_for_gpu", False)):
-            # Autocast converts other operations on a CPU than on a GPU.
-            raise EnvironmentNotAble(
-                f"{target.qualname} runs operations under torch.autocast, which differs between CPU and GPU",
-                where=running_line(target),
-                remedy="Run this on a machine with a GPU, or convert the tensors in the code: x.to(torch.bfloat16).",
-                kind=FailureKind.NO_GPU,
-            )
+        if self._enabled or is_enabled():
+            refuse_above_autograd()
         return enter(self)
 
     def is_compiling() -> bool:
@@ -83,7 +77,7 @@ def local_modes(target: Target, device: str) -> Iterator[None]:
         return not is_user_file(sys._getframe(1).f_code.co_filename) and compiling()
 
     compiling = torch.compiler.is_compiling
-    torch.autocast.__init__, torch.autocast.__enter__ = watched_create, watched_enter
+    torch.autocast.__enter__ = watched_enter
     torch.compiler.is_compiling = is_compiling
     try:
         # Functions that the user compiles are traced as they are written.
@@ -91,7 +85,18 @@ def local_modes(target: Target, device: str) -> Iterator[None]:
             yield
     finally:
         torch.compiler.is_compiling = compiling
-        torch.autocast.__init__, torch.autocast.__enter__ = create, enter
+        torch.autocast.__enter__ = enter
+
+
+def refuse_above_autograd() -> None:
+    """Stop a trace that does not see the casts of autocast.
+
+    Raises:
+        AboveAutograd: this is a trace above autograd.
+    """
+    modes = torch.overrides._get_current_function_mode_stack()
+    if any(isinstance(mode, PreDispatchTorchFunctionMode) for mode in modes):
+        raise AboveAutograd
 
 
 def running_line(target: Target) -> Location:
@@ -106,7 +111,7 @@ def under_local_modes(function: Callable[..., Any], target: Target) -> Callable[
     """The function of tensors under :func:`local_modes`."""
 
     def run(*tensors: torch.Tensor) -> Any:
-        with local_modes(target, tensors[0].device.type):
+        with local_modes(target):
             return function(*tensors)
 
     return run

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.worker.arguments.containers import leaves_with_paths
+from mtmc_lsp.capture.worker.autocast.regions import current_dtype
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.workload import Target
 
@@ -79,7 +80,8 @@ class BodyCall:
     """The first call of the body in a call of the decorated function."""
 
     arguments: dict[str, Any]
-    under_autocast: bool
+    autocast: str
+    """The dtype of autocast; empty if it is off."""
 
 
 def observed_call(decorated: Any, body: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> BodyCall | None:
@@ -89,9 +91,7 @@ def observed_call(decorated: Any, body: Any, positional: tuple[Any, ...], named:
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and frame.f_code is code and not calls:
-            calls.append(
-                BodyCall(dict(frame.f_locals), torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"))
-            )
+            calls.append(BodyCall(dict(frame.f_locals), current_dtype()))
 
     before = sys.getprofile()
     sys.setprofile(profile)
@@ -103,7 +103,7 @@ def observed_call(decorated: Any, body: Any, positional: tuple[Any, ...], named:
     return calls[0] if calls else None
 
 
-def check_decorators(call: BodyCall | None, passed: dict[str, Any], target: Target) -> dict[str, str]:
+def check_decorators(call: BodyCall | None, passed: dict[str, Any], target: Target) -> tuple[dict[str, str], str]:
     """Compare the arguments that the body gets with those of the workload.
 
     Args:
@@ -112,7 +112,7 @@ def check_decorators(call: BodyCall | None, passed: dict[str, Any], target: Targ
         target: the decorated target, for errors.
 
     Returns:
-        The dtype of each tensor that the decorator converts, by parameter.
+        The dtype of each tensor that the decorator converts, by parameter, and the dtype of autocast in the body.
 
     Raises:
         TargetUnsupported: the kernels for the body would not run, or not on the workload's arguments.
@@ -127,11 +127,6 @@ def check_decorators(call: BodyCall | None, passed: dict[str, Any], target: Targ
 
     if call is None:
         raise refused("does not call its body", "Optimise the function that the decorator calls.")
-    if call.under_autocast:
-        raise refused(
-            "runs the body under torch.autocast, where kernels do not replace it",
-            "Remove the decorator, and convert the tensors in the code: x.to(torch.bfloat16).",
-        )
     dtypes = {}
     leaves = dict(leaf for name, value in call.arguments.items() for leaf in leaves_with_paths(name, value))
     for name, value in passed.items():
@@ -151,4 +146,4 @@ def check_decorators(call: BodyCall | None, passed: dict[str, Any], target: Targ
                 f"passes {name} to the body as {actual!r:.40}",
                 f"Use this value in the directive: the kernels replace the body of {target.qualname}.",
             )
-    return dtypes
+    return dtypes, call.autocast

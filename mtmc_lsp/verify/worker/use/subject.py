@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.worker.arguments.values import resolve, seed_torch
+from mtmc_lsp.capture.worker.autocast.regions import under_autocast
 from mtmc_lsp.capture.worker.calls import constructed, set_mode
 from mtmc_lsp.core.errors import Location
 from mtmc_lsp.core.graph import InputKind
@@ -194,9 +195,8 @@ class Subject:
         """What a user calls."""
         if self.target.kind is TargetKind.METHOD and not self.is_forward:
             method: Callable[..., Any] = getattr(instance, self.target.qualname.rpartition(".")[2])
-            return method
-        called: Callable[..., Any] = instance
-        return called
+            return under_autocast(method, self.capture.workload.autocast, self.device)
+        return under_autocast(instance, self.capture.workload.autocast, self.device)
 
     @property
     def is_forward(self) -> bool:
