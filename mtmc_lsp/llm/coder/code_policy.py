@@ -208,7 +208,7 @@ def _check_unrelated_kernels(
 
 
 def _check_torch(old: ast.FunctionDef, new: ast.FunctionDef, *, moved_calls: int) -> None:
-    before, after = _torch_calls(old), _torch_calls(new)
+    before, after = torch_calls(old), torch_calls(new)
     added = after - before
     if added:
         raise InvalidAnswer(f"{new.name} computes with torch: {next(iter(added))}. Compute that in a kernel.")
@@ -219,7 +219,7 @@ def _check_torch(old: ast.FunctionDef, new: ast.FunctionDef, *, moved_calls: int
         )
 
 
-def _torch_calls(function: ast.FunctionDef) -> Counter[str]:
+def torch_calls(function: ast.FunctionDef) -> Counter[str]:
     """Calls that compute: neither allocations, nor views, nor kernel launches."""
     calls: Counter[str] = Counter()
     for node in ast.walk(function):
