@@ -45,7 +45,12 @@ def find_unfinished(store: Store, *, run: str = "", target: OpenTarget | None = 
     Raises:
         RequestError: there is no such run, or it is finished.
     """
-    records = store.runs()
+    evolutions = store.evolutions()
+    if run in evolutions:
+        raise RequestError(
+            f"run {run} is an evolution", where=Location(str(store.folder)), remedy=f"mtmc evolve --resume {run}"
+        )
+    records = [record for record in store.runs() if record.id not in evolutions]
     if run:
         matching = [record for record in records if record.id == run]
     elif target is not None:

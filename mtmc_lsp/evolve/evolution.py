@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from mtmc_lsp.core.chat import BudgetSpent
 from mtmc_lsp.core.errors import FailureKind, MtmcError
 from mtmc_lsp.core.learning.transitions import Outcome
-from mtmc_lsp.core.run import Candidate
+from mtmc_lsp.core.run import Author, Candidate
 from mtmc_lsp.evolve.archive import Archive, archives
 from mtmc_lsp.evolve.fitness import is_faster, ratio_text, scores_of, slower_on
 from mtmc_lsp.evolve.lineage import (
@@ -40,8 +40,8 @@ BEST_SHARE = 0.5
 """How often the fastest version of an island is the parent; otherwise a random one of its archive."""
 MIGRATION_INTERVAL = 5
 """Generations between two exchanges of islands."""
-MOST_EXHAUSTED = 5
-"""Generations without any new version after which the evolution ends."""
+MOST_EXHAUSTED = 12
+"""Generations in a row without a new version, after which the evolution ends. The supervisor sets new directions before."""
 TIME_OVER = "the time is over"
 
 
@@ -117,10 +117,9 @@ class Evolution:
             return f"the limit of {limits.generations} generations is reached"
         if self.lineage.spent.seconds >= limits.seconds:
             return TIME_OVER
-        islands = self._parts.setup.islands
-        tail = done[-MOST_EXHAUSTED:]
-        exhausted = [sum(event.kind is EventKind.EXHAUSTED for event in item.events) for item in tail]
-        if len(tail) == MOST_EXHAUSTED and all(count == islands for count in exhausted):
+        written = {version.generation for version in self.lineage.versions if version.key}
+        tail = [item.number for item in done[-MOST_EXHAUSTED:]]
+        if len(tail) == MOST_EXHAUSTED and not written & set(tail):
             return f"{MOST_EXHAUSTED} generations in a row gave no version that is new"
         return ""
 
@@ -138,8 +137,8 @@ class Evolution:
         keys = {version.key for version in self.lineage.versions if version.key}
         for island in range(parts.setup.islands):
             parts.progress.on_stage(f"generation {number}, island {island + 1}: writing a version")
-            task = self._task(directed, number, island, held[island], frozenset(keys))
             operator = self._operator(number, island)
+            task = self._task(directed, number, island, self._parents(held[island], operator), frozenset(keys))
             draft = parts.operators[operator].vary(task)
             drafts.append((task, draft))
             if draft.candidate is not None:
@@ -175,15 +174,28 @@ class Evolution:
                     events.append(Event(EventKind.MIGRATION, text, target, best.number))
         return events
 
-    def _task(self, lineage: Lineage, number: int, island: int, archive: Archive, known: frozenset[str]) -> Task:
+    def _parents(self, archive: Archive, operator: Operator) -> list[Version]:
+        """The versions that an operator may change, the fastest first.
+
+        Actions of the catalogue write all kernels again, so they would remove the edits of a model.
+        """
+        elites = sorted(archive.elites, key=lambda version: (-version.gain, version.number))
+        if operator is Operator.AGENT:
+            return elites
+        return [item for item in elites if _is_builtin(item)] or [
+            max((item for item in self.lineage.versions if _is_builtin(item)), key=lambda version: version.gain)
+        ]
+
+    def _task(
+        self, lineage: Lineage, number: int, island: int, parents: Sequence[Version], known: frozenset[str]
+    ) -> Task:
         rng = random.Random(f"{self._parts.setup.seed} {number} {island}")
         restart = restart_from(lineage, island)
-        if restart is not None:
-            parent = lineage.version(restart)
-        else:
-            parent = archive.fastest() if rng.random() < BEST_SHARE else rng.choice(archive.elites)
+        chosen = next((item for item in parents if item.number == restart), None)
+        if chosen is None:
+            chosen = parents[0] if rng.random() < BEST_SHARE else rng.choice(parents)
         direction = self._parts.supervisor.direction(lineage, island)
-        return Task(parent, island, lineage, direction, rng, lambda key: digest(key) in known)
+        return Task(chosen, island, lineage, direction, rng, lambda key: digest(key) in known)
 
     def _operator(self, number: int, island: int) -> Operator:
         """The operator of an island: in turn, if there are two."""
@@ -259,6 +271,11 @@ def _placed(version: Version, archive: Archive) -> Version:
         reason = f"{version.reason}; kept as the best of {', '.join(niches)}"
         return replace(version, status=VersionStatus.NICHE, niches=niches, reason=reason)
     return replace(version, niches=niches)
+
+
+def _is_builtin(version: Version) -> bool:
+    """Whether the built-in coder wrote a version that may become a parent."""
+    return version.is_alive and version.candidate is not None and version.candidate.author is Author.BUILTIN
 
 
 def key_of(candidate: Candidate) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from mtmc_lsp.evolve.lineage import Score, Version, geometric_mean
@@ -29,7 +30,7 @@ def slower_on(scores: Sequence[Score]) -> list[int]:
 def is_faster(scores: Sequence[Score]) -> bool:
     """Whether a version is faster than its parent beyond noise, on all workloads together."""
     ratio = geometric_mean([score.ratio for score in scores])
-    error = max((score.error for score in scores), default=0.0) / max(1, len(scores)) ** 0.5
+    error = max((score.error for score in scores), default=0.0) / math.sqrt(max(1, len(scores)))
     return ratio - ERRORS * error > 1.0 + TOLERANCE
 
 

@@ -182,12 +182,10 @@ class Setup:
     """The language model; empty if none is asked."""
     plain_hash: str = ""
     """SHA-256 of the file without generated code."""
-    fingerprint: str = ""
-    """Of the target and everything that its capture read."""
     started_from: str = ""
     """Id of the run whose best version is the start; empty if that is the user's code."""
-    preferred: tuple[str, ...] = ()
-    """Kinds of actions by how often they were kept in earlier runs on this GPU, the best first."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of actions that are legal at the start. Those that were kept in earlier runs on this GPU are first."""
     notes: tuple[str, ...] = ()
     """What the user should know, as sentences: calls that are no part of the workloads."""
 

@@ -20,8 +20,11 @@ from mtmc_lsp.evolve.workloads import Workloads, at_sizes
 from mtmc_lsp.explore.judgement import GOOD, Judgement, SiblingMeasurer
 from mtmc_lsp.explore.measuring import Place, open_measurer
 from mtmc_lsp.measure.local_measurer import LocalMeasurer
+from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.search.failures import failure_reason
 
+UNKNOWN_US = 1000.0
+"""Stands for the time of user's code that cannot be read or timed; only relations to it are used."""
 NO_ESTIMATE = "the cost model has no estimate for it, and without a GPU nothing is timed"
 
 
@@ -37,6 +40,8 @@ class Here:
     workloads: Workloads
     deadline: float
     """Time of the monotonic clock after which nothing continues."""
+    fork_server: ForkServer | None = None
+    """Starts the processes; the caller closes it."""
 
 
 class LocalRunner:
@@ -52,7 +57,8 @@ class LocalRunner:
         self._captures = [at_sizes(here.capture, sizes) for _, sizes in here.workloads.points]
         self._resources = ExitStack()
         places = [
-            Place(capture, here.source, here.python, here.archs, None, here.deadline) for capture in self._captures
+            Place(capture, here.source, here.python, here.archs, here.fork_server, here.deadline)
+            for capture in self._captures
         ]
         self.has_gpu = places[0].has_gpu
         # The cost model estimates every workload, so the interpreter verifies one.
@@ -70,6 +76,16 @@ class LocalRunner:
     def close(self) -> None:
         self._resources.close()
 
+    def baseline(self, root: Candidate) -> tuple[float, ...]:
+        if not self.has_gpu:
+            device = self.device()
+            return tuple(estimate_us(capture, root, device) or UNKNOWN_US for capture in self._captures)
+        return tuple(measurer.judge(root, [[root]])[0][0].before_us or UNKNOWN_US for measurer in self._measurers)
+
+    def resources(self, candidate: Candidate) -> tuple[float, int]:
+        graph = self._here.capture.graph
+        return memory_of(graph, candidate), launches_of(graph, candidate)
+
     def run(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
         began = time.monotonic()
         reports = self._measurers[0].compile([request.candidate for request in requests]) if requests else []
@@ -84,11 +100,10 @@ class LocalRunner:
     # One version -------------------------------------------------------------------------------------------------
 
     def _tried(self, request: TrialRequest, report: CompileReport) -> TrialResult:
-        graph, candidate = self._here.capture.graph, request.candidate
+        candidate = request.candidate
         compiled = "\n".join(f"{kernel.kernel} for {kernel.arch}: {kernel.summary}" for kernel in report.kernels)
-        result = TrialResult(
-            Outcome.CORRECT, compiled=compiled, memory=memory_of(graph, candidate), launches=launches_of(graph, candidate)
-        )
+        memory, launches = self.resources(candidate)
+        result = TrialResult(Outcome.CORRECT, compiled=compiled, memory=memory, launches=launches)
         if not report.ok:
             broken = next(kernel for kernel in report.kernels if kernel.error)
             outcome = Outcome.OUT_OF_TIME if report.ran_out_of_time else Outcome.COMPILE_ERROR
@@ -105,9 +120,7 @@ class LocalRunner:
             return _failed(result, judgement)
         device, workloads = self.device(), list[Measured]()
         for capture in self._captures:
-            us, before = (
-                estimate_us(capture, version, device) for version in (request.candidate, request.parent)
-            )
+            us, before = (estimate_us(capture, version, device) for version in (request.candidate, request.parent))
             if us is None or before is None:
                 return replace(result, detail=NO_ESTIMATE)
             workloads.append(Measured(us, before / us))

@@ -50,14 +50,13 @@ class Review:
 class Supervisor:
     """Watches the islands of one evolution."""
 
-    def __init__(self, kinds: Sequence[str], preferred: Sequence[str] = ()) -> None:
+    def __init__(self, kinds: Sequence[str]) -> None:
         """Watch.
 
         Args:
-            kinds: all kinds of actions of the catalogue.
-            preferred: those that paid in earlier runs on this GPU, the best first.
+            kinds: kinds of actions that are legal, those that paid in earlier runs first.
         """
-        self._kinds = [*preferred, *(kind for kind in kinds if kind not in preferred)]
+        self._kinds = list(kinds)
 
     def direction(self, lineage: Lineage, island: int) -> Direction:
         """The present direction of an island."""
@@ -117,8 +116,7 @@ def restart_from(lineage: Lineage, island: int) -> int | None:
         return None
     since, event = events[-1]
     used = any(
-        item.generation >= since and item.island == island and item.parent == event.version
-        for item in lineage.versions
+        item.generation >= since and item.island == island and item.parent == event.version for item in lineage.versions
     )
     return None if used else event.version
 

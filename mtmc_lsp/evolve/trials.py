@@ -74,6 +74,12 @@ class TrialRunner(Protocol):
     def device(self) -> DeviceModel:
         """The device that is planned and compiled for."""
 
+    def baseline(self, root: Candidate) -> tuple[float, ...]:
+        """Microseconds a call of the user's code on every workload."""
+
+    def resources(self, candidate: Candidate) -> tuple[float, int]:
+        """Estimated bytes that a call allocates, and its number of launches; 0 if unknown."""
+
     def run(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
         """Try versions, in the order of the requests.
 

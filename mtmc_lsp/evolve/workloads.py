@@ -1,7 +1,7 @@
 """The workloads that a version is scored on: the captured one, and further sizes at which its kernels run.
 
-Further sizes come from recorded calls. If there are none, the free sizes are halved and doubled. Calls with other dtypes, ranks or
-constants are no part of them: the guard sends these calls to the user's code, so no version changes their time.
+Further sizes come from recorded calls. If there are none, a free size is halved and doubled. Calls with other dtypes, ranks or
+constants are no part of them: the guard sends these to the user's code, so no version changes their time.
 """
 
 from __future__ import annotations

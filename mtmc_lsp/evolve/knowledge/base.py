@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mtmc_lsp.evolve.knowledge.lessons import Lesson
+from mtmc_lsp.evolve.knowledge.lessons import Lesson, merged
 from mtmc_lsp.llm.coder.prompts import ARCH_NOTES, KNOWLEDGE
 
 SATURATION, LENGTH_SHARE = 1.5, 0.75
@@ -52,8 +52,10 @@ def notes() -> list[Entry]:
 
 
 def lesson_entries(lessons: Iterable[Lesson], project: str) -> list[Entry]:
-    """Lessons as entries for somebody who works on a project."""
-    return [Entry(f"lesson: {lesson.kind}", lesson.text(project), gpu=lesson.gpu) for lesson in lessons]
+    """Lessons as entries for somebody who works on a project; those of all runs about the same are one entry."""
+    return [
+        Entry(f"lesson: {lesson.kind}", lesson.text(project), gpu=lesson.gpu) for lesson in merged(lessons, project)
+    ]
 
 
 class KnowledgeBase:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mtmc_lsp.app.folder_decisions import state_folder
+from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.evolve.lineage import ALIVE, Lineage, VersionStatus
+from mtmc_lsp.llm.open_regions import FREE_EDIT
 
 FILE = "lessons.jsonl"
 MOST_LESSONS = 4000
@@ -76,7 +78,7 @@ def lessons_of_lineage(
         for score in version.scores:
             ratio *= max(score.ratio, 1e-9) ** (1.0 / len(version.scores))
         for action in version.actions:
-            key = (action.kind.value, operations_of(graph, action.region))
+            key = (kind_of(action), operations_of(graph, action.region))
             old = lessons.get(key) or Lesson(run, project, gpu, *key)
             lessons[key] = replace(
                 old,
@@ -94,7 +96,7 @@ def lessons_of_steps(steps: Sequence[Step], graph: Graph, *, run: str, project: 
     """What the steps of a stored run taught."""
     lessons: dict[tuple[str, tuple[str, ...]], Lesson] = {}
     for step in steps:
-        key = (step.action.kind.value, operations_of(graph, step.action.region))
+        key = (kind_of(step.action), operations_of(graph, step.action.region))
         old = lessons.get(key) or Lesson(run, project, gpu, *key)
         ratio = (step.timing.against("previous") or step.timing.against("eager")) if step.timing is not None else None
         is_kept = step.status is StepStatus.ACCEPTED
@@ -108,6 +110,31 @@ def lessons_of_steps(steps: Sequence[Step], graph: Graph, *, run: str, project: 
             reason=step.reason,
         )
     return list(lessons.values())
+
+
+def merged(lessons: Iterable[Lesson], project: str) -> list[Lesson]:
+    """One lesson for each kind, operations and GPU, with the last title and reason of a project."""
+    found: dict[tuple[object, ...], Lesson] = {}
+    for lesson in lessons:
+        key = (lesson.kind, lesson.operations, lesson.gpu)
+        old = found.get(key)
+        if old is None:
+            found[key] = lesson
+            continue
+        detail = lesson if lesson.project == project or old.project != project else old
+        found[key] = replace(
+            detail,
+            tried=old.tried + lesson.tried,
+            kept=old.kept + lesson.kept,
+            failed=old.failed + lesson.failed,
+            best=max(old.best, lesson.best),
+        )
+    return list(found.values())
+
+
+def kind_of(action: MacroAction) -> str:
+    """The kind of an action; ``edit`` for an edit by a language model."""
+    return "edit" if FREE_EDIT in action.params else action.kind.value
 
 
 def operations_of(graph: Graph, region: Sequence[str]) -> tuple[str, ...]:
@@ -126,7 +153,9 @@ def preferred_kinds(lessons: Sequence[Lesson], gpu: str) -> tuple[str, ...]:
             tried[lesson.kind] = tried.get(lesson.kind, 0) + lesson.tried
             kept[lesson.kind] = kept.get(lesson.kind, 0) + lesson.kept
     # One more trial that failed: a kind that was tried once does not come first.
-    return tuple(sorted((kind for kind in kept if kept[kind]), key=lambda kind: (-kept[kind] / (tried[kind] + 1), kind)))
+    return tuple(
+        sorted((kind for kind in kept if kept[kind]), key=lambda kind: (-kept[kind] / (tried[kind] + 1), kind))
+    )
 
 
 class LessonFile:

@@ -51,7 +51,7 @@ class Draft:
     """``None`` if nothing new was written."""
     remark: str = ""
     """Why the operator made it, or why there is none."""
-    spent: Spent = Spent()
+    spent: Spent = field(default_factory=Spent)
 
 
 class VaryingOperator(Protocol):

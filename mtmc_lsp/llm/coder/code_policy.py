@@ -235,21 +235,22 @@ def torch_calls(function: ast.FunctionDef) -> Counter[str]:
 
 def _check_lint(old: str, new: str) -> None:
     """Reject errors and warnings of the editor's linter that the old text did not have."""
-    old_codes = Counter(code for code, _ in _findings(old))
-    for code, message in _findings(new):
+    old_codes = Counter(code for code, _ in findings(old))
+    for code, message in findings(new):
         if old_codes[code]:
             old_codes[code] -= 1
             continue
         raise InvalidAnswer(f"{code}: {message}")
 
 
-def _findings(text: str) -> list[tuple[str, str]]:
+def findings(text: str) -> list[tuple[str, str]]:
+    """Code and message of each error and warning of the static checks in kernels and a launcher."""
     module = f"import torch\nimport triton\nimport triton.language as tl\n\n\n{text}".encode()
     outline = Outliner("").outline(module, parse(module))
-    findings = []
+    result = []
     for chunk in outline.chunks:
         for finding in check(chunk.text, context_of(outline)):
             if finding.severity in (Severity.ERROR, Severity.WARNING):
                 line = chunk.text[finding.start : finding.end].decode().splitlines()[0]
-                findings.append((finding.code, f"{finding.message} ({line})"))
-    return findings
+                result.append((finding.code, f"{finding.message} ({line})"))
+    return result

@@ -197,9 +197,7 @@ def apply_edit(
     original = strip_generated(candidate.source.encode(), target.qualname)
     code = placed(assemble_code(editable, text, unrelated_kernels), place, original)
     source = compose(original, target, code).decode()
-    return Candidate(
-        content_id(source), candidate.id, action, source, code, to_json(new_schedule), author=Author.MODEL
-    )
+    return Candidate(content_id(source), candidate.id, action, source, code, to_json(new_schedule), author=Author.MODEL)
 
 
 def editable_code_of(capture: Capture, candidate: Candidate) -> EditableCode:
