@@ -78,8 +78,8 @@ def _global_options(
 
 # In the order of `mtmc --help`.
 _COMMANDS = (
-    optimize, apply, report, why, plan, runs, verify, repair, profile, record, export, doctor, calibrate, evolve, lineage, knowledge,
-    bench, explore, programs, consent, lsp,
+    optimize, apply, report, why, plan, runs, verify, repair, profile, record, export, doctor, calibrate, evolve, lineage,
+    knowledge, bench, explore, programs, consent, lsp,
 )  # fmt: skip
 for _command in _COMMANDS:
     app.command()(_command)
