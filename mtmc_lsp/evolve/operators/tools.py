@@ -5,7 +5,7 @@ Generated code is compiled and runs only in the sandboxed processes of the trial
 
 from __future__ import annotations
 
-import difflib
+import ast
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +25,7 @@ from mtmc_lsp.explore.judgement import GOOD
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.llm.coder.code_policy import findings
 from mtmc_lsp.llm.coder.coder import apply_edit, editable_code_of
+from mtmc_lsp.llm.coder.editable_text import functions_of
 from mtmc_lsp.llm.coder.hunks import InvalidAnswer
 from mtmc_lsp.llm.open_regions import FREE_EDIT
 from mtmc_lsp.llm.profile_text import profile_text
@@ -39,6 +40,8 @@ MOST_LISTED = 16
 """Most actions in a list."""
 MOST_VERSIONS = 25
 """Most versions in the list of the lineage, the last ones."""
+MOST_NAMES = 3
+"""Most functions in the title of an edit."""
 MOST_WORDS = 240
 """Most characters of a query or a reason."""
 
@@ -312,15 +315,7 @@ def _number(argument: str, most: int, least: int = 1) -> int:
 
 
 def _changed_functions(before: str, after: str) -> str:
-    """The functions around the changed lines: ``f_kernel and f_launch``."""
-    lines = after.splitlines()
-    names: list[str] = []
-    for kind, _, _, start, end in difflib.SequenceMatcher(None, before.splitlines(), lines).get_opcodes():
-        if kind == "equal":
-            continue
-        for number in range(max(start, 0), max(end, start + 1)):
-            owner = next((line for line in lines[number::-1] if line.startswith("def ")), "")
-            name = owner.removeprefix("def ").partition("(")[0]
-            if name and name not in names:
-                names.append(name)
-    return " and ".join(names[:3]) or "the launcher"
+    """The functions that an edit adds or changes: ``f_kernel and f_launch``."""
+    old = {name: ast.dump(function) for name, function in functions_of(before).items()}
+    names = [name for name, function in functions_of(after).items() if old.get(name) != ast.dump(function)]
+    return " and ".join(names[:MOST_NAMES]) or "the launcher"
