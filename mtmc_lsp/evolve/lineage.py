@@ -123,7 +123,7 @@ class Version:
         """Its actions as one line."""
         if self.parent is None:
             return "your code"
-        return "; then ".join(action.text for action in self.actions) or self.remark or "nothing was written"
+        return "; then ".join(action.text for action in self.actions) or "no version"
 
 
 class EventKind(Enum):
