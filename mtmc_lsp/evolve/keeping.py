@@ -27,7 +27,7 @@ SECONDS_PER_STEP = 60.0
 def steps_of(lineage: Lineage, number: int, capture: Capture, coder: Coder) -> list[Step]:
     """The steps that lead from the user's code to a version, without a verdict.
 
-    Actions whose effect later ones replace are left out, if the built-in coder wrote all versions.
+    Actions that the result does not need are left out, if the built-in coder wrote all versions.
 
     Raises:
         RequestError: the version was not written.
@@ -94,7 +94,7 @@ def _step(action: MacroAction, before: Candidate, after: Candidate, capture: Cap
     name = capture.workload.target.path.rpartition("/")[2]
     candidate = replace(after, dependencies=capture.graph.dependencies)
     diff = unified_diff(before.source, after.source, name)
-    return Step(0, action, StepStatus.ACCEPTED, "found by an evolution", diff, candidate, base=before.id)
+    return Step(0, action, StepStatus.ACCEPTED, "an action of an evolution", diff, candidate, base=before.id)
 
 
 def _numbered(steps: Sequence[Step]) -> list[Step]:

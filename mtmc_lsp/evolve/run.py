@@ -44,7 +44,6 @@ from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.components import Events
 from mtmc_lsp.search.store import RunRecord
 
-OPERATORS = ("catalogue", "agent", "both")
 MARGIN_SECONDS = 120.0
 """Time that the last generation may take after the time is over."""
 

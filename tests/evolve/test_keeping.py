@@ -161,18 +161,18 @@ def test_a_version_that_the_whole_verification_refuses_makes_way_for_the_next_be
         first = BuiltinCoder(H200).write(capture, root, actions[0])
         lineage = grown(grown(lineage, first, actions[0], gain=1.5), candidate, actions[1], gain=2.0)
         stored: list[Generation] = []
-        asked: list[int] = []
+        kept: list[int] = []
         good = opened.keep(steps_of(lineage, 1, capture, BuiltinCoder(H200)))
 
         def keep(version: Version) -> RunResult:
-            asked.append(version.number)
+            kept.append(version.number)
             if version.number == 2:
                 wrong = replace(good.steps[-1], status=StepStatus.FAILED, reason="values differ at s0=37")
                 return replace(good, steps=(wrong,))
             return good
 
         after, result = keep_best(lineage, keep, lambda generation, versions: stored.append(generation))
-        assert asked == [2, 1]
+        assert kept == [2, 1]
         assert result == good
         assert after.best().number == 1
         assert after.refused == {2}

@@ -210,9 +210,9 @@ def test_recorded_calls_give_the_workloads_and_others_are_named(capture: Capture
         call("bfloat16", 100, 256, count=3),
         call("float32", 4, 4, 256),
     )
-    found = workloads_of(capture, RecordedTarget("model.py", "chain", calls))
-    assert found.names == ["N=512", "N=100", "N=7"]
-    assert found.notes[0].startswith("4 recorded calls have other dtypes, ranks, constants or fixed sizes")
+    recorded = workloads_of(capture, RecordedTarget("model.py", "chain", calls))
+    assert recorded.names == ["N=512", "N=100", "N=7"]
+    assert recorded.notes[0].startswith("4 recorded calls have other dtypes, ranks, constants or fixed sizes")
 
 
 def test_a_capture_at_other_sizes_has_their_traffic(capture: Capture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -114,7 +115,9 @@ def evolve(
     return 0 if result.status in KEPT else 1
 
 
-def _choose(spec: str, resume: bool, read_target):  # type: ignore[no-untyped-def]
+def _choose(
+    spec: str, resume: bool, read_target: Callable[[str], OpenTarget]
+) -> tuple[OpenTarget, StoredEvolution | None]:
     """The target, and the evolution to resume."""
     from mtmc_lsp.app.stored_runs import open_project_store, open_store
     from mtmc_lsp.evolve.stored import find_unfinished_evolution, read_evolution
@@ -179,8 +182,8 @@ def _check_consent(target: OpenTarget, plan: Plan, *, explicit: bool, may_ask: b
 
     if plan.operator == "catalogue":
         return
-    asked = Backends(coder="llm")
-    if limit_to_consent(target, asked, explicit=explicit, may_ask=may_ask) != asked:
+    wanted = Backends(coder="llm")
+    if limit_to_consent(target, wanted, explicit=explicit, may_ask=may_ask) != wanted:
         raise RequestError(
             f"this evolution asks a language model (--operator {plan.operator}), and you have not agreed to it",
             remedy=f"Repeat the command with --operator {plan.operator}, which is consent for this call.",

@@ -114,22 +114,22 @@ def lessons_of_steps(steps: Sequence[Step], graph: Graph, *, run: str, project: 
 
 def merged(lessons: Iterable[Lesson], project: str) -> list[Lesson]:
     """One lesson for each kind, operations and GPU, with the last title and reason of a project."""
-    found: dict[tuple[object, ...], Lesson] = {}
+    by_topic: dict[tuple[object, ...], Lesson] = {}
     for lesson in lessons:
         key = (lesson.kind, lesson.operations, lesson.gpu)
-        old = found.get(key)
+        old = by_topic.get(key)
         if old is None:
-            found[key] = lesson
+            by_topic[key] = lesson
             continue
         detail = lesson if lesson.project == project or old.project != project else old
-        found[key] = replace(
+        by_topic[key] = replace(
             detail,
             tried=old.tried + lesson.tried,
             kept=old.kept + lesson.kept,
             failed=old.failed + lesson.failed,
             best=max(old.best, lesson.best),
         )
-    return list(found.values())
+    return list(by_topic.values())
 
 
 def kind_of(action: MacroAction) -> str:

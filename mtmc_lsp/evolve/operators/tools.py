@@ -130,8 +130,7 @@ class Tools:
 
     def lint(self, _: str) -> str:
         """Static checks."""
-        found = [f"{code}: {message}" for code, message in findings(self.text())]
-        return "\n".join(found) or "No findings."
+        return "\n".join(f"{code}: {message}" for code, message in findings(self.text())) or "No findings."
 
     # Changing the draft ------------------------------------------------------------------------------------------
 
