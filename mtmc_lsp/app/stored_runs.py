@@ -230,6 +230,10 @@ def open_replay(store: Store, run: str, python: str = "") -> Replay:
     records = {item.id: item for item in store.runs()}
     if run not in records:
         raise RequestError(f"there is no run {run!r}", where=where, remedy="See `mtmc runs`.")
+    if run in store.evolutions():
+        raise RequestError(
+            f"run {run} is an evolution, which cannot be replayed", where=where, remedy=f"Show it: mtmc lineage {run}."
+        )
     record, config, exchanges = records[run], store.config(run, RunConfig), store.exchanges(run)
     if config is None or not exchanges:
         raise RequestError(

@@ -151,7 +151,8 @@ class Evolution:
                 continue
             index = len(self.lineage.versions) + len(versions)
             version = self._judged(index, number, task, draft, result)
-            if version.is_alive or version.scores:
+            # A version that is slower everywhere was not verified.
+            if version.scores and version.outcome is not Outcome.SLOWER:
                 version = _placed(version, held[task.island])
             versions.append(version)
         spent = Spent(parts.clock() - began)

@@ -15,6 +15,7 @@ from mtmc_lsp.core.results import CompileReport
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.evolve.estimates import estimate_us, launches_of, memory_of
+from mtmc_lsp.evolve.fitness import ERRORS, TOLERANCE
 from mtmc_lsp.evolve.trials import Measured, Stage, TrialRequest, TrialResult
 from mtmc_lsp.evolve.workloads import Workloads, at_sizes
 from mtmc_lsp.explore.judgement import GOOD, Judgement, SiblingMeasurer
@@ -134,6 +135,9 @@ class LocalRunner:
                 return _failed(result, judgement)
             if judgement.after_us is not None and judgement.ratio is not None:
                 workloads.append(Measured(judgement.after_us, judgement.ratio, judgement.ratio_error or 0.0))
+        if workloads and all(item.ratio + ERRORS * item.error < 1.0 - TOLERANCE for item in workloads):
+            # It is slower everywhere, so that nobody needs to know whether it is correct.
+            return replace(result, outcome=Outcome.SLOWER, workloads=tuple(workloads))
         verified = self._verified(request.candidate, result)
         return replace(verified, workloads=tuple(workloads)) if verified.outcome in GOOD else verified
 

@@ -53,6 +53,7 @@ class TrialResult:
     """What came of a version."""
 
     outcome: Outcome
+    """``SLOWER`` if it is slower than its parent on every workload: then it was not verified."""
     detail: str = ""
     """Why it failed; empty otherwise."""
     workloads: tuple[Measured, ...] = ()

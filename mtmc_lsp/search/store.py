@@ -20,6 +20,7 @@ from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.run import RunResult, RunStatus, Step
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.process.project_files import check_database, make_folder, read_bytes, replace_bytes, set_aside
+from mtmc_lsp.search.packing import pack, unpack
 
 T = TypeVar("T")
 
@@ -273,7 +274,7 @@ class Store:
 
     def add_generation(self, run_id: str, number: int, generation: object, versions: Mapping[int, object]) -> None:
         """Store a generation and its versions by their numbers, in one transaction."""
-        rows = [(run_id, index, json.dumps(to_json(version))) for index, version in versions.items()]
+        rows = [(run_id, index, pack(json.dumps(to_json(version)))) for index, version in versions.items()]
         document = json.dumps(to_json(generation))
         with self._transaction():
             self._db.execute("insert or replace into generations values (?, ?, ?)", (run_id, number, document))
@@ -365,7 +366,11 @@ class Store:
     def versions(self, run_id: str, kind: type[T]) -> list[T]:
         """The versions of an evolution, in order."""
         rows = self._rows("select document from versions where run = ? order by number", run_id)
-        return [self._decoded(kind, row[0]) for row in rows]
+        try:
+            documents = [unpack(row[0]) for row in rows]
+        except ValueError as error:
+            raise self._damaged(f"a version cannot be read ({error})") from None
+        return [self._decoded(kind, document) for document in documents]
 
     def result(self, run_id: str) -> RunResult | None:
         """The result of a finished run."""

@@ -144,6 +144,14 @@ def test_on_a_gpu_a_version_with_a_wrong_verdict_has_no_score(tried) -> None:
     assert "SIGSEGV" in result.detail
 
 
+def test_a_version_that_is_slower_everywhere_is_not_verified(tried) -> None:
+    result, _, verifier = tried(Judgement(Outcome.SLOWER, before_us=10.0, after_us=20.0, ratio=0.5, ratio_error=0.01))
+    assert (result.outcome, len(result.workloads), verifier.calls) == (Outcome.SLOWER, 2, 0)
+    # One that may be as fast is.
+    _, _, verifier = tried(Judgement(Outcome.SLOWER, before_us=10.0, after_us=10.3, ratio=0.97, ratio_error=0.02))
+    assert verifier.calls == 1
+
+
 def test_the_end_of_the_time_is_no_fault_of_a_version(tried) -> None:
     timed = Judgement(Outcome.FASTER, before_us=20.0, after_us=10.0, ratio=2.0)
     with pytest.raises(WorkerFailed, match="over"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from fakes import ENVIRONMENT, action, search
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location
 from mtmc_lsp.core.run import RunStatus
+from mtmc_lsp.search.packing import MOST_BYTES
 from mtmc_lsp.search.store import DamagedStore, Store
 from tests.hostile import DAMAGED_STORES, damage_store
 
@@ -148,6 +151,21 @@ def test_a_generation_is_stored_with_all_of_its_versions_or_not_at_all(tmp_path:
     with Store(tmp_path) as store:
         assert store.generations(run, Location) == []
         assert store.versions(run, Location) == []
+
+
+def test_versions_are_compressed_and_one_that_expands_without_end_is_refused(tmp_path: Path) -> None:
+    text = "def f(x):\n    return x\n" * 5000
+    with Store(tmp_path) as store:
+        run = store.begin("/project/model.py", "f", "hash", ENVIRONMENT)
+        store.add_generation(run, 0, Location("generation"), {0: Location(text)})
+        assert store.versions(run, Location) == [Location(text)]
+    bomb = base64.b64encode(zlib.compress(b" " * (MOST_BYTES + 1))).decode()
+    with sqlite3.connect(tmp_path / "store.db") as db:
+        assert db.execute("select length(document) from versions").fetchone()[0] < len(text) / 20
+        db.execute("update versions set document = ?", (bomb,))
+    db.close()
+    with pytest.raises(DamagedStore, match="a version cannot be read"), Store(tmp_path) as store:
+        store.versions(run, Location)
 
 
 def test_steps_are_replaced_as_a_whole(tmp_path: Path) -> None:
