@@ -74,6 +74,8 @@ def at_sizes(capture: Capture, sizes: Mapping[str, int]) -> Capture:
 
 def _sizes_of(capture: Capture, call: RecordedCall) -> dict[str, int] | None:
     """The values of the named sizes in a recorded call; ``None`` if the kernels would not run for it."""
+    if _constants_differ(capture, call):
+        return None
     types: dict[str, TensorType] = {}
     inputs = {item.name: item.type for item in capture.graph.inputs}
     for leaf in capture.leaves:
@@ -86,6 +88,8 @@ def _sizes_of(capture: Capture, call: RecordedCall) -> dict[str, int] | None:
         spec = specs.get(name)
         if spec is None or spec.dtype != kind.dtype or len(spec.shape) != len(kind.shape):
             return None
+        if (spec.stride is None) != kind.is_contiguous:
+            return None
         for size, symbol in zip(_shape(spec), kind.shape, strict=True):
             text = str(symbol)
             if text in values and text in capture.variable_sizes:
@@ -94,6 +98,18 @@ def _sizes_of(capture: Capture, call: RecordedCall) -> dict[str, int] | None:
             elif symbol.value({**values, **solved}) != size:
                 return None
     return {**values, **solved}
+
+
+def _constants_differ(capture: Capture, call: RecordedCall) -> bool:
+    """Whether plain values of a recorded call, or its constructor's arguments, are others than the captured ones."""
+    free = {number.access for number in capture.graph.numbers}
+    captured = {leaf.name: leaf.constant for leaf in capture.leaves if leaf.input is None and leaf.name not in free}
+    recorded = {leaf.name: leaf.constant for leaf in leaves_of(call.arguments) if leaf.tensor is None}
+    if any(name in recorded and recorded[name] != value for name, value in captured.items()):
+        return True
+    init = {leaf.name: leaf.constant for leaf in leaves_of(capture.workload.init_arguments) if leaf.tensor is None}
+    built = {leaf.name: leaf.constant for leaf in leaves_of(call.init_arguments) if leaf.tensor is None}
+    return any(name in init and init[name] != value for name, value in built.items())
 
 
 def _shape(spec: TensorSpec) -> list[int]:

@@ -341,6 +341,9 @@ def test_the_agents_version_is_verified_delivered_and_its_cost_is_shown(
     assert document["best"] == made[0]["number"]
     assert "def ranks_kernel" in document["result"]["final"]["source"]
     assert document["spent"]["tokens"] >= sum(version["spent"]["tokens"] for version in made)
+    assert "ranks_kernel" in project.run("report", document["run"], "--diff")
+    project.run("report", document["run"], "--html", "report.html")
+    assert "cannot be replayed" in project.fail("optimize", "--replay", document["run"])
     text = project.run("lineage")
     assert 'The model: "One kernel sorts and sums."' in text
     assert "tokens" in text

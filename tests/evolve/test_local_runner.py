@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from accepting import H200
 
+from mtmc_lsp.capture.recorded_calls import RecordedCall, RecordedTarget
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import FailureKind, WorkerFailed
@@ -16,7 +17,8 @@ from mtmc_lsp.core.learning.transitions import Outcome
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import CompileReport, KernelReport, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Author, Candidate
-from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.workload import ArgumentSpec, Capture, TensorSpec
 from mtmc_lsp.evolve.estimates import estimate_us, launches_of, memory_of
 from mtmc_lsp.evolve.local_runner import Here, LocalRunner
 from mtmc_lsp.evolve.trials import Stage, TrialRequest, TrialResult
@@ -190,6 +192,10 @@ def test_the_stages_end_where_they_should(tried) -> None:
     assert (verifier.calls, len(measurers[0].judged), measurers[1].judged) == (1, 1, [])
 
 
+def recorded_tensor(name: str, dtype: str, *shape: int) -> ArgumentSpec:
+    return ArgumentSpec(name, TensorSpec(tuple(Size.of(size) for size in shape), dtype))
+
+
 # Workloads and estimates ----------------------------------------------------------------------------------------------
 
 
@@ -204,13 +210,8 @@ def test_a_target_without_free_sizes_has_one_workload(captured) -> None:
 
 
 def test_recorded_calls_give_the_workloads_and_others_are_named(capture: Capture) -> None:
-    from mtmc_lsp.capture.recorded_calls import RecordedCall, RecordedTarget
-    from mtmc_lsp.core.sizes import Size
-    from mtmc_lsp.core.workload import ArgumentSpec, TensorSpec
-
     def call(dtype: str, *shape: int, count: int = 1) -> RecordedCall:
-        spec = TensorSpec(tuple(Size.of(size) for size in shape), dtype)
-        return RecordedCall(count, (ArgumentSpec("x", spec),))
+        return RecordedCall(count, (recorded_tensor("x", dtype, *shape),))
 
     calls = (
         call("float32", 100, 256),
@@ -221,6 +222,21 @@ def test_recorded_calls_give_the_workloads_and_others_are_named(capture: Capture
     recorded = workloads_of(capture, RecordedTarget("model.py", "chain", calls))
     assert recorded.names == ["N=512", "N=100", "N=7"]
     assert recorded.notes[0].startswith("4 recorded calls have other dtypes, ranks, constants or fixed sizes")
+
+
+def test_recorded_calls_with_other_constants_or_layouts_are_left_out(captured) -> None:
+    text = "import torch\n\n\n# mtmc: x=f32[N,256] rows=True N=512\ndef f(x, rows):\n    return torch.softmax(x, -1 if rows else 0)\n"
+    flagged = captured(text, "f")
+
+    def call(rows: bool, **changes: object) -> RecordedCall:
+        x = recorded_tensor("x", "float32", 64, 256)
+        assert x.tensor is not None
+        return RecordedCall(1, (replace(x, tensor=replace(x.tensor, **changes)), ArgumentSpec("rows", constant=rows)))
+
+    transposed = call(True, stride=(Size.of(1), Size.of(64)))
+    recorded = workloads_of(flagged, RecordedTarget("model.py", "f", (call(True), call(False), transposed)))
+    assert recorded.names == ["N=512", "N=64"]
+    assert recorded.notes[0].startswith("2 recorded calls have")
 
 
 def test_a_capture_at_other_sizes_has_their_traffic(capture: Capture) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from evolving import Landscape, World, comparable, evolve
 
 from mtmc_lsp.core.json_codec import to_json
@@ -67,6 +68,7 @@ def child(folder: Path, call: str) -> int:
     return subprocess.run([sys.executable, "-c", code], check=False, cwd=folder).returncode
 
 
+@pytest.mark.slow
 def test_an_evolution_that_was_killed_at_thirty_points_has_the_same_lineage(tmp_path: Path) -> None:
     expected = whole(tmp_path / "whole")
     chance, began = random.Random(5), time.monotonic()
