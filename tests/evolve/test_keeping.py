@@ -30,6 +30,7 @@ from mtmc_lsp.evolve.operators.base import Direction, Task
 from mtmc_lsp.evolve.operators.tools import Tools, Workshop
 from mtmc_lsp.evolve.start import start_versions
 from mtmc_lsp.planners.roofline import RooflinePlanner
+from mtmc_lsp.server.reviews import stored_reviews
 from mtmc_lsp.source.compose import strip_generated
 
 CHAIN = """\
@@ -198,3 +199,15 @@ def test_a_version_that_was_not_written_cannot_be_kept(pipeline) -> None:
         lineage = Lineage((*lineage.versions, lost), lineage.generations)
         with pytest.raises(RequestError, match="version 1 was not written: the model gave up"):
             steps_of(lineage, 1, opened.capture(), BuiltinCoder(H200))
+
+
+def test_an_evolution_that_goes_on_hides_no_finished_run_from_the_editor(pipeline) -> None:
+    with pipeline(CHAIN, "chain") as opened:
+        path, store = str(opened.target.path), opened.store()
+        finished = opened.keep([])
+        evolving = opened.begin_run()
+        assert [review.run for review in stored_reviews(path, store)] == [evolving]
+        store.add_evolution(evolving, Setup("catalogue", 1, 0, (), False, H200.name))
+        assert [review.run for review in stored_reviews(path, store)] == [finished.id]
+        opened.keep([], evolving)
+        assert [review.run for review in stored_reviews(path, store)] == [evolving]
