@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mtmc_lsp.evolve.lineage import Score, Version, geometric_mean
+from mtmc_lsp.evolve.lineage import TOLERANCE, Score, Version, geometric_mean
 from mtmc_lsp.evolve.trials import TrialResult
 
-TOLERANCE = 0.01
-"""Relative difference below which two versions are called equal: repeated timings differ by about this much."""
 ERRORS = 2.0
 """Standard errors that a difference must exceed."""
 

@@ -11,8 +11,8 @@ from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.learning.transitions import Outcome
 from mtmc_lsp.core.run import Candidate
 
-ROOT = 0
-"""Number of the version that is the user's code."""
+TOLERANCE = 0.01
+"""Relative difference below which two versions are called equal: repeated timings differ by about this much."""
 
 
 class Operator(Enum):
@@ -242,10 +242,21 @@ class Lineage:
         return next((event.text for _, event in self.events if event.kind is EventKind.ENDED), "")
 
     def best(self) -> Version:
-        """The fastest version on all workloads that was not refused; of equal ones the first."""
+        """The fastest version on all workloads together that was not refused, and is not slower than the start on any of them.
+
+        Of equal ones the first.
+        """
         refused = self.refused
         alive = [item for item in self.versions if item.is_alive and item.number not in refused]
-        return max(alive, key=lambda version: (version.gain, -version.number))
+        start = [item for item in alive if item.generation == 0][-1]
+        least = [score.gain * (1.0 - TOLERANCE) for score in start.scores]
+        chosen = [
+            item
+            for item in alive
+            if item.number == start.number
+            or all(score.gain >= gain for score, gain in zip(item.scores, least, strict=True))
+        ]
+        return max(chosen, key=lambda version: (version.gain, -version.number))
 
 
 def geometric_mean(values: Sequence[float]) -> float:

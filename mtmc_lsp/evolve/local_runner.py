@@ -15,7 +15,8 @@ from mtmc_lsp.core.results import CompileReport
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.evolve.estimates import estimate_us, launches_of, memory_of
-from mtmc_lsp.evolve.fitness import ERRORS, TOLERANCE
+from mtmc_lsp.evolve.fitness import ERRORS
+from mtmc_lsp.evolve.lineage import TOLERANCE
 from mtmc_lsp.evolve.trials import Measured, Stage, TrialRequest, TrialResult
 from mtmc_lsp.evolve.workloads import Workloads, at_sizes
 from mtmc_lsp.explore.judgement import GOOD, Judgement, SiblingMeasurer

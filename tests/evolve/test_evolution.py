@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,25 @@ def test_kept_versions_are_correct_and_not_slower_than_their_parent_on_any_workl
             assert all(new <= old * 1.02 for new, old in zip(after, before, strict=True))
         if version.status is VersionStatus.NICHE:
             assert version.niches
+
+
+def test_the_best_version_is_not_slower_than_the_start_on_any_workload(tmp_path: Path) -> None:
+    class Trade(Landscape):
+        """Each action makes one workload much faster and the other one slower."""
+
+        def times(self, numbers: Sequence[int]) -> tuple[float, float]:
+            first, second = super().times(numbers)
+            return first * 0.5 ** len(numbers), second * 1.2 ** len(numbers)
+
+    traded = 0
+    for seed in range(4):
+        lineage = evolve(tmp_path / str(seed), landscape=Trade(seed), generations=20)
+        best = lineage.best()
+        assert all(score.gain >= 0.99 for score in best.scores)
+        faster = [item for item in lineage.versions if item.is_alive and item.gain > best.gain]
+        assert all(min(score.gain for score in item.scores) < 0.99 for item in faster)
+        traded += len(faster)
+    assert traded, "no version trades one workload for another"
 
 
 def test_the_score_of_a_version_is_its_speed_over_the_users_code(tmp_path: Path) -> None:
