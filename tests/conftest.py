@@ -34,7 +34,7 @@ SLOW_MODULES = frozenset(
     codegen/test_masked_operands codegen/test_moments codegen/test_random_chains codegen/test_recurrent_kernels
     codegen/test_running_products codegen/test_special_values_of_functions codegen/test_special_values_of_losses
     codegen/test_stream_k core/test_fork_server core/test_protocol core/test_worker device/test_plans
-    examples/test_optimised llm/test_editor llm/test_run planning/test_actions planning/test_convolutions
+    evolve/test_evolve_command examples/test_optimised llm/test_editor llm/test_run planning/test_actions planning/test_convolutions
     planning/test_costs planning/test_few_channels planning/test_im2win planning/test_long_graphs planning/test_networks
     planning/test_pooling planning/test_precisions planning/test_recurrence planning/test_sequences
     planning/test_side_by_side planning/test_split programs/test_captures server/test_cancel server/test_fuzz server/test_hostile_folders

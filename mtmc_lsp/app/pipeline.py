@@ -189,24 +189,14 @@ class Pipeline:
             ModelNotUsable: a model must be asked and none can be reached; the run can be resumed.
             TargetUnsupported: no kernel would run for the workload: it is on the CPU, or always records gradients.
         """
-        began = time.monotonic()
-        end = began + self.target.settings.budget_seconds
-        self._deadline = end if self._deadline is None else min(end, self._deadline)
-        if self._fork_server is not None:
-            # It imports what the file imports while the target is captured.
-            self._branch = self._fork_server.branch(str(self.target.path), str(self.target.project))
-            self._resources.callback(self._branch.close)
-        check_place(self.target)
-        # Before the capture, so that a store that cannot be written is reported at once.
-        store = self.store()
-        capture, resumed = self.capture(), self._options.resumed
-        refuse_calls_without_kernels(self.target, capture)
+        began = self._begin()
+        store, resumed = self.store(), self._options.resumed
         if self._options.revision is not None:
             return self._revise(self._options.revision)
         if resumed is not None:
             run_id, steps = resumed.id, steps_to_resume(store, resumed, self.target, self.captures())
         else:
-            run_id, steps = self._begin_run(), []
+            run_id, steps = self.begin_run(), []
         if self._options.needs_sandbox:
             # Before the first step: later, the error would only fail that step.
             self.measurer().isolation()
@@ -216,6 +206,25 @@ class Pipeline:
         recorder = RunRecorder(store, run_id, config, model, first_step=len(steps) + 1)
         events = recorder.events(self._events)
         result = self._certify(run_id, steps, model, events) or self._search(run_id, steps, model, events)
+        return recorder.finish(replace(result, seconds=time.monotonic() - began, notes=tuple(self._notes)))
+
+    def keep(self, steps: Sequence[Step], run_id: str = "") -> RunResult:
+        """Steps that were written elsewhere -> a run in which each was written again, verified, and timed on a GPU.
+
+        Args:
+            steps: accepted and without a verdict; the edits of a model in them are not asked for again.
+            run_id: the run that they belong to; by default a new one.
+
+        Raises:
+            MtmcError: as for :meth:`optimize`.
+        """
+        began = self._begin()
+        store, run_id = self.store(), run_id or self.begin_run()
+        store.replace_steps(run_id, steps)
+        recorder = RunRecorder(store, run_id, self._run_config(), None)
+        search = certify(steps, self._open_components(None, steps))
+        run = search.kind(self.capture(), self._source, search.components, recorder.events(self._events))
+        result = run.run(run_id, self.target.source_hash, search.steps)
         return recorder.finish(replace(result, seconds=time.monotonic() - began, notes=tuple(self._notes)))
 
     def verify_file(self) -> Verdict:
@@ -334,6 +343,21 @@ class Pipeline:
             self._notes.append(note)
             self._events.on_note(note)
 
+    def _begin(self) -> float:
+        """Prepare a run: its end, the workers, the store and the capture. Returns the time of the clock before."""
+        began = time.monotonic()
+        end = began + self.target.settings.budget_seconds
+        self._deadline = end if self._deadline is None else min(end, self._deadline)
+        if self._fork_server is not None:
+            # It imports what the file imports while the target is captured.
+            self._branch = self._fork_server.branch(str(self.target.path), str(self.target.project))
+            self._resources.callback(self._branch.close)
+        check_place(self.target)
+        # Before the capture, so that a store that cannot be written is reported at once.
+        self.store()
+        refuse_calls_without_kernels(self.target, self.capture())
+        return began
+
     # Parts of stages ---------------------------------------------------------------------------------------------
 
     def _backends(self, steps: Sequence[Step]) -> Backends:
@@ -442,10 +466,12 @@ class Pipeline:
             self.device(),
         )
 
-    def _begin_run(self) -> str:
-        """Store a new run; returns its id."""
+    def begin_run(self) -> str:
+        """Store a new run, with how it was started; returns its id."""
         environment = self.capture().environment
-        return self.store().begin(str(self.target.path), self.target.qualname, self.target.source_hash, environment)
+        run = self.store().begin(str(self.target.path), self.target.qualname, self.target.source_hash, environment)
+        self.store().add_config(run, self._run_config())
+        return run
 
     def _certify(
         self, run_id: str, steps: Sequence[Step], model: RecordingModel | None, events: Events
@@ -473,7 +499,7 @@ class Pipeline:
         model = self._open_model()
         kind = SEARCHES[self.target.settings.search]
         search = revise(steps, revision, self._open_components(model, steps), kind)
-        run_id = self._begin_run()
+        run_id = self.begin_run()
         recorder = RunRecorder(self.store(), run_id, self._run_config(), model)
         events = recorder.events(self._events, store_replayed=True)
         run = search.kind(self.capture(), self._source, search.components, events)

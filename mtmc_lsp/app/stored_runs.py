@@ -45,7 +45,12 @@ def find_unfinished(store: Store, *, run: str = "", target: OpenTarget | None = 
     Raises:
         RequestError: there is no such run, or it is finished.
     """
-    records = store.runs()
+    evolutions = store.evolutions()
+    if run in evolutions:
+        raise RequestError(
+            f"run {run} is an evolution", where=Location(str(store.folder)), remedy=f"mtmc evolve --resume {run}"
+        )
+    records = [record for record in store.runs() if record.id not in evolutions]
     if run:
         matching = [record for record in records if record.id == run]
     elif target is not None:
@@ -225,6 +230,10 @@ def open_replay(store: Store, run: str, python: str = "") -> Replay:
     records = {item.id: item for item in store.runs()}
     if run not in records:
         raise RequestError(f"there is no run {run!r}", where=where, remedy="See `mtmc runs`.")
+    if run in store.evolutions():
+        raise RequestError(
+            f"run {run} is an evolution, which cannot be replayed", where=where, remedy=f"Show it: mtmc lineage {run}."
+        )
     record, config, exchanges = records[run], store.config(run, RunConfig), store.exchanges(run)
     if config is None or not exchanges:
         raise RequestError(

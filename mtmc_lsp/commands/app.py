@@ -12,6 +12,9 @@ from mtmc_lsp.commands.bench import bench
 from mtmc_lsp.commands.calibrate import calibrate
 from mtmc_lsp.commands.consent import consent
 from mtmc_lsp.commands.doctor import doctor
+from mtmc_lsp.commands.evolution.evolve import evolve
+from mtmc_lsp.commands.evolution.knowledge import knowledge
+from mtmc_lsp.commands.evolution.lineage import lineage
 from mtmc_lsp.commands.export import export
 from mtmc_lsp.commands.kernels.repair import repair
 from mtmc_lsp.commands.learning.explore import explore
@@ -75,8 +78,8 @@ def _global_options(
 
 # In the order of `mtmc --help`.
 _COMMANDS = (
-    optimize, apply, report, why, plan, runs, verify, repair, profile, record, export, doctor, calibrate, bench, explore,
-    programs, consent, lsp,
+    optimize, apply, report, why, plan, runs, verify, repair, profile, record, export, doctor, calibrate, evolve, lineage,
+    knowledge, bench, explore, programs, consent, lsp,
 )  # fmt: skip
 for _command in _COMMANDS:
     app.command()(_command)

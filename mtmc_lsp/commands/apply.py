@@ -29,9 +29,7 @@ def apply(
         stored = stored_run(store, run)
     record, result = stored.record, stored.result
     if result is None:
-        raise RequestError(
-            f"run {record.id} is not finished", remedy=f"Continue it: mtmc optimize --resume {record.id}."
-        )
+        raise RequestError(f"run {record.id} is not finished", remedy=f"Continue it: {stored.resume_command}.")
     if result.status not in KEPT:
         raise RequestError(
             f"run {record.id} kept no kernels ({result.status.value})", remedy="Choose another run; see `mtmc runs`."

@@ -62,4 +62,4 @@ def _show(stored: StoredRun, *, diff: bool, verbose: bool) -> None:
     else:
         if verbose:
             show_tree(out, stored.steps)
-        show(out, f"run {record.id} is not finished: continue with mtmc optimize --resume {record.id}")
+        show(out, f"run {record.id} is not finished: continue with {stored.resume_command}")

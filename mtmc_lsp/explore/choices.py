@@ -9,6 +9,7 @@ from typing import Protocol
 
 from mtmc_lsp.actions.base import IllegalAction, Situation, lines_of, with_saving
 from mtmc_lsp.actions.catalogue import apply_action
+from mtmc_lsp.actions.titles import operation_names, with_result
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.ir.primitives import KernelIR
@@ -137,7 +138,9 @@ def _fusions(ir: KernelIR, count: int, rng: random.Random) -> Iterator[MacroActi
             if around:
                 region.add(rng.choice(around))
         nodes = tuple(name for name in names if name in region)
-        text = f"Fuse {len(nodes)} operation{'s' if len(nodes) > 1 else ''}"
+        operations = operation_names(ir, nodes)
+        what = f"Fuse {operations} into one kernel" if len(nodes) > 1 else f"Run {operations} in a separate kernel"
+        text = with_result(ir, what, nodes)
         yield MacroAction(
             ActionKind.FUSE, nodes, lines_of(ir, nodes), rationale="It is legal, and was chosen at random.", text=text
         )

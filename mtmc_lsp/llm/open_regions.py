@@ -23,6 +23,10 @@ from mtmc_lsp.tuning.cost import tensor_bytes
 OPEN_REGION = "open"
 """Action parameter that marks an open region: the action does not change the schedule."""
 
+FREE_EDIT = "edit"
+"""Action parameter that marks an edit of any kernel and of the launcher. It holds a hash of the edited text: the action does not
+change the schedule, and edits of the same version differ."""
+
 MAX_STEPS_WITHOUT_GAIN = 2
 """Consecutive steps without gain after which the model is asked."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.chat import Exchange
 from mtmc_lsp.core.device_model import DeviceModel
@@ -68,6 +68,8 @@ class RunPage:
     exchanges: Sequence[Exchange] = ()
     kept_steps: frozenset[int] | None = None
     """Indices of the steps that the user's file contains, for a page in an editor; ``None`` for other pages."""
+    resume_command: str = ""
+    """Continues an unfinished run; empty for the usual command."""
 
     @property
     def accepted(self) -> list[Step]:
@@ -117,7 +119,7 @@ class RunPage:
         spec, run = shlex.quote(f"{self.path}::{self.target}"), self.run
         items: list[tuple[str, str]] = []
         if self.result is None:
-            items.append((f"mtmc optimize --resume {run}", "continues the run"))
+            items.append((self.resume_command or f"mtmc optimize --resume {run}", "continues the run"))
         elif self.result.status not in KEPT:
             items.append((f"mtmc profile {spec}", "shows where the time of a call goes"))
         else:
@@ -345,7 +347,8 @@ def stored_page(stored: StoredRun, kept_steps: frozenset[int] | None = None) -> 
     """The page of a stored run."""
     record = stored.record
     identity = (record.id, record.path, record.qualname, record.started)
-    return RunPage(*identity, stored.steps, record.environment, stored.result, stored.exchanges, kept_steps).page()
+    page = RunPage(*identity, stored.steps, record.environment, stored.result, stored.exchanges, kept_steps)
+    return replace(page, resume_command=stored.resume_command).page()
 
 
 def _name(step: Step) -> str:

@@ -5,8 +5,9 @@ Each trial stands below the version that it changed, with its speed over that ve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rich.console import Console
 from rich.text import Text
@@ -17,6 +18,7 @@ from mtmc_lsp.report.encoding import is_unicode
 from mtmc_lsp.report.page import escape
 from mtmc_lsp.report.phrases import outcome_text
 
+T = TypeVar("T")
 CAPTION = (
     "Each trial stands below the version that it changed. The number is its speed over that version, and the marked path leads "
     "to the delivered version."
@@ -86,17 +88,34 @@ def tree_picture(steps: Sequence[Step]) -> str:
 
 def _item(trial: Trial) -> str:
     below = "".join(_item(item) for item in trial.trials)
-    inner = f"<ul>{below}</ul>" if below else ""
     step = trial.step
     if step is None:
-        return f'<li class="accepted"><span class="node">{escape(trial.title)}</span>{inner}</li>'
+        return list_item("accepted", trial.title, below=below)
     state = "alternative" if step.is_alternative else step.status.value
-    edge = f'<span class="edge">{escape(text)}</span> ' if (text := edge_text(step)) else ""
-    head = f'<span class="node">{step.index}. {escape(trial.title)}</span>'
     # The reason of a rejected step says that it was rejected.
-    word = "" if step.status is StepStatus.REJECTED else f' <span class="state">{outcome_word(step)}</span>'
-    why = "" if step.status is StepStatus.ACCEPTED else f'<span class="quiet">: {escape(outcome_text(step))}</span>'
-    return f'<li class="{state}">{edge}{head}{word}{why}{inner}</li>'
+    word = "" if step.status is StepStatus.REJECTED else outcome_word(step)
+    why = "" if step.status is StepStatus.ACCEPTED else outcome_text(step)
+    return list_item(state, f"{step.index}. {trial.title}", edge=edge_text(step), word=word, why=why, below=below)
+
+
+def list_item(state: str, title: str, *, edge: str = "", word: str = "", why: str = "", below: str = "") -> str:
+    """A node of a tree picture.
+
+    Args:
+        state: its class in the style sheet: ``accepted``, ``alternative``, ``rejected`` or ``failed``.
+        edge: what led to it, in few characters.
+        word: what came of it.
+        why: the reason.
+        below: the nodes below it, as HTML.
+    """
+    parts = [
+        f'<span class="edge">{escape(edge)}</span> ' if edge else "",
+        f'<span class="node">{escape(title)}</span>',
+        f' <span class="state">{escape(word)}</span>' if word else "",
+        f'<span class="quiet">: {escape(why)}</span>' if why else "",
+        f"<ul>{below}</ul>" if below else "",
+    ]
+    return f'<li class="{state}">{"".join(parts)}</li>'
 
 
 # A terminal -----------------------------------------------------------------------------------------------------------
@@ -109,7 +128,9 @@ def show_tree(out: Console, steps: Sequence[Step]) -> None:
     show(out, "Search tree", style="bold", indent=2)
     for tree in trees(steps):
         show(out, tree.title, indent=2)
-        for branch, step in _lines(tree, is_unicode(out.encoding)):
+        for branch, trial in branches(tree.trials, lambda item: item.trials, unicode=is_unicode(out.encoding)):
+            step = trial.step
+            assert step is not None, "only the root has no step"
             mark, style = MARK[step.status]
             first = Text.assemble(branch, (f"{mark} ", style), (f"{step.index}  ", "bold"))
             # A long title is cut off, the result is not.
@@ -117,11 +138,18 @@ def show_tree(out: Console, steps: Sequence[Step]) -> None:
             show(out, Text(f"{', '.join(result)}: {step.action.text}"), first=first, indent=2, lines=1)
 
 
-def _lines(trial: Trial, unicode: bool, margin: str = "") -> Iterator[tuple[str, Step]]:
-    """The steps below a node with the branches that lead to them."""
+def branches(
+    items: Sequence[T], below: Callable[[T], Sequence[T]], *, unicode: bool, margin: str = ""
+) -> Iterator[tuple[str, T]]:
+    """The nodes of a tree, each with the branch that leads to it.
+
+    Args:
+        below: the nodes below a node.
+        unicode: whether the terminal shows box characters.
+    """
     middle, last, down = ("├─ ", "└─ ", "│  ") if unicode else ("|- ", "`- ", "|  ")
-    for number, item in enumerate(trial.trials, 1):
-        is_last = number == len(trial.trials)
-        if item.step is not None:
-            yield f"{margin}{last if is_last else middle}", item.step
-        yield from _lines(item, unicode, f"{margin}{'   ' if is_last else down}")
+    for number, item in enumerate(items, 1):
+        is_last = number == len(items)
+        yield f"{margin}{last if is_last else middle}", item
+        further = f"{margin}{'   ' if is_last else down}"
+        yield from branches(below(item), below, unicode=unicode, margin=further)

@@ -6,7 +6,7 @@ import json
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +20,7 @@ from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.run import RunResult, RunStatus, Step
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.process.project_files import check_database, make_folder, read_bytes, replace_bytes, set_aside
+from mtmc_lsp.search.packing import pack, unpack
 
 T = TypeVar("T")
 
@@ -32,8 +33,9 @@ class DamagedStore(EnvironmentNotAble):
 
 STORE = "store.db"
 """The file in the project's ``.mtmc``."""
-VERSION = 2
-"""Of the tables and of the JSON documents in them. Version 1 had no table ``reviewed``, which opening a store adds."""
+VERSION = 3
+"""Of the tables and of the JSON documents in them. Version 1 had no table ``reviewed``, and version 2 none of evolutions; opening
+a store adds them."""
 LOCK_SECONDS = 30.0
 """How long a write waits for a write of another process."""
 TABLES = """
@@ -48,6 +50,11 @@ create table if not exists exchanges (
 create table if not exists setups (run text primary key references runs(id), document text not null);
 create table if not exists reviewed (
     path text not null, qualname text not null, change text not null, primary key (path, qualname, change));
+create table if not exists evolutions (run text primary key references runs(id), document text not null);
+create table if not exists generations (
+    run text not null references runs(id), number integer not null, document text not null, primary key (run, number));
+create table if not exists versions (
+    run text not null references runs(id), number integer not null, document text not null, primary key (run, number));
 """
 COLUMNS = {
     "runs": ["id", "path", "qualname", "source_hash", "environment", "started", "status", "result"],
@@ -55,6 +62,9 @@ COLUMNS = {
     "exchanges": ["run", "number", "step", "document"],
     "setups": ["run", "document"],
     "reviewed": ["path", "qualname", "change"],
+    "evolutions": ["run", "document"],
+    "generations": ["run", "number", "document"],
+    "versions": ["run", "number", "document"],
 }
 """The tables with the names of their columns. A store contains nothing else."""
 KNOWN_DOCUMENTS = 64
@@ -249,6 +259,39 @@ class Store:
         with self._explained_errors():
             self._db.execute("insert or replace into steps values (?, ?, ?)", (run_id, step.index, document))
 
+    def replace_steps(self, run_id: str, steps: Sequence[Step]) -> None:
+        """Store the steps of a run instead of those that it has, in one transaction."""
+        rows = [(run_id, step.index, json.dumps(to_json(step))) for step in steps]
+        with self._transaction():
+            self._db.execute("delete from steps where run = ?", (run_id,))
+            self._db.executemany("insert into steps values (?, ?, ?)", rows)
+
+    def add_evolution(self, run_id: str, setup: object) -> None:
+        """Store that a run evolves versions, and how."""
+        document = json.dumps(to_json(setup))
+        with self._explained_errors():
+            self._db.execute("insert or replace into evolutions values (?, ?)", (run_id, document))
+
+    def add_generation(self, run_id: str, number: int, generation: object, versions: Mapping[int, object]) -> None:
+        """Store a generation and its versions by their numbers, in one transaction."""
+        rows = [(run_id, index, pack(json.dumps(to_json(version)))) for index, version in versions.items()]
+        document = json.dumps(to_json(generation))
+        with self._transaction():
+            self._db.execute("insert or replace into generations values (?, ?, ?)", (run_id, number, document))
+            self._db.executemany("insert or replace into versions values (?, ?, ?)", rows)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All changes or none of them, whenever the process is killed."""
+        with self._explained_errors():
+            self._db.execute("begin immediate")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("rollback")
+                raise
+            self._db.execute("commit")
+
     def add_exchange(self, run_id: str, step: int, exchange: Exchange) -> None:
         """Store a request to a model for a step, and its answer."""
         document = json.dumps(to_json(exchange))
@@ -305,6 +348,29 @@ class Store:
             return _parsed(kind, str(rows[0][0])) if rows else None
         except (TypeError, ValueError, RecursionError):
             return None
+
+    def evolution(self, run_id: str, kind: type[T]) -> T | None:
+        """How a run evolves versions; None if it does not."""
+        rows = self._rows("select document from evolutions where run = ?", run_id)
+        return self._decoded(kind, rows[0][0]) if rows else None
+
+    def evolutions(self) -> set[str]:
+        """The ids of the runs that evolve versions."""
+        return {row[0] for row in self._rows("select run from evolutions")}
+
+    def generations(self, run_id: str, kind: type[T]) -> list[T]:
+        """The generations of an evolution, in order."""
+        rows = self._rows("select document from generations where run = ? order by number", run_id)
+        return [self._decoded(kind, row[0]) for row in rows]
+
+    def versions(self, run_id: str, kind: type[T]) -> list[T]:
+        """The versions of an evolution, in order."""
+        rows = self._rows("select document from versions where run = ? order by number", run_id)
+        try:
+            documents = [unpack(row[0]) for row in rows]
+        except ValueError as error:
+            raise self._damaged(f"a version cannot be read ({error})") from None
+        return [self._decoded(kind, document) for document in documents]
 
     def result(self, run_id: str) -> RunResult | None:
         """The result of a finished run."""

@@ -20,6 +20,13 @@ class StoredRun:
     exchanges: Sequence[Exchange]
     result: RunResult | None
     """``None`` if the run is not finished."""
+    is_evolution: bool = False
+    """Whether the run evolves versions."""
+
+    @property
+    def resume_command(self) -> str:
+        """The command that continues the run."""
+        return f"mtmc {'evolve' if self.is_evolution else 'optimize'} --resume {self.record.id}"
 
 
 def stored_run(store: Store, name: str = "") -> StoredRun:
@@ -36,4 +43,4 @@ def stored_run(store: Store, name: str = "") -> StoredRun:
     record = matching[0]
     result = store.result(record.id)
     steps = result.steps if result is not None else store.steps(record.id)
-    return StoredRun(record, steps, store.exchanges(record.id), result)
+    return StoredRun(record, steps, store.exchanges(record.id), result, record.id in store.evolutions())

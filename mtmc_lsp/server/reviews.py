@@ -335,11 +335,13 @@ def make_review(
 
 
 def stored_reviews(path: str, store: Store) -> list[Review]:
-    """The newest run of each target of a file."""
+    """The newest run of each target of a file. An evolution is one after its end: it may go on for days."""
     reviews: list[Review] = []
     newest: dict[str, RunRecord] = {}
+    evolutions = store.evolutions()
     for record in store.runs():
-        if record.path == path:
+        is_evolving = record.status is RunStatus.RUNNING and record.id in evolutions
+        if record.path == path and not is_evolving:
             newest.setdefault(record.qualname, record)
     for record in newest.values():
         result = store.result(record.id)

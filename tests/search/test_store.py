@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from fakes import ENVIRONMENT, action, search
 
-from mtmc_lsp.core.errors import EnvironmentNotAble
+from mtmc_lsp.core.errors import EnvironmentNotAble, Location
 from mtmc_lsp.core.run import RunStatus
+from mtmc_lsp.search.packing import MOST_BYTES
 from mtmc_lsp.search.store import DamagedStore, Store
 from tests.hostile import DAMAGED_STORES, damage_store
 
@@ -118,6 +121,60 @@ def test_a_store_of_version_1_gets_the_table_of_reviewed_changes(tmp_path: Path)
     with Store(tmp_path) as store:
         store.mark_reviewed("/project/model.py", "f", "abc", is_reviewed=False)
         assert store.reviewed("/project/model.py") == set()
+
+
+def test_a_store_of_version_2_gets_the_tables_of_evolutions(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        run = store.begin("/project/model.py", "f", "hash", ENVIRONMENT)
+    with sqlite3.connect(tmp_path / "store.db") as db:
+        for table in ("evolutions", "generations", "versions"):
+            db.execute(f"drop table {table}")
+        db.execute("pragma user_version=2")
+    db.close()
+    with Store(tmp_path) as store:
+        assert store.evolutions() == set()
+        store.add_evolution(run, Location("setup"))
+        store.add_generation(run, 0, Location("generation"), {0: Location("version", 1), 1: Location("version", 2)})
+        assert store.evolutions() == {run}
+        assert store.evolution(run, Location) == Location("setup")
+        assert store.versions(run, Location) == [Location("version", 1), Location("version", 2)]
+        assert store.generations(run, Location) == [Location("generation")]
+        assert [record.id for record in store.runs()] == [run]
+
+
+def test_a_generation_is_stored_with_all_of_its_versions_or_not_at_all(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        run = store.begin("/project/model.py", "f", "hash", ENVIRONMENT)
+        with pytest.raises(EnvironmentNotAble):
+            # The second version has no number, which the table refuses.
+            store.add_generation(run, 1, Location("generation"), {0: Location("version"), None: Location("version")})  # type: ignore[dict-item]
+    with Store(tmp_path) as store:
+        assert store.generations(run, Location) == []
+        assert store.versions(run, Location) == []
+
+
+def test_versions_are_compressed_and_one_that_expands_without_end_is_refused(tmp_path: Path) -> None:
+    text = "def f(x):\n    return x\n" * 5000
+    with Store(tmp_path) as store:
+        run = store.begin("/project/model.py", "f", "hash", ENVIRONMENT)
+        store.add_generation(run, 0, Location("generation"), {0: Location(text)})
+        assert store.versions(run, Location) == [Location(text)]
+    bomb = base64.b64encode(zlib.compress(b" " * (MOST_BYTES + 1))).decode()
+    with sqlite3.connect(tmp_path / "store.db") as db:
+        assert db.execute("select length(document) from versions").fetchone()[0] < len(text) / 20
+        db.execute("update versions set document = ?", (bomb,))
+    db.close()
+    with pytest.raises(DamagedStore, match="a version cannot be read"), Store(tmp_path) as store:
+        store.versions(run, Location)
+
+
+def test_steps_are_replaced_as_a_whole(tmp_path: Path) -> None:
+    steps = search(ACTIONS).steps
+    with Store(tmp_path) as store:
+        run = store.begin("/project/model.py", "f", "hash", ENVIRONMENT)
+        store.replace_steps(run, steps)
+        store.replace_steps(run, steps[:2])
+        assert store.steps(run) == list(steps[:2])
 
 
 def test_a_locked_store_is_reported_and_stays_in_place(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Author, Candidate, Placement
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.coder.coder import LlmCoder
-from mtmc_lsp.llm.open_regions import OPEN_REGION
+from mtmc_lsp.llm.open_regions import FREE_EDIT, OPEN_REGION
 
 
 class AutoCoder:
@@ -33,7 +33,7 @@ class AutoCoder:
 
     def write_several(self, capture: Capture, candidate: Candidate, action: MacroAction) -> list[Candidate]:
         """One version of the built-in coder, or the versions of the model if the built-in coder cannot write the action."""
-        if candidate.author is Author.BUILTIN and not {OPEN_REGION, REMARK} & set(action.params):
+        if candidate.author is Author.BUILTIN and not {FREE_EDIT, OPEN_REGION, REMARK} & set(action.params):
             try:
                 return [self._builtin.write(capture, candidate, action)]
             except CannotCode:

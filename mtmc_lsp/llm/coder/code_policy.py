@@ -208,7 +208,7 @@ def _check_unrelated_kernels(
 
 
 def _check_torch(old: ast.FunctionDef, new: ast.FunctionDef, *, moved_calls: int) -> None:
-    before, after = _torch_calls(old), _torch_calls(new)
+    before, after = torch_calls(old), torch_calls(new)
     added = after - before
     if added:
         raise InvalidAnswer(f"{new.name} computes with torch: {next(iter(added))}. Compute that in a kernel.")
@@ -219,7 +219,7 @@ def _check_torch(old: ast.FunctionDef, new: ast.FunctionDef, *, moved_calls: int
         )
 
 
-def _torch_calls(function: ast.FunctionDef) -> Counter[str]:
+def torch_calls(function: ast.FunctionDef) -> Counter[str]:
     """Calls that compute: neither allocations, nor views, nor kernel launches."""
     calls: Counter[str] = Counter()
     for node in ast.walk(function):
@@ -235,21 +235,22 @@ def _torch_calls(function: ast.FunctionDef) -> Counter[str]:
 
 def _check_lint(old: str, new: str) -> None:
     """Reject errors and warnings of the editor's linter that the old text did not have."""
-    old_codes = Counter(code for code, _ in _findings(old))
-    for code, message in _findings(new):
+    old_codes = Counter(code for code, _ in findings(old))
+    for code, message in findings(new):
         if old_codes[code]:
             old_codes[code] -= 1
             continue
         raise InvalidAnswer(f"{code}: {message}")
 
 
-def _findings(text: str) -> list[tuple[str, str]]:
+def findings(text: str) -> list[tuple[str, str]]:
+    """Code and message of each error and warning of the static checks in kernels and a launcher."""
     module = f"import torch\nimport triton\nimport triton.language as tl\n\n\n{text}".encode()
     outline = Outliner("").outline(module, parse(module))
-    findings = []
+    result = []
     for chunk in outline.chunks:
         for finding in check(chunk.text, context_of(outline)):
             if finding.severity in (Severity.ERROR, Severity.WARNING):
                 line = chunk.text[finding.start : finding.end].decode().splitlines()[0]
-                findings.append((finding.code, f"{finding.message} ({line})"))
-    return findings
+                result.append((finding.code, f"{finding.message} ({line})"))
+    return result

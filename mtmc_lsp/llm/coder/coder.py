@@ -22,7 +22,7 @@ from mtmc_lsp.llm.coder.code_policy import ALLOCATION, check_policy
 from mtmc_lsp.llm.coder.editable_text import EditableCode, assemble_code, functions_of, launched_kernels, split_code
 from mtmc_lsp.llm.coder.hunks import InvalidAnswer, apply_answer
 from mtmc_lsp.llm.coder.prompts import coding_messages, repair_message
-from mtmc_lsp.llm.open_regions import OPEN_REGION
+from mtmc_lsp.llm.open_regions import FREE_EDIT, OPEN_REGION
 from mtmc_lsp.llm.prompting import trim_conversation
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
@@ -165,26 +165,39 @@ class LlmCoder:
         Raises:
             InvalidAnswer: the edit cannot be applied, violates a rule, or repeats earlier code.
         """
-        editable = editable_code_of(capture, candidate)
-        text = apply_answer(editable.text, answer, editable.launcher)
-        new_schedule = _schedule_after(capture, candidate, action)
-        unrelated_kernels = _unrelated_kernels(capture, candidate, new_schedule, editable)
-        check_policy(
-            editable, text, moved_calls=_moved_calls(capture, candidate, action), unrelated_kernels=unrelated_kernels
-        )
-        target = capture.workload.target
-        original = strip_generated(candidate.source.encode(), target.qualname)
-        code = placed(assemble_code(editable, text, unrelated_kernels), self._place, original)
-        source = compose(original, target, code).decode()
-        version = Candidate(
-            content_id(source), candidate.id, action, source, code, to_json(new_schedule), author=Author.MODEL
-        )
+        version = apply_edit(capture, candidate, action, answer, self._place)
         if version.source == candidate.source:
             raise InvalidAnswer("The edit changes nothing.")
         if _syntax(version) in self._outcomes:
             raise InvalidAnswer(f"That is the same code as before. {self._outcomes[_syntax(version)]}")
         self._conversations[version.id] = conversation
         return version
+
+
+def apply_edit(
+    capture: Capture, candidate: Candidate, action: MacroAction, answer: str, place: Placement = Placement.END
+) -> Candidate:
+    """``candidate`` after the edit in a model's answer.
+
+    Args:
+        place: where the code goes in the user's file.
+
+    Raises:
+        InvalidAnswer: the edit cannot be applied, or violates a rule.
+        CannotCode: no launcher can be generated for this target, or the action does not apply.
+    """
+    editable = editable_code_of(capture, candidate)
+    text = apply_answer(editable.text, answer, editable.launcher)
+    new_schedule = _schedule_after(capture, candidate, action)
+    unrelated_kernels = _unrelated_kernels(capture, candidate, action, new_schedule, editable)
+    check_policy(
+        editable, text, moved_calls=_moved_calls(capture, candidate, action), unrelated_kernels=unrelated_kernels
+    )
+    target = capture.workload.target
+    original = strip_generated(candidate.source.encode(), target.qualname)
+    code = placed(assemble_code(editable, text, unrelated_kernels), place, original)
+    source = compose(original, target, code).decode()
+    return Candidate(content_id(source), candidate.id, action, source, code, to_json(new_schedule), author=Author.MODEL)
 
 
 def editable_code_of(capture: Capture, candidate: Candidate) -> EditableCode:
@@ -202,9 +215,9 @@ def editable_code_of(capture: Capture, candidate: Candidate) -> EditableCode:
 
 
 def _schedule_after(capture: Capture, candidate: Candidate, action: MacroAction) -> Schedule:
-    """The schedule after ``action``. Actions on open regions do not change it."""
+    """The schedule after ``action``. Actions on open regions, and edits of any kernel, do not change it."""
     schedule = from_json(Schedule, candidate.schedule)
-    if action.params.get(OPEN_REGION):
+    if {OPEN_REGION, FREE_EDIT} & set(action.params):
         return schedule
     try:
         return apply_action(capture.graph, schedule, _without_remark(action))
@@ -216,8 +229,12 @@ def _without_remark(action: MacroAction) -> MacroAction:
     return replace(action, params={name: value for name, value in action.params.items() if name != REMARK})
 
 
-def _unrelated_kernels(capture: Capture, candidate: Candidate, after: Schedule, editable: EditableCode) -> set[str]:
+def _unrelated_kernels(
+    capture: Capture, candidate: Candidate, action: MacroAction, after: Schedule, editable: EditableCode
+) -> set[str]:
     """The kernels that an action must not change, derived from the schedule ``after`` it; empty if unknown."""
+    if FREE_EDIT in action.params:
+        return set()
     before = from_json(Schedule, candidate.schedule)
     kernels = launched_kernels(functions_of(editable.text)[editable.launcher])
     if before.rewrites != after.rewrites:
@@ -235,6 +252,8 @@ def _unrelated_kernels(capture: Capture, candidate: Candidate, after: Schedule, 
 
 def _moved_calls(capture: Capture, candidate: Candidate, action: MacroAction) -> int:
     """Number of torch calls in the action's region that a kernel must replace."""
+    if FREE_EDIT in action.params:
+        return 0
     schedule = from_json(Schedule, candidate.schedule)
     try:
         ir = ir_of(capture.graph, schedule)

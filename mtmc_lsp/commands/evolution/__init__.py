@@ -1,0 +1,1 @@
+"""Commands for long searches: ``mtmc evolve``, ``mtmc lineage`` and ``mtmc knowledge``."""

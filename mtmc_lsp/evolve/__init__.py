@@ -1,0 +1,1 @@
+"""Long searches that evolve versions: operators, fitness over several workloads, an archive, a supervisor, and the lineage."""

@@ -1,0 +1,1 @@
+"""The lineage of an evolution as text, as a page and as a git repository."""

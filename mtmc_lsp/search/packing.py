@@ -1,0 +1,30 @@
+"""Compressed documents of the store: an evolution has thousands of versions, and each has the whole file."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+
+MOST_BYTES = 64 << 20
+"""A larger document is not unpacked: the store of somebody else may contain one that expands without end."""
+
+
+def pack(text: str) -> str:
+    """A text, compressed, as text again."""
+    return base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"))).decode("ascii")
+
+
+def unpack(packed: str) -> str:
+    """The inverse of :func:`pack`.
+
+    Raises:
+        ValueError: ``packed`` is damaged or too large.
+    """
+    try:
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(base64.b64decode(packed, validate=True), MOST_BYTES)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if not unpacker.eof:
+        raise ValueError(f"it is incomplete, or has more than {MOST_BYTES >> 20} MB")
+    return data.decode("utf-8", "surrogatepass")
