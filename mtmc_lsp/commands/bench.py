@@ -162,6 +162,7 @@ def _plan(folder: Path, problem: Problem, settings: Settings, seconds: float, py
 
 def _solve(problems: Sequence[Problem], out: Path, plan: Plan, jobs: int | None, fresh: bool) -> None:
     """Solve the problems without a result in ``out``, and print one line for each."""
+    from mtmc_lsp.app.bench.jobs import LocalJobs
     from mtmc_lsp.app.bench.runner import Bench, visible_devices
     from mtmc_lsp.app.bench.summary import why_nothing
     from mtmc_lsp.process.fork_server import ForkServer, likely_variables
@@ -170,8 +171,11 @@ def _solve(problems: Sequence[Problem], out: Path, plan: Plan, jobs: int | None,
     devices = visible_devices()
     jobs = jobs or min(MAX_JOBS, max(1, len(usable_cores()) // CORES_PER_JOB)) * max(1, len(devices))
     reused = 0
-    with ForkServer(plan.python, likely_variables(), preload=True) as fork_server:
-        bench = Bench(plan, out, jobs=jobs, devices=devices, fork_server=fork_server)
+    with (
+        ForkServer(plan.python, likely_variables(), preload=True) as fork_server,
+        LocalJobs(jobs, devices, fork_server) as local,
+    ):
+        bench = Bench(plan, out, local)
         for number, (problem, record, is_reused) in enumerate(bench.run(problems, fresh=fresh), 1):
             reused += is_reused
             if is_reused:

@@ -127,6 +127,7 @@ def _plan(
 
 def _explore(problems: list[Problem], place: Path, plan: Plan, jobs: int | None) -> list[Explored]:
     """Explore the programs, and print one line for each."""
+    from mtmc_lsp.app.bench.jobs import LocalJobs
     from mtmc_lsp.app.bench.opening import with_files
     from mtmc_lsp.app.bench.runner import visible_devices
     from mtmc_lsp.explore.parquet import compact, only_writer
@@ -139,9 +140,13 @@ def _explore(problems: list[Problem], place: Path, plan: Plan, jobs: int | None)
     jobs = jobs or max(1, min(most, cores // CORES_PER_JOB))
     explored: list[Explored] = []
     began = time.monotonic()
-    with only_writer(plan.out), ForkServer(plan.python, likely_variables(), preload=True) as fork_server:
+    with (
+        only_writer(plan.out),
+        ForkServer(plan.python, likely_variables(), preload=True) as fork_server,
+        LocalJobs(jobs, devices, fork_server) as local,
+    ):
         problems = with_files(problems, place, plan.python)
-        exploration = Exploration(plan, jobs=jobs, devices=devices, fork_server=fork_server)
+        exploration = Exploration(plan, local)
         for number, item in enumerate(exploration.run(problems), 1):
             explored.append(item)
             print(f"[{number}/{len(problems)}] {_line(item)}", file=sys.stderr)
