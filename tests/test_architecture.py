@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent / "mtmc_lsp"
 ORDER = [
     "core", "docs", "process", "device", "source", "capture", "guard", "ir", "schedule", "rewrites", "tuning", "fusion", "actions", "planners",
-    "codegen", "compile", "verify", "timing", "measure", "kernels", "llm", "policies", "search", "app", "programs", "explore", "report", "training", "server", "commands",
+    "codegen", "compile", "verify", "timing", "measure", "kernels", "llm", "policies", "search", "app", "cluster", "programs", "explore", "report", "training", "server", "commands",
 ]  # fmt: skip
 FACES = {"__init__.py", "__main__.py", "cli.py", "launch.py"}
 """Files beside the folders, which may import any of them."""
