@@ -95,7 +95,7 @@ class JobPlugin(WorkerPlugin):  # type: ignore[misc]
 
     def transition(self, key: Any, start: Any, finish: Any, **options: Any) -> None:
         """End the process of a job that nobody waits for any more, because it was cancelled or the command ended."""
-        if finish == "cancelled" and key == self._key and self._processes is not None:
+        if (start, finish) == ("executing", "released") and key == self._key and self._processes is not None:
             threading.Thread(target=self._processes.stop, daemon=True).start()
 
     def run(self, job: Callable[[Place], T], key: str) -> T:
