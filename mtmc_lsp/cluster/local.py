@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -19,12 +21,19 @@ from mtmc_lsp.process.priority import usable_cores
 HOST = "127.0.0.1"
 CORES_PER_WORKER = 2
 """Cores for each worker without a GPU, unless their number is named."""
-# The workers' interpreters do not import modules from the user's working folder.
-VARIABLES = {"PYTHONSAFEPATH": "1"}
+SETTINGS = {
+    # The workers' interpreters do not import modules from the user's working folder.
+    "distributed.nanny.pre-spawn-environ": {"PYTHONSAFEPATH": "1"} if sys.version_info >= (3, 11) else {},
+    # How many workers of a job may be lost before the job is given up.
+    "distributed.scheduler.allowed-failures": 10,
+    # Dask ends a worker for good that is away at this time after it was lost, although its nanny restarts it.
+    "distributed.deploy.lost-worker-timeout": "365 days",
+}
 
 
-def start_local(address: ClusterAddress) -> SpecCluster:
-    """Start the cluster; the caller closes it.
+@contextlib.contextmanager
+def local_cluster(address: ClusterAddress) -> Iterator[SpecCluster]:
+    """A cluster that ends with the context.
 
     Raises:
         RequestError: more workers are named than there are GPUs.
@@ -34,19 +43,20 @@ def start_local(address: ClusterAddress) -> SpecCluster:
     security = Security.temporary() if importlib.util.find_spec("cryptography") else None
     common: dict[str, Any] = {"host": HOST, "security": security}
     nanny = {"nthreads": 1, "memory_limit": 0, "silence_logs": logging.CRITICAL, "dashboard": False, **common}
-    with dask.config.set({"distributed.nanny.pre-spawn-environ": VARIABLES if sys.version_info >= (3, 11) else {}}):
-        return SpecCluster(
-            scheduler={
-                "cls": Scheduler,
-                "options": {"dashboard": True, "dashboard_address": f"{HOST}:0", "port": 0, **common},
-            },
+    scheduler = {"dashboard": True, "dashboard_address": f"{HOST}:0", "port": 0, **common}
+    with (
+        dask.config.set(SETTINGS),
+        SpecCluster(
+            scheduler={"cls": Scheduler, "options": scheduler},
             workers={
                 number: {"cls": Nanny, "options": {**nanny, "env": environment}}
                 for number, environment in enumerate(environments)
             },
             security=security,
             silence_logs=logging.CRITICAL,
-        )
+        ) as cluster,
+    ):
+        yield cluster
 
 
 def worker_environments(named: int | None, devices: list[str]) -> list[dict[str, str]]:

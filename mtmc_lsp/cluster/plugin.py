@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import dask
-from distributed import Worker, get_worker
+from distributed import Status, Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from mtmc_lsp.app.bench.jobs import Place
@@ -61,7 +61,13 @@ class JobPlugin(WorkerPlugin):  # type: ignore[misc]
             EnvironmentNotAble: results of this worker would not compare with those of the user's machine.
         """
         used = await asyncio.to_thread(self._prepare, worker)
-        await worker.set_resources(**{RESOURCE + used.kind: 1})
+        resource = RESOURCE + used.kind
+        if resource not in worker.state.total_resources:
+            await worker.set_resources(**{resource: 1})
+            # Jobs whose workers were all lost wait for a worker. Dask gives them to one that starts or resumes, but a new worker
+            # did not have the resource when it started.
+            worker.status = Status.paused
+            worker.status = Status.running
 
     def _prepare(self, worker: Worker) -> Hardware:
         _remove_variables_of_dask()

@@ -15,7 +15,7 @@ from distributed.security import Security
 from mtmc_lsp.app.bench.jobs import Place, WorkerLost
 from mtmc_lsp.cluster.address import ClusterAddress
 from mtmc_lsp.cluster.bundle import Bundle
-from mtmc_lsp.cluster.local import start_local
+from mtmc_lsp.cluster.local import local_cluster
 from mtmc_lsp.cluster.machine import Software, software_of
 from mtmc_lsp.cluster.plugin import RESOURCE, JobPlugin, run_job
 from mtmc_lsp.core.errors import EnvironmentNotAble
@@ -125,7 +125,7 @@ def connect(
     software = software_of(python)
     with contextlib.ExitStack() as stack:
         if address.is_local:
-            cluster = stack.enter_context(start_local(address))
+            cluster = stack.enter_context(local_cluster(address))
             client = stack.enter_context(_client(cluster, address))
             _wait_for_workers(client, address, len(cluster.worker_spec))
         else:

@@ -7,11 +7,18 @@ import threading
 import time
 
 POLL_SECONDS = 0.5
+PARENT = "MTMC_PARENT"
+"""Environment variable with the number of the process that starts another one."""
+
+
+def with_parent() -> dict[str, str]:
+    """The variable for a process that this one starts. Without it, a parent that ends at once would not be noticed."""
+    return {PARENT: str(os.getpid())}
 
 
 def end_with_parent() -> None:
     """End this process soon after the end of its parent."""
-    parent = os.getppid()
+    parent = int(os.environ.pop(PARENT, os.getppid()))
 
     def watch() -> None:
         while os.getppid() == parent:

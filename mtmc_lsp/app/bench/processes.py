@@ -20,6 +20,7 @@ from typing import Any
 
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.process.fork_server import ForkServer
+from mtmc_lsp.process.parent_watch import with_parent
 from mtmc_lsp.process.priority import cores_for_job, usable_cores
 
 END_SECONDS = 10.0
@@ -95,7 +96,7 @@ class Processes:
                     stdin=subprocess.PIPE,
                     stdout=stream,
                     stderr=subprocess.STDOUT,
-                    env={**environment, **variables},
+                    env={**environment, **variables, **with_parent()},
                     pass_fds=descriptors,
                     start_new_session=True,
                 )
