@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from distributed import Client, KilledWorker
@@ -42,7 +43,6 @@ class ClusterJobs:
             address: the cluster as the user named it.
         """
         self._client, self._plugin, self._kind, self._address = client, plugin, kind, address
-        self._executor = client.get_executor(resources={RESOURCE + kind: 1}, pure=False)
 
     @property
     def count(self) -> int:
@@ -51,7 +51,20 @@ class ClusterJobs:
 
     def submit(self, job: Callable[Concatenate[Place, P], T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
         """As in :class:`~mtmc_lsp.app.bench.jobs.Jobs`. Dask repeats the job on another worker if its worker is lost."""
-        future: Future[T] = self._executor.submit(run_job, self._plugin, job, arguments, options)
+        resources = {RESOURCE + self._kind: 1}
+        task = self._client.submit(run_job, self._plugin, job, arguments, options, resources=resources, pure=False)
+        future: Future[T] = Future()
+
+        # Not by Client.get_executor(): its futures fail if a worker is lost while its result is fetched.
+        def fetch() -> None:
+            with contextlib.suppress(InvalidStateError):
+                try:
+                    future.set_result(task.result())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        future.add_done_callback(lambda done: task.cancel() if done.cancelled() else None)
+        threading.Thread(target=fetch, daemon=True).start()
         return future
 
     def result(self, future: Future[T]) -> T:

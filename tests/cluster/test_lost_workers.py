@@ -31,8 +31,8 @@ PROBLEM = "import torch\n\nclass Model(torch.nn.Module):\n    pass\n\ndef get_in
 PROBLEMS, KILLS, WORKERS = 80, 20, 4
 SECONDS = 0.6
 """Of each problem."""
-ENDS_BETWEEN_KILLS = 2
-"""Fewest problems that end between two kills."""
+RESULTS_BETWEEN_KILLS = 2
+"""Fewest results that arrive between two kills."""
 # The process notes its start, its worker and its end. It ends with its worker, as mtmc_lsp.app.bench.problem does.
 ANSWER = """
 import json, os, pathlib, sys, time
@@ -80,17 +80,15 @@ class Killer:
         self._thread.join()
 
     def _run(self) -> None:
-        ended = 0
+        before = 0
         while len(self.killed) < KILLS and not self._is_over:
             time.sleep(self._rng.uniform(0.0, SECONDS))
-            seen = list(notes(self._log))
-            ends = sum(what == "end" for what, _, _ in seen)
-            workers = sorted({worker for _, _, worker in seen} - set(self.killed))
+            arrived = {record["problem"] for record in read_results(self._results)}
+            workers = sorted({worker for _, _, worker in notes(self._log)} - set(self.killed))
             alive = [worker for worker in workers if not is_gone(worker)]
             # A worker that is killed needs seconds to return: without a pause, all are away most of the time.
-            if alive and ends >= ended + ENDS_BETWEEN_KILLS:
-                worker, ended = self._rng.choice(alive), ends
-                arrived = {record["problem"] for record in read_results(self._results)}
+            if alive and len(arrived) >= before + RESULTS_BETWEEN_KILLS:
+                worker, before = self._rng.choice(alive), len(arrived)
                 os.kill(worker, signal.SIGKILL)
                 self.killed[worker] = arrived
 
