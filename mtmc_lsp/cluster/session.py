@@ -59,7 +59,10 @@ class ClusterJobs:
         def fetch() -> None:
             with contextlib.suppress(InvalidStateError):
                 try:
-                    future.set_result(task.result())
+                    result = task.result()
+                    # Dask would compute it again if its worker is lost later.
+                    task.release()
+                    future.set_result(result)
                 except BaseException as error:
                     future.set_exception(error)
 

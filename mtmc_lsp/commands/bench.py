@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from mtmc_lsp.commands.cluster import Cluster, merge, open_cluster
 from mtmc_lsp.commands.options import (
     Arch,
     AsJson,
+    Cluster,
     MaxAutotune,
     PolicyFile,
     Python,
@@ -200,6 +200,7 @@ def _solve_on_cluster(problems: Sequence[Problem], out: Path, plan: Plan, cluste
         The files by the kind of GPU; ``out`` alone if there is one kind.
     """
     from mtmc_lsp.app.bench.runner import Bench
+    from mtmc_lsp.cluster.opening import open_cluster
     from mtmc_lsp.cluster.results import cluster_plan, file_of_kind
 
     with open_cluster(cluster, problems, plan.settings, plan.python) as session:
@@ -223,6 +224,7 @@ def _show_results(
         count: of all results.
     """
     from mtmc_lsp.app.bench.summary import why_nothing
+    from mtmc_lsp.cluster.opening import merge
 
     reused: Counter[str] = Counter()
     for number, (kind, (problem, record, is_reused)) in enumerate(merge(runs), 1):

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from mtmc_lsp.commands.cluster import Cluster, merge, open_cluster
-from mtmc_lsp.commands.options import AsJson, Python, check_choice, read_project_settings
+from mtmc_lsp.commands.options import AsJson, Cluster, Python, check_choice, read_project_settings
 from mtmc_lsp.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -135,6 +134,7 @@ def _plan(
 def _explore(problems: list[Problem], place: Path, plan: Plan, jobs: int | None, cluster: str) -> list[Explored]:
     """Explore the programs, and print one line for each."""
     from mtmc_lsp.app.bench.opening import with_files
+    from mtmc_lsp.cluster.opening import merge
     from mtmc_lsp.explore.parquet import compact, only_writer
     from mtmc_lsp.explore.runner import Exploration
 
@@ -167,6 +167,8 @@ def _places(problems: list[Problem], plan: Plan, jobs: int | None, cluster: str)
     from mtmc_lsp.process.priority import usable_cores
 
     if cluster:
+        from mtmc_lsp.cluster.opening import open_cluster
+
         with open_cluster(cluster, problems, plan.settings, plan.python) as session:
             yield {kind: session.jobs(kind) for kind in session.kinds}
         return

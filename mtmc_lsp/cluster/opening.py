@@ -1,4 +1,4 @@
-"""The option ``--cluster`` of several commands."""
+"""Opens the cluster that ``--cluster`` names, for commands."""
 
 from __future__ import annotations
 
@@ -7,24 +7,18 @@ import queue
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import typer
-
+from mtmc_lsp.app.bench.suite import Problem
+from mtmc_lsp.cluster.address import parse_cluster
+from mtmc_lsp.cluster.imports import bundle_of
 from mtmc_lsp.core.errors import EnvironmentNotAble
+from mtmc_lsp.core.settings import Settings
 
 if TYPE_CHECKING:
-    from mtmc_lsp.app.bench.suite import Problem
     from mtmc_lsp.cluster.session import Session
-    from mtmc_lsp.core.settings import Settings
 
 T = TypeVar("T")
-Cluster = Annotated[
-    str,
-    typer.Option(
-        "--cluster", metavar="ADDRESS", help="Use a Dask cluster: local[:N], tcp://HOST:PORT, tls://HOST:PORT."
-    ),
-]
 
 
 @contextlib.contextmanager
@@ -35,9 +29,6 @@ def open_cluster(text: str, problems: Sequence[Problem], settings: Settings, pyt
         RequestError: the address has another form.
         EnvironmentNotAble: ``distributed`` is not installed, or the cluster cannot be used.
     """
-    from mtmc_lsp.cluster.address import parse_cluster
-    from mtmc_lsp.cluster.imports import bundle_of
-
     address = parse_cluster(text)
     try:
         from mtmc_lsp.cluster.session import connect
