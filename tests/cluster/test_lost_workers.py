@@ -108,6 +108,7 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_twenty_killed_workers_lose_no_result_and_repeat_only_what_they_ran(tmp_path: Path) -> None:
     suite, log, results = tmp_path / "suite", tmp_path / "log.jsonl", tmp_path / "results.jsonl"
     suite.mkdir()

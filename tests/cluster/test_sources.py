@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from mtmc_lsp.cluster.bundle import Bundle, pack, unpack
 from mtmc_lsp.cluster.imports import bundle_of
 from mtmc_lsp.cluster.local import worker_environments
 from mtmc_lsp.cluster.machine import SLOT, Software
+from mtmc_lsp.cluster.opening import merge
 from mtmc_lsp.cluster.results import file_of_kind
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.settings import Settings
@@ -208,3 +211,22 @@ def test_the_policy_that_the_user_names_travels_too(project: Path, tmp_path: Pat
     bundle, _ = packed(project, tmp_path / "cache", policy_file=str(policy))
     copy = Path(bundle.copies(tmp_path / "cache")[str(policy.parent)])
     assert sorted(path.name for path in copy.iterdir()) == ["ranker.json", "setup.cfg"]
+
+
+def test_runs_on_several_kinds_go_on_at_the_same_time_and_an_error_ends_them() -> None:
+    met = threading.Barrier(2, timeout=20)
+
+    def counted(count: int) -> Iterator[int]:
+        met.wait()
+        yield from range(count)
+
+    assert sorted(merge({"a": counted(2), "b": counted(1)})) == [("a", 0), ("a", 1), ("b", 0)]
+    assert list(merge({"a": iter([1, 2])})) == [("a", 1), ("a", 2)]
+
+    def failing() -> Iterator[int]:
+        raise RequestError("no")
+        yield 0
+
+    with pytest.raises(RequestError, match="no"):
+        list(merge({"a": failing(), "b": iter([1])}))
+    assert list(merge({})) == []
