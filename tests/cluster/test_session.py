@@ -189,6 +189,7 @@ def test_an_address_that_does_not_answer_is_reported_within_seconds(suite: Path)
     assert time.monotonic() - began < 15
 
 
+@pytest.mark.slow
 def test_jobs_after_the_end_of_the_cluster_are_an_error_not_a_wait(suite: Path) -> None:
     options = {"processes": False, "protocol": "tcp://", "dashboard_address": None}
     cluster = distributed.LocalCluster(n_workers=1, **options)
