@@ -42,7 +42,8 @@ def local_cluster(address: ClusterAddress) -> Iterator[SpecCluster]:
     # Other users of this machine could send it jobs; Dask makes temporary keys if it can.
     security = Security.temporary() if importlib.util.find_spec("cryptography") else None
     common: dict[str, Any] = {"host": HOST, "security": security}
-    nanny = {"nthreads": 1, "memory_limit": 0, "silence_logs": logging.CRITICAL, "dashboard": False, **common}
+    worker = {"nthreads": 1, "memory_limit": 0, "silence_logs": logging.CRITICAL, "dashboard": False}
+    nanny = {**worker, "preload": ["mtmc_lsp.cluster.preload"], **common}
     scheduler = {"dashboard": True, "dashboard_address": f"{HOST}:0", "port": 0, **common}
     with (
         dask.config.set(SETTINGS),
