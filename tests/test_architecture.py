@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent / "mtmc_lsp"
 ORDER = [
     "core", "docs", "process", "device", "source", "capture", "guard", "ir", "schedule", "rewrites", "tuning", "fusion", "actions", "planners",
-    "codegen", "compile", "verify", "timing", "measure", "kernels", "llm", "policies", "search", "app", "programs", "explore", "evolve", "report", "training", "server", "commands",
+    "codegen", "compile", "verify", "timing", "measure", "kernels", "llm", "policies", "search", "app", "cluster", "programs", "explore", "evolve", "report", "training", "server", "commands",
 ]  # fmt: skip
 FACES = {"__init__.py", "__main__.py", "cli.py", "launch.py"}
 """Files beside the folders, which may import any of them."""
@@ -23,6 +23,7 @@ IN_USERS_PROGRAM = ["capture/recorder/hook/sitecustomize.py", "capture/recorder/
 """Files that ``mtmc record`` loads into the user's program: they need the standard library alone."""
 HEAVY = {"torch", "triton", "numpy", "transformers", "peft"}
 PROTOCOL = {"pygls", "lsprotocol"}
+DASK = {"dask", "distributed"}
 THERE = {"torch", "triton", "numpy"} | set(sys.stdlib_module_names) | {"__future__", "mtmc_lsp", "sympy"}
 """What workers may import; torch itself needs sympy."""
 LEARNING = {"transformers", "peft"}
@@ -94,6 +95,11 @@ def test_only_worker_files_import_torch(name: str) -> None:
     assert not reached, f"{name} brings in {reached}"
 
 
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("cluster/")])
+def test_only_the_cluster_knows_of_dask(name: str) -> None:
+    assert not {module.split(".")[0] for module in imports(name)} & DASK
+
+
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("server/")])
 def test_only_the_server_knows_of_the_protocol(name: str) -> None:
     assert not {module.split(".")[0] for module in imports(name)} & PROTOCOL
@@ -126,7 +132,8 @@ def test_worker_files_import_where_nothing_of_ours_is_installed() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_command_line_starts_without_torch_or_triton() -> None:
-    code = "import sys, mtmc_lsp.cli, mtmc_lsp.report.text; print({'torch', 'triton', 'numpy'} & set(sys.modules))"
+def test_the_command_line_starts_without_torch_triton_or_dask() -> None:
+    heavy = {"torch", "triton", "numpy", *DASK}
+    code = f"import sys, mtmc_lsp.cli, mtmc_lsp.report.text; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from mtmc_lsp.commands.options import (
     Arch,
     AsJson,
+    Cluster,
     MaxAutotune,
     PolicyFile,
     Python,
@@ -81,6 +83,7 @@ def bench(
     policy_file: PolicyFile = None,
     arch: Arch = None,
     max_autotune: MaxAutotune = None,
+    cluster: Cluster = "",
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is in the file already.")] = False,
     mixed: Annotated[
         bool, typer.Option("--mixed", help="With --summary: accept results of several versions of this tool.")
@@ -95,7 +98,7 @@ def bench(
     from mtmc_lsp.app.bench.suite import choose, parse_shard
     from mtmc_lsp.app.bench.summary import check_one_build, summarise
     from mtmc_lsp.report.bench_tables import show_summary
-    from mtmc_lsp.report.console import console
+    from mtmc_lsp.report.console import console, show
     from mtmc_lsp.report.documents import document
 
     check_choice("search", search or SEARCHES[0], SEARCHES)
@@ -110,6 +113,9 @@ def bench(
     problems = choose(problems, pattern, limit, parse_shard(shard))
     if folder is not None and not problems:
         raise RequestError("no problem is left", remedy="Change --filter or --shard.")
+    if cluster and jobs is not None:
+        raise RequestError("a worker of a cluster runs one problem at a time", remedy="Leave out --jobs.")
+    results = {"": summary or out}
     if summary is None:
         assert folder is not None
         check_choice("planner", planner or LOCAL_PLANNERS[0], LOCAL_PLANNERS)
@@ -125,19 +131,30 @@ def bench(
         if without:
             settings = override_settings(settings, exclude_actions=tuple(name.strip() for name in without.split(",")))
         plan = _plan(folder, problems[0], settings, seconds, python)
-        _solve(with_files(problems, folder, plan.python), out, plan, jobs, fresh)
+        present = with_files(problems, folder, plan.python)
+        if cluster:
+            results = _solve_on_cluster(present, out, plan, cluster, fresh)
+        else:
+            _solve(present, out, plan, jobs, fresh)
     requested = [(problem.name, problem.level) for problem in problems]
     names = {name for name, _ in requested}
-    results = summary or out
-    records = [record for record in read_results(results) if not requested or record["problem"] in names]
-    if not mixed:
-        check_one_build(records, str(results))
-    result_summary = summarise(records, requested)
-    if as_json:
-        print(document(summary=result_summary, results=str(results)))
-    else:
-        show_summary(console(), result_summary)
-    return 0 if result_summary.scores[0].correct else 1
+    summaries = {}
+    for kind, path in results.items():
+        records = [record for record in read_results(path) if not requested or record["problem"] in names]
+        if not mixed:
+            check_one_build(records, str(path))
+        summaries[kind] = summarise(records, requested)
+    if as_json and len(results) > 1:
+        kinds = [{"gpu": kind, "summary": summaries[kind], "results": str(path)} for kind, path in results.items()]
+        print(document(kinds=kinds))
+    for kind, path in results.items():
+        if not as_json:
+            if len(results) > 1:
+                show(console(), f"{kind} ({path})")
+            show_summary(console(), summaries[kind])
+        elif len(results) == 1:
+            print(document(summary=summaries[kind], results=str(path)))
+    return 0 if all(item.scores[0].correct for item in summaries.values()) else 1
 
 
 def _suite_folder(folder: Path | None, suite: str) -> Path | None:
@@ -161,24 +178,66 @@ def _plan(folder: Path, problem: Problem, settings: Settings, seconds: float, py
 
 
 def _solve(problems: Sequence[Problem], out: Path, plan: Plan, jobs: int | None, fresh: bool) -> None:
-    """Solve the problems without a result in ``out``, and print one line for each."""
+    """Solve the problems without a result in ``out`` on this machine, and print one line for each."""
+    from mtmc_lsp.app.bench.jobs import LocalJobs
     from mtmc_lsp.app.bench.runner import Bench, visible_devices
-    from mtmc_lsp.app.bench.summary import why_nothing
     from mtmc_lsp.process.fork_server import ForkServer, likely_variables
     from mtmc_lsp.process.priority import usable_cores
 
     devices = visible_devices()
     jobs = jobs or min(MAX_JOBS, max(1, len(usable_cores()) // CORES_PER_JOB)) * max(1, len(devices))
-    reused = 0
-    with ForkServer(plan.python, likely_variables(), preload=True) as fork_server:
-        bench = Bench(plan, out, jobs=jobs, devices=devices, fork_server=fork_server)
-        for number, (problem, record, is_reused) in enumerate(bench.run(problems, fresh=fresh), 1):
-            reused += is_reused
-            if is_reused:
-                continue
-            reason = why_nothing(record).splitlines()[:1]
-            outcome = f"{record['status']}{': ' + reason[0] if reason else ''}"
-            seconds = f"{record['wall_seconds']:.1f} s"
-            print(f"[{number}/{len(problems)}] {problem.name}  {seconds}  {outcome}", file=sys.stderr)
-    if reused:
-        print(f"{reused} of {len(problems)} results are from before ({out}); --fresh makes them again", file=sys.stderr)
+    with (
+        ForkServer(plan.python, likely_variables(), preload=True) as fork_server,
+        LocalJobs(jobs, devices, fork_server) as local,
+    ):
+        _show_results({"": Bench(plan, out, local).run(problems, fresh=fresh)}, {"": out}, len(problems))
+
+
+def _solve_on_cluster(problems: Sequence[Problem], out: Path, plan: Plan, cluster: str, fresh: bool) -> dict[str, Path]:
+    """Solve the problems on a cluster: on each kind of GPU that it has, with a file of results for each kind.
+
+    Returns:
+        The files by the kind of GPU; ``out`` alone if there is one kind.
+    """
+    from mtmc_lsp.app.bench.runner import Bench
+    from mtmc_lsp.cluster.opening import open_cluster
+    from mtmc_lsp.cluster.results import cluster_plan, file_of_kind
+
+    with open_cluster(cluster, problems, plan.settings, plan.python) as session:
+        kinds = list(session.kinds)
+        files = {kind: file_of_kind(out, kind) if len(kinds) > 1 else out for kind in kinds}
+        runs = {
+            kind: Bench(cluster_plan(plan, session.software, kind), path, session.jobs(kind)).run(problems, fresh=fresh)
+            for kind, path in files.items()
+        }
+        _show_results(runs, files, len(problems) * len(kinds))
+    return files
+
+
+def _show_results(
+    runs: Mapping[str, Iterator[tuple[Problem, dict[str, Any], bool]]], files: Mapping[str, Path], count: int
+) -> None:
+    """Print one line for each result as it comes.
+
+    Args:
+        runs: results by the kind of GPU.
+        count: of all results.
+    """
+    from mtmc_lsp.app.bench.summary import why_nothing
+    from mtmc_lsp.cluster.opening import merge
+
+    reused: Counter[str] = Counter()
+    for number, (kind, (problem, record, is_reused)) in enumerate(merge(runs), 1):
+        reused[kind] += is_reused
+        if is_reused:
+            continue
+        reason = why_nothing(record).splitlines()[:1]
+        outcome = f"{record['status']}{': ' + reason[0] if reason else ''}"
+        name = f"{problem.name} ({kind})" if len(runs) > 1 else problem.name
+        print(f"[{number}/{count}] {name}  {record['wall_seconds']:.1f} s  {outcome}", file=sys.stderr)
+    for kind, path in files.items():
+        if reused[kind]:
+            total = count // len(files)
+            print(
+                f"{reused[kind]} of {total} results are from before ({path}); --fresh makes them again", file=sys.stderr
+            )

@@ -37,6 +37,12 @@ PolicyFile = Annotated[
     ),
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Time again what was timed before.")]
+Cluster = Annotated[
+    str,
+    typer.Option(
+        "--cluster", metavar="ADDRESS", help="Use a Dask cluster: local[:N], tcp://HOST:PORT, tls://HOST:PORT."
+    ),
+]
 RequireSandbox = Annotated[
     bool, typer.Option("--require-sandbox", help="Refuse if a candidate cannot run in a sandbox.")
 ]

@@ -97,6 +97,9 @@ class Settings:
     """Where generated code goes: ``end``, one block at the end of the file with its imports, or ``above`` the target."""
     exclude_actions: tuple[str, ...] = ()
     """Action kinds and rewrite rules that the planner never proposes, such as ``autotune``."""
+    cluster_files: tuple[str, ...] = ()
+    """Patterns of further files of the project that workers of a cluster need, such as ``configs/*.json``. Modules that a target
+    imports are sent without being named."""
     max_autotune: bool = False
     """Whether to time ``torch.compile`` in ``max-autotune`` mode as another baseline. This takes minutes."""
     llm: LlmSettings = LlmSettings()
@@ -132,6 +135,13 @@ def _one_of(allowed: tuple[str, ...]) -> typing.Callable[[Any], str]:
     return lambda value: "" if value in allowed else f"{value!r} is not one of {', '.join(allowed)}"
 
 
+def _files_problem(patterns: tuple[str, ...]) -> str:
+    invalid = [pattern for pattern in patterns if not pattern or pattern.startswith("/") or ".." in Path(pattern).parts]
+    return (
+        f"{invalid[0]!r} is not a pattern of files inside the project; use one like configs/*.json" if invalid else ""
+    )
+
+
 def _exclude_problem(names: tuple[str, ...]) -> str:
     invalid = [name for name in names if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)]
     return f"{invalid[0]!r} is not the name of an action or rewrite rule; use names like autotune" if invalid else ""
@@ -148,6 +158,7 @@ CHECKS: dict[str, typing.Callable[[Any], str]] = {
     "coder": _one_of(CODERS),
     "place": _one_of(PLACES),
     "exclude_actions": _exclude_problem,
+    "cluster_files": _files_problem,
 }
 """Setting to a function that returns the problem with a value, or an empty string."""
 

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -251,6 +251,10 @@ class Writer:
         """Add versions and transitions at once: after a kill, the folder holds a first part of them."""
         rows = [(VERSIONS, version_row(version)) for version in versions]
         self._add([*rows, *((TRANSITIONS, transition_row(item, self._family(item.program))) for item in transitions)])
+
+    def add_rows(self, rows: Mapping[str, Sequence[Row]]) -> None:
+        """Add rows of another folder by the name of their table, programs before what refers to them."""
+        self._add([(table, row) for table in TABLES for row in rows.get(table.name, ())])
 
     def flush(self) -> None:
         """Turn the journal into parts, so that readers need not parse it."""

@@ -6,9 +6,7 @@ The process reads an :class:`ExploreRequest` as JSON from standard input and wri
 from __future__ import annotations
 
 import json
-import os
 import sys
-import threading
 import time
 import traceback
 from collections import Counter
@@ -33,6 +31,7 @@ from mtmc_lsp.explore.measuring import Place, open_measurer
 from mtmc_lsp.explore.parquet import Writer, read_transitions, read_versions
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
+from mtmc_lsp.process.parent_watch import end_with_parent
 from mtmc_lsp.process.priority import limit_to_cores
 
 CAPTURE_SECONDS = 120.0
@@ -143,21 +142,9 @@ def _grow(
     return ExploreAnswer(len(grower.added), len(earlier) + len(grower.added), dict(outcomes), stages, reason)
 
 
-def _end_with_parent() -> None:
-    """End this process once the command that started it is gone: nobody waits for its answer then."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def main() -> None:
     """Explore the program and write the answer."""
-    _end_with_parent()
+    end_with_parent()
     request = from_json(ExploreRequest, json.load(sys.stdin))
     limit_to_cores(request.cores)
     try:

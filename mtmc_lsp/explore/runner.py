@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtmc_lsp.app.bench.processes import Crashed, Processes, TookTooLong
+from mtmc_lsp.app.bench.jobs import Jobs, Program, WorkerLost
 from mtmc_lsp.app.bench.suite import Problem
-from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.explore.families import Families
-from mtmc_lsp.explore.parquet import read_rows
-from mtmc_lsp.explore.program import BATCH_SECONDS, ExploreAnswer, ExploreRequest
+from mtmc_lsp.explore.growing import Grown, grow_program, rows_of_program
+from mtmc_lsp.explore.parquet import Writer, read_rows
+from mtmc_lsp.explore.program import ExploreAnswer, ExploreRequest
 from mtmc_lsp.explore.rows import PROGRAMS, TRANSITIONS
-from mtmc_lsp.process.fork_server import ForkServer
-from mtmc_lsp.process.isolation import isolated_command
 
-COMMAND = isolated_command("mtmc_lsp.explore.program")
+PROGRAM = "mtmc_lsp.explore.program"
 LEAST_SECONDS = 20.0
 """Least time of one program: capturing takes several seconds."""
 
@@ -53,71 +52,65 @@ class Explored:
 class Exploration:
     """Explores programs until each had its share of the time."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        jobs: int = 1,
-        devices: Sequence[str] = (),
-        command: Sequence[str] = COMMAND,
-        fork_server: ForkServer | None = None,
-    ) -> None:
+    def __init__(self, plan: Plan, jobs: Jobs, *, program: Program = PROGRAM) -> None:
         """Prepare.
 
         Args:
-            devices: the GPUs that programs run on; empty without a GPU.
-            command: explores one program, as :mod:`mtmc_lsp.explore.program` does.
-            fork_server: starts the workers of all programs; the caller closes it.
+            jobs: where the programs are explored.
+            program: explores one program, as :mod:`mtmc_lsp.explore.program` does.
         """
-        self._plan, self._jobs = plan, max(1, jobs)
-        self._processes = Processes(command, self._jobs, devices, fork_server)
+        self._plan, self._jobs, self._program = plan, jobs, program
 
     def run(self, problems: Sequence[Problem]) -> Iterator[Explored]:
         """Yield each program when its process has ended. Those with the fewest transitions go first."""
         end = time.monotonic() + self._plan.seconds
         waiting = in_order(problems, self._plan.out)
-        running: set[Future[Explored]] = set()
-        with ThreadPoolExecutor(self._jobs) as pool:
+        running: dict[Future[Grown], Problem] = {}
+        with Writer(self._plan.out) if self._jobs.is_remote else contextlib.nullcontext() as writer:
             try:
                 while waiting or running:
-                    while waiting and len(running) < self._jobs and end - time.monotonic() > 0.0:
-                        share = (end - time.monotonic()) * self._jobs / max(self._jobs, len(waiting) + len(running))
-                        running.add(pool.submit(self._one, waiting.pop(0), max(LEAST_SECONDS, share)))
+                    while waiting and len(running) < self._jobs.count and end - time.monotonic() > 0.0:
+                        count = self._jobs.count
+                        share = (end - time.monotonic()) * count / max(count, len(waiting) + len(running))
+                        problem = waiting.pop(0)
+                        running[self._submit(problem, max(LEAST_SECONDS, share))] = problem
                     if not running:
                         return
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in done)
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        yield self._explored(running.pop(future), future, writer)
             finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-                self._processes.stop()
+                for future in running:
+                    future.cancel()
 
-    def _one(self, problem: Problem, seconds: float) -> Explored:
-        began, plan = time.monotonic(), self._plan
-        with self._processes.slot() as slot:
-            request = ExploreRequest(
-                path=str(problem.path),
-                target=problem.target,
-                suite=str(problem.suite),
-                name=problem.name,
-                family=plan.families.family(problem),
-                origin=plan.families.origin,
-                stores_source=plan.families.stores_source,
-                python=plan.python,
-                settings=plan.settings,
-                out=str(plan.out.resolve()),
-                seconds=seconds,
-                depth=plan.depth,
-                width=plan.width,
-                seed=plan.seed,
-                cores=slot.cores,
-            )
-            try:
-                answer = from_json(ExploreAnswer, self._processes.answer(request, slot, seconds + BATCH_SECONDS))
-            except TookTooLong:
-                answer = ExploreAnswer(reason=f"it took longer than its {seconds:.0f} s, and was ended")
-            except Crashed as error:
-                answer = ExploreAnswer(reason=str(error))
-        return Explored(problem, answer, time.monotonic() - began)
+    def _submit(self, problem: Problem, seconds: float) -> Future[Grown]:
+        plan = self._plan
+        request = ExploreRequest(
+            path=str(problem.path),
+            target=problem.target,
+            suite=str(problem.suite),
+            name=problem.name,
+            family=plan.families.family(problem),
+            origin=plan.families.origin,
+            stores_source=plan.families.stores_source,
+            python=plan.python,
+            settings=plan.settings,
+            out=str(plan.out.resolve()),
+            seconds=seconds,
+            depth=plan.depth,
+            width=plan.width,
+            seed=plan.seed,
+        )
+        known = rows_of_program(plan.out, problem.name) if self._jobs.is_remote else {}
+        return self._jobs.submit(grow_program, self._program, request, known)
+
+    def _explored(self, problem: Problem, future: Future[Grown], writer: Writer | None) -> Explored:
+        try:
+            grown = self._jobs.result(future)
+        except WorkerLost as error:
+            return Explored(problem, ExploreAnswer(reason=str(error)), 0.0)
+        if writer is not None:
+            writer.add_rows(grown.rows)
+        return Explored(problem, grown.answer, grown.seconds)
 
 
 def in_order(problems: Sequence[Problem], out: Path) -> list[Problem]:

@@ -23,6 +23,8 @@ from mtmc_lsp.process.project_files import check_database, make_folder, read_byt
 from mtmc_lsp.search.packing import pack, unpack
 
 T = TypeVar("T")
+StoreRows = dict[str, list[list[Any]]]
+"""Rows by the name of their table."""
 
 
 class DamagedStore(EnvironmentNotAble):
@@ -67,6 +69,8 @@ COLUMNS = {
     "versions": ["run", "number", "document"],
 }
 """The tables with the names of their columns. A store contains nothing else."""
+RUN_TABLES = ("runs", "steps", "exchanges", "setups")
+"""The tables of runs, those that others refer to first."""
 KNOWN_DOCUMENTS = 64
 """Number of documents whose values are kept: a review reads the same run many times."""
 RETRY_SECONDS = 0.02
@@ -324,7 +328,20 @@ class Store:
         with self._explained_errors():
             self._db.execute(add if is_reviewed else remove, (path, qualname, change))
 
+    def import_rows(self, rows: StoreRows) -> None:
+        """Add the runs of another store, or none of them if that fails. Rows that are here already are replaced."""
+        with self._explained_errors(), self._db:
+            self._db.execute("begin immediate")
+            for table in RUN_TABLES:
+                places = ", ".join("?" * len(COLUMNS[table]))
+                self._db.executemany(f"insert or replace into {table} values ({places})", rows.get(table, ()))
+
     # Reading -----------------------------------------------------------------------------------------------------
+
+    def export_rows(self) -> StoreRows:
+        """All runs with their steps, as plain values for :meth:`import_rows`."""
+        with self._explained_errors():
+            return {table: [list(row) for row in self._db.execute(f"select * from {table}")] for table in RUN_TABLES}
 
     def steps(self, run_id: str) -> list[Step]:
         """The steps of a run, in order."""

@@ -10,9 +10,10 @@ import pytest
 from growing import grow
 
 from mtmc_lsp.app.bench import processes
+from mtmc_lsp.app.bench.jobs import LocalJobs
 from mtmc_lsp.app.bench.suite import Problem
 from mtmc_lsp.core.settings import Settings
-from mtmc_lsp.explore import runner
+from mtmc_lsp.explore import growing, runner
 from mtmc_lsp.explore.families import Families
 from mtmc_lsp.explore.runner import Exploration, Explored, Plan
 
@@ -34,8 +35,9 @@ def run(folder: Path, *names: str, seconds: float = 600.0, jobs: int = 1) -> dic
     grow(folder, depth=1)
     plan = Plan(Settings(), sys.executable, Families("suite"), folder, seconds, depth=2, width=2, seed=0)
     problems = [Problem(name, Path("x.py"), Path("."), "") for name in names]
-    exploration = Exploration(plan, jobs=jobs, command=(sys.executable, "-c", ANSWER))
-    return {item.problem.name: item for item in exploration.run(problems)}
+    with LocalJobs(jobs) as local:
+        exploration = Exploration(plan, local, program=(sys.executable, "-c", ANSWER))
+        return {item.problem.name: item for item in exploration.run(problems)}
 
 
 def test_programs_that_hang_or_die_are_named_and_the_others_go_on(
@@ -43,7 +45,7 @@ def test_programs_that_hang_or_die_are_named_and_the_others_go_on(
 ) -> None:
     monkeypatch.setattr(processes, "END_SECONDS", 0.5)
     monkeypatch.setattr(runner, "LEAST_SECONDS", 0.5)
-    monkeypatch.setattr(runner, "BATCH_SECONDS", 0.5)
+    monkeypatch.setattr(growing, "BATCH_SECONDS", 0.5)
     explored = run(tmp_path, "hang", "die", "good", seconds=0.6, jobs=3)
     assert explored["hang"].answer.reason.endswith("and was ended")
     assert explored["die"].answer.reason == "its process ended with code 7: last words"

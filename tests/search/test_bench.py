@@ -12,6 +12,7 @@ import pytest
 
 from mtmc_lsp.app.bench import processes
 from mtmc_lsp.app.bench import runner as benches
+from mtmc_lsp.app.bench.jobs import LocalJobs
 from mtmc_lsp.app.bench.runner import Bench, Plan, append_result, read_results
 from mtmc_lsp.app.bench.suite import Problem, Shard, choose, find_problems, parse_shard
 from mtmc_lsp.app.provenance import Build
@@ -73,9 +74,9 @@ def test_functions_and_modules_with_a_directive_are_problems(tmp_path: Path) -> 
 
 
 def run(folder: Path, problems: list[Problem], *, jobs: int = 2, plan: Plan = PLAN, fresh: bool = False, **more):
-    command = (sys.executable, "-c", ANSWER + ACTING)
-    bench = Bench(plan, folder / "results.jsonl", jobs=jobs, command=command, **more)
-    return {problem.name: (record, known) for problem, record, known in bench.run(problems, fresh=fresh)}
+    with LocalJobs(jobs, **more) as local:
+        bench = Bench(plan, folder / "results.jsonl", local, program=(sys.executable, "-c", ANSWER + ACTING))
+        return {problem.name: (record, known) for problem, record, known in bench.run(problems, fresh=fresh)}
 
 
 def test_problems_are_found_by_what_they_hold_and_ordered_by_level_and_number(folder: Path) -> None:
@@ -155,8 +156,9 @@ pathlib.Path(sys.argv[1]).write_text(json.dumps({'status': 'refused', 'error': e
 
 
 def test_a_result_contains_no_absolute_path(folder: Path) -> None:
-    bench = Bench(PLAN, folder / "results.jsonl", command=(sys.executable, "-c", ANSWER + PATHS))
-    [(_, record, _)] = bench.run(choose(find_problems(folder), "2_a", None, WHOLE))
+    with LocalJobs() as jobs:
+        bench = Bench(PLAN, folder / "results.jsonl", jobs, program=(sys.executable, "-c", ANSWER + PATHS))
+        [(_, record, _)] = bench.run(choose(find_problems(folder), "2_a", None, WHOLE))
     assert record["error"] == {"message": "level1/2_a.py:3 fails in nn.py", "path": "level1/2_a.py"}
     assert record["source"] == "/a/b", "code is not changed"
     assert str(folder) not in (folder / "results.jsonl").read_text()
@@ -164,14 +166,10 @@ def test_a_result_contains_no_absolute_path(folder: Path) -> None:
 
 def test_each_problem_runs_on_one_gpu_of_those_that_are_there(folder: Path) -> None:
     told = "pathlib.Path(sys.argv[1]).write_text(json.dumps({'status': os.environ['CUDA_VISIBLE_DEVICES']}))\n"
-    bench = Bench(
-        PLAN,
-        folder / "results.jsonl",
-        jobs=2,
-        devices=["3", "5"],
-        command=(sys.executable, "-c", f"import os\n{ANSWER}import time; time.sleep(0.3)\n{told}"),
-    )
-    found = [record["status"] for _, record, _ in bench.run(find_problems(folder))]
+    program = (sys.executable, "-c", f"import os\n{ANSWER}import time; time.sleep(0.3)\n{told}")
+    with LocalJobs(2, devices=["3", "5"]) as jobs:
+        bench = Bench(PLAN, folder / "results.jsonl", jobs, program=program)
+        found = [record["status"] for _, record, _ in bench.run(find_problems(folder))]
     assert set(found) == {"3", "5"}
 
 
@@ -186,9 +184,9 @@ pathlib.Path(sys.argv[1]).write_text(json.dumps({'status': 'no_gain' if reason e
 
 
 def test_what_lacked_memory_beside_others_is_run_again_alone_at_the_end(folder: Path) -> None:
-    command = (sys.executable, "-c", ANSWER + SHORT)
-    bench = Bench(PLAN, folder / "results.jsonl", jobs=2, devices=["0"], command=command)
-    found = [(problem.name, record["status"]) for problem, record, _ in bench.run(find_problems(folder))]
+    with LocalJobs(2, devices=["0"]) as jobs:
+        bench = Bench(PLAN, folder / "results.jsonl", jobs, program=(sys.executable, "-c", ANSWER + SHORT))
+        found = [(problem.name, record["status"]) for problem, record, _ in bench.run(find_problems(folder))]
     assert found[-1] == ("level2/1_c", "improved")
     assert len(found) == len(read_results(folder / "results.jsonl")) == 5
 

@@ -23,6 +23,7 @@ from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.regions import VIEWS
 from mtmc_lsp.process.gpu_lock import lock_seconds
+from mtmc_lsp.process.parent_watch import end_with_parent
 from mtmc_lsp.process.priority import limit_to_cores
 from mtmc_lsp.process.worker_process import command_seconds
 from mtmc_lsp.rewrites import ir_of
@@ -142,6 +143,7 @@ def _status(error: MtmcError) -> str:
 
 def main() -> None:
     """Solve the problem and write the answer."""
+    end_with_parent()
     request = from_json(ProblemRequest, json.load(sys.stdin))
     limit_to_cores(request.cores)
     try:

@@ -20,6 +20,7 @@ from typing import Any
 
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.process.fork_server import ForkServer
+from mtmc_lsp.process.parent_watch import with_parent
 from mtmc_lsp.process.priority import cores_for_job, usable_cores
 
 END_SECONDS = 10.0
@@ -50,17 +51,14 @@ class Slot:
 class Processes:
     """Runs processes, at most as many at a time as there are slots."""
 
-    def __init__(
-        self, command: Sequence[str], jobs: int, devices: Sequence[str] = (), fork_server: ForkServer | None = None
-    ) -> None:
+    def __init__(self, jobs: int, devices: Sequence[str] = (), fork_server: ForkServer | None = None) -> None:
         """Prepare.
 
         Args:
-            command: of a process, without the file of its answer.
             devices: the GPUs, which the slots share evenly; empty without a GPU.
             fork_server: starts the workers of all processes; the caller closes it.
         """
-        self._command, self._fork_server = command, fork_server
+        self._fork_server = fork_server
         self._slots: queue.SimpleQueue[Slot] = queue.SimpleQueue()
         cores = usable_cores()
         for job in range(jobs):
@@ -77,10 +75,11 @@ class Processes:
         finally:
             self._slots.put(slot)
 
-    def answer(self, request: object, slot: Slot, seconds: float) -> dict[str, Any]:
+    def answer(self, command: Sequence[str], request: object, slot: Slot, seconds: float) -> dict[str, Any]:
         """The answer of a new process.
 
         Args:
+            command: without the file of the answer.
             request: a dataclass.
             seconds: the time limit that the process knows; it is ended a few seconds later.
 
@@ -93,11 +92,11 @@ class Processes:
             answer, output = Path(folder) / "answer.json", Path(folder) / "output"
             with output.open("wb") as stream, self._lent() as (variables, descriptors):
                 process = subprocess.Popen(
-                    [*self._command, str(answer)],
+                    [*command, str(answer)],
                     stdin=subprocess.PIPE,
                     stdout=stream,
                     stderr=subprocess.STDOUT,
-                    env={**environment, **variables},
+                    env={**environment, **variables, **with_parent()},
                     pass_fds=descriptors,
                     start_new_session=True,
                 )

@@ -11,15 +11,15 @@ import fcntl
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mtmc_lsp.app.bench.jobs import Jobs, Program, WorkerLost
 from mtmc_lsp.app.bench.problem import ProblemRequest, failed
-from mtmc_lsp.app.bench.processes import Crashed, Processes, Slot, TookTooLong
+from mtmc_lsp.app.bench.solving import Solved, solve_problem
 from mtmc_lsp.app.bench.suite import Problem
 from mtmc_lsp.app.interpreter import query_gpus, versions
 from mtmc_lsp.app.provenance import current_build, without_absolute_paths
@@ -27,11 +27,12 @@ from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, Location, Requ
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import SCHEMA
 from mtmc_lsp.core.settings import Settings
-from mtmc_lsp.process.fork_server import ForkServer
-from mtmc_lsp.process.isolation import isolated_command
 from mtmc_lsp.process.project_files import FOLDER
+from mtmc_lsp.search.store import Store
 
-COMMAND = isolated_command("mtmc_lsp.app.bench.problem")
+PROGRAM = "mtmc_lsp.app.bench.problem"
+LOST = "lost"
+"""The status of a problem whose workers were lost; it is not a result."""
 
 
 @dataclass(frozen=True)
@@ -136,42 +137,27 @@ def append_result(path: Path, record: Mapping[str, Any]) -> None:
 class Bench:
     """Solves problems, several in parallel."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        out: Path,
-        *,
-        jobs: int = 1,
-        devices: Sequence[str] = (),
-        command: Sequence[str] = COMMAND,
-        fork_server: ForkServer | None = None,
-    ) -> None:
+    def __init__(self, plan: Plan, out: Path, jobs: Jobs, *, program: Program = PROGRAM) -> None:
         """Prepare.
 
         Args:
-            devices: the GPUs that problems run on; empty without a GPU.
-            command: solves one problem: it reads the request from standard input and writes the answer to the file that is
-                its last argument.
-            fork_server: starts the workers of all problems; the caller closes it.
+            jobs: where the problems are solved.
+            program: solves one problem: it reads the request from standard input and writes the answer to the file that is its
+                last argument.
         """
-        self._plan, self._out, self._jobs = plan, out, max(1, jobs)
+        self._plan, self._out, self._jobs, self._program = plan, out, jobs, program
         self._store = out.resolve().parent / FOLDER
-        self._has_devices = bool(devices)
-        self._processes = Processes(command, self._jobs, devices, fork_server)
 
     def run(
-        self,
-        problems: Sequence[Problem],
-        *,
-        fresh: bool = False,
-        on_start: Callable[[Problem], None] = lambda problem: None,
+        self, problems: Sequence[Problem], *, fresh: bool = False
     ) -> Iterator[tuple[Problem, dict[str, Any], bool]]:
         """Yield each problem, its result as soon as it is known, and whether it was in the file before.
+
+        A problem whose workers were lost too often has the status :data:`LOST`; it is not written, so the next bench solves it.
 
         Args:
             problems: in the order in which they start.
             fresh: whether problems with a result in the file are solved again.
-            on_start: called with each problem that starts.
         """
         known = {record["key"]: record for record in read_results(self._out)}
         todo = []
@@ -181,56 +167,65 @@ class Bench:
                 yield problem, record, True
             else:
                 todo.append(problem)
-        with ThreadPoolExecutor(self._jobs) as pool:
-            try:
-                pending = {pool.submit(self._one, problem, on_start): problem for problem in todo}
-                out_of_memory = []
-                while pending:
-                    for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                        problem = pending.pop(future)
-                        record = future.result()
-                        if self._jobs > 1 and self._has_devices and ran_out_of_memory(record):
-                            out_of_memory.append(problem)
-                            continue
-                        append_result(self._out, record)
-                        yield problem, record, False
-                for problem in out_of_memory:
-                    # Other problems used memory of the GPU at the same time; alone it may fit.
-                    record = self._one(problem, on_start)
-                    append_result(self._out, record)
-                    yield problem, record, False
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-                self._processes.stop()
+        pending: dict[Future[Solved], Problem] = {}
+        try:
+            out_of_memory = []
+            for problem, record in self._solved(todo, pending, lambda: self._jobs.count):
+                if self._jobs.shares_gpus and ran_out_of_memory(record):
+                    out_of_memory.append(problem)
+                    continue
+                self._keep(record)
+                yield problem, record, False
+            # Other problems used memory of the GPU at the same time; alone it may fit.
+            for problem, record in self._solved(out_of_memory, pending, lambda: 1):
+                self._keep(record)
+                yield problem, record, False
+        finally:
+            for future in pending:
+                future.cancel()
 
-    def _one(self, problem: Problem, on_start: Callable[[Problem], None]) -> dict[str, Any]:
-        on_start(problem)
-        began = time.monotonic()
-        with self._processes.slot() as slot:
-            answer = self._answer(problem, slot)
-        build = to_json(current_build())
+    def _solved(
+        self, problems: Sequence[Problem], pending: dict[Future[Solved], Problem], count: Callable[[], int]
+    ) -> Iterator[tuple[Problem, dict[str, Any]]]:
+        """Solve problems, at most ``count()`` at a time; those that run are in ``pending``."""
+        waiting = list(problems)
+        while waiting or pending:
+            while waiting and len(pending) < count():
+                problem = waiting.pop(0)
+                pending[self._jobs.submit(solve_problem, self._program, self._request(problem))] = problem
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                problem = pending.pop(future)
+                yield problem, self._record(problem, future)
+
+    def _request(self, problem: Problem) -> ProblemRequest:
+        plan = self._plan
+        return ProblemRequest(
+            str(problem.path), problem.target, plan.python, plan.settings, plan.seconds, str(self._store)
+        )
+
+    def _record(self, problem: Problem, future: Future[Solved]) -> dict[str, Any]:
+        """The line of a result, after its run is in the store."""
+        try:
+            solved = self._jobs.result(future)
+        except WorkerLost as error:
+            solved = Solved(failed(LOST, str(error)), 0.0)
+        if solved.rows:
+            with Store(self._store) as store:
+                store.import_rows(solved.rows)
         head = {
             "schema": SCHEMA,
-            **build,
+            **to_json(current_build()),
             "problem": problem.name,
             "level": problem.level,
             "key": self._plan.key(problem),
         }
-        result = {**head, "wall_seconds": round(time.monotonic() - began, 3), **answer}
+        result = {**head, "wall_seconds": round(solved.seconds, 3), **solved.answer}
         relative: dict[str, Any] = without_absolute_paths(result, problem.suite)
         return relative
 
-    def _answer(self, problem: Problem, slot: Slot) -> dict[str, Any]:
-        plan = self._plan
-        request = ProblemRequest(
-            str(problem.path), problem.target, plan.python, plan.settings, plan.seconds, str(self._store), slot.cores
-        )
-        try:
-            return self._processes.answer(request, slot, plan.seconds)
-        except TookTooLong:
-            return failed("timeout", f"took longer than the time limit of {plan.seconds:.0f} s, and was ended")
-        except Crashed as error:
-            return failed("crashed", str(error))
+    def _keep(self, record: Mapping[str, Any]) -> None:
+        if record["status"] != LOST:
+            append_result(self._out, record)
 
 
 def ran_out_of_memory(record: Mapping[str, Any]) -> bool:

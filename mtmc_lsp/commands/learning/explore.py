@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from mtmc_lsp.commands.options import AsJson, Python, check_choice, read_project_settings
+from mtmc_lsp.commands.options import AsJson, Cluster, Python, check_choice, read_project_settings
 from mtmc_lsp.core.errors import RequestError
 
 if TYPE_CHECKING:
+    from mtmc_lsp.app.bench.jobs import Jobs
     from mtmc_lsp.app.bench.suite import Problem
     from mtmc_lsp.explore.runner import Explored, Plan
 
@@ -53,6 +56,7 @@ def explore(
         Optional[Path],  # noqa: UP045
         typer.Option("--show", metavar="DIR", help="Only summarise this folder of transitions."),
     ] = None,
+    cluster: Cluster = "",
     python: Python = "",
     as_json: AsJson = False,
 ) -> int:
@@ -71,7 +75,9 @@ def explore(
         place = _place(suite)
         problems = _problems(place, half, out, pattern, limit)
         plan = _plan(place, problems, out, arch, python, seconds=seconds, depth=depth, width=width, seed=seed)
-        explored = _explore(problems, place, plan, jobs)
+        if cluster and jobs is not None:
+            raise RequestError("a worker of a cluster explores one program at a time", remedy="Leave out --jobs.")
+        explored = _explore(problems, place, plan, jobs, cluster)
     folder = show or out
     assert folder is not None
     summary = summarise(folder)
@@ -125,34 +131,55 @@ def _plan(
     return Plan(settings, interpreter, families_of(place), out, seconds=seconds, depth=depth, width=width, seed=seed)
 
 
-def _explore(problems: list[Problem], place: Path, plan: Plan, jobs: int | None) -> list[Explored]:
+def _explore(problems: list[Problem], place: Path, plan: Plan, jobs: int | None, cluster: str) -> list[Explored]:
     """Explore the programs, and print one line for each."""
     from mtmc_lsp.app.bench.opening import with_files
-    from mtmc_lsp.app.bench.runner import visible_devices
+    from mtmc_lsp.cluster.opening import merge
     from mtmc_lsp.explore.parquet import compact, only_writer
     from mtmc_lsp.explore.runner import Exploration
-    from mtmc_lsp.process.fork_server import ForkServer, likely_variables
-    from mtmc_lsp.process.priority import usable_cores
 
-    devices, cores = visible_devices(), len(usable_cores())
-    most = MAX_JOBS_PER_GPU * len(devices) if devices else cores
-    jobs = jobs or max(1, min(most, cores // CORES_PER_JOB))
     explored: list[Explored] = []
     began = time.monotonic()
-    with only_writer(plan.out), ForkServer(plan.python, likely_variables(), preload=True) as fork_server:
+    with only_writer(plan.out):
         problems = with_files(problems, place, plan.python)
-        exploration = Exploration(plan, jobs=jobs, devices=devices, fork_server=fork_server)
-        for number, item in enumerate(exploration.run(problems), 1):
-            explored.append(item)
-            print(f"[{number}/{len(problems)}] {_line(item)}", file=sys.stderr)
+        with _places(problems, plan, jobs, cluster) as places:
+            runs = {kind: Exploration(plan, here).run(problems) for kind, here in places.items()}
+            count = len(problems) * len(runs)
+            for number, (kind, item) in enumerate(merge(runs), 1):
+                explored.append(item)
+                print(f"[{number}/{count}] {_line(item, kind if len(runs) > 1 else '')}", file=sys.stderr)
         compact(plan.out)
     print(_throughput(explored, time.monotonic() - began), file=sys.stderr)
-    if len(explored) < len(problems):
+    if len(explored) < count:
         print(
-            f"{len(problems) - len(explored)} programs are left; run the command again to go on, or with more --seconds",
+            f"{count - len(explored)} programs are left; run the command again to go on, or with more --seconds",
             file=sys.stderr,
         )
     return explored
+
+
+@contextlib.contextmanager
+def _places(problems: list[Problem], plan: Plan, jobs: int | None, cluster: str) -> Iterator[Mapping[str, Jobs]]:
+    """Where programs are explored: this machine, or the workers of a cluster by the kind of their GPUs."""
+    from mtmc_lsp.app.bench.jobs import LocalJobs
+    from mtmc_lsp.app.bench.runner import visible_devices
+    from mtmc_lsp.process.fork_server import ForkServer, likely_variables
+    from mtmc_lsp.process.priority import usable_cores
+
+    if cluster:
+        from mtmc_lsp.cluster.opening import open_cluster
+
+        with open_cluster(cluster, problems, plan.settings, plan.python) as session:
+            yield {kind: session.jobs(kind) for kind in session.kinds}
+        return
+    devices, cores = visible_devices(), len(usable_cores())
+    most = MAX_JOBS_PER_GPU * len(devices) if devices else cores
+    jobs = jobs or max(1, min(most, cores // CORES_PER_JOB))
+    with (
+        ForkServer(plan.python, likely_variables(), preload=True) as fork_server,
+        LocalJobs(jobs, devices, fork_server) as local,
+    ):
+        yield {"": local}
 
 
 def _throughput(explored: list[Explored], seconds: float) -> str:
@@ -166,13 +193,17 @@ def _throughput(explored: list[Explored], seconds: float) -> str:
     return f"{rate}; {spent}" if spent else rate
 
 
-def _line(item: Explored) -> str:
-    """One line about an explored program: how long it took, and what was tried."""
+def _line(item: Explored, kind: str) -> str:
+    """One line about an explored program: how long it took, and what was tried.
+
+    Args:
+        kind: the GPU, if the cluster has several kinds.
+    """
     answer = item.answer
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(answer.outcomes.items()))
     added = f"{answer.added} transitions" + (f": {outcomes}" if outcomes else "")
     parts = [
-        f"{item.problem.name}  {item.seconds:.1f} s",
+        f"{item.problem.name}{f' ({kind})' if kind else ''}  {item.seconds:.1f} s",
         added if answer.added or not answer.reason else "",
         answer.reason,
     ]
