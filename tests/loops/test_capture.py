@@ -35,7 +35,7 @@ def alternating(x):
 def neighbours(x):
     h = x
     for t in range(17):
-        h = h + torch.nn.functional.max_pool1d(h, 3, 1, 1)
+        h = h * 0.5 + torch.cummax(h, 1).values
     return h
 
 
@@ -65,7 +65,7 @@ def few_steps(x):
 REASONS = {
     "running_sums": "its body contains logcumsumexp",
     "alternating": "looks at the number of the iteration",
-    "neighbours": "its body contains max_pool1d",
+    "neighbours": "its body contains cummax",
     "whole": "it reads all of a tensor that it writes slice by slice",
     "length_of_a_list": "the length of a list",
     "few_steps": "",
@@ -122,7 +122,7 @@ def test_a_loop_without_time_steps_has_a_constant_number_of_iterations(captured)
 
 
 def test_a_long_loop_that_cannot_be_kept_is_refused_with_its_line_and_the_reason(captured) -> None:
-    for name, why in (("neighbours", "max_pool1d"), ("length_of_a_list", "the length of a list")):
+    for name, why in (("neighbours", "cummax"), ("length_of_a_list", "the length of a list")):
         source = UNROLLED.replace("range(17)", "range(300)").replace("T=17", "T=300")
         with pytest.raises(TargetUnsupported, match="too many iterations to unroll") as raised:
             captured(source, name)

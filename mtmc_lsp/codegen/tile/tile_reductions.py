@@ -60,7 +60,8 @@ class ReducingTile(TileBase):
         prim = self.ir.prims[name]
         axes = set(self.region.table.all_axes(name))
         if name in self.region.inputs:
-            return bool(axes & set(self.region.reduced_axes))
+            # The states of a loop are not loaded: their masked-out columns are computed, too.
+            return name not in self.tile.held and bool(axes & set(self.region.reduced_axes))
         if prim.op in (PrimOp.RESHAPE, PrimOp.PERMUTE):
             return self._zero_outside(prim.inputs[0])
         if prim.op is PrimOp.POINTWISE and prim.fn in ("cast", "square", "abs", "neg", "relu", "mul", "add", "sub"):
