@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mtmc_lsp.app.backends import Backends
-from mtmc_lsp.app.kernels.repair import RepairSession, open_kernel
+from mtmc_lsp.app.kernels.opening import open_kernel
+from mtmc_lsp.app.kernels.repair import repair_kernel
+from mtmc_lsp.app.kernels.session import KernelSession
 from mtmc_lsp.app.pipeline import Pipeline, RunOptions
 from mtmc_lsp.app.run_recorder import Revision
 from mtmc_lsp.app.stored_runs import find_unfinished, keep_search, open_store
@@ -28,7 +30,7 @@ class Job:
         """Prepare; ``pipeline`` runs the job."""
         self._pipeline_type = pipeline
         self._pipeline: Pipeline | None = None
-        self._repairing: RepairSession | None = None
+        self._repairing: KernelSession | None = None
 
     def run(self, request: dict[str, Any], out: TextIO) -> None:
         """Do the job; an error that is meant for the user is an event too."""
@@ -117,9 +119,9 @@ class Job:
         self._report("verified", verdict=to_json(pipeline.verify_file()))
 
     def _repair(self, target: OpenTarget) -> None:
-        self._repairing = RepairSession(open_kernel(target), lambda text: self._report("stage", text=text))
+        self._repairing = KernelSession(open_kernel(target), lambda text: self._report("stage", text=text))
         with self._repairing as session:
-            report = session.repair()
+            report = repair_kernel(session)
         text = report.result.text.decode() if report.is_repaired else None
         self._report("repaired", summary=report.summary, text=text)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mtmc_lsp.app.kernels.repair import KernelTarget, RepairSession
+from mtmc_lsp.app.kernels.opening import KernelTarget
+from mtmc_lsp.app.kernels.session import COMPILE_SECONDS, KernelSession
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.core.errors import Location, RequestError
@@ -17,7 +18,6 @@ MOST_PROGRAMS = 256
 """Program instances of each grid that run; the others are taken to do the same on average."""
 MOST_BYTES = 16e9
 """Limit for the arguments: their memory is reserved and only touched in part."""
-COMPILE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class KernelProfile:
         return [work for work in self.trace.launches if work.launch.kernel == kernel]
 
 
-def profile_kernel(session: RepairSession) -> KernelProfile:
+def profile_kernel(session: KernelSession) -> KernelProfile:
     """Observe a sample of the programs at the workload's sizes, and compile the kernels for the project's architectures.
 
     Raises:

@@ -19,15 +19,17 @@ def repair(
     as_json: AsJson = False,
 ) -> int:
     """Detect faults of a Triton kernel by cases and static checks, and repair them by small verified edits."""
-    from mtmc_lsp.app.kernels.repair import RepairSession, apply_repair, open_kernel
+    from mtmc_lsp.app.kernels.opening import open_kernel
+    from mtmc_lsp.app.kernels.repair import apply_repair, repair_kernel
+    from mtmc_lsp.app.kernels.session import KernelSession
     from mtmc_lsp.report.console import LiveLine, console, live
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.kernels.repair import show_repair
 
     target = open_kernel(open_spec(spec, python))
     line = LiveLine()
-    with live(console(stderr=True), line), RepairSession(target, line.enter) as session:
-        report = session.repair(seconds=seconds)
+    with live(console(stderr=True), line), KernelSession(target, line.enter) as session:
+        report = repair_kernel(session, seconds=seconds)
     backup = apply_repair(report) if apply and report.is_repaired else None
     if as_json:
         print(

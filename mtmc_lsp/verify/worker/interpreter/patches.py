@@ -43,6 +43,7 @@ def patch_interpreter(replace: Any = setattr) -> None:
         _exchange_floats,
         _define_libdevice,
         _choose_first_config,
+        _read_annotations_that_are_text,
     ):
         with contextlib.suppress(AttributeError, ImportError):
             patch(interpreter, replace)
@@ -198,3 +199,16 @@ def _choose_first_config(interpreter: Any, replace: Any) -> None:
 
     replace(Autotuner, "_bench", lambda self, *args, config, **meta: [1.0, 1.0, 1.0])
     replace(Autotuner, "check_disk_cache", lambda self, key, configs, bench: bench() or False)
+
+
+def _read_annotations_that_are_text(interpreter: Any, replace: Any) -> None:
+    """Recognise ``BLOCK: "tl.constexpr"``, and annotations under ``from __future__ import annotations``, as the compiler does."""
+    original = interpreter.GridExecutor.__init__
+
+    def __init__(self: Any, fn: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, fn, *args, **kwargs)
+        texts = getattr(fn, "__annotations__", {})
+        constants = [name for name, kind in texts.items() if isinstance(kind, str) and "constexpr" in kind]
+        self.constexprs = list(dict.fromkeys([*self.constexprs, *constants]))
+
+    replace(interpreter.GridExecutor, "__init__", __init__)
