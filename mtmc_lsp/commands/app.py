@@ -24,6 +24,7 @@ from mtmc_lsp.commands.profile import profile
 from mtmc_lsp.commands.record import record
 from mtmc_lsp.commands.report import report
 from mtmc_lsp.commands.runs import runs
+from mtmc_lsp.commands.undo import undo
 from mtmc_lsp.commands.verify import verify
 from mtmc_lsp.commands.why import why
 
@@ -75,7 +76,7 @@ def _global_options(
 
 # In the order of `mtmc --help`.
 _COMMANDS = (
-    optimize, apply, report, why, plan, runs, verify, repair, profile, record, export, doctor, calibrate, bench, explore,
+    optimize, apply, undo, report, why, plan, runs, verify, repair, profile, record, export, doctor, calibrate, bench, explore,
     programs, consent, lsp,
 )  # fmt: skip
 for _command in _COMMANDS:

@@ -14,6 +14,10 @@ from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.results import BaselineTime, CompileReport, Ratio, Timing, Verdict, Work
 from mtmc_lsp.core.workload import CodeRegion, Environment, Target, Workload
 
+DTYPE = "triton.dtype:"
+"""Begins a constant of a launch that is a dtype of Triton: ``triton.dtype:fp32``."""
+ORIGINAL = "original"
+"""Key of the state of a candidate that edits the user's own kernels: the file as it stood before the run."""
 SCHEMA = 1
 """Schema version of every JSON document that we print."""
 

@@ -21,7 +21,7 @@ from mtmc_lsp.core.results import (
     Verdict,
     VerdictStatus,
 )
-from mtmc_lsp.core.run import Candidate, Step, StepStatus
+from mtmc_lsp.core.run import ORIGINAL, Candidate, Step, StepStatus
 from mtmc_lsp.kernels.actions.base import Facts, Proposal
 from mtmc_lsp.kernels.actions.catalogue import proposals
 from mtmc_lsp.kernels.actions.tune import alternatives
@@ -160,7 +160,7 @@ class SourceOptimizer:
         if first_error(parse(text)) is not None:
             return replace(step, reason="the edited file has a syntax error", failure=FailureKind.COMPILE_ERROR)
         candidate = Candidate(
-            hashlib.sha256(text).hexdigest()[:12], base, action, source, None, {"original": self.text.decode()}
+            hashlib.sha256(text).hexdigest()[:12], base, action, source, None, {ORIGINAL: self.text.decode()}
         )
         step = replace(step, candidate=candidate)
         try:

@@ -11,6 +11,7 @@ from mtmc_lsp.core.errors import Location, NoWorkload, RequestError
 from mtmc_lsp.core.workload import Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.kernels.repairs.site import sites_of
 from mtmc_lsp.process.project_files import FOLDER
+from mtmc_lsp.source.blocks import without_blocks
 from mtmc_lsp.source.syntax import line_of
 from mtmc_lsp.source.targets import find_target, find_targets
 from mtmc_lsp.source.triton.drivers import find_driver
@@ -127,3 +128,20 @@ def _for_target(workload: Workload, target: Target, text: bytes) -> Workload:
         )
     arguments = tuple(replace(argument, name=name) for argument, name in zip(workload.arguments, names, strict=False))
     return replace(workload, target=target, arguments=arguments)
+
+
+def is_kernel_target(opened: OpenTarget) -> bool:
+    """Whether a target is a kernel, or a function that launches kernels of its file: the kernels are what is optimised."""
+    definition = opened.definition
+    if definition.kind is TargetKind.KERNEL:
+        return True
+    if definition.kind is not TargetKind.FUNCTION:
+        return False
+    # Generated kernels belong to their targets.
+    text = without_blocks(opened.text, marked_imports=True)
+    lines = range(definition.start_line, definition.end_line + 1)
+    sites = sites_of(str(opened.path), opened.text)
+    names = {site.kernel.name for site in sites_of(str(opened.path), text)}
+    return any(
+        line_of(launch.call) in lines for site in sites if site.kernel.name in names for launch in site.launches
+    )

@@ -195,12 +195,3 @@ def _status(accepted: list[Step], steps: list[Step], timing: Timing | None) -> R
     verdicts = [step.verdict for step in steps if step.verdict is not None]
     is_wrong = bool(verdicts) and not any(verdict.is_correct for verdict in verdicts)
     return RunStatus.INCORRECT if is_wrong else RunStatus.NO_GAIN
-
-
-def original_text(step: Step) -> str | None:
-    """The file as it stood before a run of edits; None for a step with generated code."""
-    schedule = step.candidate.schedule if step.candidate is not None else None
-    if step.candidate is None or step.candidate.code is not None or not isinstance(schedule, dict):
-        return None
-    text = schedule.get("original")
-    return text if isinstance(text, str) else None

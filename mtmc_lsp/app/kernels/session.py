@@ -27,8 +27,8 @@ COMPILE_SECONDS, COMPILE_SLACK = 120.0, 60.0
 """Time for compiling a version, and for loading the file before."""
 MEMORY = 8 << 30
 SEED = 0
-MOST_SCRIPT_STEPS = 20_000
-"""Memory operations of a test or benchmark of the file that are observed: about 10 s."""
+MOST_SCRIPT_STEPS = 8_000
+"""Memory operations of a test or benchmark of the file that are observed: about 5 s."""
 
 
 class KernelSession:

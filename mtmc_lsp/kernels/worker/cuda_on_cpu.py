@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 
 CAPABILITY = (9, 0)
 """Launchers choose options by it; the interpreter runs any of them."""
@@ -16,6 +19,21 @@ PROPERTIES = SimpleNamespace(
     shared_memory_per_block_optin=232448, L2_cache_size=50 << 20,
 )  # fmt: skip
 """Those of an H100."""
+DRIVER_PROPERTIES = {
+    "multiprocessor_count": PROPERTIES.multi_processor_count,
+    "max_shared_mem": PROPERTIES.shared_memory_per_block_optin,
+    "max_num_regs": PROPERTIES.regs_per_multiprocessor,
+    "warpSize": PROPERTIES.warp_size,
+}
+
+
+CUDA_CALL = re.compile(r"\.cuda\([^()]*\)")
+CUDA_TEXT = re.compile(r"""f?(["'])cuda(:[^"']*)?\1""")
+
+
+def source_on_cpu(text: str) -> str:
+    """The text of a file with CPU devices in place of GPU devices."""
+    return CUDA_TEXT.sub(r"\1cpu\1", CUDA_CALL.sub(".cpu()", on_cpu(text, "")))
 
 
 def stand_in_for_cuda() -> None:
@@ -39,3 +57,27 @@ def stand_in_for_cuda() -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
+    # Generated code imports it.
+    for name in ("_cuda_getCurrentRawStream", "_cuda_getDevice"):
+        if not hasattr(torch._C, name):
+            setattr(torch._C, name, lambda *_: 0)
+    _stand_in_for_driver()
+
+
+def _stand_in_for_driver() -> None:
+    """Let launchers ask Triton's driver for the target and its properties."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from triton.backends.compiler import GPUTarget
+        from triton.runtime import driver
+
+        utils = SimpleNamespace(get_device_properties=lambda *_: DRIVER_PROPERTIES)
+        driver.set_active(
+            SimpleNamespace(
+                get_current_target=lambda: GPUTarget("cuda", 10 * CAPABILITY[0] + CAPABILITY[1], PROPERTIES.warp_size),
+                get_current_device=lambda: 0,
+                get_current_stream=lambda *_: 0,
+                get_active_torch_device=lambda: torch.device("cpu"),
+                get_device_interface=lambda: torch.cuda,
+                utils=utils,
+            )
+        )

@@ -12,7 +12,7 @@ import numpy
 import torch
 
 from mtmc_lsp.core.dtypes import POINTER_TYPES
-from mtmc_lsp.core.run import KernelLaunch
+from mtmc_lsp.core.run import DTYPE, KernelLaunch
 from mtmc_lsp.kernels.messages import MOST_STEPS, Access, Fault, FaultKind, LaunchWork
 from mtmc_lsp.kernels.worker.memory import Memory, Region, is_unwritten, pattern_of, poison
 
@@ -220,6 +220,19 @@ class Observer:
         pointers = TensorHandle(numpy.where(inside, real, safe), pointer.dtype)
         return original(builder, operation, pointers, value, TensorHandle(inside, mask.dtype), *rest)
 
+    def swap(self, original: Any, builder: Any, pointer: Any, compared: Any, value: Any, rest: tuple[Any, ...]) -> Any:
+        """An atomic compare-and-swap, as in a lock."""
+        from triton.runtime.interpreter import TensorHandle
+
+        active, line = numpy.ones(pointer.data.shape, dtype=bool), self._line()
+        real, inside = self._resolved("atomic", line, pointer.data, active, value.data.dtype.itemsize)
+        if not inside.all():
+            return TensorHandle(numpy.zeros(pointer.data.shape, dtype=value.data.dtype), value.dtype)
+        for region, lanes, offsets in self.memory.located(pointer.data, inside):
+            if region is not None and region.written is not None:
+                region.written[offsets[lanes]] = region.atomic[offsets[lanes]] = True
+        return original(builder, TensorHandle(real, pointer.dtype), compared, value, *rest)
+
     def worked(self, operations: float) -> None:
         """Floating-point operations of the current program."""
         self._operations += operations
@@ -356,6 +369,13 @@ def _numbers(tensor: torch.Tensor) -> Any:
     return flat.numpy()
 
 
+def _constant(value: Any) -> object:
+    """A constant as JSON: a dtype of Triton by its name with a prefix, other objects by their text."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return f"{DTYPE}{value}" if type(value).__name__ == "dtype" else str(value)
+
+
 def _launch(name: str, executor: Any, values: dict[str, Any], kwargs: dict[str, Any]) -> KernelLaunch:
     """The launch as the compiler needs it."""
     signature, constexprs, divisible = dict[str, str](), dict[str, object](), []
@@ -363,7 +383,7 @@ def _launch(name: str, executor: Any, values: dict[str, Any], kwargs: dict[str, 
         default = None if parameter.default is inspect.Parameter.empty else parameter.default
         value = values.get(parameter.name, default)
         if parameter.name in executor.constexprs or value is None or (isinstance(value, int) and value == 1):
-            constexprs[parameter.name] = getattr(value, "value", value)
+            constexprs[parameter.name] = _constant(getattr(value, "value", value))
         elif isinstance(value, torch.Tensor):
             signature[parameter.name] = POINTER_TYPES[str(value.dtype).removeprefix("torch.")]
             divisible.append(parameter.name)

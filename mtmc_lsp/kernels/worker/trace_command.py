@@ -16,12 +16,11 @@ from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.workload import Workload, WorkloadSource
 from mtmc_lsp.kernels.messages import CaseTrace, Fault, FaultKind, TraceAnswer, TraceCase, TraceRequest
-from mtmc_lsp.kernels.worker.cuda_on_cpu import stand_in_for_cuda
+from mtmc_lsp.kernels.worker.cuda_on_cpu import source_on_cpu, stand_in_for_cuda
 from mtmc_lsp.kernels.worker.hooks import observing
 from mtmc_lsp.kernels.worker.memory import Memory
 from mtmc_lsp.kernels.worker.observer import Observer
 from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
-from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from mtmc_lsp.verify.worker.run_target import poison_new_memory, use_one_thread
 
 ERROR_FACTOR = 8.0
@@ -56,7 +55,7 @@ def trace(request: TraceRequest) -> TraceAnswer:
 
 def _module(workload: Workload, text: str) -> Any:
     if text not in _modules:
-        _modules[text] = load_user_module(workload.target.path, on_cpu(text, ""), f"traced_kernels_{next(_numbers)}")
+        _modules[text] = load_user_module(workload.target.path, source_on_cpu(text), f"traced_kernels_{next(_numbers)}")
     return _modules[text]
 
 

@@ -62,7 +62,10 @@ def without_driver_calls(text: bytes, names: Collection[str]) -> bytes:
     reaching = reaching_names(root, names)
     for node in reversed(root.named_children):
         if node.type == "expression_statement" and _calls(node, reaching):
-            blank = b"pass" + b"\n" * text.count(b"\n", node.start_byte, node.end_byte)
+            assignment = node.named_children[0]
+            left = field(assignment, "left") if assignment.type == "assignment" else None
+            new = f"{text_of(left)} = None" if left is not None and left.type == "identifier" else "pass"
+            blank = new.encode() + b"\n" * text.count(b"\n", node.start_byte, node.end_byte)
             text = text[: node.start_byte] + blank + text[node.end_byte :]
     return text
 

@@ -15,7 +15,7 @@ OTHER_NAME = {
     "sqrt_rn": "sqrt", "rsqrt_rn": "rsqrt", "fast_expf": "exp", "fast_logf": "log", "fast_log2f": "log2", "fast_sinf": "sin",
     "fast_cosf": "cos", "fast_tanf": "tan", "fast_tanhf": "tanh", "fast_powf": "pow", "fast_dividef": "div",
     "normcdf": "special.ndtr", "normcdfinv": "special.ndtri", "erfcx": "special.erfcx", "cyl_bessel_i0": "special.i0",
-    "cyl_bessel_i1": "special.i1",
+    "cyl_bessel_i1": "special.i1", "llrint": "round", "rcp_rn": "reciprocal",
 }  # fmt: skip
 """libdevice functions, with the torch functions that compute the same."""
 
@@ -43,7 +43,7 @@ def patch_interpreter(replace: Any = setattr) -> None:
         _exchange_floats,
         _define_libdevice,
         _choose_first_config,
-        _read_annotations_that_are_text,
+        _accept_launches_as_compiled,
     ):
         with contextlib.suppress(AttributeError, ImportError):
             patch(interpreter, replace)
@@ -201,8 +201,8 @@ def _choose_first_config(interpreter: Any, replace: Any) -> None:
     replace(Autotuner, "check_disk_cache", lambda self, key, configs, bench: bench() or False)
 
 
-def _read_annotations_that_are_text(interpreter: Any, replace: Any) -> None:
-    """Recognise ``BLOCK: "tl.constexpr"``, and annotations under ``from __future__ import annotations``, as the compiler does."""
+def _accept_launches_as_compiled(interpreter: Any, replace: Any) -> None:
+    """Recognise annotations that are text, as ``BLOCK: "tl.constexpr"``, and grids that are lists, as a launch on a GPU does."""
     original = interpreter.GridExecutor.__init__
 
     def __init__(self: Any, fn: Any, *args: Any, **kwargs: Any) -> None:
@@ -210,5 +210,8 @@ def _read_annotations_that_are_text(interpreter: Any, replace: Any) -> None:
         texts = getattr(fn, "__annotations__", {})
         constants = [name for name, kind in texts.items() if isinstance(kind, str) and "constexpr" in kind]
         self.constexprs = list(dict.fromkeys([*self.constexprs, *constants]))
+        # A launch also takes a list.
+        grid = self.grid
+        self.grid = (lambda meta: tuple(grid(meta))) if callable(grid) else tuple(grid)
 
     replace(interpreter.GridExecutor, "__init__", __init__)
