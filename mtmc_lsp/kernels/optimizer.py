@@ -12,6 +12,7 @@ from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import FailureKind, MtmcError
 from mtmc_lsp.core.results import (
+    OBSERVED,
     Check,
     CheckStatus,
     CompileReport,
@@ -225,7 +226,7 @@ def compared(before: Sequence[CaseTrace], after: Sequence[CaseTrace]) -> Verdict
         detail = later.refusal or (new[0].place_and_detail if new else "")
         status = CheckStatus.FAILED if detail else CheckStatus.PASSED
         checks.append(Check(VALUES, status, earlier.case.text or "the workload", detail))
-    mode, failed = "interpreter", next((check for check in checks if check.status is CheckStatus.FAILED), None)
+    mode, failed = OBSERVED, next((check for check in checks if check.status is CheckStatus.FAILED), None)
     if not after:
         return Verdict(
             VerdictStatus.COMPILE_ERROR, (), mode, reason="the edited file cannot be loaded, or does not end"

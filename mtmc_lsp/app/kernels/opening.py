@@ -142,6 +142,4 @@ def is_kernel_target(opened: OpenTarget) -> bool:
     lines = range(definition.start_line, definition.end_line + 1)
     sites = sites_of(str(opened.path), opened.text)
     names = {site.kernel.name for site in sites_of(str(opened.path), text)}
-    return any(
-        line_of(launch.call) in lines for site in sites if site.kernel.name in names for launch in site.launches
-    )
+    return any(line_of(launch.call) in lines for site in sites if site.kernel.name in names for launch in site.launches)
