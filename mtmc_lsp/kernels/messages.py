@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from mtmc_lsp.compile.messages import CompileRequest
+from mtmc_lsp.core.results import CompileReport
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.workload import Workload
 from mtmc_lsp.process.protocol import Request
@@ -173,3 +175,10 @@ class KernelTimeRequest(Request[TimeAnswer], command="kernels.time"):
     """A shorter time, in microseconds, is a measurement error."""
     seconds: float = SAMPLING_SECONDS
     """Time to spend on samples."""
+
+
+@dataclass(frozen=True)
+class KernelCompileRequest(Request[CompileReport], command="kernels.compile"):
+    """Cross-compile kernels of a file, whose launchers may name a GPU that this machine lacks."""
+
+    request: CompileRequest

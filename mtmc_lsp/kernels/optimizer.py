@@ -102,6 +102,8 @@ class SourceOptimizer:
     """Kinds of edits that are not proposed."""
     steps: list[Step] = field(default_factory=list)
     end_reason: str = ""
+    reports: tuple[KernelReport, ...] = ()
+    """Of the kernels as they stand."""
 
     def run(self) -> bytes:
         """Try the proposals one after the other; returns the text with the accepted ones."""
@@ -134,6 +136,8 @@ class SourceOptimizer:
             return []
         self.reporter.on_stage("compiling")
         reports = self.tools.compiled(text, trace).kernels
+        if text == self.text:
+            self.reports = reports
         return [
             Facts(
                 site,

@@ -16,22 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import mtmc_lsp
-from mtmc_lsp.app.kernels.opening import open_kernel
 from mtmc_lsp.app.kernels.optimize import KernelOptimization
-from mtmc_lsp.app.kernels.session import KernelSession
-from mtmc_lsp.app.kernels.tools import KernelTools
-from mtmc_lsp.app.target_file import OpenTarget, open_target, parse_request
+from mtmc_lsp.app.target_file import open_target, parse_request
 from mtmc_lsp.core.errors import MtmcError, RequestError
 from mtmc_lsp.core.run import RunResult, StepStatus
 from mtmc_lsp.core.settings import Settings
-from mtmc_lsp.kernels.messages import CaseTrace, FaultKind
-from mtmc_lsp.kernels.optimizer import original_fault
+from mtmc_lsp.kernels.messages import FaultKind
 from mtmc_lsp.kernels.reading import read_kernels
 from mtmc_lsp.source.triton.drivers import find_driver
 
 FOLDERS = ("data/TritonBench_G_v1", "TritonBench_G_v1", ".")
 SEPARATOR = "#" * 146
 EVALUATION_SECONDS = 120.0
+CERTAIN = (FaultKind.READ_OUTSIDE, FaultKind.WRITE_OUTSIDE, FaultKind.RACE, FaultKind.UNDEFINED_LANES)
+"""Faults that are reported of originals. A test may leave elements unwritten, or pass NaN, on purpose."""
 
 
 @dataclass(frozen=True)
@@ -142,34 +140,33 @@ def _solve(
         return
     record.test = driver.qualname
     opened = open_target(parse_request(f"{problem.file}::{driver.qualname}", settings, python))
-    trace = _observe(record, opened)
-    if trace is None:
-        return
     run = KernelOptimization(opened, is_stored=False, tries_all=tries_all)
-    result = run.run(seconds)
+    try:
+        result = run.run(seconds)
+    finally:
+        _note_original(record, run)
     _note(record, result)
     if result.final.diff:
         evaluate(record, problem, result.final.source, delivered, python, has_gpu=bool(result.environment.gpu))
 
 
-def _observe(record: KernelRecord, opened: OpenTarget) -> CaseTrace | None:
-    """Run the test of the original once, and compile what it launches; None if it does not run."""
-    with KernelSession(open_kernel(opened)) as session:
-        trace = next(iter(session.trace(opened.text, session.cases(), compares_faulty=True)), None)
-        fault = original_fault([trace] if trace is not None else [])
-        raised = fault is not None and any(f.kind is FaultKind.RAISES for f in fault[0].faults)
-        if trace is None or trace.refusal or raised:
-            record.reason = fault[1].place_and_detail if raised and fault else trace.refusal if trace else "no answer"
-            return None
-        record.runs, record.accesses = True, len(trace.accesses)
-        record.fault = fault[1].place_and_detail if fault is not None else ""
-        if not trace.launches:
-            record.reason = "its test launches no kernel"
-            return None
-        report = KernelTools(session).compiled(opened.text, trace)
-        errors = [f"{kernel.kernel}: {kernel.error}" for kernel in report.kernels if kernel.error]
-        record.compiled, record.compile_error = not errors, errors[0][:300] if errors else ""
-    return trace
+def _note_original(record: KernelRecord, run: KernelOptimization) -> None:
+    """What the original showed: whether its test runs, its faults, and whether its kernels compile."""
+    trace = next(iter(run.traces), None)
+    if trace is None:
+        return
+    raised = next((fault for fault in trace.faults if fault.kind is FaultKind.RAISES), None)
+    record.runs, record.accesses = raised is None and not trace.refusal, len(trace.accesses)
+    if raised is not None or trace.refusal:
+        record.reason = raised.place_and_detail if raised is not None else trace.refusal
+        return
+    certain = [fault for fault in trace.faults if fault.kind in CERTAIN]
+    record.fault = certain[0].place_and_detail if certain else ""
+    if not trace.launches:
+        record.reason = "its test launches no kernel"
+    errors = [f"{kernel.kernel}: {kernel.error}" for kernel in run.reports if kernel.error]
+    record.compiled = bool(run.reports) and not errors
+    record.compile_error = errors[0][:300] if errors else ""
 
 
 def _note(record: KernelRecord, result: RunResult) -> None:
@@ -196,12 +193,12 @@ def evaluate(
     Without a GPU, both run under Triton's interpreter.
     """
     delivered.mkdir(parents=True, exist_ok=True)
-    file = delivered / problem.file.name
+    file = delivered.absolute() / problem.file.name
     file.write_text(text, encoding="utf-8")
     ours = _run(file, python, has_gpu=has_gpu)
     record.call = ours is not None
     if ours is not None:
-        record.execution = ours == _run(problem.file, python, has_gpu=has_gpu)
+        record.execution = ours == _run(problem.file.absolute(), python, has_gpu=has_gpu)
 
 
 def _run(file: Path, python: str, *, has_gpu: bool) -> str | None:

@@ -13,7 +13,7 @@ from mtmc_lsp.app.stored_runs import open_store
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import Location, RequestError
-from mtmc_lsp.core.results import Timing
+from mtmc_lsp.core.results import KernelReport, Timing
 from mtmc_lsp.core.run import SCHEMA, Final, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.kernels.messages import CaseTrace
 from mtmc_lsp.kernels.optimizer import SourceOptimizer, original_fault, runs_on_a_case
@@ -78,6 +78,8 @@ class KernelOptimization:
         self._session = KernelSession(self.target, events.on_stage)
         self.traces: tuple[CaseTrace, ...] = ()
         """Of the file as it stands."""
+        self.reports: tuple[KernelReport, ...] = ()
+        """Of the kernels as they stand."""
 
     def kill(self) -> None:
         """End every process without waiting. Safe in a signal handler."""
@@ -94,7 +96,7 @@ class KernelOptimization:
         with self._session as session:
             tools = KernelTools(session, fresh=self._fresh)
             self._events.on_stage("observing the kernels")
-            self.traces = tuple(session.trace(opened.text, session.cases(), compares_faulty=True))
+            self.traces = tuple(tools.observe(opened.text, session.cases()))
             self._check_runs()
             cases = quick_cases(self.traces) or [trace.case for trace in self.traces]
             kept = {id(case) for case in cases}
@@ -121,6 +123,7 @@ class KernelOptimization:
                     excluded=frozenset(opened.settings.exclude_actions),
                 )
                 text = optimizer.run()
+                self.reports = optimizer.reports
                 result = self._result(run_id, optimizer, tools, text, time.monotonic() - began)
                 if store is not None:
                     store.finish(result)

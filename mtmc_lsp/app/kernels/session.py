@@ -13,7 +13,7 @@ from mtmc_lsp.core.errors import Location, MtmcError, RequestError
 from mtmc_lsp.core.results import CompileReport, Verdict
 from mtmc_lsp.core.workload import Capture, TargetKind, WorkloadSource
 from mtmc_lsp.kernels.candidate import LauncherInFile
-from mtmc_lsp.kernels.messages import MOST_STEPS, CaseTrace, TraceCase, TraceRequest
+from mtmc_lsp.kernels.messages import MOST_STEPS, CaseTrace, KernelCompileRequest, TraceCase, TraceRequest
 from mtmc_lsp.kernels.repairs.site import sites_of, with_helpers
 from mtmc_lsp.kernels.sizes import trace_cases
 from mtmc_lsp.measure.foreign_candidate import verify_foreign
@@ -114,9 +114,8 @@ class KernelSession:
     def compile(self, request: CompileRequest) -> CompileReport:
         """Compile kernels of the file for GPUs."""
         self.on_stage("compiling")
-        return self.plain_worker().call(
-            replace(request, source=self.importable(request.source.encode())), request.seconds + COMPILE_SLACK
-        )
+        importable = replace(request, source=self.importable(request.source.encode()))
+        return self.plain_worker().call(KernelCompileRequest(importable), request.seconds + COMPILE_SLACK)
 
     def cases(self) -> list[TraceCase]:
         """The cases on which the launcher is observed, the smallest first."""

@@ -20,7 +20,6 @@ from mtmc_lsp.process.cache_files import cache_folder
 from mtmc_lsp.process.gpu_lock import alone, lock_folder
 from mtmc_lsp.process.messages import StartRequest
 from mtmc_lsp.process.protocol import GpuLock
-from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.timing.messages import CalibrationRequest, EnvironmentRequest, TimeAnswer
 from mtmc_lsp.timing.timekeeper import TIME_SECONDS, Timekeeper, TimingCache
 
@@ -36,8 +35,9 @@ class KernelTools:
 
     def __init__(self, session: KernelSession, *, fresh: bool = False) -> None:
         self._session, self._fresh = session, fresh
-        self._gpu_worker: Worker | None = None
         self._timekeeper: Timekeeper[KernelTimeRequest] | None = None
+        self._works: dict[bytes, CaseTrace | None] = {}
+        self._compiled: dict[tuple[bytes, tuple[str, ...]], CompileReport] = {}
 
     @cached_property
     def environment(self) -> Environment:
@@ -76,10 +76,19 @@ class KernelTools:
 
     def observe(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
         """Observe a text on cases, and compare its results with those of the file as it stands."""
-        return self._session.trace(text, cases, compares_faulty=True)
+        traces = self._session.trace(text, cases, compares_faulty=True)
+        if self._session.target.workload.source is WorkloadSource.SCRIPT:
+            # Its only case is the workload.
+            self._works[text] = traces[0] if traces and traces[0].launches else None
+        return traces
 
     def work(self, text: bytes) -> CaseTrace | None:
         """Observe a text on the workload's sizes; a sample of the programs if there are many."""
+        if text not in self._works:
+            self._works[text] = self._work(text)
+        return self._works[text]
+
+    def _work(self, text: bytes) -> CaseTrace | None:
         workload = self._session.target.workload
         sizes = dict(workload.sizes)
         if workload.source is WorkloadSource.SCRIPT:
@@ -95,10 +104,13 @@ class KernelTools:
         """Cross-compile the launches of a trace."""
         opened = self._session.target.opened
         launches = tuple({repr(work.launch): work.launch for work in trace.launches}.values())
-        request = CompileRequest(
-            str(opened.path), module_name(opened.path), text.decode(), launches, self.archs, COMPILE_SECONDS
-        )
-        return self._session.compile(request)
+        key = (text, tuple(map(repr, launches)))
+        if key not in self._compiled:
+            request = CompileRequest(
+                str(opened.path), module_name(opened.path), text.decode(), launches, self.archs, COMPILE_SECONDS
+            )
+            self._compiled[key] = self._session.compile(request)
+        return self._compiled[key]
 
     def verify(self, text: bytes) -> Verdict | None:
         """Compare a text with the reference; None without one."""
