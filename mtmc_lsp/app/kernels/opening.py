@@ -18,6 +18,10 @@ from mtmc_lsp.source.triton.drivers import find_driver
 from mtmc_lsp.source.workload.directive import parse_directive, reference_name
 
 
+class NoLauncher(RequestError):
+    """Nothing in the file launches a kernel."""
+
+
 @dataclass(frozen=True)
 class KernelTarget:
     """A launcher with its kernels, its workload and its reference."""
@@ -78,7 +82,7 @@ def _driver(opened: OpenTarget, name: str) -> Target | None:
 def _driven(opened: OpenTarget, driver: Target | None) -> KernelTarget:
     if driver is None:
         definition = opened.definition
-        raise RequestError(
+        raise NoLauncher(
             f"no function of the file launches {definition.qualname}",
             where=Location(str(opened.path), definition.start_line),
             remedy="Write a function that launches it, with a directive such as # mtmc: x=f32[M,N] M=64 N=1024.",
