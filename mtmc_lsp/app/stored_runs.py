@@ -15,7 +15,7 @@ from mtmc_lsp.app.target_file import OpenTarget, open_target, parse_request
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
 from mtmc_lsp.core.json_codec import to_json
-from mtmc_lsp.core.run import ORIGINAL, Candidate, RunResult, RunStatus, Step, StepStatus
+from mtmc_lsp.core.run import Candidate, RunResult, RunStatus, Step, StepStatus, original_text
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.endpoint.stored_answers import ReplayedModel
 from mtmc_lsp.process.project_files import FOLDER
@@ -202,15 +202,6 @@ def result_in_current_text(result: RunResult, target: OpenTarget) -> RunResult:
     definition = find_target(target.plain, str(target.path), target.qualname)
     source = compose(target.plain, definition, code).decode()
     return replace(result, final=replace(result.final, source=source))
-
-
-def original_text(step: Step) -> str | None:
-    """The file as it stood before a run of edits; None for a step with generated code."""
-    schedule = step.candidate.schedule if step.candidate is not None else None
-    if step.candidate is None or step.candidate.code is not None or not isinstance(schedule, Mapping):
-        return None
-    text = schedule.get(ORIGINAL)
-    return text if isinstance(text, str) else None
 
 
 def _edits_in_current_text(result: RunResult, target: OpenTarget, original: str) -> RunResult:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from mtmc_lsp.app.revisions.rebase import rebase
-from mtmc_lsp.app.stored_runs import original_text
 from mtmc_lsp.app.target_file import OpenTarget, Written
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
-from mtmc_lsp.core.run import RunResult
+from mtmc_lsp.core.run import RunResult, original_text
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.source.sibling.disk import read_kernels, write_pair
 from mtmc_lsp.source.sibling.pair import FilePair, without_block

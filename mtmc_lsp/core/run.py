@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -142,6 +142,15 @@ class Step:
         """Whether the timed version is not faster than eager. It was accepted only as a base for later steps."""
         eager = self.timing.against("eager") if self.timing is not None else None
         return eager is not None and eager.ratio <= 1.0
+
+
+def original_text(step: Step) -> str | None:
+    """The file as it stood before a run of edits; None for a step with generated code."""
+    schedule = step.candidate.schedule if step.candidate is not None else None
+    if step.candidate is None or step.candidate.code is not None or not isinstance(schedule, Mapping):
+        return None
+    text = schedule.get(ORIGINAL)
+    return text if isinstance(text, str) else None
 
 
 def parents(steps: Sequence[Step]) -> dict[int, int]:

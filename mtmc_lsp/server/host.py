@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mtmc_lsp.app.backends import Backends
-from mtmc_lsp.app.kernels.opening import open_kernel
+from mtmc_lsp.app.kernels.opening import is_kernel_target, open_kernel
+from mtmc_lsp.app.kernels.optimize import KernelOptimization
 from mtmc_lsp.app.kernels.repair import repair_kernel
 from mtmc_lsp.app.kernels.session import KernelSession
 from mtmc_lsp.app.pipeline import Pipeline, RunOptions
@@ -31,6 +32,7 @@ class Job:
         self._pipeline_type = pipeline
         self._pipeline: Pipeline | None = None
         self._repairing: KernelSession | None = None
+        self._optimization: KernelOptimization | None = None
 
     def run(self, request: dict[str, Any], out: TextIO) -> None:
         """Do the job; an error that is meant for the user is an event too."""
@@ -50,6 +52,9 @@ class Job:
             if request["kind"] == "repair":
                 self._repair(target)
                 return
+            if request["kind"] == "optimize" and is_kernel_target(target):
+                self._optimize_kernels(target)
+                return
             options = self._options(target)
             if options.resumed is not None:
                 target = keep_search(target, options.resumed)
@@ -65,6 +70,8 @@ class Job:
             self._pipeline.kill()
         if self._repairing is not None:
             self._repairing.kill()
+        if self._optimization is not None:
+            self._optimization.kill()
 
     def open_target(self, request: dict[str, Any]) -> OpenTarget:
         """The target in the text that the editor holds."""
@@ -106,6 +113,11 @@ class Job:
     def _optimize(self, pipeline: Pipeline) -> None:
         self._report("budget", seconds=pipeline.target.settings.budget_seconds)
         self._report("result", result=to_json(pipeline.optimize()))
+
+    def _optimize_kernels(self, target: OpenTarget) -> None:
+        self._report("budget", seconds=target.settings.budget_seconds)
+        self._optimization = KernelOptimization(target, self._events(), only=self._request.get("only", ()))
+        self._report("result", result=to_json(self._optimization.run(target.settings.budget_seconds)))
 
     def _plan(self, pipeline: Pipeline) -> None:
         actions, device = pipeline.plan()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mtmc_lsp.app.kernels.opening import KernelTarget, open_kernel
@@ -15,6 +16,7 @@ from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.results import KernelReport, Timing
 from mtmc_lsp.core.run import SCHEMA, Final, RunResult, RunStatus, Step, StepStatus
+from mtmc_lsp.kernels.actions.catalogue import WHEN_IT_PAYS
 from mtmc_lsp.kernels.messages import CaseTrace
 from mtmc_lsp.kernels.optimizer import SourceOptimizer, original_fault, runs_on_a_case
 from mtmc_lsp.kernels.sizes import quick_cases
@@ -60,6 +62,7 @@ class KernelOptimization:
         fresh: bool = False,
         is_stored: bool = True,
         tries_all: bool = False,
+        only: Sequence[str] = (),
     ) -> None:
         """Open the target.
 
@@ -67,6 +70,7 @@ class KernelOptimization:
             fresh: whether cached timings are measured again.
             is_stored: whether the run goes to the project's store.
             tries_all: whether edits that only a measurement can judge are tried without a GPU.
+            only: kinds of edits; empty for all.
 
         Raises:
             RequestError: nothing launches the kernel.
@@ -75,6 +79,8 @@ class KernelOptimization:
         self.target: KernelTarget = open_kernel(opened)
         self._events, self._fresh, self._tries_all = events, fresh, tries_all
         self._is_stored = is_stored
+        others = frozenset(WHEN_IT_PAYS) - frozenset(only) if only else frozenset()
+        self._excluded = others | frozenset(opened.settings.exclude_actions)
         self._session = KernelSession(self.target, events.on_stage)
         self.traces: tuple[CaseTrace, ...] = ()
         """Of the file as it stands."""
@@ -120,7 +126,7 @@ class KernelOptimization:
                     reporter,
                     max(1.0, seconds - (time.monotonic() - began)),
                     tries_all=self._tries_all,
-                    excluded=frozenset(opened.settings.exclude_actions),
+                    excluded=self._excluded,
                 )
                 text = optimizer.run()
                 self.reports = optimizer.reports

@@ -12,7 +12,10 @@ from mtmc_lsp.kernels.reading import KernelReading, OperationKind
 from mtmc_lsp.report.charts import amount
 from mtmc_lsp.report.console import show, show_table
 
-WITHOUT_INPUTS = "read from its text: bytes and access patterns need example inputs, as in # mtmc: x=f32[M,N] M=64 N=1024 above its launcher"
+WITHOUT_INPUTS = (
+    "read from its text: bytes and access patterns need example inputs above its launcher, as in "
+    "# mtmc: x=f32[M,N] M=64 N=1024"
+)
 WORK = (OperationKind.PRODUCT, OperationKind.REDUCTION, OperationKind.LOOP)
 
 

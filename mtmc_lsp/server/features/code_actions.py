@@ -126,7 +126,7 @@ def _offers(ls: Server, document: Document, entry: OutlineEntry) -> list[_Offer]
     no_kernel_reason = "" if has_kernel else "It has no generated kernel yet. Optimise it first and keep a step."
     directive_reason = "It already has a workload directive." if entry.has_directive else ""
     return [
-        _Offer("optimize", _optimize_title(ls, document, entry), disabled_reason or kernel_reason),
+        _Offer("optimize", _optimize_title(ls, document, entry), disabled_reason),
         _Offer("plan", "Show the plan first", disabled_reason or kernel_reason),
         _Offer("measure", "Measure this function", disabled_reason or kernel_reason),
         _Offer("verify", "Verify against reference", disabled_reason or no_kernel_reason),
@@ -136,8 +136,21 @@ def _offers(ls: Server, document: Document, entry: OutlineEntry) -> list[_Offer]
             target_error(document, entry) or kernel_reason or directive_reason,
         ),
         _Offer("record", "Record inputs from a command", disabled_reason or kernel_reason),
+        *(
+            [_Offer("tune", "Tune this kernel for this GPU", disabled_reason)]
+            if _has_own_kernels(document, entry)
+            else []
+        ),
         *([_Offer("repair", "Check and repair this kernel", disabled_reason)] if _is_repairable(entry) else []),
     ]
+
+
+def _has_own_kernels(document: Document, entry: OutlineEntry) -> bool:
+    """Whether the kernels of the target are the author's: it is one, or its statement launches one of the file."""
+    if entry.target.kind is not TargetKind.FUNCTION:
+        return entry.target.kind is TargetKind.KERNEL
+    kernels = {item.target.qualname for item in document.outline.targets if item.target.kind is TargetKind.KERNEL}
+    return any(match[1].decode() in kernels for match in LAUNCH.finditer(entry.chunk.text))
 
 
 def _is_repairable(entry: OutlineEntry) -> bool:
@@ -150,6 +163,8 @@ def _optimize_title(ls: Server, document: Document, entry: OutlineEntry) -> str:
     review_state = ls.review_state(document, entry.target.qualname)
     if review_state is not None and review_state.changes:
         return f"Optimize again: {review_state.changes[0]}"
+    if _has_own_kernels(document, entry):
+        return "Optimize this kernel"
     return "Optimize to Triton kernel"
 
 

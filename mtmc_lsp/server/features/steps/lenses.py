@@ -8,6 +8,7 @@ from collections.abc import Collection
 from lsprotocol import types as lsp
 
 from mtmc_lsp.core.run import RunStatus
+from mtmc_lsp.report.phrases import microseconds
 from mtmc_lsp.server.features.steps.wording import outcome, position, step_title
 from mtmc_lsp.server.jobs import Job
 from mtmc_lsp.server.progress import progress_line
@@ -93,7 +94,7 @@ def _pending_titles(ls: Server, review_state: ReviewState, *, is_active: bool) -
     before = review_state.pending.index(step)
     keep = "Keep" if before == 0 else f"Keep these {before + 1}"
     titles: list[Title] = [(title, "diff", number), (keep, "keep", number)]
-    if not is_active:
+    if not is_active and review_state.review.original is None:
         titles += [("Discard", "discard", number), ("Retry", "tryAnother", number)]
     titles.append(("Diff", "diff", number))
     if before > 0:
@@ -107,7 +108,11 @@ def _pending_titles(ls: Server, review_state: ReviewState, *, is_active: bool) -
 def _kept_titles(review_state: ReviewState, *, is_active: bool) -> list[Title]:
     step = review_state.kept_steps[-1]
     count = "1 step" if review_state.kept_count == 1 else f"{review_state.kept_count} steps"
-    titles: list[Title] = [(f"✓ {count} kept · {outcome(step)}", "diff", step.index), ("Diff", "diff", step.index)]
+    shown = outcome(step)
+    if review_state.review.original is not None and step.timing is not None:
+        timing = step.timing
+        shown = f"{microseconds(timing.median_us)} · {timing.roofline:.0%} of the roofline · {shown}"
+    titles: list[Title] = [(f"✓ {count} kept · {shown}", "diff", step.index), ("Diff", "diff", step.index)]
     if not is_active:
         titles += [("Undo", "undo", step.index), ("Undo all", "undoAll", None)]
     return titles
