@@ -12,6 +12,7 @@ from mtmc_lsp.app.backends import Backends
 from mtmc_lsp.app.kernels.opening import is_kernel_target, open_kernel
 from mtmc_lsp.app.kernels.optimize import KernelOptimization
 from mtmc_lsp.app.kernels.repair import repair_kernel
+from mtmc_lsp.app.kernels.repair_run import store_repair
 from mtmc_lsp.app.kernels.session import KernelSession
 from mtmc_lsp.app.pipeline import Pipeline, RunOptions
 from mtmc_lsp.app.run_recorder import Revision
@@ -134,8 +135,11 @@ class Job:
         self._repairing = KernelSession(open_kernel(target), lambda text: self._report("stage", text=text))
         with self._repairing as session:
             report = repair_kernel(session)
+            # A repair that the user confirms is a kept step, which can be undone.
+            result = store_repair(session, report, 0.0)
         text = report.result.text.decode() if report.is_repaired else None
-        self._report("repaired", summary=report.summary, text=text)
+        run = result.id if result is not None else None
+        self._report("repaired", summary=report.summary, text=text, run=run)
 
 
 def text_of(request: dict[str, Any]) -> bytes:

@@ -23,7 +23,7 @@ from mtmc_lsp.server.handshake import CODE_ACTION_KIND as KIND
 from mtmc_lsp.server.kernels_file.edits import pair_edit
 from mtmc_lsp.server.kernels_file.texts import imported_kernels, whole_text
 from mtmc_lsp.server.server import CERTIFY, Server
-from mtmc_lsp.server.text import ERRORS, Document
+from mtmc_lsp.server.text import ERRORS, Document, has_kernels_of_author
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import LAUNCH, OutlineEntry
 from mtmc_lsp.source.sibling.pair import FilePair, block_of, without_block
@@ -138,19 +138,11 @@ def _offers(ls: Server, document: Document, entry: OutlineEntry) -> list[_Offer]
         _Offer("record", "Record inputs from a command", disabled_reason or kernel_reason),
         *(
             [_Offer("tune", "Tune this kernel for this GPU", disabled_reason)]
-            if _has_own_kernels(document, entry)
+            if has_kernels_of_author(document, entry)
             else []
         ),
         *([_Offer("repair", "Check and repair this kernel", disabled_reason)] if _is_repairable(entry) else []),
     ]
-
-
-def _has_own_kernels(document: Document, entry: OutlineEntry) -> bool:
-    """Whether the kernels of the target are the author's: it is one, or its statement launches one of the file."""
-    if entry.target.kind is not TargetKind.FUNCTION:
-        return entry.target.kind is TargetKind.KERNEL
-    kernels = {item.target.qualname for item in document.outline.targets if item.target.kind is TargetKind.KERNEL}
-    return any(match[1].decode() in kernels for match in LAUNCH.finditer(entry.chunk.text))
 
 
 def _is_repairable(entry: OutlineEntry) -> bool:
@@ -163,7 +155,7 @@ def _optimize_title(ls: Server, document: Document, entry: OutlineEntry) -> str:
     review_state = ls.review_state(document, entry.target.qualname)
     if review_state is not None and review_state.changes:
         return f"Optimize again: {review_state.changes[0]}"
-    if _has_own_kernels(document, entry):
+    if has_kernels_of_author(document, entry):
         return "Optimize this kernel"
     return "Optimize to Triton kernel"
 

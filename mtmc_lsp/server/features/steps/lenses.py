@@ -14,6 +14,7 @@ from mtmc_lsp.server.jobs import Job
 from mtmc_lsp.server.progress import progress_line
 from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document, has_kernels_of_author
 from mtmc_lsp.source.outline import OutlineEntry
 
 MOST_TITLE = 36
@@ -45,14 +46,19 @@ def code_lenses(ls: Server, params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
     for entry in document.outline.targets:
         name = entry.target.qualname
         lens_range = document.text.line_range(entry.first_line - 1)
-        for title, command, step in _titles(ls, entry, jobs.get(name), review_states.get(name), offered):
+        for title, command, step in _titles(ls, document, entry, jobs.get(name), review_states.get(name), offered):
             argument = {"uri": document.uri, "target": name, **({"step": step} if step is not None else {})}
             lenses.append(lsp.CodeLens(lens_range, command=lsp.Command(title, f"mtmc.{command}", arguments=[argument])))
     return lenses
 
 
 def _titles(
-    ls: Server, entry: OutlineEntry, job: Job | None, review_state: ReviewState | None, offered: Collection[str]
+    ls: Server,
+    document: Document,
+    entry: OutlineEntry,
+    job: Job | None,
+    review_state: ReviewState | None,
+    offered: Collection[str],
 ) -> list[Title]:
     name = entry.target.qualname
     titles: list[Title] = []
@@ -62,7 +68,8 @@ def _titles(
         titles += _review_titles(ls, review_state, job)
     # After all steps of a run are discarded, the target can be optimised again.
     if not titles and name in offered and name.rpartition(".")[0] not in offered:
-        titles.append(("Optimize to Triton kernel", "optimize", None))
+        is_kernel = has_kernels_of_author(document, entry)
+        titles.append(("Optimize this kernel" if is_kernel else "Optimize to Triton kernel", "optimize", None))
     return titles
 
 
