@@ -14,6 +14,7 @@ from mtmc_lsp.commands.consent import consent
 from mtmc_lsp.commands.doctor import doctor
 from mtmc_lsp.commands.export import export
 from mtmc_lsp.commands.kernels.repair import repair
+from mtmc_lsp.commands.kernels.undo import undo
 from mtmc_lsp.commands.learning.explore import explore
 from mtmc_lsp.commands.learning.programs import programs
 from mtmc_lsp.commands.learning.train import train
@@ -24,7 +25,6 @@ from mtmc_lsp.commands.profile import profile
 from mtmc_lsp.commands.record import record
 from mtmc_lsp.commands.report import report
 from mtmc_lsp.commands.runs import runs
-from mtmc_lsp.commands.undo import undo
 from mtmc_lsp.commands.verify import verify
 from mtmc_lsp.commands.why import why
 

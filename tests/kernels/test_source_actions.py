@@ -208,6 +208,11 @@ def test_masks_and_modulo_are_left_out_where_blocks_divide_the_length() -> None:
     assert "    rows = pid_m * BLOCK + tl.arange(0, BLOCK)\n    if not EVEN_M:\n        rows = rows % M\n" in modulo
 
 
+def test_a_new_parameter_after_defaults_has_a_default() -> None:
+    text = applied(PRODUCT.replace("BLOCK: tl.constexpr,  # of", "BLOCK: tl.constexpr = 32,  # of"), "even-blocks")
+    assert "    BLOCK: tl.constexpr = 32,  # of all dimensions\n    EVEN_K: tl.constexpr = False,\n):" in text
+
+
 def test_no_constant_is_derived_for_a_kernel_that_another_kernel_calls() -> None:
     text = PRODUCT + "\n\n@triton.jit\ndef outer(a_ptr, BLOCK: tl.constexpr):\n    product_kernel(a_ptr, BLOCK)\n"
     assert proposed(text, "even-blocks") == []

@@ -89,9 +89,9 @@ class KernelRecord:
     """Edits that did not verify, with the reason."""
     status: str = ""
     call: bool | None = None
-    """Whether the delivered file runs as a program (their call accuracy)."""
+    """Whether the delivered file runs as a program (their call accuracy); None if the original does not run either."""
     execution: bool | None = None
-    """Whether it prints what the original prints (their execution accuracy)."""
+    """Whether it prints what the original prints (their execution accuracy); None if the original varies from run to run."""
     speedup: float | None = None
     median_us: float | None = None
     wall_seconds: float = 0.0
@@ -195,10 +195,18 @@ def evaluate(
     delivered.mkdir(parents=True, exist_ok=True)
     file = delivered.absolute() / problem.file.name
     file.write_text(text, encoding="utf-8")
-    ours = _run(file, python, has_gpu=has_gpu)
+    original = problem.file.absolute()
+    ours, theirs = (_run(each, python, has_gpu=has_gpu) for each in (file, original))
+    if theirs is None and ours is None:
+        # Without the address ranges of observation, accesses outside a tensor may end the process.
+        record.call = None
+        return
     record.call = ours is not None
-    if ours is not None:
-        record.execution = ours == _run(problem.file.absolute(), python, has_gpu=has_gpu)
+    if ours is not None and theirs is not None:
+        record.execution = ours == theirs
+        if not record.execution and theirs != _run(original, python, has_gpu=has_gpu):
+            # A test without a seed prints something else each time.
+            record.execution = None
 
 
 def _run(file: Path, python: str, *, has_gpu: bool) -> str | None:

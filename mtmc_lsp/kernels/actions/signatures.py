@@ -92,6 +92,8 @@ def with_parameter(facts: Facts, text: str) -> Edit | None:
     if parameters is None or not items or any("splat" in item.type for item in items):
         return None
     last = items[-1]
+    if last.type in ("default_parameter", "typed_default_parameter"):
+        text = f"{text} = False"
     source = facts.site.text
     rest = source[last.end_byte : parameters.end_byte]
     comma = rest.find(b",")
