@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import mtmc_lsp
@@ -13,7 +14,7 @@ from mtmc_lsp.capture.recorded_calls import merge_records
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.workload import Target, TargetKind
 from mtmc_lsp.source.targets import find_targets
-from mtmc_lsp.source.triton.drivers import find_driver
+from mtmc_lsp.source.triton.drivers import find_driver, without_driver_calls
 
 FOLDERS = ("data/TritonBench_T_v1", "TritonBench_T_v1", ".")
 RECORD_SECONDS = 120.0
@@ -82,11 +83,14 @@ def _record(file: Path, driver: str, python: str) -> list[dict[str, object]] | s
         "TRITON_INTERPRET": "1",
         "PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")]),
     }
-    command = [python, "-m", "mtmc_lsp.kernels.worker.record_test", str(file), driver]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=RECORD_SECONDS, check=False, env=env)
-    except subprocess.TimeoutExpired:
-        return "its test takes too long"
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / file.name
+        copy.write_bytes(without_driver_calls(file.read_bytes(), [driver]))
+        command = [python, "-m", "mtmc_lsp.kernels.worker.record_test", str(copy), driver]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=RECORD_SECONDS, check=False, env=env)
+        except subprocess.TimeoutExpired:
+            return "its test takes too long"
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["its test fails"])[-1]
     calls: list[dict[str, object]] = json.loads(done.stdout.splitlines()[-1])

@@ -12,13 +12,12 @@ import torch
 
 from mtmc_lsp.capture.recorder.recorder import argument_record, functions_of, update_range
 from mtmc_lsp.kernels.worker.cuda_on_cpu import source_on_cpu, stand_in_for_cuda
-from mtmc_lsp.source.triton.drivers import without_driver_calls
 
 
 def record(file: Path, test: str) -> list[dict[str, Any]]:
-    """Run a test, and describe the arguments of each call of a function of its file."""
+    """Run a test, and describe the arguments of each call of a function of its file. Importing the file must not run the test."""
     stand_in_for_cuda()
-    text = source_on_cpu(without_driver_calls(file.read_bytes(), [test]).decode())
+    text = source_on_cpu(file.read_text(encoding="utf-8"))
     module = type(sys)(file.stem)
     module.__file__ = str(file)
     sys.modules[file.stem] = module

@@ -120,9 +120,7 @@ def _offers(ls: Server, document: Document, entry: OutlineEntry) -> list[_Offer]
     disabled_reason = _disabled_reason(ls, document, entry)
     has_kernel = block_of(whole_text(ls, document, entry.target.qualname), entry.target.qualname) is not None
     is_kernel = entry.target.kind is TargetKind.KERNEL
-    kernel_reason = (
-        "It is a Triton kernel, which has no graph of operations. Optimise or repair it." * is_kernel
-    )
+    kernel_reason = "It is a Triton kernel, which has no graph of operations. Optimise or repair it." * is_kernel
     no_kernel_reason = "" if has_kernel else "It has no generated kernel yet. Optimise it first and keep a step."
     directive_reason = "It already has a workload directive." if entry.has_directive else ""
     return [
