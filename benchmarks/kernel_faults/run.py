@@ -17,7 +17,9 @@ from typing import Any
 from benchmarks.kernel_faults.faults import FAULTS
 from benchmarks.kernel_faults.kernels import KERNELS, source
 from mtmc_lsp import __version__
-from mtmc_lsp.app.kernels.repair import RepairSession, open_kernel
+from mtmc_lsp.app.kernels.opening import open_kernel
+from mtmc_lsp.app.kernels.repair import repair_kernel
+from mtmc_lsp.app.kernels.session import KernelSession
 from mtmc_lsp.app.target_file import open_target, parse_request
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.kernels.search import changed_lines
@@ -34,8 +36,8 @@ def outcome(name: str, kernel: str, text: str) -> dict[str, Any]:
         path.write_text(text)
         opened = open_target(parse_request(f"{path}::{LAUNCHERS.get(kernel, kernel)}", python=sys.executable))
         try:
-            with RepairSession(open_kernel(opened)) as session:
-                report = session.repair()
+            with KernelSession(open_kernel(opened)) as session:
+                report = repair_kernel(session)
         except MtmcError as error:
             return {"name": name, "kernel": kernel, "error": str(error), "detected": False, "repaired": False}
     failing, verdict = report.failing, report.result.verdict

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mtmc_lsp.app.backends import Backends
+from mtmc_lsp.app.revisions.rebase import rebase
 from mtmc_lsp.app.run_recorder import Revision, RunConfig
 from mtmc_lsp.app.target_file import OpenTarget, open_target, parse_request
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
 from mtmc_lsp.core.json_codec import to_json
-from mtmc_lsp.core.run import Candidate, RunResult, RunStatus, Step, StepStatus
+from mtmc_lsp.core.run import Candidate, RunResult, RunStatus, Step, StepStatus, original_text
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.endpoint.stored_answers import ReplayedModel
 from mtmc_lsp.process.project_files import FOLDER
@@ -188,6 +189,9 @@ def result_in_current_text(result: RunResult, target: OpenTarget) -> RunResult:
     Raises:
         FileChanged: the target changed since the run, or the run optimised regions and the file changed.
     """
+    edited = next((text for step in result.steps if (text := original_text(step)) is not None), None)
+    if edited is not None:
+        return _edits_in_current_text(result, target, edited)
     old = strip_generated(result.final.source.encode(), target.qualname)
     if old == target.plain:
         return result
@@ -202,6 +206,17 @@ def result_in_current_text(result: RunResult, target: OpenTarget) -> RunResult:
         )
     definition = find_target(target.plain, str(target.path), target.qualname)
     source = compose(target.plain, definition, code).decode()
+    return replace(result, final=replace(result.final, source=source))
+
+
+def _edits_in_current_text(result: RunResult, target: OpenTarget, original: str) -> RunResult:
+    source = rebase(original, result.final.source, target.text.decode())
+    if source is None:
+        raise FileChanged(
+            f"the lines that run {result.id} edits changed since the run, or contain its edits already",
+            where=Location(str(target.path), target.definition.start_line),
+            remedy=f"Run it again: mtmc optimize {target.path.name}::{target.qualname}.",
+        )
     return replace(result, final=replace(result.final, source=source))
 
 

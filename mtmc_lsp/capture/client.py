@@ -37,9 +37,9 @@ def find_workload(path: str, text: bytes, target: Target, records: Path | None =
     """
     if target.kind is TargetKind.KERNEL:
         raise TargetUnsupported(
-            f"{target.qualname} is already a Triton kernel, and mtmc-lsp does not optimise kernels",
+            f"{target.qualname} is a Triton kernel, which has no graph of operations",
             where=Location(path, target.start_line),
-            remedy="Choose a PyTorch function. To check and repair this kernel: mtmc repair FILE::NAME.",
+            remedy="To edit it: mtmc optimize FILE::NAME. To check and repair it: mtmc repair FILE::NAME.",
         )
     record = find_record(target, records) if records is not None else None
     workload = parse_directive(text, target, path) or workload_from_annotations(text, target, path)

@@ -17,6 +17,7 @@ from mtmc_lsp.commands.evolution.knowledge import knowledge
 from mtmc_lsp.commands.evolution.lineage import lineage
 from mtmc_lsp.commands.export import export
 from mtmc_lsp.commands.kernels.repair import repair
+from mtmc_lsp.commands.kernels.undo import undo
 from mtmc_lsp.commands.learning.explore import explore
 from mtmc_lsp.commands.learning.programs import programs
 from mtmc_lsp.commands.learning.train import train
@@ -78,8 +79,8 @@ def _global_options(
 
 # In the order of `mtmc --help`.
 _COMMANDS = (
-    optimize, apply, report, why, plan, runs, verify, repair, profile, record, export, doctor, calibrate, evolve, lineage,
-    knowledge, bench, explore, programs, consent, lsp,
+    optimize, apply, undo, report, why, plan, runs, verify, repair, profile, record, export, doctor, calibrate, evolve,
+    lineage, knowledge, bench, explore, programs, consent, lsp,
 )  # fmt: skip
 for _command in _COMMANDS:
     app.command()(_command)

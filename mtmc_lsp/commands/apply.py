@@ -19,6 +19,7 @@ def apply(
     """Write the kernels of a finished run into its file; the text before is kept as a backup."""
     from mtmc_lsp.app.stored_runs import open_project_store, result_in_current_text
     from mtmc_lsp.app.target_file import apply_result, check_inside_project
+    from mtmc_lsp.core.action import ActionKind
     from mtmc_lsp.core.run import KEPT
     from mtmc_lsp.report.console import console, short_path, show_commands
     from mtmc_lsp.report.documents import document
@@ -45,5 +46,8 @@ def apply(
         out = console()
         show_written(out, target.path, written)
         spec = f"{short_path(target.path)}::{target.qualname}"
-        show_commands(out, [(f"mtmc why {spec}", "whether the kernels run, and what refuses them")])
+        is_edit = any(step.action.kind is ActionKind.EDIT for step in result.steps)
+        undo = (f"mtmc undo {record.id}", "take the edits out of the file again")
+        why = (f"mtmc why {spec}", "whether the kernels run, and what refuses them")
+        show_commands(out, [undo if is_edit else why])
     return 0

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mtmc_lsp.app.bench.suite import Problem
     from mtmc_lsp.core.settings import Settings
 
+SUITE_G, SUITE_T = "tritonbench-g", "tritonbench-t"
 DEFAULT_OUT = Path("results.jsonl")
 SECONDS = 600.0
 """The default time limit of one problem."""
@@ -44,7 +45,12 @@ def bench(
         typer.Argument(metavar="DIR", help="A folder of problems: files with `Model` and `get_inputs`."),
     ] = None,
     suite: Annotated[
-        str, typer.Option("--suite", metavar="NAME", help="A suite of this tool's repository: public, everyday.")
+        str,
+        typer.Option(
+            "--suite",
+            metavar="NAME",
+            help="A suite of this tool's repository: public, everyday; or tritonbench-g, tritonbench-t with DIR.",
+        ),
     ] = "",
     half: Annotated[str, typer.Option("--half", help="Of a suite of installed packages: looking or reporting.")] = "",
     out: Annotated[
@@ -104,7 +110,24 @@ def bench(
     check_choice("search", search or SEARCHES[0], SEARCHES)
     if summary is not None and not summary.is_file():
         raise RequestError(f"there is no file {summary}", remedy="Name a file that `mtmc bench --out` wrote.")
-    folder = _suite_folder(folder, suite)
+    if suite == SUITE_G and folder is not None:
+        from mtmc_lsp.commands.kernels.bench import bench_kernels
+
+        settings = read_project_settings(folder.absolute(), arch, budget)
+        return bench_kernels(
+            folder.absolute(),
+            out,
+            settings,
+            python=python,
+            pattern=pattern,
+            limit=limit,
+            shard=shard,
+            jobs=jobs or 1,
+            seconds=min(seconds, budget or seconds),
+            fresh=fresh,
+            as_json=as_json,
+        )
+    folder = _torch_suite(folder, out, python) if suite == SUITE_T else _suite_folder(folder, suite)
     if folder is None and summary is None:
         raise RequestError("no folder of problems is named", remedy="Write mtmc bench DIR.")
     if half:
@@ -155,6 +178,25 @@ def bench(
         elif len(results) == 1:
             print(document(summary=summaries[kind], results=str(path)))
     return 0 if all(item.scores[0].correct for item in summaries.values()) else 1
+
+
+def _torch_suite(path: Path | None, out: Path, python: str) -> Path:
+    """The functions of TritonBench-T with their workloads, in a folder beside the results.
+
+    Raises:
+        RequestError: no copy of the suite is named.
+    """
+    from mtmc_lsp.app.bench.tritonbench_torch import write_problems
+    from mtmc_lsp.app.interpreter import checked_python
+
+    if path is None:
+        raise RequestError(f"--suite {SUITE_T} needs a folder", remedy="Write mtmc bench --suite tritonbench-t DIR.")
+    folder = out.with_suffix(".problems")
+    written, left_out = write_problems(path.absolute(), folder, checked_python(python or sys.executable))
+    for name, reason in left_out.items():
+        print(f"{name} is left out: {reason}", file=sys.stderr)
+    print(f"{len(written)} functions have a workload from their test, {len(left_out)} have none", file=sys.stderr)
+    return folder
 
 
 def _suite_folder(folder: Path | None, suite: str) -> Path | None:

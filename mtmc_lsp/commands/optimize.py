@@ -24,7 +24,7 @@ from mtmc_lsp.commands.options import (
     check_choice,
     open_spec,
 )
-from mtmc_lsp.core.errors import MtmcError, RequestError
+from mtmc_lsp.core.errors import Location, MtmcError, RequestError
 
 if TYPE_CHECKING:
     from mtmc_lsp.app.pipeline import RunOptions
@@ -182,12 +182,21 @@ def _run(
         explicit: whether the command line names a model as planner or coder; None for a replayed run, which asks none.
     """
     from mtmc_lsp.app.backends import Backends
+    from mtmc_lsp.app.kernels.opening import is_kernel_target
+    from mtmc_lsp.app.kernels.optimize import KernelOptimization
     from mtmc_lsp.app.pipeline import Pipeline
     from mtmc_lsp.app.target_file import apply_result
     from mtmc_lsp.report.console import console, live
     from mtmc_lsp.report.run_text import RunText, show_written
     from mtmc_lsp.search.components import Events
 
+    has_kernels = is_kernel_target(target)
+    if has_kernels and (resumed is not None or explicit):
+        raise RequestError(
+            f"{target.qualname} consists of Triton kernels, which are edited without a model and in one go",
+            where=Location(str(target.path), target.definition.start_line),
+            remedy="Leave out --resume, --planner llm and --coder llm.",
+        )
     if explicit is not None:
         backends = limit_to_consent(
             target, Backends.from_settings(target.settings), explicit=explicit, may_ask=not view.as_json
@@ -207,8 +216,13 @@ def _run(
         on_captured=shown.captured,
         on_note=shown.note,
     )
-    with live(out, shown.line), Pipeline(target, options, events) as pipeline:
-        result = pipeline.optimize()
+    if has_kernels:
+        run = KernelOptimization(target, events, fresh=options.fresh)
+        with live(out, shown.line):
+            result = run.run(target.settings.budget_seconds)
+    else:
+        with live(out, shown.line), Pipeline(target, options, events) as pipeline:
+            result = pipeline.optimize()
     shown.result(result)
     written = apply_result(target, result) if view.apply else None
     if written is not None:

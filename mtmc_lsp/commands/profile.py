@@ -63,17 +63,27 @@ def profile(
 
 def _profile_kernel(target: OpenTarget, *, as_json: bool) -> int:
     """Show what a kernel that is already in the file accesses and computes, and what it needs on a GPU."""
-    from mtmc_lsp.app.kernels.profile import profile_kernel
-    from mtmc_lsp.app.kernels.repair import RepairSession, open_kernel
+    from mtmc_lsp.app.kernels.opening import NoLauncher, open_kernel
+    from mtmc_lsp.app.kernels.profile import profile_kernel, read_profile
+    from mtmc_lsp.app.kernels.session import KernelSession
+    from mtmc_lsp.core.errors import NoWorkload
     from mtmc_lsp.report.console import LiveLine, console, live
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.kernels.profile import show_kernel_profile
 
     line = LiveLine(stage="observing the kernels")
-    with live(console(stderr=True), line), RepairSession(open_kernel(target), line.enter) as session:
-        profile = profile_kernel(session)
+    try:
+        opened = open_kernel(target)
+    except (NoWorkload, NoLauncher):
+        with live(console(stderr=True), line):
+            profile = read_profile(target)
+    else:
+        with live(console(stderr=True), line), KernelSession(opened, line.enter) as session:
+            profile = profile_kernel(session)
     if as_json:
-        kernels = {"kernels": profile.readings, "accesses": profile.trace.accesses, "launches": profile.trace.launches}
+        trace = profile.trace
+        observed = {"accesses": trace.accesses, "launches": trace.launches} if trace is not None else {}
+        kernels = {"kernels": profile.readings, **observed}
         print(document(target=target.definition, **kernels, compiled=profile.reports))
     else:
         show_kernel_profile(console(), profile)

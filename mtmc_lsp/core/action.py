@@ -27,6 +27,12 @@ class ActionKind(Enum):
     CHUNK_ROWS = "chunk-rows"
     CUDA_GRAPH = "cuda-graph"
     AUTOTUNE = "autotune"
+    EDIT = "edit"
+    """An edit of Triton code that the file contains: an optimisation or a repair."""
+
+
+GRAPH_KINDS = tuple(kind for kind in ActionKind if kind is not ActionKind.EDIT)
+"""Kinds of actions on a captured graph: those that planners and policies choose from."""
 
 
 @dataclass(frozen=True)

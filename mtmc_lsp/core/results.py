@@ -42,6 +42,10 @@ def label_of(library_share: float | None) -> str:
     return "library" if library_share >= LIBRARY_SHARE else "mixed"
 
 
+OBSERVED = "observed"
+"""Mode of a verdict on edited kernels without a reference: their results were compared, and no error was measured."""
+
+
 class VerdictStatus(Enum):
     """Outcome of a verification."""
 
@@ -67,7 +71,7 @@ class Verdict:
     status: VerdictStatus
     checks: tuple[Check, ...]
     mode: str
-    """``gpu`` or ``interpreter`` (no GPU: Triton's interpreter on the CPU, reduced shapes)."""
+    """``gpu``, ``interpreter`` (no GPU: Triton's interpreter on the CPU, reduced shapes) or ``observed``."""
     error: float = 0.0
     """Largest relative L2 error of the candidate against the float64 oracle, over all cases."""
     reference_error: float = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,6 +14,10 @@ from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.results import BaselineTime, CompileReport, Ratio, Timing, Verdict, Work
 from mtmc_lsp.core.workload import CodeRegion, Environment, Target, Workload
 
+DTYPE = "triton.dtype:"
+"""Begins a constant of a launch that is a dtype of Triton: ``triton.dtype:fp32``."""
+ORIGINAL = "original"
+"""Key of the state of a candidate that edits the user's own kernels: the file as it stood before the run."""
 SCHEMA = 1
 """Schema version of every JSON document that we print."""
 
@@ -138,6 +142,15 @@ class Step:
         """Whether the timed version is not faster than eager. It was accepted only as a base for later steps."""
         eager = self.timing.against("eager") if self.timing is not None else None
         return eager is not None and eager.ratio <= 1.0
+
+
+def original_text(step: Step) -> str | None:
+    """The file as it stood before a run of edits; None for a step with generated code."""
+    schedule = step.candidate.schedule if step.candidate is not None else None
+    if step.candidate is None or step.candidate.code is not None or not isinstance(schedule, Mapping):
+        return None
+    text = schedule.get(ORIGINAL)
+    return text if isinstance(text, str) else None
 
 
 def parents(steps: Sequence[Step]) -> dict[int, int]:

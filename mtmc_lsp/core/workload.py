@@ -99,6 +99,8 @@ class WorkloadSource(Enum):
     ANNOTATIONS = "annotations"
     GET_INPUTS = "get_inputs"
     RECORDED = "recorded"
+    SCRIPT = "script"
+    """The target is a function without parameters that calls a kernel: a test or benchmark of the file."""
 
 
 class ContainerKind(Enum):

@@ -1,7 +1,7 @@
 """Pages that the editor links to. They are part of the package, so they open without a network.
 
 ``diagnostics`` and ``checks`` are written by hand. ``python scripts/golden.py --write`` generates ``actions`` and ``kernels``
-from the action catalogue and the examples of ``tests/golden``.
+from the action catalogue and the examples of ``tests/golden``; only ``actions/edit.md`` is written by hand.
 """
 
 from __future__ import annotations

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from mtmc_lsp.compile.messages import CompileRequest
+from mtmc_lsp.core.results import CompileReport
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.workload import Workload
 from mtmc_lsp.process.protocol import Request
+from mtmc_lsp.timing.messages import SAMPLING_SECONDS, TimeAnswer
+
+MOST_STEPS = 2000
+"""Memory operations of one call, after which it ends: the interpreter takes about half a millisecond for each."""
 
 
 class FaultKind(Enum):
@@ -82,6 +88,8 @@ class Access:
     elements: int
     """Active lanes of all program instances."""
     bytes: int
+    tensor_bytes: int = 0
+    """Size of the tensor's storage; 0 if no tensor was recognised."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,8 @@ class LaunchWork:
     """Program instances that ran."""
     operations: float
     """Floating-point operations of all program instances, estimated from those that ran."""
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    """Integer arguments of the last launch by parameter."""
 
 
 @dataclass(frozen=True)
@@ -141,3 +151,34 @@ class TraceRequest(Request[TraceAnswer], command="kernels.trace"):
     """The text whose results are expected where there is no reference; empty compares with nothing."""
     most_programs: int = 0
     """Limit for the programs of each grid that run; their work is extrapolated. 0 means no limit."""
+    most_steps: int = MOST_STEPS
+    """Limit for the memory operations of one call."""
+    compares_faulty: bool = False
+    """Whether results are also compared where a call shows faults: then those of the original that are defined must stay."""
+
+
+@dataclass(frozen=True)
+class KernelTimeRequest(Request[TimeAnswer], command="kernels.time"):
+    """Time a version of a file's kernels against the file as it stands, and against the version before."""
+
+    workload: Workload
+    """Of the launcher."""
+    original: str
+    """The file as it stands."""
+    source: str
+    """The file with the version."""
+    previous: str
+    """The file with the version before; empty for none."""
+    bound_us: float
+    """The roofline's lower bound of one call."""
+    least_us: float
+    """A shorter time, in microseconds, is a measurement error."""
+    seconds: float = SAMPLING_SECONDS
+    """Time to spend on samples."""
+
+
+@dataclass(frozen=True)
+class KernelCompileRequest(Request[CompileReport], command="kernels.compile"):
+    """Cross-compile kernels of a file, whose launchers may name a GPU that this machine lacks."""
+
+    request: CompileRequest

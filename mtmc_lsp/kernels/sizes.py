@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mtmc_lsp.core.errors import Location, RequestError
-from mtmc_lsp.core.workload import Workload
+from mtmc_lsp.core.workload import Workload, WorkloadSource
 from mtmc_lsp.kernels.messages import CaseTrace, TraceCase
 
 MOST_ELEMENTS = 12_000
@@ -36,6 +36,8 @@ def trace_cases(workload: Workload, text: str) -> tuple[TraceCase, ...]:
         RequestError: the sizes are numbers, and too large for Triton's interpreter.
     """
     sizes = dict(workload.sizes)
+    if workload.source is WorkloadSource.SCRIPT:
+        return (TraceCase({}),)
     if not sizes:
         if elements_of(workload, sizes) > MOST_FIXED_ELEMENTS:
             raise RequestError(

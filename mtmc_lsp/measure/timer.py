@@ -84,7 +84,7 @@ class Timer:
         self._is_lost = False
         """Whether ``process`` ended after it had compiled the baselines."""
         self._device: DeviceModel | None = None
-        self._timekeepers: dict[CandidateProcess, Timekeeper] = {}
+        self._timekeepers: dict[CandidateProcess, Timekeeper[TimeRequest]] = {}
 
     def device(self) -> DeviceModel:
         """The calibrated model of the GPU; measured once per machine."""

@@ -6,7 +6,7 @@ model files unusable.
 
 from __future__ import annotations
 
-from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.action import GRAPH_KINDS, ActionKind
 
 FEATURE_VERSION = 1
 GRAPH, SCHEDULE, ACTION, DEVICE, HISTORY = "graph", "schedule", "action", "device", "history"
@@ -20,7 +20,7 @@ OPERATION_CLASSES = (
 KERNEL_CLASSES = ("tile", "matmul", "attention", "recurrent")
 """Kinds of kernels of a schedule, by their configuration."""
 
-LEARNED_KINDS = tuple(kind for kind in ActionKind if kind not in (ActionKind.CHUNK_ROWS, ActionKind.PARALLEL_SCAN))
+LEARNED_KINDS = tuple(kind for kind in GRAPH_KINDS if kind not in (ActionKind.CHUNK_ROWS, ActionKind.PARALLEL_SCAN))
 """Kinds of actions that the features tell apart. Transitions are of calls without gradients and have no loops over rows, and none
 has a scan of time steps yet."""
 

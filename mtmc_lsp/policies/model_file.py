@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 
-from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.action import GRAPH_KINDS
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, RequestError
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.policies.feature_names import FEATURE_VERSION, FEATURES
@@ -59,7 +59,7 @@ class ModelHeader:
     format: str = FORMAT
     kind: str = RANKER
     feature_version: int = FEATURE_VERSION
-    action_kinds: tuple[str, ...] = tuple(kind.value for kind in ActionKind)
+    action_kinds: tuple[str, ...] = tuple(kind.value for kind in GRAPH_KINDS)
     """The catalogue of actions."""
     digest: str = ""
     """SHA-256 of the text of the trees."""
@@ -151,7 +151,7 @@ def _decoded(data: bytes, where: Location) -> ModelFile:
 
 
 def _check(header: ModelHeader, where: Location) -> None:
-    kinds = tuple(kind.value for kind in ActionKind)
+    kinds = tuple(kind.value for kind in GRAPH_KINDS)
     if header.action_kinds != kinds:
         other = sorted(set(header.action_kinds) ^ set(kinds)) or ["another order of actions"]
         raise _other_version(f"was trained for another catalogue of actions (different: {', '.join(other)})", where)

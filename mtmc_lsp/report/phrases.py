@@ -10,6 +10,7 @@ from mtmc_lsp.core.chat import ModelUse
 from mtmc_lsp.core.dtypes import short_dtype
 from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.results import (
+    OBSERVED,
     Check,
     CheckStatus,
     CompileReport,
@@ -54,7 +55,8 @@ def verdict_line(verdict: Verdict) -> str:
     if verdict.library_share is not None and verdict.computed_by != "kernel":
         shown = f"; {verdict.computed_by}: operations outside of its kernels do {verdict.library_share:.0%} of the arithmetic"
     sizes = " at reduced sizes" if verdict.status is VerdictStatus.CORRECT_AT_REDUCED_SIZES else ""
-    return f"correct{sizes} {method}: {checks_text(verdict.checks)}, {error_text(verdict)}{shown}"
+    details = ", ".join(part for part in (checks_text(verdict.checks), error_text(verdict)) if part)
+    return f"correct{sizes} {method}: {details}{shown}"
 
 
 def checks_text(checks: Sequence[Check]) -> str:
@@ -68,7 +70,12 @@ def checks_text(checks: Sequence[Check]) -> str:
 
 
 def error_text(verdict: Verdict) -> str:
-    """The relative error of a version beside that of the user's code: ``relative error 3.1e-07 (your code 4.0e-07)``."""
+    """The relative error of a version beside that of the user's code: ``relative error 3.1e-07 (your code 4.0e-07)``.
+
+    Empty if no error was measured.
+    """
+    if verdict.mode == OBSERVED:
+        return ""
     return f"relative error {verdict.error:.1e} (your code {verdict.reference_error:.1e})"
 
 

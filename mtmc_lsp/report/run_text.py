@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mtmc_lsp.app.target_file import Written
-from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.report.console import LiveLine, short_path, show, show_commands
@@ -204,6 +204,9 @@ class RunText:
         else:
             write = (f"mtmc apply {result.id}", "write the kernels into the file")
             why = (f"mtmc why {spec}", "whether the kernels run")
+            if any(step.action.kind is ActionKind.EDIT for step in result.steps):
+                write = (f"mtmc apply {result.id}", "write the edits into the file")
+                why = (f"mtmc undo {result.id}", "take the edits out of the file again")
             show_commands(self.out, [page, why] if applied else [write, page, why])
 
 

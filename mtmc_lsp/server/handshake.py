@@ -24,7 +24,7 @@ SOURCE = "mtmc"
 PYTHON_FILES = {"filters": [{"pattern": {"glob": "**/*.py"}, "scheme": "file"}]}
 ENCODINGS = ("utf-8", "utf-16", "utf-32")
 COMMANDS = (
-    "optimize plan measure verify addWorkload cancel jobs record repair "
+    "optimize tune plan measure verify addWorkload cancel jobs record repair "
     "keep keepAll preview select markReviewed diff tryAnother resume discard undo undoAll"
 ).split()
 

@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mtmc_lsp.app.backends import Backends
-from mtmc_lsp.app.kernels.repair import RepairSession, open_kernel
+from mtmc_lsp.app.kernels.opening import is_kernel_target, open_kernel
+from mtmc_lsp.app.kernels.optimize import KernelOptimization
+from mtmc_lsp.app.kernels.repair import repair_kernel
+from mtmc_lsp.app.kernels.repair_run import store_repair
+from mtmc_lsp.app.kernels.session import KernelSession
 from mtmc_lsp.app.pipeline import Pipeline, RunOptions
 from mtmc_lsp.app.run_recorder import Revision
 from mtmc_lsp.app.stored_runs import find_unfinished, keep_search, open_store
@@ -28,7 +32,8 @@ class Job:
         """Prepare; ``pipeline`` runs the job."""
         self._pipeline_type = pipeline
         self._pipeline: Pipeline | None = None
-        self._repairing: RepairSession | None = None
+        self._repairing: KernelSession | None = None
+        self._optimization: KernelOptimization | None = None
 
     def run(self, request: dict[str, Any], out: TextIO) -> None:
         """Do the job; an error that is meant for the user is an event too."""
@@ -48,6 +53,9 @@ class Job:
             if request["kind"] == "repair":
                 self._repair(target)
                 return
+            if request["kind"] == "optimize" and is_kernel_target(target):
+                self._optimize_kernels(target)
+                return
             options = self._options(target)
             if options.resumed is not None:
                 target = keep_search(target, options.resumed)
@@ -63,6 +71,8 @@ class Job:
             self._pipeline.kill()
         if self._repairing is not None:
             self._repairing.kill()
+        if self._optimization is not None:
+            self._optimization.kill()
 
     def open_target(self, request: dict[str, Any]) -> OpenTarget:
         """The target in the text that the editor holds."""
@@ -105,6 +115,11 @@ class Job:
         self._report("budget", seconds=pipeline.target.settings.budget_seconds)
         self._report("result", result=to_json(pipeline.optimize()))
 
+    def _optimize_kernels(self, target: OpenTarget) -> None:
+        self._report("budget", seconds=target.settings.budget_seconds)
+        self._optimization = KernelOptimization(target, self._events(), only=self._request.get("only", ()))
+        self._report("result", result=to_json(self._optimization.run(target.settings.budget_seconds)))
+
     def _plan(self, pipeline: Pipeline) -> None:
         actions, device = pipeline.plan()
         self._report("plan", actions=to_json(actions), device=to_json(device))
@@ -117,11 +132,14 @@ class Job:
         self._report("verified", verdict=to_json(pipeline.verify_file()))
 
     def _repair(self, target: OpenTarget) -> None:
-        self._repairing = RepairSession(open_kernel(target), lambda text: self._report("stage", text=text))
+        self._repairing = KernelSession(open_kernel(target), lambda text: self._report("stage", text=text))
         with self._repairing as session:
-            report = session.repair()
+            report = repair_kernel(session)
+            # A repair that the user confirms is a kept step, which can be undone.
+            result = store_repair(session, report, 0.0)
         text = report.result.text.decode() if report.is_repaired else None
-        self._report("repaired", summary=report.summary, text=text)
+        run = result.id if result is not None else None
+        self._report("repaired", summary=report.summary, text=text, run=run)
 
 
 def text_of(request: dict[str, Any]) -> bytes:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from mtmc_lsp.app.revisions.rebase import contains, rebase
 from mtmc_lsp.core.dependencies import Dependency
 from mtmc_lsp.core.json_codec import to_json
-from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus, parents
+from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus, original_text, parents
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.blocks import block_code, find_block
@@ -65,7 +66,21 @@ class Review:
         """The accepted steps in order; empty if the run as a whole was not successful."""
         if self.status not in (*KEPT, RunStatus.RUNNING):
             return ()
-        return tuple(s for s in self.steps if s.status is StepStatus.ACCEPTED and s.candidate and s.candidate.code)
+        return tuple(
+            s
+            for s in self.steps
+            if s.status is StepStatus.ACCEPTED and s.candidate and (s.candidate.code or original_text(s) is not None)
+        )
+
+    @cached_property
+    def original(self) -> str | None:
+        """The file before a run that edits its kernels; None for a run with generated code."""
+        return next((text for step in self.steps if (text := original_text(step)) is not None), None)
+
+    def version(self, count: int) -> str:
+        """The file with the first edits of a run that edits kernels."""
+        candidate = self.accepted[count - 1].candidate if count else None
+        return candidate.source if candidate is not None else self.original or ""
 
     def step(self, index: int) -> Step | None:
         """The accepted step with this number."""
@@ -230,6 +245,8 @@ class Reviews:
         outlined = outline.find(review.qualname)
         if outlined is None:
             return None
+        if review.original is not None:
+            return self._edit_state(review, outlined, outline.text.decode("utf-8", "surrogatepass"))
         part = _with_block(review.qualname, outlined.chunk, outline.text, kernels)
         original, block = self._read(review.qualname, part)
         kept_count = _kept_count(review.accepted, block)
@@ -239,6 +256,14 @@ class Reviews:
         selected = index if run == review.run else None
         changes = self._changes(review, outline)
         return ReviewState(review, outlined, kept_count, is_edited, is_changed, changes, selected)
+
+    def _edit_state(self, review: Review, outlined: OutlineEntry, text: str) -> ReviewState:
+        """The state of a run that edits kernels: the edits that could be taken out of the text are in it."""
+        original, count = review.version(0), len(review.accepted)
+        kept = next((n for n in range(count, 0, -1) if contains(original, review.version(n), text)), 0)
+        is_changed = not kept and bool(count) and rebase(original, review.version(count), text) is None
+        run, index = self._selected.get((review.path, review.qualname), ("", 0))
+        return ReviewState(review, outlined, kept, False, is_changed, (), index if run == review.run else None)
 
     def select(self, review: Review, index: int) -> None:
         """Select the step that is shown of a run."""

@@ -16,10 +16,11 @@ from lsprotocol import types as lsp
 from pygls.uris import to_fs_path
 from tree_sitter import Node, Tree
 
+from mtmc_lsp.core.workload import TargetKind
 from mtmc_lsp.source.blocks import BEGIN, END
 from mtmc_lsp.source.chunks import Change, Chunk
 from mtmc_lsp.source.lint import Context, Finding, check, context_of, is_checked
-from mtmc_lsp.source.outline import Outline, Outliner
+from mtmc_lsp.source.outline import LAUNCH, Outline, OutlineEntry, Outliner
 from mtmc_lsp.source.syntax import (
     MAX_DEPTH,
     PythonError,
@@ -333,3 +334,11 @@ class Document:
         ends = itertools.accumulate(len(chunk.text) for chunk in candidates)
         number = sum(end <= MAX_CHECKED_BYTES for end in ends)
         return candidates[:number], candidates[number:]
+
+
+def has_kernels_of_author(document: Document, entry: OutlineEntry) -> bool:
+    """Whether the kernels of the target are the author's: it is one, or its statement launches one of the file."""
+    if entry.target.kind is not TargetKind.FUNCTION:
+        return entry.target.kind is TargetKind.KERNEL
+    kernels = {item.target.qualname for item in document.outline.targets if item.target.kind is TargetKind.KERNEL}
+    return any(match[1].decode() in kernels for match in LAUNCH.finditer(entry.chunk.text))

@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from mtmc_lsp.core.errors import GpuInUse
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import Timing
 from mtmc_lsp.process.gpu_lock import USING_ALONE, WAITING_ALONE, alone, lock_seconds
+from mtmc_lsp.process.protocol import Request
 from mtmc_lsp.timing.gpu_monitor import REPEAT_REASONS, Gpu, monitor_gpu, open_gpu
-from mtmc_lsp.timing.messages import TimeAnswer, TimeRequest
+from mtmc_lsp.timing.messages import TimeAnswer
 
 TIME_SECONDS = 300.0
 """Time limit for timing one candidate, including preparation of the baselines."""
@@ -26,7 +28,8 @@ COOLING_SECONDS = 5.0
 NOT_IN_KEY = ("bound_us", "least_us")
 """Request fields that are derived from others or do not affect the measurement; not part of the cache key."""
 
-Ask = Callable[[TimeRequest, bool], TimeAnswer]
+R = TypeVar("R", bound=Request[TimeAnswer])
+Ask = Callable[[R, bool], TimeAnswer]
 """Sends a request to the timing worker, which locks the GPU itself unless the second argument says that the caller has."""
 
 
@@ -38,7 +41,7 @@ class TimingCache:
     fresh: bool = False
     """Whether to ignore cached timings and replace them."""
 
-    def key(self, request: TimeRequest, gpu: str) -> str:
+    def key(self, request: Request[TimeAnswer], gpu: str) -> str:
         """The cache key of a timing: sources, inputs, graph, baselines, GPU, driver and versions."""
         relevant = {name: value for name, value in to_json(request).items() if name not in NOT_IN_KEY}
         text = json.dumps([TIMING_VERSION, gpu, relevant], sort_keys=True)
@@ -70,18 +73,18 @@ class TimingCache:
         return self.folder / "timings" / f"{key}.json"
 
 
-class Timekeeper:
+class Timekeeper(Generic[R]):
     """Times candidates on one GPU."""
 
     def __init__(
         self,
-        ask: Ask,
+        ask: Ask[R],
         gpu: str,
         *,
         cache: TimingCache,
         find_gpu: Callable[[str], tuple[Gpu | None, str]] = open_gpu,
         pause: Callable[[float], None] = time.sleep,
-        prepare: Callable[[TimeRequest], None] = lambda request: None,
+        prepare: Callable[[R], None] = lambda request: None,
     ) -> None:
         """Prepare for timings.
 
@@ -94,7 +97,7 @@ class Timekeeper:
         self._ask, self._gpu, self._cache, self._pause, self._prepare = ask, gpu, cache, pause, prepare
         self._gpu_state = find_gpu(gpu)
 
-    def time(self, request: TimeRequest) -> Timing:
+    def time(self, request: R) -> Timing:
         """The timing of a request, from the cache if available.
 
         Raises:
@@ -108,7 +111,7 @@ class Timekeeper:
             self._cache.remember(key, timing)
         return timing
 
-    def _measure(self, request: TimeRequest) -> Timing:
+    def _measure(self, request: R) -> Timing:
         self._prepare(request)
         timing = self._measure_once(request)
         if timing.conditions is not None and REPEAT_REASONS & set(timing.conditions.throttled):
@@ -117,7 +120,7 @@ class Timekeeper:
                 timing = self._measure_once(request, is_locked=True)
         return timing
 
-    def _measure_once(self, request: TimeRequest, *, is_locked: bool = False) -> Timing:
+    def _measure_once(self, request: R, *, is_locked: bool = False) -> Timing:
         with monitor_gpu(*self._gpu_state) as monitor:
             answer = self._ask(request, is_locked)
         if not is_locked:

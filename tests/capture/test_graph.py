@@ -327,7 +327,7 @@ def test_calls_with_an_empty_intermediate_run_the_original_code(captured) -> Non
 
 def test_a_kernel_is_refused_and_the_message_names_valid_targets(captured) -> None:
     text = "import triton\n\n\n@triton.jit\ndef k(x_ptr):\n    pass\n"
-    with pytest.raises(TargetUnsupported, match="already a Triton kernel") as caught:
+    with pytest.raises(TargetUnsupported, match="k is a Triton kernel, which has no graph") as caught:
         captured(text, "k")
     assert caught.value.where is not None and caught.value.where.line == 5
 

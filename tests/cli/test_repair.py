@@ -40,6 +40,9 @@ def test_apply_writes_the_repair_and_keeps_the_text_before(tmp_path: Path) -> No
     again = mtmc(tmp_path, "repair", "model.py::add", **NO_GPU)
     assert again.code == 0, again.out
     assert "add (add_kernel): no fault" in again.out
+    undone = mtmc(tmp_path, "undo", document["run"])
+    assert undone.code == 0, undone.err
+    assert file.read_text() == FAULTY
 
 
 @pytest.mark.slow

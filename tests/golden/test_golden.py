@@ -11,8 +11,10 @@ import pytest
 
 from mtmc_lsp import docs
 from mtmc_lsp.actions.catalogue import BY_KIND, WHEN_IT_PAYS
+from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.regions import RegionKind
+from mtmc_lsp.kernels.actions import catalogue as edits
 from tests.codegen.harness import verified
 from tests.golden.pages import KERNELS, generated, page_path
 from tests.golden.pairs import pairs, sibling_example
@@ -74,7 +76,13 @@ def test_every_kind_of_kernel_has_an_example() -> None:
 
 def test_no_page_is_left_without_an_example() -> None:
     pages = {path for kind in ("actions", "kernels") for path in (docs.FOLDER / kind).iterdir()}
-    assert pages == {page_path(pair) for pair in PAIRS.values()}
+    by_hand = docs.page("actions", ActionKind.EDIT.value)
+    assert pages == {by_hand} | {page_path(pair) for pair in PAIRS.values()}
+
+
+def test_the_page_of_edits_names_every_kind() -> None:
+    text = docs.page("actions", ActionKind.EDIT.value).read_text(encoding="utf-8")
+    assert [kind for kind in edits.WHEN_IT_PAYS if f"| `{kind}` |" not in text] == []
 
 
 @pytest.mark.slow

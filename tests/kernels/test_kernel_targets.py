@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kernel_faults.kernels import source
-from mtmc_lsp.app.kernels.repair import KernelTarget, open_kernel
+from mtmc_lsp.app.kernels.opening import KernelTarget, open_kernel
 from mtmc_lsp.app.target_file import open_target, parse_request
 from mtmc_lsp.core.errors import NoWorkload, RequestError
 from mtmc_lsp.kernels.sizes import MOST_ELEMENTS, elements_of, trace_cases

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.action import GRAPH_KINDS
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.policies.feature_names import FEATURE_VERSION
@@ -24,7 +24,7 @@ from mtmc_lsp.training.tree import device_of
 from tests.policies.trees import GPU, learnable_tree
 
 TRAIN = "mtmc train policy --kind ranker --data DIR --out FILE"
-KINDS = tuple(kind.value for kind in ActionKind)
+KINDS = tuple(kind.value for kind in GRAPH_KINDS)
 
 
 @pytest.fixture(scope="module")

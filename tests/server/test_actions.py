@@ -73,7 +73,7 @@ async def test_a_directive_is_inserted_above_the_function(ide: Editor) -> None:
 
 async def test_kernels_and_functions_with_syntax_errors_get_a_reason_and_a_remedy(ide: Editor) -> None:
     uri = ide.open(MODEL)
-    assert "launches this kernel" in (await ide.actions(uri, "def kernel"))["optimize"].disabled.reason
+    assert "no graph of operations" in (await ide.actions(uri, "def kernel"))["plan"].disabled.reason
     broken = (await ide.actions(uri, "def broken"))["optimize"]
     reason = "Line 26 has a syntax error: invalid syntax. Fix it first."
     assert broken.disabled.reason == reason

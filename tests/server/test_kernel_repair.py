@@ -30,6 +30,13 @@ async def test_a_repair_is_an_edit_of_the_buffer_and_its_fault_a_message(ide: Ed
     repaired = FAULTY.replace("tl.load(y_ptr + offsets)", "tl.load(y_ptr + offsets, mask=mask, other=0.0)")
     await ide.until(lambda: ide.texts[uri] == repaired)
 
+    async def is_kept() -> bool:
+        return any("1 step kept" in title for title in await ide.lenses(uri))
+
+    await ide.until_async(is_kept)
+    await ide.command("undo", uri, "add_kernel")
+    await ide.until(lambda: ide.texts[uri] == FAULTY)
+
 
 async def test_a_sound_kernel_is_not_edited(ide: Editor) -> None:
     uri = ide.open(SOUND)

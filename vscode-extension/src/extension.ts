@@ -15,7 +15,7 @@ import { RunsView, Status } from "./view";
 
 const KIND = "refactor.rewrite.mtmc";
 /** Commands for the function at the cursor that need no earlier run. */
-const FUNCTION_COMMANDS = new Set(["optimize", "plan", "measure", "verify", "record", "repair"].map((name) => `mtmc.${name}`));
+const FUNCTION_COMMANDS = new Set(["optimize", "tune", "plan", "measure", "verify", "record", "repair"].map((name) => `mtmc.${name}`));
 
 /** Commands in the title bars of review pages and diffs: without an icon, VS Code shows their titles as words. */
 const TITLE_COMMANDS = ["keep", "discard", "tryAnother", "diff", "previousPending", "nextPending", "keepAll"];

@@ -11,7 +11,7 @@ import { bundledServer, chosenPython, findServer, install, installSpec, type Rea
 import { createTracing } from "./tracing";
 
 /** Commands that run code of the workspace, so they need workspace trust. */
-const CODE_RUNNING_COMMANDS = new Set(["optimize", "plan", "measure", "verify", "repair", "resume", "discard", "undo", "tryAnother"].map((name) => `mtmc.${name}`));
+const CODE_RUNNING_COMMANDS = new Set(["optimize", "tune", "plan", "measure", "verify", "repair", "resume", "discard", "undo", "tryAnother"].map((name) => `mtmc.${name}`));
 
 /** The client library. It is most of the extension's code, so it is loaded only when a server can be started. */
 type Protocol = typeof import("vscode-languageclient/node");

@@ -2,44 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mtmc_lsp.app.kernels.repair import KernelTarget, RepairSession
+from mtmc_lsp.app.kernels.session import COMPILE_SECONDS, COMPILE_SLACK, KernelSession
+from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.results import KernelReport
-from mtmc_lsp.kernels.messages import Access, CaseTrace, LaunchWork, TraceCase
+from mtmc_lsp.kernels.messages import Access, CaseTrace, KernelCompileRequest, LaunchWork, TraceCase
 from mtmc_lsp.kernels.reading import KernelReading, read_kernels
 from mtmc_lsp.kernels.sizes import elements_of
+from mtmc_lsp.process.worker_process import Worker
+from mtmc_lsp.source.outline import Outliner
+from mtmc_lsp.source.syntax import parse
+from mtmc_lsp.source.triton.launch_sites import launch_forms
 
+MOST_FORMS = 4
+"""Forms of a launch that are compiled: those with the largest blocks."""
 MOST_PROGRAMS = 256
 """Program instances of each grid that run; the others are taken to do the same on average."""
 MOST_BYTES = 16e9
 """Limit for the arguments: their memory is reserved and only touched in part."""
-COMPILE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class KernelProfile:
     """A launcher's kernels at the sizes of its workload."""
 
-    target: KernelTarget
+    launcher: str
+    """The function whose call was observed; empty if none was."""
+    sizes: Mapping[str, int]
     readings: tuple[KernelReading, ...]
-    trace: CaseTrace
+    trace: CaseTrace | None
+    """Of a call on the workload; None without example inputs."""
     reports: tuple[KernelReport, ...]
     """Registers, spills and shared memory for each architecture."""
 
     def accesses_of(self, kernel: str) -> list[Access]:
         """The accesses of a kernel, by line."""
-        return [access for access in self.trace.accesses if access.kernel == kernel]
+        return [access for access in (self.trace.accesses if self.trace else ()) if access.kernel == kernel]
 
     def launches_of(self, kernel: str) -> list[LaunchWork]:
         """The launches of a kernel in one call."""
-        return [work for work in self.trace.launches if work.launch.kernel == kernel]
+        return [work for work in (self.trace.launches if self.trace else ()) if work.launch.kernel == kernel]
 
 
-def profile_kernel(session: RepairSession) -> KernelProfile:
+def profile_kernel(session: KernelSession) -> KernelProfile:
     """Observe a sample of the programs at the workload's sizes, and compile the kernels for the project's architectures.
 
     Raises:
@@ -69,4 +79,32 @@ def profile_kernel(session: RepairSession) -> KernelProfile:
     request = CompileRequest(path, module_name(opened.path), text, launches, opened.settings.archs, COMPILE_SECONDS)
     report = session.compile(request)
     names = tuple(dict.fromkeys(launch.kernel for launch in launches))
-    return KernelProfile(target, tuple(read_kernels(path, opened.text, names)), trace, report.kernels)
+    return KernelProfile(
+        target.launcher.qualname, sizes, tuple(read_kernels(path, opened.text, names)), trace, report.kernels
+    )
+
+
+def read_profile(opened: OpenTarget) -> KernelProfile:
+    """A kernel without example inputs: its operations by its text, compiled in the forms that the file launches or tunes.
+
+    Raises:
+        RequestError: the file defines no such kernel.
+    """
+    path, name = str(opened.path), opened.qualname.rpartition(".")[2]
+    readings = tuple(read_kernels(path, opened.text, (name,)))
+    if not readings:
+        raise RequestError(
+            f"{opened.qualname} is no Triton kernel",
+            where=Location(path, opened.definition.start_line),
+            remedy="Name a @triton.jit kernel, or the function that launches it.",
+        )
+    forms = [form.launch for form in launch_forms(Outliner(path).outline(opened.text, parse(opened.text)), path)]
+    launches = tuple(form for form in forms if form.kernel == name)[:MOST_FORMS]
+    reports: tuple[KernelReport, ...] = ()
+    if launches:
+        request = CompileRequest(
+            path, module_name(opened.path), opened.text.decode(), launches, opened.settings.archs[:1], COMPILE_SECONDS
+        )
+        with Worker(opened.python, cwd=str(opened.project)) as worker:
+            reports = worker.call(KernelCompileRequest(request), COMPILE_SECONDS + COMPILE_SLACK).kernels
+    return KernelProfile("", {}, readings, None, reports)

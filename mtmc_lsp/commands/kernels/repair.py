@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -19,15 +20,20 @@ def repair(
     as_json: AsJson = False,
 ) -> int:
     """Detect faults of a Triton kernel by cases and static checks, and repair them by small verified edits."""
-    from mtmc_lsp.app.kernels.repair import RepairSession, apply_repair, open_kernel
+    from mtmc_lsp.app.kernels.opening import open_kernel
+    from mtmc_lsp.app.kernels.repair import apply_repair, repair_kernel
+    from mtmc_lsp.app.kernels.repair_run import store_repair
+    from mtmc_lsp.app.kernels.session import KernelSession
     from mtmc_lsp.report.console import LiveLine, console, live
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.kernels.repair import show_repair
 
     target = open_kernel(open_spec(spec, python))
-    line = LiveLine()
-    with live(console(stderr=True), line), RepairSession(target, line.enter) as session:
-        report = session.repair(seconds=seconds)
+    line, began = LiveLine(), time.monotonic()
+    with live(console(stderr=True), line), KernelSession(target, line.enter) as session:
+        report = repair_kernel(session, seconds=seconds)
+        # Stored before it is written, so that `mtmc undo` takes it back.
+        result = store_repair(session, report, time.monotonic() - began) if apply else None
     backup = apply_repair(report) if apply and report.is_repaired else None
     if as_json:
         print(
@@ -47,8 +53,9 @@ def repair(
                 verdict=report.result.verdict,
                 diff=report.diff,
                 backup=str(backup) if backup is not None else None,
+                run=result.id if result is not None else None,
             )
         )
     else:
-        show_repair(console(), report, backup)
+        show_repair(console(), report, backup, result.id if result is not None else "")
     return 0 if report.was_sound or backup is not None else 1

@@ -19,7 +19,7 @@ from mtmc_lsp.compile.occupancy import SHARED_LIMIT, occupancy
 from mtmc_lsp.compile.worker.find_launches import find_launches
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import CompileReport, KernelReport
-from mtmc_lsp.core.run import KernelLaunch
+from mtmc_lsp.core.run import DTYPE, KernelLaunch
 from mtmc_lsp.process.priority import usable_cores
 from mtmc_lsp.process.worker.kernel_compilation import share_kernels
 
@@ -172,7 +172,7 @@ def ast_source(kernel: Any, launch: KernelLaunch, target: Any) -> Any:
     import triton
 
     names = kernel.arg_names
-    values = {name: launch.constexprs.get(name) for name in names}
+    values = {name: _value(launch.constexprs.get(name)) for name in names}
     special: list[tuple[str, object]] = []
     for name in names:
         kind = launch.signature.get(name)
@@ -185,9 +185,16 @@ def ast_source(kernel: Any, launch: KernelLaunch, target: Any) -> Any:
     except (AttributeError, TypeError, ValueError):
         # Another version of Triton: its launches will compile again.
         signature = {name: launch.signature.get(name, "constexpr") for name in names}
-        constexprs = dict(launch.constexprs)
+        constexprs = {name: _value(value) for name, value in launch.constexprs.items()}
         attrs = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in launch.divisible_by_16}
     return triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs)
+
+
+def _value(constant: object) -> object:
+    import triton.language as tl
+
+    is_dtype = isinstance(constant, str) and constant.startswith(DTYPE)
+    return tl.dtype(str(constant).removeprefix(DTYPE)) if is_dtype else constant
 
 
 def _kernel(module: Any, name: str) -> Any:

@@ -33,6 +33,7 @@ def observing(observer: Observer) -> Iterator[None]:
         interpreter._implicit_cvt,
         executor.__call__,
     )
+    swap = builder.create_atomic_cas
     binary, unary = builder.binary_op, builder.unary_op
 
     def unmasked(original: Any) -> Any:
@@ -70,6 +71,7 @@ def observing(observer: Observer) -> Iterator[None]:
     replace(builder, "create_load", unmasked(plain_load))
     replace(builder, "create_store", unmasked(plain_store))
     replace(builder, "create_atomic_rmw", lambda b, k, p, v, m, *rest: observer.atomic(rmw, b, k, p, v, m, rest))
+    replace(builder, "create_atomic_cas", lambda b, p, c, v, *rest: observer.swap(swap, b, p, c, v, rest))
     replace(builder, "create_dot", multiplied)
     replace(builder, "binary_op", binary_op)
     replace(builder, "unary_op", unary_op)

@@ -100,7 +100,7 @@ class Memory:
 
 def poison(kind: Any) -> Any:
     """The value of a lane or an element that has no defined value."""
-    if numpy.issubdtype(kind, numpy.floating):
+    if numpy.issubdtype(kind, numpy.inexact):
         return numpy.array(numpy.nan, dtype=kind)
     if kind == numpy.bool_:
         return numpy.array(True)
@@ -111,7 +111,7 @@ def poison(kind: Any) -> Any:
 
 def is_unwritten(values: Any) -> Any:
     """For each element of memory, whether it has the value that new tensors are filled with."""
-    if numpy.issubdtype(values.dtype, numpy.floating):
+    if numpy.issubdtype(values.dtype, numpy.inexact):
         return numpy.isnan(values)
     if values.dtype == numpy.uint16:
         return (values & 0x7FFF) > 0x7F80

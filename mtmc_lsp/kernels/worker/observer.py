@@ -12,8 +12,8 @@ import numpy
 import torch
 
 from mtmc_lsp.core.dtypes import POINTER_TYPES
-from mtmc_lsp.core.run import KernelLaunch
-from mtmc_lsp.kernels.messages import Access, Fault, FaultKind, LaunchWork
+from mtmc_lsp.core.run import DTYPE, KernelLaunch
+from mtmc_lsp.kernels.messages import MOST_STEPS, Access, Fault, FaultKind, LaunchWork
 from mtmc_lsp.kernels.worker.memory import Memory, Region, is_unwritten, pattern_of, poison
 
 OPTIONS = {"num_warps": 4, "num_stages": 3}
@@ -21,8 +21,8 @@ OPTIONS = {"num_warps": 4, "num_stages": 3}
 ORDER = ("gathered", "strided", "gathered rows", "contiguous", "broadcast", "scalar")
 """Access patterns, the most expensive first."""
 MANY = -1
-MOST_STEPS = 2000
-"""Memory operations of one call, after which it ends: the interpreter takes about half a millisecond for each."""
+SAMPLED_STEPS = 3000
+"""Memory operations of one launch after which no further program of a sample begins."""
 
 
 class TooManySteps(Exception):
@@ -37,30 +37,35 @@ class _Seen:
     is_masked: bool = False
     elements: float = 0.0
     bytes: float = 0.0
+    tensor_bytes: int = 0
     patterns: Counter[str] = field(default_factory=Counter)
 
 
 class Observer:
     """Observes the launches of one call."""
 
-    def __init__(self, memory: Memory, *, fills_lanes: bool = True, most_programs: int = 0) -> None:
+    def __init__(
+        self, memory: Memory, *, fills_lanes: bool = True, most_programs: int = 0, most_steps: int = MOST_STEPS
+    ) -> None:
         """Prepare.
 
         Args:
             fills_lanes: whether lanes without a defined value are NaN; otherwise they are 0, as they often are by chance.
             most_programs: see :class:`~mtmc_lsp.kernels.messages.TraceRequest`.
+            most_steps: the same.
         """
         self.memory, self._fills_lanes, self._most_programs = memory, fills_lanes, most_programs
+        self._most_steps = most_steps
         self.faults: dict[tuple[FaultKind, str, int], Fault] = {}
         self.undefined: set[tuple[str, int]] = set()
         """Kernel and line of the loads that leave lanes undefined."""
         self.launches: list[LaunchWork] = []
         self.steps = 0
         self._seen: dict[tuple[str, int, str], _Seen] = {}
+        self._in_launch: dict[tuple[str, int, str], _Seen] = {}
+        """The same for the programs of the current launch that ran."""
         self._operations = 0.0
-        self._weight = 1.0
-        """The number of programs that each program that runs stands for."""
-        self._kernel, self._file, self._program = "", "", 0
+        self._kernel, self._file, self._program, self._first_step = "", "", 0, 0
         self._grid: tuple[int, ...] = (0, 1, 1)
         self._tracks_programs = True
         self.has_mask = True
@@ -70,6 +75,11 @@ class Observer:
     def kernel(self) -> str:
         """The kernel of the last launch."""
         return self._kernel
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether the call has more memory operations than are observed."""
+        return self.steps > self._most_steps and not self._most_programs
 
     @property
     def accesses(self) -> tuple[Access, ...]:
@@ -84,6 +94,7 @@ class Observer:
                 seen.is_masked,
                 round(seen.elements),
                 round(seen.bytes),
+                seen.tensor_bytes,
             )
             for (kernel, line, operation), seen in sorted(self._seen.items())
         )
@@ -100,32 +111,47 @@ class Observer:
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
                 self.memory.address(value, name)
-        self._operations, self._weight, self._grid = 0.0, 1.0, (0, 1, 1)
-        counted = [0]
+        self._operations, self._grid, self._in_launch = 0.0, (0, 1, 1), {}
+        counted, self._first_step = [0], self.steps
         executor.fn = self._counted(function, counted)
         try:
             return original(executor, *args, **kwargs)
         finally:
             executor.fn = function
             total, ran = int(numpy.prod(self._grid)), counted[0]
+            self._add_launch(total / max(1, ran))
             launch = _launch(function.__name__, executor, values, kwargs)
-            self.launches.append(LaunchWork(launch, self._grid, total, ran, self._operations * total / max(1, ran)))
+            operations = self._operations * total / max(1, ran)
+            numbers = {name: value for name, value in values.items() if type(value) is int}
+            self.launches.append(LaunchWork(launch, self._grid, total, ran, operations, numbers))
+
+    def _add_launch(self, weight: float) -> None:
+        """Add the accesses of a launch; each program that ran stands for ``weight`` programs."""
+        for key, seen in self._in_launch.items():
+            total = self._seen.setdefault(key, _Seen(seen.tensor))
+            total.tensor = total.tensor or seen.tensor
+            total.is_masked |= seen.is_masked
+            total.elements += seen.elements * weight
+            total.bytes += seen.bytes * weight
+            total.tensor_bytes = max(total.tensor_bytes, seen.tensor_bytes)
+            total.patterns += seen.patterns
+        self._in_launch = {}
 
     def _counted(self, function: Any, counted: list[int]) -> Any:
         """The kernel, which counts its programs and leaves some out."""
         from triton.runtime import interpreter
 
-        builder = interpreter.interpreter_builder
+        # The function below has the globals of the user's kernel.
+        builder, most_sampled = interpreter.interpreter_builder, SAMPLED_STEPS
 
         def program(**arguments: Any) -> None:
             grid = self._grid = tuple(map(int, builder.grid_dim))
             total, (x, y, z) = grid[0] * grid[1] * grid[2], builder.grid_idx
             number = (int(x) * grid[1] + int(y)) * grid[2] + int(z)
-            if self._most_programs and total > self._most_programs:
-                step = -(-total // self._most_programs)
-                if number % step:
-                    return
-                self._weight = total / -(-total // step)
+            if self._most_programs and total > self._most_programs and number % -(-total // self._most_programs):
+                return
+            if self._most_programs and self.steps - self._first_step > most_sampled:
+                return
             counted[0] += 1
             self._program = number + 1
             function(**arguments)
@@ -194,6 +220,19 @@ class Observer:
         pointers = TensorHandle(numpy.where(inside, real, safe), pointer.dtype)
         return original(builder, operation, pointers, value, TensorHandle(inside, mask.dtype), *rest)
 
+    def swap(self, original: Any, builder: Any, pointer: Any, compared: Any, value: Any, rest: tuple[Any, ...]) -> Any:
+        """An atomic compare-and-swap, as in a lock."""
+        from triton.runtime.interpreter import TensorHandle
+
+        active, line = numpy.ones(pointer.data.shape, dtype=bool), self._line()
+        real, inside = self._resolved("atomic", line, pointer.data, active, value.data.dtype.itemsize)
+        if not inside.all():
+            return TensorHandle(numpy.zeros(pointer.data.shape, dtype=value.data.dtype), value.dtype)
+        for region, lanes, offsets in self.memory.located(pointer.data, inside):
+            if region is not None and region.written is not None:
+                region.written[offsets[lanes]] = region.atomic[offsets[lanes]] = True
+        return original(builder, TensorHandle(real, pointer.dtype), compared, value, *rest)
+
     def worked(self, operations: float) -> None:
         """Floating-point operations of the current program."""
         self._operations += operations
@@ -225,17 +264,18 @@ class Observer:
     def _resolved(self, operation: str, line: int, addresses: Any, active: Any, size: int) -> tuple[Any, Any]:
         """Real addresses, and which lanes access memory inside a tensor."""
         real, inside = numpy.zeros_like(addresses), numpy.zeros(active.shape, dtype=bool)
-        tensor = ""
+        tensor, tensor_bytes = "", 0
         for region, lanes, offsets in self.memory.located(addresses, active) if active.any() else ():
             if region is not None:
-                tensor = region.name
+                tensor, tensor_bytes = region.name, region.size
                 valid = lanes & (offsets >= 0) & (offsets + size <= region.size)
                 real[valid] = numpy.uint64(region.address) + offsets[valid].astype(numpy.uint64)
                 inside |= valid
             outside = lanes & ~inside
             if outside.any():
                 self._note_outside(operation, line, region, offsets[outside], size)
-        self._note(operation, line, tensor, addresses, active, size)
+        seen = self._note(operation, line, tensor, addresses, active, size)
+        seen.tensor_bytes = max(seen.tensor_bytes, tensor_bytes)
         return real, inside
 
     def _note_outside(self, operation: str, line: int, region: Region | None, offsets: Any, size: int) -> None:
@@ -248,19 +288,20 @@ class Observer:
         detail = f"it {verb} element {far // size} of {region.name}, which has {region.size // size}"
         self._add(kind, line, detail)
 
-    def _note(self, operation: str, line: int, tensor: str, addresses: Any, active: Any, size: int) -> None:
+    def _note(self, operation: str, line: int, tensor: str, addresses: Any, active: Any, size: int) -> _Seen:
         self.steps += 1
-        if self.steps > MOST_STEPS and not self._most_programs:
+        if self.is_too_long:
             raise TooManySteps
-        seen = self._seen.setdefault((self._kernel, line, operation), _Seen(tensor))
+        seen = self._in_launch.setdefault((self._kernel, line, operation), _Seen(tensor))
         seen.tensor = seen.tensor or tensor
         count = int(active.sum())
-        seen.elements += count * self._weight
-        seen.bytes += count * size * self._weight
+        seen.elements += count
+        seen.bytes += count * size
         # The interpreter gives each atomic operation a mask.
         seen.is_masked |= not active.all() if operation == "atomic" else self.has_mask
         if count > 1 or addresses.size == 1:
             seen.patterns[pattern_of(addresses, active, size)] += 1
+        return seen
 
     def _check_initialised(self, line: int, addresses: Any, inside: Any, values: Any) -> None:
         for region, lanes, offsets in self.memory.located(addresses, inside) if inside.any() else ():
@@ -328,6 +369,13 @@ def _numbers(tensor: torch.Tensor) -> Any:
     return flat.numpy()
 
 
+def _constant(value: Any) -> object:
+    """A constant as JSON: a dtype of Triton by its name with a prefix, other objects by their text."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return f"{DTYPE}{value}" if type(value).__name__ == "dtype" else str(value)
+
+
 def _launch(name: str, executor: Any, values: dict[str, Any], kwargs: dict[str, Any]) -> KernelLaunch:
     """The launch as the compiler needs it."""
     signature, constexprs, divisible = dict[str, str](), dict[str, object](), []
@@ -335,7 +383,7 @@ def _launch(name: str, executor: Any, values: dict[str, Any], kwargs: dict[str, 
         default = None if parameter.default is inspect.Parameter.empty else parameter.default
         value = values.get(parameter.name, default)
         if parameter.name in executor.constexprs or value is None or (isinstance(value, int) and value == 1):
-            constexprs[parameter.name] = getattr(value, "value", value)
+            constexprs[parameter.name] = _constant(getattr(value, "value", value))
         elif isinstance(value, torch.Tensor):
             signature[parameter.name] = POINTER_TYPES[str(value.dtype).removeprefix("torch.")]
             divisible.append(parameter.name)

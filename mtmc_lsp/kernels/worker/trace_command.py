@@ -14,13 +14,13 @@ from mtmc_lsp.capture.worker.arguments.values import uninitialised
 from mtmc_lsp.capture.worker.calls import build_call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
-from mtmc_lsp.core.workload import Workload
+from mtmc_lsp.core.workload import Workload, WorkloadSource
 from mtmc_lsp.kernels.messages import CaseTrace, Fault, FaultKind, TraceAnswer, TraceCase, TraceRequest
+from mtmc_lsp.kernels.worker.cuda_on_cpu import source_on_cpu, stand_in_for_cuda
 from mtmc_lsp.kernels.worker.hooks import observing
 from mtmc_lsp.kernels.worker.memory import Memory
-from mtmc_lsp.kernels.worker.observer import MOST_STEPS, Observer
+from mtmc_lsp.kernels.worker.observer import Observer
 from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
-from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from mtmc_lsp.verify.worker.run_target import poison_new_memory, use_one_thread
 
 ERROR_FACTOR = 8.0
@@ -33,12 +33,16 @@ TOO_LONG = "the call takes too long under the interpreter"
 
 _modules: dict[str, Any] = {}
 _numbers = count()
+_results: dict[tuple[str, str], list[torch.Tensor] | None] = {}
+"""Results of original texts by text and case: every candidate is compared with them."""
+MOST_RESULTS = 64
 
 
 def trace(request: TraceRequest) -> TraceAnswer:
     """Observe the call on each case."""
     use_one_thread()
     prepare_interpreter()
+    stand_in_for_cuda()
     if not request.most_programs:
         poison_new_memory()
     try:
@@ -51,13 +55,13 @@ def trace(request: TraceRequest) -> TraceAnswer:
 
 def _module(workload: Workload, text: str) -> Any:
     if text not in _modules:
-        _modules[text] = load_user_module(workload.target.path, on_cpu(text, ""), f"traced_kernels_{next(_numbers)}")
+        _modules[text] = load_user_module(workload.target.path, source_on_cpu(text), f"traced_kernels_{next(_numbers)}")
     return _modules[text]
 
 
 def _traced(module: Any, expected: Any, request: TraceRequest, case: TraceCase) -> CaseTrace:
     observer, result = _observed(module, request, case, fills_lanes=True)
-    if observer.steps > MOST_STEPS and isinstance(result, Exception):
+    if observer.is_too_long and isinstance(result, Exception):
         return CaseTrace(case, refusal=TOO_LONG)
     if isinstance(result, Exception):
         return _failed(observer, result, module, case)
@@ -70,7 +74,7 @@ def _traced(module: Any, expected: Any, request: TraceRequest, case: TraceCase) 
             faults += [
                 Fault(FaultKind.UNDEFINED_LANES, line, name, detail) for name, line in sorted(observer.undefined)
             ]
-    if not faults and not request.most_programs:
+    if (not faults or request.compares_faulty) and not request.most_programs:
         faults += _wrong_values(expected, request, case, results, observer.kernel)
     return CaseTrace(case, tuple(faults), "", observer.accesses, tuple(observer.launches), observer.steps)
 
@@ -79,9 +83,13 @@ def _observed(module: Any, request: TraceRequest, case: TraceCase, *, fills_lane
     """The observed call, and its result or the exception that it raised."""
     call = _call(module, request.workload, case, has_values=not request.most_programs)
     inputs = _tensors(call.values)
-    observer = Observer(Memory(inputs), fills_lanes=fills_lanes, most_programs=request.most_programs)
+    observer = Observer(
+        Memory(inputs), fills_lanes=fills_lanes, most_programs=request.most_programs, most_steps=request.most_steps
+    )
     try:
-        with observing(observer), torch.no_grad():
+        # A test of the file may call backward().
+        keeps_gradients = request.workload.source is WorkloadSource.SCRIPT
+        with observing(observer), torch.set_grad_enabled(keeps_gradients):
             returned = call.run()
     except Exception as error:
         return observer, error
@@ -136,10 +144,7 @@ def _wrong_values(
         wanted = _reference_results(expected, request.reference, case, wide=False)
         precise = _reference_results(expected, request.reference, case, wide=True)
     elif request.original:
-        observer, other = _observed(expected, request, case, fills_lanes=True)
-        is_sound = not isinstance(other, Exception) and not observer.faults
-        wanted = _tensors(other) if is_sound else None
-        precise = None
+        wanted, precise = _original_results(expected, request, case), None
     else:
         return []
     if wanted is None:
@@ -147,6 +152,18 @@ def _wrong_values(
         return []
     difference = _difference(results, wanted, precise)
     return [Fault(FaultKind.WRONG_VALUES, 0, kernel, difference)] if difference else []
+
+
+def _original_results(module: Any, request: TraceRequest, case: TraceCase) -> list[torch.Tensor] | None:
+    """The results of the text as it stands; None if it raises, or shows a fault and faulty results are not compared."""
+    key = (request.original, f"{case}{request.compares_faulty}")
+    if key not in _results:
+        observer, other = _observed(module, request, case, fills_lanes=True)
+        is_sound = not isinstance(other, Exception) and (request.compares_faulty or not observer.faults)
+        if len(_results) == MOST_RESULTS:
+            _results.clear()
+        _results[key] = _tensors(other) if is_sound else None
+    return _results[key]
 
 
 def _reference_results(module: Any, workload: Workload, case: TraceCase, *, wide: bool) -> list[torch.Tensor] | None:

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from mtmc_lsp import __version__
-from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.action import GRAPH_KINDS
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.policies.lm import prompt
@@ -17,7 +17,7 @@ DESCRIPTION = "policy.json"
 ADAPTER = "adapter"
 """The adapter's folder, as peft writes it."""
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-CATALOGUE = tuple(sorted(kind.value for kind in ActionKind))
+CATALOGUE = tuple(sorted(kind.value for kind in GRAPH_KINDS))
 """The action kinds of this version."""
 TRAIN_AGAIN = "Train it again with this version: mtmc train policy --kind lm."
 NOT_A_POLICY = "Name the folder `policy` that `mtmc train policy --kind lm --out DIR` writes below DIR."

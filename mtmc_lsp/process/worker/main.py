@@ -49,6 +49,8 @@ COMMANDS = {
     "verify.reproduce": ("ReproduceRequest", "reproduction:reproduce"),
     "verify.whole_target": ("WholeTargetRequest", "whole_target:compare_whole_target"),
     "kernels.trace": ("TraceRequest", "trace_command:trace"),
+    "kernels.compile": ("KernelCompileRequest", "compile_command:compile_kernels"),
+    "kernels.time": ("KernelTimeRequest", "time_command:time_kernels"),
     "process.start": ("StartRequest", "start:start"),
     "policies.lm.score": ("ScoreRequest", "score_command:score"),
     "training.lm.start": ("StartTrainingRequest", "training_commands:start_training"),

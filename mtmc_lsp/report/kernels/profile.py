@@ -12,19 +12,27 @@ from mtmc_lsp.kernels.reading import KernelReading, OperationKind
 from mtmc_lsp.report.charts import amount
 from mtmc_lsp.report.console import show, show_table
 
+WITHOUT_INPUTS = (
+    "read from its text: bytes and access patterns need example inputs above its launcher, as in "
+    "# mtmc: x=f32[M,N] M=64 N=1024"
+)
 WORK = (OperationKind.PRODUCT, OperationKind.REDUCTION, OperationKind.LOOP)
 
 
 def show_kernel_profile(out: Console, profile: KernelProfile) -> None:
     """Show each kernel: its work at the workload's sizes, its accesses by line, its resources for each architecture."""
-    sizes = ", ".join(f"{name}={value}" for name, value in profile.target.workload.sizes.items())
+    sizes = ", ".join(f"{name}={value}" for name, value in profile.sizes.items())
     for reading in profile.readings:
         launches, accesses = profile.launches_of(reading.name), profile.accesses_of(reading.name)
-        heading = f"{reading.name}, launched by {profile.target.launcher.qualname}"
+        heading = f"{reading.name}, launched by {profile.launcher}" if profile.launcher else reading.name
         out.print(Text(f"{heading}{f' with {sizes}' if sizes else ''}", style="bold"))
         for work in launches:
             grid = " x ".join(map(str, work.grid))
             show(out, f"grid {grid}, {work.launch.num_warps} warps: {_constants(work.launch.constexprs)}", indent=2)
+        if profile.trace is None:
+            _show_text(out, reading)
+            _show_reports(out, profile, reading)
+            continue
         moved, operations = sum(a.bytes for a in accesses), sum(work.operations for work in launches)
         intensity = f", {operations / moved:.1f} FLOP/B" if moved else ""
         show(out, f"{amount(moved, 'B')} accessed and {amount(operations, 'FLOP')}{intensity} per call", indent=2)
@@ -36,9 +44,27 @@ def show_kernel_profile(out: Console, profile: KernelProfile) -> None:
         for operation in reading.operations:
             if operation.kind in WORK:
                 show(out, f"line {operation.line}: {operation.kind.value}, {operation.text}", indent=2, style="dim")
-        for report in profile.reports:
-            if report.kernel == reading.name:
-                show(out, f"{report.arch}: {report.error or report.summary}", indent=2)
+        _show_reports(out, profile, reading)
+
+
+def _show_text(out: Console, reading: KernelReading) -> None:
+    """The accesses as they are written, for a kernel without example inputs."""
+    show(out, WITHOUT_INPUTS, style="dim", indent=2)
+    table = Table("line", "", "tensor", "mask", "offset", box=None, padding=(0, 1))
+    for operation in reading.operations:
+        if operation.kind in (OperationKind.LOAD, OperationKind.STORE, OperationKind.ATOMIC):
+            mask = "yes" if operation.mask else "no"
+            table.add_row(str(operation.line), operation.kind.value, operation.tensor, mask, operation.index)
+    show_table(out, table)
+    for operation in reading.operations:
+        if operation.kind in WORK:
+            show(out, f"line {operation.line}: {operation.kind.value}, {operation.text}", indent=2, style="dim")
+
+
+def _show_reports(out: Console, profile: KernelProfile, reading: KernelReading) -> None:
+    for report in profile.reports:
+        if report.kernel == reading.name:
+            show(out, f"{report.arch}: {report.error or report.summary}", indent=2)
 
 
 def _constants(values: dict[str, object]) -> str:

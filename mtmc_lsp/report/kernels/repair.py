@@ -19,7 +19,7 @@ WITHOUT_REFERENCE = (
 )
 
 
-def show_repair(out: Console, report: RepairReport, backup: Path | None) -> None:
+def show_repair(out: Console, report: RepairReport, backup: Path | None, run: str = "") -> None:
     """Show the faults with their smallest case, the repairs as a diff, and how they were verified."""
     kernels = ", ".join(report.kernels)
     show(out, f"{report.target.launcher.qualname} ({kernels}): {_headline(report)}", style="bold")
@@ -43,6 +43,7 @@ def show_repair(out: Console, report: RepairReport, backup: Path | None) -> None
     path = report.target.opened.path
     if backup is not None:
         show(out, f"written to {short_path(path)}; the text before is in {short_path(backup)}")
+        show_commands(out, [(f"mtmc undo {run}", "take the repairs out of the file again")])
     elif report.is_repaired:
         spec = f"{short_path(path)}::{report.target.opened.qualname}"
         show_commands(out, [(f"mtmc repair {spec} --apply", "write the repairs into the file")])

@@ -23,7 +23,7 @@ from mtmc_lsp.server.handshake import CODE_ACTION_KIND as KIND
 from mtmc_lsp.server.kernels_file.edits import pair_edit
 from mtmc_lsp.server.kernels_file.texts import imported_kernels, whole_text
 from mtmc_lsp.server.server import CERTIFY, Server
-from mtmc_lsp.server.text import ERRORS, Document
+from mtmc_lsp.server.text import ERRORS, Document, has_kernels_of_author
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import LAUNCH, OutlineEntry
 from mtmc_lsp.source.sibling.pair import FilePair, block_of, without_block
@@ -120,13 +120,11 @@ def _offers(ls: Server, document: Document, entry: OutlineEntry) -> list[_Offer]
     disabled_reason = _disabled_reason(ls, document, entry)
     has_kernel = block_of(whole_text(ls, document, entry.target.qualname), entry.target.qualname) is not None
     is_kernel = entry.target.kind is TargetKind.KERNEL
-    kernel_reason = (
-        "Triton kernels cannot be optimised directly. Choose the function that launches this kernel." * is_kernel
-    )
+    kernel_reason = "It is a Triton kernel, which has no graph of operations. Optimise or repair it." * is_kernel
     no_kernel_reason = "" if has_kernel else "It has no generated kernel yet. Optimise it first and keep a step."
     directive_reason = "It already has a workload directive." if entry.has_directive else ""
     return [
-        _Offer("optimize", _optimize_title(ls, document, entry), disabled_reason or kernel_reason),
+        _Offer("optimize", _optimize_title(ls, document, entry), disabled_reason),
         _Offer("plan", "Show the plan first", disabled_reason or kernel_reason),
         _Offer("measure", "Measure this function", disabled_reason or kernel_reason),
         _Offer("verify", "Verify against reference", disabled_reason or no_kernel_reason),
@@ -136,6 +134,11 @@ def _offers(ls: Server, document: Document, entry: OutlineEntry) -> list[_Offer]
             target_error(document, entry) or kernel_reason or directive_reason,
         ),
         _Offer("record", "Record inputs from a command", disabled_reason or kernel_reason),
+        *(
+            [_Offer("tune", "Tune this kernel for this GPU", disabled_reason)]
+            if has_kernels_of_author(document, entry)
+            else []
+        ),
         *([_Offer("repair", "Check and repair this kernel", disabled_reason)] if _is_repairable(entry) else []),
     ]
 
@@ -150,6 +153,8 @@ def _optimize_title(ls: Server, document: Document, entry: OutlineEntry) -> str:
     review_state = ls.review_state(document, entry.target.qualname)
     if review_state is not None and review_state.changes:
         return f"Optimize again: {review_state.changes[0]}"
+    if has_kernels_of_author(document, entry):
+        return "Optimize this kernel"
     return "Optimize to Triton kernel"
 
 

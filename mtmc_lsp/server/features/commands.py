@@ -31,6 +31,8 @@ from mtmc_lsp.source.workload.directive import parse_directive
 
 PROPOSED = "mtmc/proposedWorkload"
 DIRECTIVE = "# mtmc: "
+TUNING = "autotune"
+"""The kind of edit that tunes a kernel."""
 TITLES = {
     "optimize": "Optimizing {}",
     "plan": "Planning {}",
@@ -42,6 +44,7 @@ TITLES = {
 def register(server: Server) -> None:
     """Register the commands that start and cancel jobs."""
     server.command("mtmc.optimize")(optimize)
+    server.command("mtmc.tune")(tune)
     server.command("mtmc.plan")(plan)
     server.command("mtmc.measure")(measure)
     server.command("mtmc.verify")(verify)
@@ -74,6 +77,13 @@ def resolve_target(ls: Server, arguments: tuple[Any, ...]) -> tuple[Document, Ou
 async def optimize(ls: Server, *arguments: Any) -> dict[str, Any] | None:
     """Start an optimisation run."""
     return await _start(ls, arguments, "optimize")
+
+
+async def tune(ls: Server, *arguments: Any) -> dict[str, Any] | None:
+    """Start a run that only tunes the kernels of a target: block sizes, warps and stages for the GPU of this machine."""
+    document, outlined, argument = resolve_target(ls, arguments)
+    token = argument.get("workDoneToken")
+    return await start(ls, document, outlined.target.qualname, "optimize", "Tuning {}", token=token, only=[TUNING])
 
 
 async def plan(ls: Server, *arguments: Any) -> dict[str, Any] | None:

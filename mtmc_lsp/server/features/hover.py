@@ -9,9 +9,10 @@ from lsprotocol import types as lsp
 
 from mtmc_lsp.core.results import CheckStatus
 from mtmc_lsp.core.run import Author, Step
-from mtmc_lsp.core.workload import Workload
+from mtmc_lsp.core.workload import TargetKind, Workload
 from mtmc_lsp.docs import page
 from mtmc_lsp.guard.conditions import conditions_in
+from mtmc_lsp.kernels.reading import OperationKind, read_kernels
 from mtmc_lsp.report.phrases import headline, microseconds, model_line, ratio_text, verdict_line
 from mtmc_lsp.server.features.steps.wording import position, step_title, verified
 from mtmc_lsp.server.kernels_file.texts import whole_text
@@ -27,6 +28,9 @@ RUN_WHEN = "**The kernels run** on tensors of the current GPU{}, if"
 MAX_CONDITIONS = 8
 WORD = re.compile(rb"[A-Za-z_][\w.]*")
 MAX_TENSORS = 4
+ACCESSES = (OperationKind.LOAD, OperationKind.STORE, OperationKind.ATOMIC)
+WORK = ((OperationKind.LOOP, "loops"), (OperationKind.PRODUCT, "products"), (OperationKind.REDUCTION, "reductions"))
+MAX_ACCESSES = 12
 
 
 def register(server: Server) -> None:
@@ -48,7 +52,11 @@ def hover(ls: Server, params: lsp.HoverParams) -> lsp.Hover | None:
     if qualname is None:
         return None
     review_state = ls.review_state(document, qualname)
-    parts = [run_table(review_state) if review_state is not None else "", guard_text(ls, document, qualname)]
+    parts = [
+        run_table(review_state) if review_state is not None else "",
+        guard_text(ls, document, qualname),
+        kernel_text(document, qualname),
+    ]
     shown = "\n\n".join(part for part in parts if part)
     return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, shown), text.line_range(line)) if shown else None
 
@@ -120,6 +128,34 @@ def guard_text(ls: Server, document: Document, qualname: str) -> str:
     if refused is not None:
         parts.append(f"**They do not run for the file's workload:** {refused.detail}")
     return "\n\n".join(parts)
+
+
+# Kernels -------------------------------------------------------------------------------------------------------------
+
+
+def kernel_text(document: Document, qualname: str) -> str:
+    """What a kernel of the file reads, writes and computes, by its text; empty for other targets."""
+    outlined = document.outline.find(qualname)
+    if outlined is None or outlined.target.kind is not TargetKind.KERNEL:
+        return ""
+    reading = next(iter(read_kernels(document.path, document.text.data, (qualname.rpartition(".")[2],))), None)
+    if reading is None:
+        return ""
+    rows = ["| line | | tensor | mask | offset |", "|---|---|---|---|---|"]
+    accesses = [item for item in reading.operations if item.kind in ACCESSES]
+    for item in accesses[:MAX_ACCESSES]:
+        mask = "yes" if item.mask else "no"
+        offset = f"`{_cell(item.index)}`" if item.index else ""
+        rows.append(f"| {item.line} | {item.kind.value} | {item.tensor} | {mask} | {offset} |")
+    counts = [
+        f"{name}: {sum(item.kind is kind for item in reading.operations)}"
+        for kind, name in WORK
+        if any(item.kind is kind for item in reading.operations)
+    ]
+    left = len(accesses) - MAX_ACCESSES
+    more = [f"and {left} more accesses"] if left > 0 else []
+    profile = f"`mtmc profile {document.path.rpartition('/')[2]}::{qualname}` shows bytes and access patterns."
+    return "\n\n".join(["\n".join(rows), ", ".join([*counts, *more]), profile])
 
 
 # The table -----------------------------------------------------------------------------------------------------------

@@ -40,3 +40,6 @@ async def offer(ls: Server, job: Job) -> None:
         ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Warning, message))
         return
     await apply_text(ls, document, str(text).encode("utf-8", ERRORS), LABEL.format(job.target), confirm=True)
+    # The stored run of the repair shows whether it is kept, and undoes it.
+    await ls.load_reviews(document)
+    ls.refresh(document.uri)

@@ -8,11 +8,13 @@ from collections.abc import Collection
 from lsprotocol import types as lsp
 
 from mtmc_lsp.core.run import RunStatus
+from mtmc_lsp.report.phrases import microseconds
 from mtmc_lsp.server.features.steps.wording import outcome, position, step_title
 from mtmc_lsp.server.jobs import Job
 from mtmc_lsp.server.progress import progress_line
 from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.text import Document, has_kernels_of_author
 from mtmc_lsp.source.outline import OutlineEntry
 
 MOST_TITLE = 36
@@ -44,14 +46,19 @@ def code_lenses(ls: Server, params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
     for entry in document.outline.targets:
         name = entry.target.qualname
         lens_range = document.text.line_range(entry.first_line - 1)
-        for title, command, step in _titles(ls, entry, jobs.get(name), review_states.get(name), offered):
+        for title, command, step in _titles(ls, document, entry, jobs.get(name), review_states.get(name), offered):
             argument = {"uri": document.uri, "target": name, **({"step": step} if step is not None else {})}
             lenses.append(lsp.CodeLens(lens_range, command=lsp.Command(title, f"mtmc.{command}", arguments=[argument])))
     return lenses
 
 
 def _titles(
-    ls: Server, entry: OutlineEntry, job: Job | None, review_state: ReviewState | None, offered: Collection[str]
+    ls: Server,
+    document: Document,
+    entry: OutlineEntry,
+    job: Job | None,
+    review_state: ReviewState | None,
+    offered: Collection[str],
 ) -> list[Title]:
     name = entry.target.qualname
     titles: list[Title] = []
@@ -61,7 +68,8 @@ def _titles(
         titles += _review_titles(ls, review_state, job)
     # After all steps of a run are discarded, the target can be optimised again.
     if not titles and name in offered and name.rpartition(".")[0] not in offered:
-        titles.append(("Optimize to Triton kernel", "optimize", None))
+        is_kernel = has_kernels_of_author(document, entry)
+        titles.append(("Optimize this kernel" if is_kernel else "Optimize to Triton kernel", "optimize", None))
     return titles
 
 
@@ -93,7 +101,7 @@ def _pending_titles(ls: Server, review_state: ReviewState, *, is_active: bool) -
     before = review_state.pending.index(step)
     keep = "Keep" if before == 0 else f"Keep these {before + 1}"
     titles: list[Title] = [(title, "diff", number), (keep, "keep", number)]
-    if not is_active:
+    if not is_active and review_state.review.original is None:
         titles += [("Discard", "discard", number), ("Retry", "tryAnother", number)]
     titles.append(("Diff", "diff", number))
     if before > 0:
@@ -107,7 +115,11 @@ def _pending_titles(ls: Server, review_state: ReviewState, *, is_active: bool) -
 def _kept_titles(review_state: ReviewState, *, is_active: bool) -> list[Title]:
     step = review_state.kept_steps[-1]
     count = "1 step" if review_state.kept_count == 1 else f"{review_state.kept_count} steps"
-    titles: list[Title] = [(f"✓ {count} kept · {outcome(step)}", "diff", step.index), ("Diff", "diff", step.index)]
+    shown = outcome(step)
+    if review_state.review.original is not None and step.timing is not None:
+        timing = step.timing
+        shown = f"{microseconds(timing.median_us)} · {timing.roofline:.0%} of the roofline · {shown}"
+    titles: list[Title] = [(f"✓ {count} kept · {shown}", "diff", step.index), ("Diff", "diff", step.index)]
     if not is_active:
         titles += [("Undo", "undo", step.index), ("Undo all", "undoAll", None)]
     return titles

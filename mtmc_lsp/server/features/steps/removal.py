@@ -37,6 +37,7 @@ from mtmc_lsp.server.text import Document
 from mtmc_lsp.source.blocks import BEGIN, END
 from mtmc_lsp.source.sibling.pair import FilePair
 
+IN_ORDER = "Edits of a kernel build on one another. Keep the ones before this edit, or undo the kept ones."
 VERIFYING = "Verifying the steps of {}"
 
 
@@ -54,6 +55,9 @@ async def discard(ls: Server, *arguments: Any) -> Any:
     step = chosen_step(review_state, argument, selected(review_state))
     if review_state is None or step is None or step not in review_state.pending:
         return report_nothing(ls, "to discard")
+    if review_state.review.original is not None:
+        ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Info, IN_ORDER))
+        return False
     return await _remove(ls, document, review_state, step)
 
 
@@ -63,6 +67,11 @@ async def undo(ls: Server, *arguments: Any) -> Any:
     step = chosen_step(review_state, argument, review_state.kept_steps[-1:] if review_state is not None else ())
     if review_state is None or step is None or step not in review_state.kept_steps:
         return report_nothing(ls, "to undo")
+    if review_state.review.original is not None:
+        # Later edits of the same kernel build on this one.
+        kept = review_state.kept_steps
+        before = kept[kept.index(step) - 1] if step is not kept[0] else None
+        return await write_step(ls, document, review_state, before, f"Undo: {step_title(step)}")
     return await _remove(ls, document, review_state, step)
 
 
@@ -73,6 +82,8 @@ async def undo_all(ls: Server, *arguments: Any) -> bool:
     review_state = ls.review_state(document, outlined.target.qualname)
     if (review_state is None or review_state.is_edited) and not await confirm_replacement(ls, outlined.target.qualname):
         return False
+    if review_state is not None and review_state.review.original is not None:
+        return await write_step(ls, document, review_state, None, f"Undo all edits of {outlined.target.qualname}")
     kernels, qualname = imported_kernels(ls, document), outlined.target.qualname
     new = without_code(document, qualname, kernels)
     if new == FilePair(document.text.data, kernels):

@@ -15,8 +15,9 @@ from typing import Any
 from lsprotocol import types as lsp
 from pygls.uris import from_fs_path
 
+from mtmc_lsp.app.revisions.rebase import rebase
 from mtmc_lsp.capture.module_paths import package_of
-from mtmc_lsp.core.errors import Location, MtmcError, SourceSyntaxError
+from mtmc_lsp.core.errors import FileChanged, Location, MtmcError, SourceSyntaxError
 from mtmc_lsp.core.run import Placement, RunStatus, Step
 from mtmc_lsp.server.features.commands import TITLES, resolve_target, start
 from mtmc_lsp.server.features.steps.wording import step_title
@@ -208,6 +209,9 @@ def composed(ls: Server, document: Document, qualname: str, step: Step | None) -
     Raises:
         MtmcError: the code cannot be inserted into the current text, or not go to its place.
     """
+    state = ls.review_state(document, qualname)
+    if state is not None and state.review.original is not None:
+        return _edited(ls, document, state, step)
     code = step.candidate.code if step is not None and step.candidate is not None else None
     is_beside = code is not None and code.place is Placement.SIBLING
     kernels = present_kernels(ls, document) if is_beside else imported_kernels(ls, document)
@@ -227,6 +231,22 @@ def composed(ls: Server, document: Document, qualname: str, step: Step | None) -
         path = Path(os.path.realpath(document.path))
         return kernels, separated(new, qualname, Path(document.path), package_of(path)[0], kernels)
     return kernels, FilePair(new, plain.kernels)
+
+
+def _edited(ls: Server, document: Document, state: ReviewState, step: Step | None) -> tuple[bytes | None, FilePair]:
+    """The texts with the edits of kernels up to a step; ``None`` takes all of them back."""
+    review, text = state.review, document.text.data.decode("utf-8", "surrogatepass")
+    wanted = step.candidate.source if step is not None and step.candidate is not None else review.version(0)
+    new = rebase(review.version(state.kept_count), wanted, text)
+    if new is None:
+        location = Location(document.path, state.outlined.target.start_line)
+        raise FileChanged(
+            f"lines that the run of {review.qualname} edits changed since",
+            where=location,
+            remedy="Undo your changes of these lines, or optimise it again.",
+        )
+    kernels = imported_kernels(ls, document)
+    return kernels, FilePair(new.encode("utf-8", "surrogatepass"), kernels)
 
 
 async def confirm_replacement(ls: Server, qualname: str) -> bool:
@@ -253,6 +273,7 @@ async def diff(ls: Server, *arguments: Any) -> dict[str, Any] | bool:
         return report_nothing(ls, "to compare")
     earlier_steps = [s for s in review_state.review.accepted if s.index < step.index]
     old_source = earlier_steps[-1].candidate.source if earlier_steps and earlier_steps[-1].candidate else ""
+    old_source = old_source or review_state.review.original or ""
     old_source = old_source or strip_generated(step.candidate.source.encode(), review_state.review.qualname).decode()
     result = {"diff": step.diff, "before": old_source, "after": step.candidate.source, "step": step.index}
     if not ls.options.diff_view:

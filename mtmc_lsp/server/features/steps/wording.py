@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtmc_lsp.core.action import capitalized
-from mtmc_lsp.core.results import Verdict, VerdictStatus
+from mtmc_lsp.core.results import OBSERVED, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Step
 from mtmc_lsp.report.phrases import checks_text, microseconds
 from mtmc_lsp.server.reviews import ReviewState
@@ -86,6 +86,8 @@ def _exactness(verdict: Verdict | None) -> list[str]:
         return ["being verified"]
     if not verdict.is_correct:
         return [verdict.reason]
+    if verdict.mode == OBSERVED:
+        return []
     return [f"exact to {verdict.error:.0e} (yours {verdict.reference_error:.0e})"]
 
 

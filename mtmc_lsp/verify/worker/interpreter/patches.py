@@ -15,7 +15,7 @@ OTHER_NAME = {
     "sqrt_rn": "sqrt", "rsqrt_rn": "rsqrt", "fast_expf": "exp", "fast_logf": "log", "fast_log2f": "log2", "fast_sinf": "sin",
     "fast_cosf": "cos", "fast_tanf": "tan", "fast_tanhf": "tanh", "fast_powf": "pow", "fast_dividef": "div",
     "normcdf": "special.ndtr", "normcdfinv": "special.ndtri", "erfcx": "special.erfcx", "cyl_bessel_i0": "special.i0",
-    "cyl_bessel_i1": "special.i1",
+    "cyl_bessel_i1": "special.i1", "llrint": "round", "rcp_rn": "reciprocal",
 }  # fmt: skip
 """libdevice functions, with the torch functions that compute the same."""
 
@@ -43,6 +43,7 @@ def patch_interpreter(replace: Any = setattr) -> None:
         _exchange_floats,
         _define_libdevice,
         _choose_first_config,
+        _accept_launches_as_compiled,
     ):
         with contextlib.suppress(AttributeError, ImportError):
             patch(interpreter, replace)
@@ -198,3 +199,19 @@ def _choose_first_config(interpreter: Any, replace: Any) -> None:
 
     replace(Autotuner, "_bench", lambda self, *args, config, **meta: [1.0, 1.0, 1.0])
     replace(Autotuner, "check_disk_cache", lambda self, key, configs, bench: bench() or False)
+
+
+def _accept_launches_as_compiled(interpreter: Any, replace: Any) -> None:
+    """Recognise annotations that are text, as ``BLOCK: "tl.constexpr"``, and grids that are lists, as a launch on a GPU does."""
+    original = interpreter.GridExecutor.__init__
+
+    def __init__(self: Any, fn: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, fn, *args, **kwargs)
+        texts = getattr(fn, "__annotations__", {})
+        constants = [name for name, kind in texts.items() if isinstance(kind, str) and "constexpr" in kind]
+        self.constexprs = list(dict.fromkeys([*self.constexprs, *constants]))
+        # A launch also takes a list.
+        grid = self.grid
+        self.grid = (lambda meta: tuple(grid(meta))) if callable(grid) else tuple(grid)
+
+    replace(interpreter.GridExecutor, "__init__", __init__)

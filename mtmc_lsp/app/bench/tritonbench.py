@@ -1,0 +1,274 @@
+"""TritonBench-G (github.com/thunlp/TritonBench): 184 files with kernels, a wrapper and a test, optimised as existing Triton.
+
+Each file ends with a test behind a line of number signs. The test is the workload: its results in the file as it stands are
+those that every edit must keep. Their evaluation runs the delivered file as a program (call accuracy), and compares what it
+prints with what the original prints (execution accuracy).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mtmc_lsp
+from mtmc_lsp.app.kernels.optimize import KernelOptimization
+from mtmc_lsp.app.target_file import open_target, parse_request
+from mtmc_lsp.core.errors import MtmcError, RequestError
+from mtmc_lsp.core.run import RunResult, StepStatus
+from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.kernels.messages import FaultKind
+from mtmc_lsp.kernels.reading import read_kernels
+from mtmc_lsp.source.triton.drivers import find_driver
+
+FOLDERS = ("data/TritonBench_G_v1", "TritonBench_G_v1", ".")
+SEPARATOR = "#" * 146
+EVALUATION_SECONDS = 120.0
+CERTAIN = (FaultKind.READ_OUTSIDE, FaultKind.WRITE_OUTSIDE, FaultKind.RACE, FaultKind.UNDEFINED_LANES)
+"""Faults that are reported of originals. A test may leave elements unwritten, or pass NaN, on purpose."""
+
+
+@dataclass(frozen=True)
+class KernelProblem:
+    """One file of the suite."""
+
+    name: str
+    file: Path
+    has_test: bool
+
+    @property
+    def level(self) -> str:
+        """The suite has no levels."""
+        return "g"
+
+
+def kernel_problems(path: Path) -> list[KernelProblem]:
+    """The files of the suite in a copy of its repository, or in its folder of files.
+
+    Raises:
+        RequestError: there are none.
+    """
+    folder = next((path / name for name in FOLDERS if any((path / name).glob("*.py"))), None)
+    files = sorted(folder.glob("*.py")) if folder is not None else []
+    found = [(file, SEPARATOR in file.read_text(encoding="utf-8")) for file in files]
+    if not any(has_test for _, has_test in found):
+        raise RequestError(
+            f"{path} holds no files of TritonBench-G",
+            remedy="Name a copy of github.com/thunlp/TritonBench, or its folder data/TritonBench_G_v1.",
+        )
+    return [KernelProblem(file.stem, file, has_test) for file, has_test in found]
+
+
+@dataclass
+class KernelRecord:
+    """What came of one file; the fields are those of its line in the results."""
+
+    problem: str
+    read: bool = False
+    """Whether its kernels were read without an error."""
+    kernels: list[str] = field(default_factory=list)
+    test: str = ""
+    runs: bool = False
+    """Whether the original's test runs, here or by the interpreter."""
+    reason: str = ""
+    """Why it does not run, or why nothing was tried."""
+    fault: str = ""
+    """A fault of the original with its smallest case."""
+    compiled: bool = False
+    """Whether all launched kernels compile."""
+    compile_error: str = ""
+    accesses: int = 0
+    tried: list[str] = field(default_factory=list)
+    applied: list[str] = field(default_factory=list)
+    """Kinds of the accepted edits."""
+    failed: list[str] = field(default_factory=list)
+    """Edits that did not verify, with the reason."""
+    status: str = ""
+    call: bool | None = None
+    """Whether the delivered file runs as a program (their call accuracy); None if the original does not run either."""
+    execution: bool | None = None
+    """Whether it prints what the original prints (their execution accuracy); None if the original varies from run to run."""
+    speedup: float | None = None
+    median_us: float | None = None
+    wall_seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON data."""
+        return dict(self.__dict__)
+
+
+def solve_kernels(
+    problem: KernelProblem, settings: Settings, python: str, seconds: float, delivered: Path, *, tries_all: bool = True
+) -> KernelRecord:
+    """Read, compile, optimise and evaluate one file.
+
+    Args:
+        delivered: the folder for delivered files.
+        tries_all: whether edits that only a measurement can judge are verified without a GPU, too.
+    """
+    began = time.monotonic()
+    record = KernelRecord(problem.name)
+    try:
+        _solve(record, problem, settings, python, seconds, delivered, tries_all=tries_all)
+    except MtmcError as error:
+        record.reason = error.message
+    record.wall_seconds = round(time.monotonic() - began, 1)
+    return record
+
+
+def _solve(
+    record: KernelRecord,
+    problem: KernelProblem,
+    settings: Settings,
+    python: str,
+    seconds: float,
+    delivered: Path,
+    *,
+    tries_all: bool,
+) -> None:
+    text = problem.file.read_bytes()
+    readings = read_kernels(str(problem.file), text)
+    record.kernels = [reading.name for reading in readings]
+    record.read = bool(readings)
+    driver = find_driver(text, str(problem.file), record.kernels)
+    if driver is None:
+        record.reason = "no test calls its kernels"
+        return
+    record.test = driver.qualname
+    opened = open_target(parse_request(f"{problem.file}::{driver.qualname}", settings, python))
+    run = KernelOptimization(opened, is_stored=False, tries_all=tries_all)
+    try:
+        result = run.run(seconds)
+    finally:
+        _note_original(record, run)
+    _note(record, result)
+    if result.final.diff:
+        evaluate(record, problem, result.final.source, delivered, python, has_gpu=bool(result.environment.gpu))
+
+
+def _note_original(record: KernelRecord, run: KernelOptimization) -> None:
+    """What the original showed: whether its test runs, its faults, and whether its kernels compile."""
+    trace = next(iter(run.traces), None)
+    if trace is None:
+        return
+    raised = next((fault for fault in trace.faults if fault.kind is FaultKind.RAISES), None)
+    record.runs, record.accesses = raised is None and not trace.refusal, len(trace.accesses)
+    if raised is not None or trace.refusal:
+        record.reason = raised.place_and_detail if raised is not None else trace.refusal
+        return
+    certain = [fault for fault in trace.faults if fault.kind in CERTAIN]
+    record.fault = certain[0].place_and_detail if certain else ""
+    if not trace.launches:
+        record.reason = "its test launches no kernel"
+    errors = [f"{kernel.kernel}: {kernel.error}" for kernel in run.reports if kernel.error]
+    record.compiled = bool(run.reports) and not errors
+    record.compile_error = errors[0][:300] if errors else ""
+
+
+def _note(record: KernelRecord, result: RunResult) -> None:
+    record.status = result.status.value
+    for step in result.steps:
+        change = str(step.action.params["change"])
+        record.tried.append(change)
+        if step.status is StepStatus.ACCEPTED:
+            record.applied.append(change)
+        elif step.status is StepStatus.FAILED:
+            record.failed.append(f"{change}: {step.reason}"[:300])
+    timings = [step.timing for step in result.steps if step.status is StepStatus.ACCEPTED and step.timing is not None]
+    if timings:
+        ratio = timings[-1].against("eager")
+        record.speedup = ratio.ratio if ratio is not None else None
+        record.median_us = timings[-1].median_us
+
+
+def evaluate(
+    record: KernelRecord, problem: KernelProblem, text: str, delivered: Path, python: str, *, has_gpu: bool
+) -> None:
+    """Their evaluation: the delivered file runs as a program, and prints what the original prints.
+
+    Without a GPU, both run under Triton's interpreter.
+    """
+    delivered.mkdir(parents=True, exist_ok=True)
+    file = delivered.absolute() / problem.file.name
+    file.write_text(text, encoding="utf-8")
+    original = problem.file.absolute()
+    ours, theirs = (_run(each, python, has_gpu=has_gpu) for each in (file, original))
+    if theirs is None and ours is None:
+        # Without the address ranges of observation, accesses outside a tensor may end the process.
+        record.call = None
+        return
+    record.call = ours is not None
+    if ours is not None and theirs is not None:
+        record.execution = ours == theirs
+        if not record.execution and theirs != _run(original, python, has_gpu=has_gpu):
+            # A test without a seed prints something else each time.
+            record.execution = None
+
+
+def _run(file: Path, python: str, *, has_gpu: bool) -> str | None:
+    """What a file prints; None if it fails or does not end."""
+    command, env = [python, str(file)], dict(os.environ)
+    if not has_gpu:
+        command = [python, "-m", "mtmc_lsp.kernels.worker.run_on_cpu", str(file)]
+        package = str(Path(mtmc_lsp.__file__).parents[1])
+        env |= {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([package, env.get("PYTHONPATH", "")])}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=EVALUATION_SECONDS, check=False, env=env, cwd=file.parent
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+@dataclass(frozen=True)
+class KernelSummary:
+    """Counts over all files."""
+
+    files: int
+    read: int
+    run: int
+    """Originals whose test runs."""
+    compiled: int
+    faulty: int
+    """Originals that run and show a fault."""
+    delivered: int
+    """Files with an edit that verified."""
+    call: int
+    execution: int
+    timed: int
+    faster: int
+    geometric_mean: float | None
+    """Of the speedups of all timed files."""
+    edits: dict[str, int]
+    """Files by the kind of an accepted edit."""
+
+
+def summarise_kernels(records: Sequence[dict[str, Any]]) -> KernelSummary:
+    """The counts of a file of results."""
+    import math
+
+    speedups = [float(r["speedup"]) for r in records if r.get("speedup")]
+    edits: dict[str, int] = {}
+    for record in records:
+        for kind in sorted(set(record["applied"])):
+            edits[kind] = edits.get(kind, 0) + 1
+    mean = math.exp(sum(map(math.log, speedups)) / len(speedups)) if speedups else None
+    return KernelSummary(
+        len(records),
+        sum(r["read"] for r in records),
+        sum(r["runs"] for r in records),
+        sum(r["compiled"] for r in records),
+        sum(bool(r["fault"]) for r in records),
+        sum(bool(r["applied"]) for r in records),
+        sum(r["call"] is True for r in records),
+        sum(r["execution"] is True for r in records),
+        len(speedups),
+        sum(value > 1.0 for value in speedups),
+        mean,
+        edits,
+    )

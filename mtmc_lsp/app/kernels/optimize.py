@@ -1,0 +1,206 @@
+"""``mtmc optimize FILE::KERNEL``: optimises kernels that are already in a file, as a run that is stored, applied and undone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mtmc_lsp.app.kernels.opening import KernelTarget, open_kernel
+from mtmc_lsp.app.kernels.session import KernelSession
+from mtmc_lsp.app.kernels.tools import KernelTools
+from mtmc_lsp.app.run_recorder import RunConfig
+from mtmc_lsp.app.stored_runs import open_store
+from mtmc_lsp.app.target_file import OpenTarget
+from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.core.results import KernelReport, Timing
+from mtmc_lsp.core.run import SCHEMA, Final, RunResult, RunStatus, Step, StepStatus
+from mtmc_lsp.kernels.actions.catalogue import WHEN_IT_PAYS
+from mtmc_lsp.kernels.messages import CaseTrace
+from mtmc_lsp.kernels.optimizer import SourceOptimizer, original_fault, runs_on_a_case
+from mtmc_lsp.kernels.sizes import quick_cases
+from mtmc_lsp.search.components import Events
+from mtmc_lsp.search.outcome import is_faster, speedup_of
+from mtmc_lsp.search.store import Store
+from mtmc_lsp.source.files import unified_diff
+
+SILENT = Events()
+REPAIRED = "mtmc repair shows its case and repairs it"
+
+
+@dataclass
+class _Reporter:
+    """Stores each step before it is reported."""
+
+    events: Events
+    store: Store | None
+    run_id: str
+    steps: list[Step] = field(default_factory=list)
+
+    def on_action(self, index: int, action: MacroAction) -> None:
+        self.events.on_action(index, action)
+
+    def on_stage(self, stage: str) -> None:
+        self.events.on_stage(stage)
+
+    def on_step(self, step: Step) -> None:
+        if self.store is not None:
+            self.store.add_step(self.run_id, step)
+        self.steps.append(step)
+        self.events.on_step(step)
+
+
+class KernelOptimization:
+    """One run on the kernels of a file."""
+
+    def __init__(
+        self,
+        opened: OpenTarget,
+        events: Events = SILENT,
+        *,
+        fresh: bool = False,
+        is_stored: bool = True,
+        tries_all: bool = False,
+        only: Sequence[str] = (),
+    ) -> None:
+        """Open the target.
+
+        Args:
+            fresh: whether cached timings are measured again.
+            is_stored: whether the run goes to the project's store.
+            tries_all: whether edits that only a measurement can judge are tried without a GPU.
+            only: kinds of edits; empty for all.
+
+        Raises:
+            RequestError: nothing launches the kernel.
+            NoWorkload: nothing in the file calls it with example inputs.
+        """
+        self.target: KernelTarget = open_kernel(opened)
+        self._events, self._fresh, self._tries_all = events, fresh, tries_all
+        self._is_stored = is_stored
+        others = frozenset(WHEN_IT_PAYS) - frozenset(only) if only else frozenset()
+        self._excluded = others | frozenset(opened.settings.exclude_actions)
+        self._session = KernelSession(self.target, events.on_stage)
+        self.traces: tuple[CaseTrace, ...] = ()
+        """Of the file as it stands."""
+        self.reports: tuple[KernelReport, ...] = ()
+        """Of the kernels as they stand."""
+
+    def kill(self) -> None:
+        """End every process without waiting. Safe in a signal handler."""
+        self._session.kill()
+
+    def run(self, seconds: float) -> RunResult:
+        """Observe the kernels, and try edits until none is left or the time is over. Nothing is written to the file.
+
+        Raises:
+            MtmcError: the file cannot be loaded, or its kernels run on no case.
+        """
+        began = time.monotonic()
+        opened = self.target.opened
+        with self._session as session:
+            tools = KernelTools(session, fresh=self._fresh)
+            self._events.on_stage("observing the kernels")
+            self.traces = tuple(tools.observe(opened.text, session.cases()))
+            self._check_runs()
+            cases = quick_cases(self.traces) or [trace.case for trace in self.traces]
+            kept = {id(case) for case in cases}
+            names = session.kernel_names(self.traces)
+            environment = tools.environment
+            store = open_store(opened.path) if self._is_stored else None
+            try:
+                run_id = (
+                    store.begin(str(opened.path), opened.qualname, opened.source_hash, environment) if store else "-"
+                )
+                if store is not None:
+                    store.add_config(run_id, RunConfig("source", "edits", opened.settings, device=tools.device))
+                reporter = _Reporter(self._events, store, run_id)
+                optimizer = SourceOptimizer(
+                    str(opened.path),
+                    opened.text,
+                    names,
+                    tuple(cases),
+                    [trace for trace in self.traces if id(trace.case) in kept],
+                    tools,
+                    reporter,
+                    max(1.0, seconds - (time.monotonic() - began)),
+                    tries_all=self._tries_all,
+                    excluded=self._excluded,
+                )
+                text = optimizer.run()
+                self.reports = optimizer.reports
+                result = self._result(run_id, optimizer, tools, text, time.monotonic() - began)
+                if store is not None:
+                    store.finish(result)
+            finally:
+                if store is not None:
+                    store.close()
+        return result
+
+    # Parts -----------------------------------------------------------------------------------------------------------
+
+    def _check_runs(self) -> None:
+        if runs_on_a_case(self.traces):
+            return
+        first = next(iter(self.traces), None)
+        fault = original_fault(self.traces)
+        detail = fault[1].place_and_detail if fault is not None else first.refusal if first is not None else "no case"
+        raise RequestError(
+            f"{self.target.launcher.qualname} runs on none of {len(self.traces)} cases: {detail}",
+            where=Location(str(self.target.opened.path), self.target.launcher.start_line),
+            remedy="Correct the kernel first: mtmc repair FILE::NAME.",
+        )
+
+    def _result(
+        self, run_id: str, optimizer: SourceOptimizer, tools: KernelTools, text: bytes, seconds: float
+    ) -> RunResult:
+        opened, steps = self.target.opened, optimizer.steps
+        accepted = [step for step in steps if step.status is StepStatus.ACCEPTED]
+        timing = accepted[-1].timing if accepted else None
+        status = _status(accepted, steps, timing)
+        kept = text if status in (RunStatus.IMPROVED, RunStatus.UNMEASURED) else opened.text
+        before, after = opened.text.decode(), kept.decode()
+        final = Final(
+            after,
+            unified_diff(before, after, opened.path.name),
+            speedup_of(timing) if timing is not None else None,
+            timing.roofline if timing is not None else None,
+        )
+        return RunResult(
+            schema=SCHEMA,
+            id=run_id,
+            target=opened.definition,
+            workload=self.target.workload,
+            environment=tools.environment,
+            baselines=tuple(b for b in timing.baselines if b.name != "previous") if timing is not None else (),
+            steps=tuple(steps),
+            final=final,
+            status=status,
+            seconds=seconds,
+            source_hash=opened.source_hash,
+            baseline="eager",
+            device=tools.device,
+            end_reason=optimizer.end_reason,
+            notes=tuple(self._notes()),
+        )
+
+    def _notes(self) -> list[str]:
+        """The faults of the kernels as they stand, each with its smallest case."""
+        notes = []
+        fault = original_fault(self.traces)
+        if fault is not None:
+            trace, first = fault
+            case = trace.case.text or "the workload"
+            notes.append(f"the kernel as it stands is wrong with {case}: {first.place_and_detail}; {REPAIRED}")
+        return notes
+
+
+def _status(accepted: list[Step], steps: list[Step], timing: Timing | None) -> RunStatus:
+    if accepted:
+        if timing is None:
+            return RunStatus.UNMEASURED
+        return RunStatus.IMPROVED if is_faster(timing, "eager") else RunStatus.NO_GAIN
+    verdicts = [step.verdict for step in steps if step.verdict is not None]
+    is_wrong = bool(verdicts) and not any(verdict.is_correct for verdict in verdicts)
+    return RunStatus.INCORRECT if is_wrong else RunStatus.NO_GAIN

@@ -1,0 +1,99 @@
+"""``mtmc bench --suite tritonbench-g PATH``: existing kernels, each file with its own test."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mtmc_lsp.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from mtmc_lsp.app.bench.tritonbench import KernelProblem
+    from mtmc_lsp.core.settings import Settings
+
+
+def bench_kernels(
+    path: Path,
+    out: Path,
+    settings: Settings,
+    *,
+    python: str,
+    pattern: str,
+    limit: int | None,
+    shard: str,
+    jobs: int,
+    seconds: float,
+    fresh: bool,
+    as_json: bool,
+) -> int:
+    """Optimise every file of TritonBench-G, and show what came of them."""
+    from mtmc_lsp.app.bench.suite import parse_shard
+    from mtmc_lsp.app.bench.tritonbench import kernel_problems, summarise_kernels
+    from mtmc_lsp.app.interpreter import checked_python, find_python
+    from mtmc_lsp.report.console import console
+    from mtmc_lsp.report.documents import document
+    from mtmc_lsp.report.kernels.bench import show_kernel_bench
+
+    problems = [problem for problem in kernel_problems(path) if pattern in problem.name]
+    part = parse_shard(shard)
+    problems = problems[part.index - 1 :: part.count][:limit]
+    if not problems:
+        raise RequestError("no problem is left", remedy="Change --filter or --shard.")
+    interpreter = checked_python(python or find_python(problems[0].file, settings))
+    _solve(problems, out, settings, interpreter, jobs, seconds, fresh=fresh)
+    names = {problem.name for problem in problems}
+    records = [record for record in read_lines(out) if record["problem"] in names]
+    summary = summarise_kernels(records)
+    if as_json:
+        print(document(summary=asdict(summary), results=str(out)))
+    else:
+        show_kernel_bench(console(), summary, records)
+    return 0 if summary.read == summary.files else 1
+
+
+def _solve(
+    problems: Sequence[KernelProblem],
+    out: Path,
+    settings: Settings,
+    python: str,
+    jobs: int,
+    seconds: float,
+    *,
+    fresh: bool,
+) -> None:
+    from mtmc_lsp.app.bench.tritonbench import solve_kernels
+    from mtmc_lsp.app.provenance import current_build
+
+    known = set() if fresh else {record["problem"] for record in read_lines(out)}
+    left = [problem for problem in problems if problem.name not in known]
+    build = asdict(current_build())
+    delivered = out.with_suffix(".delivered")
+
+    def solve(problem: KernelProblem) -> dict[str, object]:
+        return solve_kernels(problem, settings, python, seconds, delivered).to_json()
+
+    with ThreadPoolExecutor(jobs) as pool, out.open("a", encoding="utf-8") as stream:
+        for number, record in enumerate(pool.map(solve, left), 1):
+            stream.write(json.dumps({**record, "build": build}) + "\n")
+            stream.flush()
+            outcome = ", ".join(dict.fromkeys(map(str, record["applied"]))) if record["applied"] else ""  # type: ignore[call-overload]
+            outcome = outcome or str(record["reason"]) or str(record["status"])
+            seconds_text = f"{record['wall_seconds']} s"
+            print(f"[{number}/{len(left)}] {record['problem']}  {seconds_text}  {outcome}"[:160], file=sys.stderr)
+
+
+def read_lines(path: Path) -> list[dict[str, object]]:
+    """The newest record of each file; lines that an interrupted run did not finish are ignored."""
+    records: dict[str, dict[str, object]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        records[str(record["problem"])] = record
+    return list(records.values())

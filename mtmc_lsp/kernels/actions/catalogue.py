@@ -1,0 +1,51 @@
+"""All optimisations of a kernel's source, and the order in which they are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mtmc_lsp.kernels.actions.base import Facts, Proposal, SourceAction
+from mtmc_lsp.kernels.actions.even import even_loops, even_offsets
+from mtmc_lsp.kernels.actions.hoist import equal_loads, hoist
+from mtmc_lsp.kernels.actions.products import split_float32, stored_operands
+from mtmc_lsp.kernels.actions.schedule import cache_policies, grouped_order, pipeline
+from mtmc_lsp.kernels.actions.tune import autotune
+
+ACTIONS: tuple[SourceAction, ...] = (
+    stored_operands,
+    split_float32,
+    hoist,
+    equal_loads,
+    even_offsets,
+    even_loops,
+    grouped_order,
+    cache_policies,
+    pipeline,
+    autotune,
+)
+LAST = "autotune"
+"""It tunes the kernel that the other edits leave."""
+
+WHEN_IT_PAYS = {
+    "precision": "Products of 16-bit operands that the kernel converts to float32, and exact float32 products on a GPU with "
+    "fast TF32.",
+    "hoist": "Loads in loops whose pointers do not change, and the same load written twice.",
+    "vectorize": "Offsets with a modulo, as in Triton's own matrix product: the compiler cannot prove that they are contiguous.",
+    "even-blocks": "Loops over a length that blocks usually divide.",
+    "grouped-order": "Products whose operands are larger than the L2 cache.",
+    "cache": "Kernels that read one tensor many times and stream another one.",
+    "pipeline": "Loops that wait for loads, without a product that Triton pipelines by itself.",
+    "autotune": "Fixed block sizes, warps and stages that were never measured on the GPU.",
+}
+
+
+def proposals(facts: Sequence[Facts], *, has_gpu: bool, tries_all: bool = False) -> list[Proposal]:
+    """The legal edits of several kernels, those with the largest estimate first.
+
+    Args:
+        has_gpu: whether times are measured; without it, edits that only a measurement can judge are left out.
+        tries_all: whether they are kept all the same.
+    """
+    found = [item for each in facts for action in ACTIONS for item in action(each)]
+    kept = [item for item in found if has_gpu or tries_all or not item.needs_timing]
+    return sorted(kept, key=lambda item: (item.name == LAST, -item.saved_us))

@@ -1,0 +1,296 @@
+"""Optimises the kernels of a file by edits of its source: each is observed, compiled, verified, and timed on a GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
+from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.errors import FailureKind, MtmcError
+from mtmc_lsp.core.results import (
+    OBSERVED,
+    Check,
+    CheckStatus,
+    CompileReport,
+    KernelReport,
+    Speed,
+    Timing,
+    Verdict,
+    VerdictStatus,
+)
+from mtmc_lsp.core.run import ORIGINAL, Candidate, Step, StepStatus
+from mtmc_lsp.kernels.actions.base import Facts, Proposal
+from mtmc_lsp.kernels.actions.catalogue import proposals
+from mtmc_lsp.kernels.actions.tune import alternatives
+from mtmc_lsp.kernels.messages import CaseTrace, Fault, FaultKind, TraceCase
+from mtmc_lsp.kernels.repairs.site import sites_of
+from mtmc_lsp.source.files import unified_diff
+from mtmc_lsp.source.syntax import first_error, parse
+
+MOST_TUNED = 4
+"""Configurations with other block sizes that are observed."""
+MOST_STEPS_TRIED = 24
+VALUES = "values"
+
+
+class Tools(Protocol):
+    """What the optimiser needs of the processes that run the user's code."""
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether versions are timed."""
+
+    @property
+    def device(self) -> DeviceModel:
+        """The GPU that versions are timed on, or planned for."""
+
+    @property
+    def triton(self) -> tuple[int, ...]:
+        """Version of Triton, as (3, 4)."""
+
+    def observe(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
+        """Observe a text, and compare its results with those of the file as it stands; empty if it cannot be loaded."""
+
+    def work(self, text: bytes) -> CaseTrace | None:
+        """Observe a text on the workload, without comparing results; None if that is not possible."""
+
+    def compiled(self, text: bytes, trace: CaseTrace) -> CompileReport:
+        """Cross-compile the launches of a trace."""
+
+    def verify(self, text: bytes) -> Verdict | None:
+        """Compare a text with the reference by the verification engine; None if the file names no reference."""
+
+    def time(self, text: bytes, previous: bytes | None, bound_us: float, least_us: float) -> Timing | None:
+        """Time a text against the file as it stands and the version before; None without a GPU."""
+
+
+class Reporter(Protocol):
+    """Is told about the steps of an optimisation."""
+
+    def on_action(self, index: int, action: MacroAction) -> None:
+        """A step begins."""
+
+    def on_step(self, step: Step) -> None:
+        """A step ended."""
+
+    def on_stage(self, stage: str) -> None:
+        """What is done now."""
+
+
+@dataclass
+class SourceOptimizer:
+    """Optimises the kernels of one file."""
+
+    path: str
+    text: bytes
+    """The file as it stands."""
+    names: tuple[str, ...]
+    """The kernels to optimise."""
+    cases: tuple[TraceCase, ...]
+    traces: Sequence[CaseTrace]
+    """Of the file as it stands, on the cases."""
+    tools: Tools
+    reporter: Reporter
+    seconds: float
+    tries_all: bool = False
+    """Whether edits that only a measurement can judge are tried without a GPU."""
+    excluded: frozenset[str] = frozenset()
+    """Kinds of edits that are not proposed."""
+    steps: list[Step] = field(default_factory=list)
+    end_reason: str = ""
+    reports: tuple[KernelReport, ...] = ()
+    """Of the kernels as they stand."""
+
+    def run(self) -> bytes:
+        """Try the proposals one after the other; returns the text with the accepted ones."""
+        deadline = time.monotonic() + self.seconds
+        current, tried = self.text, set[tuple[str, str, str]]()
+        timing: Timing | None = None
+        while len(self.steps) < MOST_STEPS_TRIED:
+            if time.monotonic() >= deadline:
+                self.end_reason = "the time limit was reached"
+                break
+            facts = self.facts(current)
+            possible = proposals(facts, has_gpu=self.tools.has_gpu, tries_all=self.tries_all)
+            following = next((p for p in possible if p.key not in tried and p.name not in self.excluded), None)
+            if following is None:
+                self.end_reason = "no further edit is legal and promises a gain"
+                break
+            tried.add(following.key)
+            step = self._step(following, current, facts, timing is not None)
+            self.steps.append(step)
+            self.reporter.on_step(step)
+            if step.status is StepStatus.ACCEPTED and step.candidate is not None:
+                current, timing = step.candidate.source.encode(), step.timing
+        return current
+
+    def facts(self, text: bytes) -> list[Facts]:
+        """What is known about each kernel of a text."""
+        self.reporter.on_stage("observing the kernels")
+        trace = self.tools.work(text)
+        if trace is None:
+            return []
+        self.reporter.on_stage("compiling")
+        reports = self.tools.compiled(text, trace).kernels
+        if text == self.text:
+            self.reports = reports
+        return [
+            Facts(
+                site,
+                tuple(access for access in trace.accesses if access.kernel == site.kernel.name),
+                tuple(work for work in trace.launches if work.launch.kernel == site.kernel.name),
+                tuple(report for report in reports if report.kernel == site.kernel.name),
+                self.tools.device,
+                self.tools.has_gpu,
+                self.tools.triton,
+            )
+            for site in sites_of(self.path, text, self.names)
+        ]
+
+    # Parts -----------------------------------------------------------------------------------------------------------
+
+    def _step(self, proposal: Proposal, current: bytes, facts: Sequence[Facts], has_previous: bool) -> Step:
+        index = len(self.steps) + 1
+        action = _action(proposal)
+        self.reporter.on_action(index, action)
+        text = proposal.applied(current)
+        base = hashlib.sha256(current).hexdigest()[:12]
+        source = text.decode()
+        step = Step(index, action, StepStatus.FAILED, "", unified_diff(current.decode(), source, _name(self.path)))
+        step = replace(step, base=base if current != self.text else "")
+        if first_error(parse(text)) is not None:
+            return replace(step, reason="the edited file has a syntax error", failure=FailureKind.COMPILE_ERROR)
+        candidate = Candidate(
+            hashlib.sha256(text).hexdigest()[:12], base, action, source, None, {ORIGINAL: self.text.decode()}
+        )
+        step = replace(step, candidate=candidate)
+        try:
+            step = self._judged(step, proposal, current, text, facts)
+            return self._timed(step, text, current if has_previous else None, facts) if step.verdict else step
+        except MtmcError as error:
+            return replace(step, status=StepStatus.FAILED, reason=error.message, failure=error.kind)
+
+    def _judged(self, step: Step, proposal: Proposal, current: bytes, text: bytes, facts: Sequence[Facts]) -> Step:
+        self.reporter.on_stage("observing the edited kernels")
+        texts = [text]
+        if proposal.name == "autotune":
+            texts += alternatives(proposal, current)[:MOST_TUNED]
+        verdict = None
+        for version in texts:
+            traces = self.tools.observe(version, self.cases)
+            verdict = compared(self.traces, traces)
+            if not verdict.is_correct:
+                return replace(step, verdict=verdict, reason=verdict.reason)
+        work = self.tools.work(text)
+        if work is not None:
+            self.reporter.on_stage("compiling")
+            report = self.tools.compiled(text, work)
+            step = replace(step, report=report)
+            problem = worse(report, _known(facts))
+            if problem:
+                return replace(step, verdict=verdict, status=StepStatus.REJECTED, reason=problem)
+        self.reporter.on_stage("verifying")
+        engine = self.tools.verify(text)
+        return replace(step, verdict=engine or verdict, reason=engine.reason if engine is not None else "")
+
+    def _timed(self, step: Step, text: bytes, previous: bytes | None, facts: Sequence[Facts]) -> Step:
+        if step.status is StepStatus.REJECTED or step.verdict is None or not step.verdict.is_correct:
+            return step
+        bound = sum(each.bound_us for each in facts)
+        # Results may still be in the cache when the clock stops.
+        moved = sum(each.least_bytes for each in facts)
+        device = self.tools.device
+        ceiling = max(1.15 * device.bandwidth, device.peak_bandwidth)
+        least = 1e6 * max(0.0, moved - 2.0 * device.l2_bytes) / ceiling
+        self.reporter.on_stage("timing")
+        timing = self.tools.time(text, previous, bound, least)
+        if timing is None:
+            reason = "verified and compiled; not timed, because there is no GPU"
+            return replace(step, status=StepStatus.ACCEPTED, reason=reason)
+        rival = "previous" if previous is not None else "eager"
+        speed, ratio = timing.speed_over(rival), timing.against(rival)
+        if speed is Speed.FASTER and ratio is not None:
+            reason = f"{ratio.ratio:.2f}x as fast as before"
+            return replace(step, status=StepStatus.ACCEPTED, timing=timing, reason=reason)
+        return replace(step, status=StepStatus.REJECTED, timing=timing, reason="it is not faster than before")
+
+
+def compared(before: Sequence[CaseTrace], after: Sequence[CaseTrace]) -> Verdict:
+    """Whether a version shows no further fault and the same results as the file as it stands, on each case."""
+    checks = []
+    for earlier, later in zip(before, after, strict=False):
+        if earlier.refusal or _raises(earlier):
+            continue
+        known = {(fault.kind, fault.kernel) for fault in earlier.faults}
+        new = [fault for fault in later.faults if (fault.kind, fault.kernel) not in known]
+        detail = later.refusal or (new[0].place_and_detail if new else "")
+        status = CheckStatus.FAILED if detail else CheckStatus.PASSED
+        checks.append(Check(VALUES, status, earlier.case.text or "the workload", detail))
+    mode, failed = OBSERVED, next((check for check in checks if check.status is CheckStatus.FAILED), None)
+    if not after:
+        return Verdict(
+            VerdictStatus.COMPILE_ERROR, (), mode, reason="the edited file cannot be loaded, or does not end"
+        )
+    if failed is not None:
+        reason = f"{failed.detail} (on {failed.case})"
+        return Verdict(VerdictStatus.INCORRECT, tuple(checks), mode, reason=reason)
+    if not checks:
+        reason = "the kernels as they stand run on no case, so nothing can be compared"
+        return Verdict(VerdictStatus.UNCERTIFIABLE, (), mode, reason=reason)
+    notes = (f"compared with the kernels as they stand on {len(checks)} cases by Triton's interpreter",)
+    return Verdict(VerdictStatus.CORRECT_AT_REDUCED_SIZES, tuple(checks), mode, notes=notes)
+
+
+def worse(report: CompileReport, known: Mapping[tuple[str, str], KernelReport]) -> str:
+    """Why the compiler's statistics speak against a version: it does not compile, or spills more; empty if they do not."""
+    for kernel in report.kernels:
+        earlier = known.get((kernel.kernel, kernel.arch))
+        if earlier is None or earlier.error:
+            continue
+        if kernel.error:
+            return f"{kernel.kernel} does not compile for {kernel.arch}: {kernel.error.splitlines()[0]}"
+        if (kernel.spills or 0) > (earlier.spills or 0):
+            return f"{kernel.kernel} spills {kernel.spills} bytes on {kernel.arch}, {earlier.spills or 0} before"
+    return ""
+
+
+def original_fault(traces: Sequence[CaseTrace]) -> tuple[CaseTrace, Fault] | None:
+    """The smallest case on which the file as it stands shows a fault."""
+    return next(((trace, trace.faults[0]) for trace in traces if trace.faults), None)
+
+
+def runs_on_a_case(traces: Sequence[CaseTrace]) -> bool:
+    """Whether the kernels as they stand run on any case."""
+    return any(not trace.refusal and not _raises(trace) for trace in traces)
+
+
+def _raises(trace: CaseTrace) -> bool:
+    return any(fault.kind is FaultKind.RAISES for fault in trace.faults)
+
+
+def _known(facts: Sequence[Facts]) -> dict[tuple[str, str], KernelReport]:
+    return {(report.kernel, report.arch): report for each in facts for report in each.reports}
+
+
+def _action(proposal: Proposal) -> MacroAction:
+    expected = Expected(proposal.saved_us, proposal.bytes_before, proposal.bytes_after)
+    params: dict[str, object] = {"change": proposal.name, "kernel": proposal.kernel}
+    if proposal.condition:
+        params["condition"] = proposal.condition
+    return MacroAction(
+        ActionKind.EDIT,
+        (proposal.kernel,),
+        (proposal.line, proposal.line),
+        params,
+        proposal.rationale,
+        expected,
+        f"{proposal.title} in {proposal.kernel}",
+    )
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]

@@ -1,0 +1,71 @@
+"""Prints the calls of a file's functions by its test, on the CPU: ``python -m mtmc_lsp.kernels.worker.record_test FILE TEST``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mtmc_lsp.capture.recorder.recorder import argument_record, functions_of, update_range
+from mtmc_lsp.kernels.worker.cuda_on_cpu import source_on_cpu, stand_in_for_cuda
+
+
+def record(file: Path, test: str) -> list[dict[str, Any]]:
+    """Run a test, and describe the arguments of each call of a function of its file. Importing the file must not run the test."""
+    stand_in_for_cuda()
+    text = source_on_cpu(file.read_text(encoding="utf-8"))
+    module = type(sys)(file.stem)
+    module.__file__ = str(file)
+    sys.modules[file.stem] = module
+    exec(compile(text, str(file), "exec"), module.__dict__)
+    names = {name for name, _ in functions_of(text).values() if "." not in name and name != test}
+    calls: dict[str, dict[str, dict[str, Any]]] = {}
+
+    def wrapped(name: str, function: Any) -> Any:
+        import inspect
+
+        signature = inspect.signature(function)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            _note(calls.setdefault(name, {}), bound.arguments)
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in names:
+        function = getattr(module, name, None)
+        if callable(function):
+            setattr(module, name, wrapped(name, function))
+    torch.manual_seed(0)
+    getattr(module, test)()
+    return [
+        {"path": str(file), "qualname": name, "others": 0, "traced": 0, "calls": list(records.values())}
+        for name, records in calls.items()
+    ]
+
+
+def _note(records: dict[str, dict[str, Any]], arguments: dict[str, Any]) -> None:
+    items = [argument_record(name, value, torch) for name, value in arguments.items()]
+    if not any("tensor" in item for item in items):
+        return
+    key = json.dumps(items, default=str)
+    needs = any(item.get("tensor", {}).get("requires_grad") for item in items)
+    record = records.setdefault(
+        key, {"count": 0, "training": 0, "grad": 0, "compiled": 0, "arguments": items, "init": [], "module_dtype": ""}
+    )
+    record["count"] += 1
+    record["grad"] += needs
+    for recorded, value in zip(record["arguments"], arguments.values(), strict=True):
+        update_range(recorded, value, torch)
+
+
+if __name__ == "__main__":
+    with contextlib.redirect_stdout(sys.stderr):
+        found = record(Path(sys.argv[1]), sys.argv[2])
+    print(json.dumps(found))

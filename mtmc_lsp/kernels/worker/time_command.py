@@ -1,0 +1,110 @@
+"""Times versions of kernels that are already in a file, on a GPU, against the file as it stands. Runs in workers."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mtmc_lsp.capture.worker.calls import build_call
+from mtmc_lsp.capture.worker.user_module import load_user_module
+from mtmc_lsp.core.workload import WorkloadSource
+from mtmc_lsp.kernels.messages import KernelTimeRequest
+from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, lock_seconds
+from mtmc_lsp.timing.messages import TimeAnswer
+from mtmc_lsp.timing.worker.clock import Run
+from mtmc_lsp.timing.worker.paired_benchmark import (
+    HOST_SHARE,
+    SMALL_US,
+    Contenders,
+    check_plausible,
+    summarise,
+)
+from mtmc_lsp.timing.worker.sampling import graph_medians, interleaved, warm
+from mtmc_lsp.timing.worker.timing_commands import clock_of, device_name
+
+_modules: dict[str, Any] = {}
+
+
+def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
+    """Sample the call of a version, of the file as it stands and of the version before, interleaved in random order."""
+    clock = clock_of()
+    seed = 0
+    with torch.no_grad():
+        runs = {
+            "candidate": _run(request, request.source, seed),
+            "eager": _run(request, request.original, seed),
+        }
+        runs["control"] = runs["candidate"]
+        if request.previous:
+            runs["previous"] = _run(request, request.previous, seed)
+        # The first calls compile, and an autotuner measures its configurations.
+        for run in runs.values():
+            run()
+        began = time.monotonic()
+        waited = lock_seconds[WAITING_ALONE]
+        with exclusively():
+            samples = interleaved(clock, runs, request.seconds)
+            median, host = (statistics.median(sample[i] for sample in samples["candidate"]) for i in (0, 1))
+            batch = warm(clock, runs["candidate"], median)
+            contenders = {name: run for name, run in runs.items() if name != "control"}
+            is_launched = median < SMALL_US or host > HOST_SHARE * median
+            graphs = graph_medians(clock, contenders) if is_launched else {}
+            peaks = {name: clock.peak_bytes(run) for name, run in contenders.items()}
+        ended = time.monotonic()
+    check_plausible(median, batch, request.least_us)
+    setup = Contenders(runs["candidate"], runs["eager"], {}, previous=runs.get("previous"), bound_us=request.bound_us)
+    method = f"{clock.method}, contenders interleaved in random order, medians"
+    timing = replace(summarise(samples, graphs, setup, peaks), warm_us=batch.event_us / batch.calls, method=method)
+    return TimeAnswer(timing, (began, ended), lock_seconds[WAITING_ALONE] - waited)
+
+
+def _run(request: KernelTimeRequest, text: str, seed: int) -> Run:
+    """One call of the launcher in a text; of a test in the file, the launches of its kernels alone."""
+    if text not in _modules:
+        path = request.workload.target.path
+        _modules[text] = load_user_module(path, text, f"timed_kernels_{len(_modules)}")
+    call = build_call(_modules[text], request.workload, device_name(), request.workload.sizes, seed)
+    if request.workload.source is not WorkloadSource.SCRIPT:
+        return call.bound()
+    launches: list[Callable[[], Any]] = []
+    with recording_launches(launches), torch.enable_grad():
+        call.run()
+    return lambda: [launch() for launch in launches]
+
+
+@contextlib.contextmanager
+def recording_launches(launches: list[Callable[[], Any]]) -> Iterator[None]:
+    """Note each launch of a kernel, with its arguments, so that it can be repeated without the code around it."""
+    from triton.runtime.autotuner import Autotuner, Heuristics
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    originals = {kind: kind.run for kind in (JITFunction, Autotuner, Heuristics, InterpretedFunction)}
+    depth = [0]
+
+    def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            # An autotuner runs heuristics, which run the kernel: only the outermost one is a launch of the author's.
+            if not depth[0]:
+                launches.append(lambda: original(self, *args, **kwargs))
+            depth[0] += 1
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                depth[0] -= 1
+
+        return run
+
+    for kind, original in originals.items():
+        setattr(kind, "run", recorded(original))  # noqa: B010 - mypy refuses to assign methods
+    try:
+        yield
+    finally:
+        for kind, original in originals.items():
+            setattr(kind, "run", original)  # noqa: B010

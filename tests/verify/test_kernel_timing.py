@@ -1,0 +1,94 @@
+"""The timing of edited kernels against the file as it stands, by the host's clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from clocks import HostClock
+
+from mtmc_lsp.core.errors import MeasurementRejected
+from mtmc_lsp.core.results import Speed, Timing
+from mtmc_lsp.core.workload import Workload, WorkloadSource
+from mtmc_lsp.kernels.messages import KernelTimeRequest
+from mtmc_lsp.kernels.worker import time_command
+from mtmc_lsp.source.targets import find_target
+from mtmc_lsp.timing.worker import timing_commands as in_timer
+
+SLOW = """\
+import time
+
+import torch
+
+
+def work(n=3):
+    time.sleep(0.004)
+    return torch.ones(n)
+"""
+FAST = SLOW.replace("0.004", "0.001")
+
+
+@pytest.fixture
+def timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Times a version of a file against it."""
+    monkeypatch.setattr(in_timer, "make_clock", HostClock)
+    monkeypatch.setattr(in_timer, "_state", {})
+    path = str(tmp_path / "model.py")
+    # A directive without arguments: the call has no inputs.
+    workload = Workload(find_target(SLOW.encode(), path, "work"), WorkloadSource.DIRECTIVE)
+
+    def time(original: str, source: str, previous: str = "", least_us: float = 0.0) -> Timing:
+        request = KernelTimeRequest(workload, original, source, previous, bound_us=1.0, least_us=least_us, seconds=0.5)
+        return time_command.time_kernels(request).timing
+
+    return time
+
+
+def test_a_faster_version_is_compared_with_the_file_and_the_version_before(timed: Any) -> None:
+    timing = timed(SLOW, FAST, previous=SLOW)
+    assert timing.speed_over("eager") is Speed.FASTER
+    assert timing.speed_over("previous") is Speed.FASTER
+    assert timing.median_us < timing.baseline("eager").median_us
+    assert timing.noise.low < 1.3
+
+
+def test_a_slower_version_is_slower(timed: Any) -> None:
+    assert timed(FAST, SLOW).speed_over("eager") is Speed.SLOWER
+
+
+def test_a_time_that_the_memory_does_not_allow_is_rejected(timed: Any) -> None:
+    with pytest.raises(MeasurementRejected, match="the measurement cannot be right"):
+        timed(SLOW, FAST, least_us=1e9)
+
+
+def test_of_a_test_in_the_file_only_the_outermost_launches_are_repeated() -> None:
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
+
+    calls = []
+
+    class Kernel(JITFunction):
+        def __init__(self) -> None:
+            pass
+
+    class Tuned(Autotuner):
+        def __init__(self) -> None:
+            pass
+
+    originals = JITFunction.run, Autotuner.run
+    try:
+        JITFunction.run = lambda self, *args, **kwargs: calls.append(args)  # type: ignore[method-assign, assignment]
+        Autotuner.run = lambda self, *args, **kwargs: JITFunction.run(Kernel(), *args)  # type: ignore[method-assign]
+        launches: list[Any] = []
+        with time_command.recording_launches(launches):
+            Tuned().run(torch.ones(1))
+            Kernel().run(torch.zeros(1))
+        assert len(launches) == 2
+        assert len(calls) == 2
+        for launch in launches:
+            launch()
+        assert len(calls) == 4
+    finally:
+        JITFunction.run, Autotuner.run = originals  # type: ignore[method-assign]
