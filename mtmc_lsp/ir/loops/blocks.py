@@ -57,8 +57,13 @@ class BlockForm(LoopForm):
         return tuple((dim, axis) for dim, axis in axes if axis in self.inside)
 
     def extent(self, axis: Axis) -> int:
-        """The elements of an axis in a block: a power of two."""
-        return 1 << max(0, axis.size.value(self.ir.graph.sizes) - 1).bit_length()
+        """The elements of an axis in a block: a power of two.
+
+        For ``N - 1`` it is the block of ``N``, so that both hold for the same values of ``N``.
+        """
+        sizes = self.ir.graph.sizes
+        widest = {name: _power_of_two(value) for name, value in sizes.items()}
+        return _power_of_two(max(axis.size.value(sizes), axis.size.value(widest)))
 
     def elements(self, name: str) -> int:
         """The elements of the block of a primitive."""
@@ -89,6 +94,10 @@ class BlockForm(LoopForm):
     def is_view_of_memory(self, prim: Prim) -> bool:
         """Whether the primitive is a part of a tensor in memory, which is loaded instead of taken from a block."""
         return _is_view_of_memory(prim, set(self.region.inputs), {self.prim(item) for item in self.loop.states})
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << max(0, value - 1).bit_length()
 
 
 def block_form(node: Node, results: tuple[Ref, ...], ir: KernelIR) -> BlockForm:

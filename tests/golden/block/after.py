@@ -48,23 +48,22 @@ def viterbi_kernel(
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     inside = index < N
-    score_2 = tl.load(score_ptr + row * (N * T) + index, mask=inside, other=0.0)
-    score = score_2
+    score = tl.load(score_ptr + row * (N * T) + index, mask=inside, other=0.0)
     transitions = tl.load(
         transitions_ptr + index[:, None] * N + index[None, :], mask=inside[:, None] & inside[None, :], other=0.0
     )
     emissions_t_ptr += N
     for t in tl.range(0, n_steps, num_stages=3):
         add = score[:, None] + transitions
-        emissions_t = tl.load(emissions_t_ptr + row * (N * T) + index, mask=inside, other=0.0)
-        score_3 = tl.reduce(tl.where(inside[:, None], add, -float("inf")), 0, _max_nan) + emissions_t
         values = tl.where(inside[:, None], add, -float("inf"))
         extreme = tl.reduce(values, 0, _max_nan)
+        emissions_t = tl.load(emissions_t_ptr + row * (N * T) + index, mask=inside, other=0.0)
+        score_2 = extreme + emissions_t
         argmax = tl.min(
             tl.where((values == extreme[None, :]) | (values != values), index[:, None], BLOCK), axis=0
         ).to(tl.int64)
         tl.store(out_ptr + row * (N * T - N) + index, argmax, mask=inside)
-        score = score_3
+        score = score_2
         emissions_t_ptr += N
         out_ptr += N
     tl.store(last_score_ptr + row * N + index, score, mask=inside)
