@@ -6,20 +6,28 @@ All values of an iteration stay in registers. Reductions, shifts and products ex
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel, assemble
 from mtmc_lsp.codegen.kernel.parameters import Parameters
 from mtmc_lsp.codegen.kernel.persistence import hoist_invariants
-from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, TRITON_DTYPES, Code, blocks_text, literal
+from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES, Code, blocks_text, literal
 from mtmc_lsp.codegen.loop.block_axes import BlockAxes
 from mtmc_lsp.codegen.loop.block_expressions import BlockExpressions
+from mtmc_lsp.codegen.loop.iterations import (
+    axes_from,
+    count_text,
+    index_code,
+    of_graph,
+    result_pointer,
+    row_buffers,
+    row_strides,
+    stride_text,
+)
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.loop import LoopInput, LoopOutput, Position
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.loops.blocks import BlockForm
-from mtmc_lsp.ir.loops.form import row_type
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.schedule.configs import LoopConfig
 
@@ -40,12 +48,7 @@ def write_block_kernel(
     sources = [ir.of(ref).name for ref in form.node.args if isinstance(ref, Ref)]
     writer = _BlockWriter(form, [buffers[source] for source in sources], config, ir.graph.fp32_matmul)
     kernel = writer.finish(name, docstring)
-    arguments = {form.prim(item): item.argument for item in form.loop.inputs if item.argument is not None}
-    return replace(
-        kernel,
-        tensors=tuple((pointer, sources[arguments[prim]]) for pointer, prim in kernel.tensors),
-        outputs=tuple((pointer, form.results[ref.index]) for pointer, ref in kernel.outputs),
-    )
+    return of_graph(kernel, form, sources)
 
 
 class _BlockWriter:
@@ -53,13 +56,7 @@ class _BlockWriter:
 
     def __init__(self, form: BlockForm, types: Sequence[TensorType], config: LoopConfig, precision: str) -> None:
         self.form, self.ir, self.region, self.types, self.config = form, form.ir, form.region, types, config
-        buffers = {
-            form.prim(item): row_type(types[item.argument], item.position.dim)
-            if item.position
-            else types[item.argument]
-            for item in form.loop.inputs
-            if item.argument is not None
-        }
+        buffers = row_buffers(form, types)
         self.parameters = Parameters(form.ir, buffers)
         self.step = self.parameters.names.unique("t")
         self.lines: list[str] = []
@@ -91,14 +88,14 @@ class _BlockWriter:
 
     def _body(self) -> list[str]:
         loop = self.form.loop
-        self.parameters.name_size(loop.count, str(loop.count) if loop.count.is_symbol else "n_steps")
-        count = self.parameters.size(loop.count).text
+        count = count_text(self.form, self.parameters)
         states = {item.name: self._initial(item) for item in loop.states}
         before, self.lines = self.lines, []
         for item in loop.inputs:
             prim = self.form.prim(item)
             if item.is_index:
-                self.block.hold(prim, self._index(item), ())
+                assert item.position is not None
+                self.block.hold(prim, index_code(self.parameters, self.step, item.position), ())
             elif item.position is not None and prim in self.region.inputs:
                 assert item.argument is not None
                 stride = self.types[item.argument].stride[item.position.dim]
@@ -111,7 +108,9 @@ class _BlockWriter:
         self.lines += [
             f"{states[item.name].text} = {code}" for item, code in following if code != states[item.name].text
         ]
-        self.lines += [f"{pointer} += {self._stride(stride, at.step)}" for pointer, at, stride in self.moves]
+        self.lines += [
+            f"{pointer} += {stride_text(self.parameters, stride, at.step)}" for pointer, at, stride in self.moves
+        ]
         invariant, inside = hoist_invariants(
             self.lines, {self.step, *names, *(pointer for pointer, _, _ in self.moves)}
         )
@@ -127,19 +126,10 @@ class _BlockWriter:
                 self._store_last(i, output, states)
         return [*self.axes.lines, *self.lines]
 
-    def _stride(self, stride: Size, step: int) -> str:
-        text = self.parameters.divisor(stride if step == 1 else stride * abs(step))
-        return text if step > 0 else f"-{text}"
-
-    def _axes_from(self, item: LoopInput) -> str:
-        """The primitive whose axes an input has: its value after the iteration if the body does not read it."""
-        prim = self.form.prim(item)
-        return prim if prim in self.region.inputs or item.next is None else self.ir.of(item.next).name
-
     def _initial(self, item: LoopInput) -> Code:
         """Emit a state before the first iteration, and hold its variable for the body."""
         prim = self.ir.prims[self.form.prim(item)]
-        layout = [axis for _, axis in self.form.layout(self._axes_from(item))]
+        layout = [axis for _, axis in self.form.layout(axes_from(self.form, item))]
         dtype = compute_dtype(prim.dtype)
         name = self.parameters.names.unique(item.name)
         if item.initial is not None:
@@ -148,7 +138,7 @@ class _BlockWriter:
             )
             text = f"tl.full({self.axes.shape(layout)}, {literal(value)}, {TRITON_DTYPES[dtype]})"
         else:
-            code, positions = self.block.loaded(prim, self._axes_from(item))
+            code, positions = self.block.loaded(prim, axes_from(self.form, item))
             text = self.block.spread(code, positions, layout)
         self.lines.append(f"{name} = {text}")
         code = Code(name, dtype, bool(layout))
@@ -171,25 +161,14 @@ class _BlockWriter:
             self.block.hold(prim, Code(name, state.dtype, bool(layout)), tuple(range(len(layout))))
         return name
 
-    def _index(self, item: LoopInput) -> Code:
-        """The number of the iteration as the body sees it."""
-        assert item.position is not None
-        at = item.position
-        text = f"tl.cast({self.step}, tl.int64){'' if at.step == 1 else f' * {at.step}'}"
-        if at.first.terms:
-            return Code(f"{text} + {self.parameters.size(at.first).at(SUM)}", "int64", precedence=SUM)
-        return Code(text, "int64", precedence=PRODUCT)
-
     # Results -----------------------------------------------------------------------------------------------------
 
     def _store_row(self, number: int, output: LoopOutput, position: Position) -> None:
         """Store the row of an iteration."""
         kind = self.form.node.outputs[number]
         prim = self.ir.prims[self.ir.of(output.value).name]
-        strides = kind.stride
-        if len(prim.shape) < len(strides):
-            strides = (*strides[: position.dim], *strides[position.dim + 1 :])
-        pointer = self._pointer(number)
+        strides = row_strides(kind, position, len(prim.shape))
+        pointer = result_pointer(self.form, self.parameters, number)
         self.block.value(prim.name)
         self._store(pointer, prim.name, strides, self.block.whole(prim.name))
         self.moves.append((pointer, position, kind.stride[position.dim]))
@@ -197,21 +176,11 @@ class _BlockWriter:
     def _store_last(self, number: int, output: LoopOutput, states: Mapping[str, Code]) -> None:
         """Store the last value of a state."""
         item = next(item for item in self.form.loop.states if item.next == output.value)
-        self._store(
-            self._pointer(number), self._axes_from(item), self.form.node.outputs[number].stride, states[item.name].text
-        )
+        pointer = result_pointer(self.form, self.parameters, number)
+        strides = self.form.node.outputs[number].stride
+        self._store(pointer, axes_from(self.form, item), strides, states[item.name].text)
 
     def _store(self, pointer: str, prim: str, strides: Sequence[Size], text: str) -> None:
         layout = [axis for _, axis in self.form.layout(prim)]
         address, positions = self.axes.address(pointer, prim, strides, [Size.of(0)] * len(strides), [1] * len(strides))
         self.lines.append(f"tl.store({address}, {text}{self.axes.mask_argument(layout, positions, '')})")
-
-    def _pointer(self, number: int) -> str:
-        """The parameter for a result of the loop."""
-        output, node = self.form.loop.outputs[number], self.form.node
-        name = node.variable if len(node.outputs) == 1 else ""
-        if not name:
-            value = self.ir.graph.named.get(output.value.name)
-            name = value.variable if value is not None and value.variable else "out"
-            name = f"last_{name}" if output.position is None else name
-        return self.parameters.output(Ref(node.name, number), f"{name}_ptr")

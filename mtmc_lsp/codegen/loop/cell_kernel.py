@@ -14,15 +14,24 @@ from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.kernel import Kernel, assemble
 from mtmc_lsp.codegen.kernel.parameters import Parameters
 from mtmc_lsp.codegen.kernel.persistence import hoist_invariants
-from mtmc_lsp.codegen.kernel.snippets import ATOM, PRODUCT, SUM, TRITON_DTYPES, Code, blocks_text, literal
+from mtmc_lsp.codegen.kernel.snippets import ATOM, PRODUCT, TRITON_DTYPES, Code, blocks_text, literal
 from mtmc_lsp.codegen.loop.cell_expressions import CellExpressions, Columns
+from mtmc_lsp.codegen.loop.iterations import (
+    axes_from,
+    count_text,
+    index_code,
+    of_graph,
+    result_pointer,
+    row_buffers,
+    row_strides,
+    stride_text,
+)
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.loop import MOST_MATRIX_TILES, LoopInput, LoopOutput, Position
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.loops.cells import CellForm
-from mtmc_lsp.ir.loops.form import row_type
 from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
 from mtmc_lsp.schedule.cell_configs import DOT_DTYPES, LEAST_ROWS_OF_DOT, MOST_TERMS, keeps_matrices
 from mtmc_lsp.schedule.configs import LoopConfig
@@ -48,12 +57,7 @@ def write_cell_kernel(
     sources = [ir.of(ref).name for ref in form.node.args if isinstance(ref, Ref)]
     writer = CellWriter(form, [buffers[source] for source in sources], config, ir.graph.fp32_matmul)
     kernel = writer.finish(name, docstring)
-    arguments = {form.prim(item): item.argument for item in form.loop.inputs if item.argument is not None}
-    return replace(
-        kernel,
-        tensors=tuple((pointer, sources[arguments[prim]]) for pointer, prim in kernel.tensors),
-        outputs=tuple((pointer, form.results[ref.index]) for pointer, ref in kernel.outputs),
-    )
+    return of_graph(kernel, form, sources)
 
 
 class CellWriter:
@@ -68,13 +72,7 @@ class CellWriter:
         """
         self.form, self.ir, self.region, self.types, self.config = form, form.ir, form.region, types, config
         self.precision = "tf32" if precision == "tf32" else "ieee"
-        buffers = {
-            form.prim(item): row_type(types[item.argument], item.position.dim)
-            if item.position
-            else types[item.argument]
-            for item in form.loop.inputs
-            if item.argument is not None
-        }
+        buffers = row_buffers(form, types)
         self.parameters = Parameters(form.ir, buffers)
         self.step = self.parameters.names.unique("t")
         self.lines: list[str] = []
@@ -121,7 +119,7 @@ class CellWriter:
 
     def _body(self) -> list[str]:
         loop = self.form.loop
-        count = self._named_size(loop.count, str(loop.count) if loop.count.is_symbol else "n_steps")
+        count = count_text(self.form, self.parameters)
         head = ["row = tl.program_id(0).to(tl.int64)"]
         if self.config.rows > 1:
             head = ["rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]"]
@@ -143,7 +141,9 @@ class CellWriter:
             if output.position is not None:
                 self._store_row(i, output, output.position)
         self.lines += [f"{states[key].text} = {code}" for key, code in following if code != states[key].text]
-        self.lines += [f"{pointer} += {self._stride(stride, at.step)}" for pointer, at, stride in self.moves]
+        self.lines += [
+            f"{pointer} += {stride_text(self.parameters, stride, at.step)}" for pointer, at, stride in self.moves
+        ]
         varying = {self.step, *names, *(pointer for pointer, _, _ in self.moves)}
         if not keeps_matrices(self.form):
             varying |= self.matrices
@@ -165,19 +165,10 @@ class CellWriter:
         self.parameters.name_size(size, name)
         return self.parameters.size(size).text
 
-    def _stride(self, stride: Size, step: int) -> str:
-        text = self.parameters.divisor(stride if step == 1 else stride * abs(step))
-        return text if step > 0 else f"-{text}"
-
     # States ------------------------------------------------------------------------------------------------------
 
-    def _axes_from(self, item: LoopInput) -> str:
-        """The primitive whose axes an input has: its value after the iteration if the body does not read it."""
-        prim = self.form.prim(item)
-        return prim if prim in self.region.inputs or item.next is None else self.ir.of(item.next).name
-
     def _pieces(self, item: LoopInput) -> range:
-        return self._pieces_of(self._axes_from(item))
+        return self._pieces_of(axes_from(self.form, item))
 
     def _pieces_of(self, prim: str) -> range:
         """The blocks of columns of a primitive; one if it has no columns."""
@@ -191,7 +182,7 @@ class CellWriter:
 
     def _initial(self, item: LoopInput, piece: int) -> Code:
         """Emit a block of a state before the first iteration, and hold its variable for the body."""
-        source = self._axes_from(item)
+        source = axes_from(self.form, item)
         prim = self.ir.prims[self.form.prim(item)]
         at = self.tile.at(source, piece)
         dtype = compute_dtype(prim.dtype)
@@ -237,12 +228,7 @@ class CellWriter:
     def _hold_index(self, item: LoopInput) -> None:
         """Hold the number of the iteration as the body sees it."""
         assert item.position is not None
-        at = item.position
-        text = f"tl.cast({self.step}, tl.int64){'' if at.step == 1 else f' * {at.step}'}"
-        code = Code(text, "int64", precedence=PRODUCT)
-        if at.first.terms:
-            code = Code(f"{text} + {self.parameters.size(at.first).at(SUM)}", "int64", precedence=SUM)
-        self.tile.held[self.form.prim(item)] = (), code
+        self.tile.held[self.form.prim(item)] = (), index_code(self.parameters, self.step, item.position)
 
     # Products and sums -------------------------------------------------------------------------------------------
 
@@ -348,10 +334,8 @@ class CellWriter:
         """Store the row of an iteration."""
         kind = self.form.node.outputs[number]
         prim = self.ir.prims[self.ir.of(output.value).name]
-        strides = kind.stride
-        if len(prim.shape) < len(strides):
-            strides = (*strides[: position.dim], *strides[position.dim + 1 :])
-        pointer = self._pointer(number)
+        strides = row_strides(kind, position, len(prim.shape))
+        pointer = result_pointer(self.form, self.parameters, number)
         row = TensorType(prim.shape, kind.dtype, strides)
         for piece in self._pieces_of(prim.name):
             at = self.tile.at(prim.name, piece)
@@ -361,7 +345,7 @@ class CellWriter:
     def _store_last(self, number: int, output: LoopOutput, states: Mapping[tuple[str, int], Code]) -> None:
         """Store the last value of a state."""
         item = next(item for item in self.form.loop.states if item.next == output.value)
-        pointer, source = self._pointer(number), self._axes_from(item)
+        pointer, source = result_pointer(self.form, self.parameters, number), axes_from(self.form, item)
         for piece in self._pieces(item):
             at = self.tile.at(source, piece)
             self._store(pointer, self.form.node.outputs[number], source, at, states[item.name, piece])
@@ -378,13 +362,3 @@ class CellWriter:
                 else (f"{address} + tl.zeros([1, 1], tl.int32)")
             )
         self.lines.append(f"tl.store({address}, {self._spread(code, prim)}{mask})")
-
-    def _pointer(self, number: int) -> str:
-        """The parameter for a result of the loop."""
-        output, node = self.form.loop.outputs[number], self.form.node
-        name = node.variable if len(node.outputs) == 1 else ""
-        if not name:
-            value = self.ir.graph.named.get(output.value.name)
-            name = value.variable if value is not None and value.variable else "out"
-            name = f"last_{name}" if output.position is None else name
-        return self.parameters.output(Ref(node.name, number), f"{name}_ptr")

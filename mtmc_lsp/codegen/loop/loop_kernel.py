@@ -7,12 +7,21 @@ while one computes: they depend on no state.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
-from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, TRITON_DTYPES, Code, literal
+from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES, Code, literal
 from mtmc_lsp.codegen.loop.block_kernel import write_block_kernel
 from mtmc_lsp.codegen.loop.cell_kernel import write_cell_kernel
+from mtmc_lsp.codegen.loop.iterations import (
+    axes_from,
+    count_text,
+    index_code,
+    of_graph,
+    result_pointer,
+    row_buffers,
+    row_strides,
+    stride_text,
+)
 from mtmc_lsp.codegen.tile.tile import merge_axes
 from mtmc_lsp.codegen.tile.tile_kernel import TileWriter, steps_far
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
@@ -22,7 +31,7 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.loops.blocks import BlockForm
 from mtmc_lsp.ir.loops.cells import CellForm
-from mtmc_lsp.ir.loops.form import LoopForm, row_type
+from mtmc_lsp.ir.loops.form import LoopForm
 from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.memory_order import column_axes
 from mtmc_lsp.ir.primitives import KernelIR
@@ -78,16 +87,6 @@ def write_loop_kernel(
     return of_graph(writer.finish(name, docstring, statements, ((pointer, flags),)), form, sources)
 
 
-def of_graph(kernel: Kernel, form: LoopForm, sources: Sequence[str]) -> Kernel:
-    """A kernel of the body as one of the graph, where ``sources`` are the primitives of the loop's arguments."""
-    arguments = {form.prim(item): item.argument for item in form.loop.inputs if item.argument is not None}
-    return replace(
-        kernel,
-        tensors=tuple((pointer, sources[arguments[prim]]) for pointer, prim in kernel.tensors),
-        outputs=tuple((pointer, form.results[ref.index]) for pointer, ref in kernel.outputs),
-    )
-
-
 class LoopWriter(TileWriter):
     """Writes the body of one kernel that runs all iterations of a loop on a tile of its states."""
 
@@ -106,13 +105,7 @@ class LoopWriter(TileWriter):
             node: of the graph; its outputs have the types of the results.
             types: of the node's arguments in memory.
         """
-        buffers = {
-            form.prim(item): row_type(types[item.argument], item.position.dim)
-            if item.position
-            else types[item.argument]
-            for item in form.loop.inputs
-            if item.argument is not None
-        }
+        buffers = row_buffers(form, types)
         super().__init__(form.ir, form.region, buffers, tile_of(config), parallel, reduced)
         self.form, self.node, self.types, self.loop_config = form, node, types, config
         self.step = self.parameters.names.unique("t")
@@ -139,7 +132,9 @@ class LoopWriter(TileWriter):
         for item, code in zip(loop.states, following, strict=True):
             if code != states[item.name].text:
                 self.lines.append(f"{states[item.name].text} = {code}")
-        self.lines += [f"{pointer} += {self._stride(stride, at.step)}" for pointer, at, stride in self._moves]
+        self.lines += [
+            f"{pointer} += {stride_text(self.parameters, stride, at.step)}" for pointer, at, stride in self._moves
+        ]
         inside, self.lines = self.lines, before
         self.tile.cache = {key: code for key, code in self.tile.cache.items() if key in invariant}
         for pointer, at, stride in self._moves:
@@ -156,7 +151,7 @@ class LoopWriter(TileWriter):
     def _before_loop(self) -> str:
         """Emit what all iterations share; returns the number of iterations as text."""
         loop = self.form.loop
-        count = self.named_size(loop.count, str(loop.count) if loop.count.is_symbol else "n_steps")
+        count = count_text(self.form, self.parameters)
         self._declare_tile()
         for item in loop.inputs:
             prim = self.ir.prims[self.form.prim(item)]
@@ -186,9 +181,9 @@ class LoopWriter(TileWriter):
     def _initial(self, item: LoopInput) -> Code:
         """Emit the value of a state before the first iteration, and hold its variable for the body."""
         prim = self.ir.prims[self.form.prim(item)]
-        at = self.tile.tile_index(self._axes_from(item))
+        at = self.tile.tile_index(axes_from(self.form, item))
         dtype = compute_dtype(prim.dtype)
-        axes = self.region.table.all_axes(self._axes_from(item))
+        axes = self.region.table.all_axes(axes_from(self.form, item))
         along = [group for group in self.tile.groups if set(axes) & set(group.axes)]
         varies = Code("", dtype, any(group.rows for group in along), any(group.cols for group in along))
         name = self.parameters.names.unique(item.name)
@@ -205,12 +200,7 @@ class LoopWriter(TileWriter):
         return code
 
     def _hold(self, item: LoopInput, code: Code) -> None:
-        self.tile.held[self.form.prim(item)] = self.tile.tile_index(self._axes_from(item)), code
-
-    def _axes_from(self, item: LoopInput) -> str:
-        """The primitive whose axes an input has: its value after the iteration if the body does not read it."""
-        prim = self.form.prim(item)
-        return prim if prim in self.region.inputs or item.next is None else self.ir.of(item.next).name
+        self.tile.held[self.form.prim(item)] = self.tile.tile_index(axes_from(self.form, item)), code
 
     def _spread(self, code: Code, like: Code) -> str:
         """The text of a value with the shape of a state."""
@@ -237,12 +227,7 @@ class LoopWriter(TileWriter):
     def _index(self, item: LoopInput) -> Code:
         """The number of the iteration as the body sees it."""
         assert item.position is not None
-        at = item.position
-        factor = "" if at.step == 1 else f" * {at.step}"
-        text = f"tl.cast({self.step}, tl.int64){factor}"
-        if not at.first.terms:
-            return Code(text, "int64", precedence=PRODUCT)
-        return Code(f"{text} + {self.parameters.size(at.first).at(SUM)}", "int64", precedence=SUM)
+        return index_code(self.parameters, self.step, item.position)
 
     # Rows --------------------------------------------------------------------------------------------------------
 
@@ -257,17 +242,11 @@ class LoopWriter(TileWriter):
         """A size that may exceed 32 bits: the launcher computes products."""
         return self.parameters.divisor(size)
 
-    def _stride(self, stride: Size, step: int) -> str:
-        text = self._offset(stride) if step == 1 else self._offset(stride * abs(step))
-        return text if step > 0 else f"-{text}"
-
     def _store_row(self, number: int, output: LoopOutput, position: Position) -> None:
         """Store the row of an iteration."""
         kind = self.node.outputs[number]
         prim = self.ir.prims[self.ir.of(output.value).name]
-        strides = kind.stride
-        if len(prim.shape) < len(strides):
-            strides = (*strides[: position.dim], *strides[position.dim + 1 :])
+        strides = row_strides(kind, position, len(prim.shape))
         pointer = self._pointer(number)
         self._store_value(pointer, prim.name, TensorType(prim.shape, kind.dtype, strides), None)
         self._moves.append((pointer, position, kind.stride[position.dim]))
@@ -275,7 +254,9 @@ class LoopWriter(TileWriter):
     def _store_last(self, number: int, output: LoopOutput, states: Mapping[str, Code]) -> None:
         """Store the last value of a state."""
         item = next(item for item in self.form.loop.states if item.next == output.value)
-        self._store_value(self._pointer(number), self._axes_from(item), self.node.outputs[number], states[item.name])
+        self._store_value(
+            self._pointer(number), axes_from(self.form, item), self.node.outputs[number], states[item.name]
+        )
 
     def _store_value(self, pointer: str, prim: str, kind: TensorType, value: Code | None) -> None:
         at = self.tile.tile_index(prim)
@@ -286,14 +267,4 @@ class LoopWriter(TileWriter):
 
     def _pointer(self, number: int) -> str:
         """The parameter for a result of the loop."""
-        return self.parameters.output(Ref(self.node.name, number), self.output_name(number))
-
-    def output_name(self, number: int) -> str:
-        """The name of a result: of the value in the body, unless the node has a name."""
-        output = self.form.loop.outputs[number]
-        name = self.node.variable if len(self.node.outputs) == 1 else ""
-        if not name:
-            value = self.ir.graph.named.get(output.value.name)
-            name = value.variable if value is not None and value.variable else "out"
-            name = f"last_{name}" if output.position is None else name
-        return f"{name}_ptr"
+        return result_pointer(self.form, self.parameters, number)

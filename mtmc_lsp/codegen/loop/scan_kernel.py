@@ -17,7 +17,8 @@ from mtmc_lsp.codegen.loop.compositions import (
     composition_of,
     scan_dtype,
 )
-from mtmc_lsp.codegen.loop.loop_kernel import of_graph, write_loop_kernel
+from mtmc_lsp.codegen.loop.iterations import of_graph
+from mtmc_lsp.codegen.loop.loop_kernel import write_loop_kernel
 from mtmc_lsp.codegen.loop.scan_states import ScanStates
 from mtmc_lsp.codegen.loop.scan_tile import Updates
 from mtmc_lsp.codegen.tile.tile import merge_axes

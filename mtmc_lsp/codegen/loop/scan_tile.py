@@ -10,6 +10,7 @@ from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index, Variable
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.codegen.kernel.snippets import Code, blocks_text, next_power_of_2_text
+from mtmc_lsp.codegen.loop.iterations import axes_from
 from mtmc_lsp.codegen.loop.loop_kernel import LoopWriter
 from mtmc_lsp.codegen.tile.tile import MAX_GRID_Y
 from mtmc_lsp.core.graph import Node, TensorType
@@ -171,7 +172,7 @@ class ScanTile(LoopWriter):
     def _varies(self, item: Recurrence | LoopInput) -> bool:
         """Whether a state varies along the columns."""
         state = item.states[0] if isinstance(item, Recurrence) else item
-        axes = set(self.region.table.all_axes(self._axes_from(state)))
+        axes = set(self.region.table.all_axes(axes_from(self.form, state)))
         return any(axes & set(group.axes) for group in self.tile.groups if group.cols)
 
     def _shape(self, item: Recurrence | LoopInput, rows: str) -> str:

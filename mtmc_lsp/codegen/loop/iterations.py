@@ -1,0 +1,91 @@
+"""What the kernels of all loops share: the rows that iterations read and write, the number of the iteration, and results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mtmc_lsp.codegen.kernel.kernel import Kernel
+from mtmc_lsp.codegen.kernel.parameters import Parameters
+from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, Code
+from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.loop import LoopInput, Position
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.ir.loops.form import LoopForm, row_type
+
+
+def row_buffers(form: LoopForm, types: Sequence[TensorType]) -> dict[str, TensorType]:
+    """The inputs of the body in memory: rows of the node's arguments, or all of them.
+
+    Args:
+        types: of the node's arguments.
+    """
+    return {
+        form.prim(item): row_type(types[item.argument], item.position.dim) if item.position else types[item.argument]
+        for item in form.loop.inputs
+        if item.argument is not None
+    }
+
+
+def of_graph(kernel: Kernel, form: LoopForm, sources: Sequence[str]) -> Kernel:
+    """A kernel of the body as one of the graph, where ``sources`` are the primitives of the loop's arguments."""
+    arguments = {form.prim(item): item.argument for item in form.loop.inputs if item.argument is not None}
+    return replace(
+        kernel,
+        tensors=tuple((pointer, sources[arguments[prim]]) for pointer, prim in kernel.tensors),
+        outputs=tuple((pointer, form.results[ref.index]) for pointer, ref in kernel.outputs),
+    )
+
+
+def count_text(form: LoopForm, parameters: Parameters) -> str:
+    """The number of iterations as a parameter."""
+    count = form.loop.count
+    parameters.name_size(count, str(count) if count.is_symbol else "n_steps")
+    return parameters.size(count).text
+
+
+def stride_text(parameters: Parameters, stride: Size, step: int) -> str:
+    """The elements between the rows of two iterations. They may exceed 32 bits: the launcher computes products."""
+    text = parameters.divisor(stride if step == 1 else stride * abs(step))
+    return text if step > 0 else f"-{text}"
+
+
+def index_code(parameters: Parameters, step: str, at: Position) -> Code:
+    """The number of the iteration as the body sees it.
+
+    Args:
+        step: the variable that counts iterations.
+    """
+    text = f"tl.cast({step}, tl.int64){'' if at.step == 1 else f' * {at.step}'}"
+    if not at.first.terms:
+        return Code(text, "int64", precedence=PRODUCT)
+    return Code(f"{text} + {parameters.size(at.first).at(SUM)}", "int64", precedence=SUM)
+
+
+def axes_from(form: LoopForm, item: LoopInput) -> str:
+    """The primitive whose axes an input has: its value after the iteration if the body does not read it."""
+    prim = form.prim(item)
+    return prim if prim in form.region.inputs or item.next is None else form.ir.of(item.next).name
+
+
+def row_strides(kind: TensorType, position: Position, rank: int) -> tuple[Size, ...]:
+    """The strides of a row with ``rank`` dimensions in a result of type ``kind``."""
+    if rank == len(kind.stride):
+        return kind.stride
+    return (*kind.stride[: position.dim], *kind.stride[position.dim + 1 :])
+
+
+def result_name(form: LoopForm, number: int) -> str:
+    """The pointer to a result: named like the value in the body, unless the node has a name."""
+    output, node = form.loop.outputs[number], form.node
+    name = node.variable if len(node.outputs) == 1 else ""
+    if not name:
+        value = form.ir.graph.named.get(output.value.name)
+        name = value.variable if value is not None and value.variable else "out"
+        name = f"last_{name}" if output.position is None else name
+    return f"{name}_ptr"
+
+
+def result_pointer(form: LoopForm, parameters: Parameters, number: int) -> str:
+    """The parameter for a result of the loop."""
+    return parameters.output(Ref(form.node.name, number), result_name(form, number))
