@@ -281,3 +281,43 @@ def test_numbers_are_also_products_with_named_constants() -> None:
     text = "BLOCK = 256\ndef f(n, TILE=32):\n    g(W=8)\n    return min(n, 64 * BLOCK) + 5 * TILE + (n == 3 * W) + 700"
     assert {16384, 160, 24, 256, 700} <= set(numbers_in(text))
     assert compared_numbers_in(text) == [16384, 256, 64, 24, 8]
+
+
+WEIGHED = """import torch
+
+
+# mtmc: x=bf16[B,S,64] y=bf16[B,T,64] mask=bf16[S,T] B=32 S=256 T=512
+def weighed(x, y, mask):
+    return torch.softmax(x @ y.transpose(1, 2) / 8.0 + mask, dim=-1) @ y
+"""
+WEIGHED_ROWS = f"""{HEAD}def kernel(x_ptr, y_ptr, mask_ptr, out_ptr, S, T, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row, t, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK), tl.arange(0, 64)
+    batch = tl.program_id(1)
+    x = tl.load(x_ptr + batch * S * 64 + row[:, None] * 64 + d, mask=row[:, None] < S, other=0.0)
+    y = tl.load(y_ptr + batch * T * 64 + t[:, None] * 64 + d, mask=t[:, None] < T, other=0.0)
+    inside = (row[:, None] < S) & (t[None, :] < T)
+    mask = tl.load(mask_ptr + row[:, None] * T + t, mask=inside, other=0.0).to(tl.float32)
+    scores = tl.where(t[None, :] < T, tl.dot(x, tl.trans(y)) / 8.0 + mask, -float("inf"))
+    weights = tl.exp(scores - tl.max(scores, axis=1, keep_dims=True))
+    total = tl.dot(weights.to(tl.bfloat16), y) / tl.sum(weights, axis=1, keep_dims=True)
+    tl.store(out_ptr + batch * S * 64 + row[:, None] * 64 + d, total * FACTOR, mask=row[:, None] < S)
+
+
+def weighed(x, y, mask):
+    x, y, mask = x.contiguous(), y.contiguous(), mask.contiguous()
+    out = torch.zeros_like(x)
+    if out.numel() and y.numel():
+        block = max(16, triton.next_power_of_2(y.shape[1]))
+        grid = (triton.cdiv(x.shape[1], 32), x.shape[0])
+        kernel[grid](x, y, mask, out, x.shape[1], y.shape[1], ROWS=32, BLOCK=block)
+    return out
+"""
+
+
+@pytest.mark.parametrize(("factor", "status"), [("1.0", VerdictStatus.CORRECT), ("1.05", VerdictStatus.INCORRECT)])
+def test_a_kernel_that_rounds_less_than_the_user_is_right_at_the_workloads_sizes(
+    judge: Judge, factor: str, status: VerdictStatus
+) -> None:
+    """With large scores, bfloat16 results of the user's code are further off than the tolerance."""
+    verdict = judge(WEIGHED, "weighed", WEIGHED_ROWS.replace("FACTOR", factor), "weighed")
+    assert verdict.status is status, verdict.reason
