@@ -39,7 +39,7 @@ def stored(tmp_path: Path) -> Callable[..., StoredEvolution]:
             world.go(run)
             record = next(item for item in store.runs() if item.id == run)
             evolution = read_evolution(store, record)
-            return replace(evolution, record=replace(record, id="0123456789", path=str(tmp_path / "model.py")))
+            return replace(evolution, record=replace(record, id="0123456789", path="/project/model.py"))
 
     return go
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from answers import SOURCE
 
 from mtmc_lsp.codegen.coder import BuiltinCoder
-from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.action import GRAPH_KINDS, ActionKind, MacroAction
 from mtmc_lsp.core.chat import Message, estimated_tokens
 from mtmc_lsp.llm.coder.code_policy import ALLOCATION, TL_SUBMODULES, TRITON_FUNCTIONS
 from mtmc_lsp.llm.coder.coder import editable_code_of
@@ -19,7 +19,7 @@ from mtmc_lsp.llm.coder.prompts import KNOWLEDGE, coding_messages, knowledge
 from mtmc_lsp.llm.prompting import OMITTED, trim_conversation
 
 
-@pytest.mark.parametrize("kind", ActionKind)
+@pytest.mark.parametrize("kind", GRAPH_KINDS)
 def test_every_kind_of_action_has_a_note_with_a_worked_example_and_its_source(kind: ActionKind) -> None:
     notes = knowledge(kind)
     for note in (*notes["kernels"], *notes["kind"]):

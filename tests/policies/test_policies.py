@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtmc_lsp.core.action import ActionKind, MacroAction, Stop
+from mtmc_lsp.core.action import GRAPH_KINDS, ActionKind, MacroAction, Stop
 from mtmc_lsp.core.learning.policy import Policy
 from mtmc_lsp.core.learning.transitions import Outcome
 from mtmc_lsp.core.protocols import State
@@ -49,7 +49,7 @@ def policies(ranker: RankerPolicy) -> list[Policy]:
 actions_of_a_state = st.lists(
     st.builds(
         action,
-        st.sampled_from(list(ActionKind)),
+        st.sampled_from(GRAPH_KINDS),
         st.lists(st.sampled_from(NODES), min_size=1, max_size=4, unique=True),
         st.floats(-5.0, 1e6),
         changes_rounding=st.booleans(),

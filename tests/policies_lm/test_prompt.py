@@ -145,7 +145,7 @@ def test_user_texts_and_lines_do_not_change_an_action_text() -> None:
 names = st.lists(st.text("abc_1", min_size=1, max_size=4), min_size=1, max_size=8).map(tuple)
 actions = st.builds(
     MacroAction,
-    st.sampled_from(ActionKind),
+    st.sampled_from(GRAPH_KINDS),
     names,
     st.just((0, 0)),
     st.dictionaries(

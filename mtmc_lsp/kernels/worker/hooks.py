@@ -10,6 +10,7 @@ import numpy
 import torch
 
 from mtmc_lsp.kernels.worker.observer import Observer
+from mtmc_lsp.verify.worker.interpreter.operators import through_the_builder
 
 
 @contextlib.contextmanager
@@ -78,7 +79,8 @@ def observing(observer: Observer) -> Iterator[None]:
     replace(interpreter, "_implicit_cvt", converted)
     replace(executor, "__call__", lambda e, *args, **kwargs: observer.launched(call, e, args, kwargs))
     try:
-        yield
+        with through_the_builder():
+            yield
     finally:
         for owner, name, old in reversed(replaced):
             setattr(owner, name, old)
