@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 SLOW_MODULES = frozenset(
     f"tests/{name}.py"
     for name in """
-    capture/test_einsum codegen/test_accuracy codegen/test_image_sizes codegen/test_run_time_numbers cli/test_crashes cli/test_train cli/test_dependencies cli/test_hostile_project cli/test_interpreters
+    capture/test_einsum cli/test_bad_input codegen/test_accuracy codegen/test_image_sizes codegen/test_run_time_numbers cli/test_crashes cli/test_train cli/test_dependencies cli/test_hostile_project cli/test_interpreters
     cli/test_record cli/test_regions codegen/test_attention_masks codegen/test_families codegen/test_large_tensors
     codegen/test_masked_operands codegen/test_moments codegen/test_random_chains codegen/test_recurrent_kernels
     codegen/test_running_products codegen/test_special_values_of_functions codegen/test_special_values_of_losses
@@ -40,9 +40,10 @@ SLOW_MODULES = frozenset(
     planning/test_side_by_side planning/test_split programs/test_captures server/test_cancel server/test_fuzz server/test_hostile_folders
     server/test_hostile_workspaces
     policies/test_training policies_lm/test_ppo policies_lm/test_scoring policies_lm/test_train_command policies_lm/test_training
-    training/test_planted_faults training/test_targets
-    loops/test_scan_values loops/test_scans
-    search/test_public_suite verify/test_choices verify/test_faults verify/test_pair_cheats verify/test_pairs
+    training/test_autocast training/test_batch_norm training/test_compiled_programs training/test_planted_faults training/test_second_derivatives
+    training/test_targets training/test_timing training/test_training_programs training/test_user_losses
+    loops/test_blocks loops/test_scan_values loops/test_scans
+    search/test_public_suite verify/test_choices verify/test_faults verify/test_left_out_elements verify/test_pair_cheats verify/test_pairs
     verify/test_real_sizes verify/test_state verify/test_surroundings verify/test_timer_commands
     """.split()
 )
