@@ -93,7 +93,7 @@ STORES: dict[str, tuple[Callable[[Path, str], Any], str]] = {
     "an endless trigger": (damaged("endless-trigger"), "it contains the trigger slow, which mtmc did not create."),
     "deep JSON": (damaged("deep-json"), "a document is no Environment (maximum recursion depth exceeded"),
     "a lock": (locked, "database is locked"),
-    "a later version": (later_version, "has version 99, and this program reads version 2"),
+    "a later version": (later_version, "has version 99, and this program reads version 3"),
     "a pipe": (lambda folder, _: os.mkfifo(folder / "store.db"), "is not a regular file"),
     "a link to a device": (lambda folder, _: (folder / "store.db").symlink_to("/dev/zero"), "is a symbolic link"),
 }

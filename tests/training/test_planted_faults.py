@@ -16,7 +16,11 @@ from tests.training.targets import HEAD, TARGETS, cases, planned
 FAULTS: dict[str, tuple[str, str, str]] = {
     "a gradient that is doubled": ("gated", r"return grad_a, grad_b$", "return grad_a * 2, grad_b"),
     "a gradient that is left out": ("gated", r"return grad_a, grad_b$", "return grad_a, None"),
-    "gradients that are swapped": ("gated", r"^        return grad_a, grad_b$", "        return grad_b, grad_a"),
+    "gradients that are swapped": (
+        "gated",
+        r"^        return grad_a, grad_b((?:, None)*)$",
+        r"        return grad_b, grad_a\1",
+    ),
     "a gradient of zeros": ("gelu", r"return grad_x, grad_bias$", "return grad_x, torch.zeros_like(grad_bias)"),
     "a sum over the batch that lacks the last row": (
         "gelu",
@@ -29,7 +33,11 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         r"return grad_x, grad_bias$",
         "return grad_x, grad_bias / grad_out.shape[0]",
     ),
-    "the sign of a gradient": ("rms norm", r"return grad_x, grad_weight, None$", "return -grad_x, grad_weight, None"),
+    "the sign of a gradient": (
+        "rms norm",
+        r"return grad_x, grad_weight((?:, None)+)$",
+        r"return -grad_x, grad_weight\1",
+    ),
     "a scale that is dropped": ("layer norm", r"return grad_x, grad_w, grad_b$", "return grad_x / 2, grad_w, grad_b"),
     "upstream gradients that are ignored": (
         "rms norm",
@@ -71,8 +79,8 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "a mask that is inverted": ("changed in place", r"<= 0", "> 0"),
     "a row of the first half alone": (
         "rotary",
-        r"return grad_q, None, None$",
-        "grad_q = grad_q.clone()\n        grad_q[..., 16:] = 0\n        return grad_q, None, None",
+        r"return grad_q((?:, None)+)$",
+        r"grad_q = grad_q.clone()\n        grad_q[..., 16:] = 0\n        return grad_q\1",
     ),
     "only one of two results": (
         "two results",
@@ -89,7 +97,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         r"return grad_x, grad_a, grad_b$",
         "return grad_x, grad_a / grad_x.shape[0], grad_b",
     ),
-    "no record of the call": ("gated", r"return _FAutograd\.apply\(a, b\)", "return f_forward(a, b)"),
+    "no record of the call": ("gated", r"return _FAutograd\.apply\(a, b[^)]*\)", "return f_forward(a, b)"),
     "the gradient of the first call": (
         "rms norm",
         r"grad_x, grad_weight = f_pass\(x, weight, rstd, grad_out\.contiguous\(\)\)",
