@@ -51,7 +51,7 @@ def write_suite(folder: Path, records: Sequence[dict[str, Any]], scale: float) -
 
 
 def measure(suite: Path, workers: int) -> tuple[float, int]:
-    """Seconds of a bench with so many workers, without the start of the cluster, and how many results it has."""
+    """The seconds of a bench with this number of workers, without the start of the cluster, and its number of results."""
     problems, settings = find_problems(suite), Settings()
     bundle, address = bundle_of(problems, settings), ClusterAddress(f"local:{workers}", workers)
     with tempfile.TemporaryDirectory() as folder, connect(address, bundle, sys.executable, forks=False) as session:

@@ -1,7 +1,7 @@
 """The loop of an evolution: in each generation, every island draws a parent, varies it, and keeps what is not slower.
 
 The random state of an island in a generation derives from the seed and both numbers, and a generation is stored in one
-transaction. A run that was killed therefore continues with the same lineage as one that was not.
+transaction. So a killed run continues with the lineage of an unbroken one.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class Setup:
     """Whether times are measured. Otherwise they are estimates of the cost model."""
     device: str
     model: str = ""
-    """The language model; empty if none is asked."""
+    """The language model; empty if none is used."""
     plain_hash: str = ""
     """SHA-256 of the file without generated code."""
     started_from: str = ""

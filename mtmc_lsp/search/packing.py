@@ -6,7 +6,7 @@ import base64
 import zlib
 
 MOST_BYTES = 64 << 20
-"""A larger document is not unpacked: the store of somebody else may contain one that expands without end."""
+"""A larger document is not unpacked: a foreign store may contain one that expands without end."""
 
 
 def pack(text: str) -> str:

@@ -27,7 +27,7 @@ H200, A10 = "NVIDIA H200", "NVIDIA A10"
 
 def lesson(kind: str = "fuse", *, gpu: str = H200, tried: int = 4, kept: int = 2, **changes: object) -> Lesson:
     fields = {"title": "Fuse secret_name", "reason": "1.5x the speed", **changes}
-    return Lesson("run", "/home/me/project", gpu, kind, ("add", "mul"), tried, kept, 1, 1.5, **fields)  # type: ignore[arg-type]
+    return Lesson("run", "first-project", gpu, kind, ("add", "mul"), tried, kept, 1, 1.5, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_notes_on_the_users_architecture_and_lessons_of_the_users_gpu_come_first
 
 
 def test_other_projects_see_no_names_of_a_project() -> None:
-    (mine,) = lesson_entries([lesson()], "/home/me/project")
-    (other,) = lesson_entries([lesson()], "/home/me/other")
+    (mine,) = lesson_entries([lesson()], "first-project")
+    (other,) = lesson_entries([lesson()], "second-project")
     assert "Fuse secret_name: 1.5x the speed" in mine.text
     assert "secret_name" not in other.text
     assert other.text == "fuse of add, mul on NVIDIA H200: tried 4 times, kept 2, failed 1, at best 1.50x."
@@ -72,7 +72,7 @@ def test_other_projects_see_no_names_of_a_project() -> None:
 
 def test_lessons_of_several_runs_about_the_same_are_one_entry() -> None:
     other = lesson(tried=1, kept=1, title="Fuse other", reason="kept")
-    (entry,) = lesson_entries([lesson(), other], "/home/me/project")
+    (entry,) = lesson_entries([lesson(), other], "first-project")
     assert "tried 5 times, kept 3, failed 2" in entry.text
     assert "Fuse other: kept" in entry.text
 

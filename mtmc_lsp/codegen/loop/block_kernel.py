@@ -10,20 +10,22 @@ from collections.abc import Mapping, Sequence
 from mtmc_lsp.codegen.kernel.kernel import Kernel, assemble
 from mtmc_lsp.codegen.kernel.parameters import Parameters
 from mtmc_lsp.codegen.kernel.persistence import hoist_invariants
-from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES, Code, blocks_text, literal
+from mtmc_lsp.codegen.kernel.snippets import Code, blocks_text
 from mtmc_lsp.codegen.loop.block_axes import BlockAxes
 from mtmc_lsp.codegen.loop.block_expressions import BlockExpressions
 from mtmc_lsp.codegen.loop.iterations import (
     axes_from,
     count_text,
     index_code,
+    initial_text,
+    loop_lines,
     of_graph,
     result_pointer,
     row_buffers,
     row_strides,
     stride_text,
 )
-from mtmc_lsp.core.dtypes import compute_dtype, is_float
+from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.loop import LoopInput, LoopOutput, Position
 from mtmc_lsp.core.sizes import Size, product
@@ -115,12 +117,7 @@ class _BlockWriter:
             self.lines, {self.step, *names, *(pointer for pointer, _, _ in self.moves)}
         )
         self.lines = [*before, *invariant]
-        for pointer, at, stride in self.moves:
-            if (start := at.first * stride).terms:
-                self.lines.append(f"{pointer} += {self.parameters.divisor(start)}")
-        stages = f", num_stages={self.config.stages}" if self.config.stages > 1 else ""
-        self.lines.append(f"for {self.step} in tl.range(0, {count}{stages}):")
-        self.lines += [f"    {line}" for line in inside]
+        self.lines += loop_lines(self.parameters, self.moves, self.step, count, self.config.stages, inside)
         for i, output in enumerate(loop.outputs):
             if output.position is None:
                 self._store_last(i, output, states)
@@ -133,10 +130,7 @@ class _BlockWriter:
         dtype = compute_dtype(prim.dtype)
         name = self.parameters.names.unique(item.name)
         if item.initial is not None:
-            value = (
-                float(item.initial) if is_float(dtype) else bool(item.initial) if dtype == "bool" else int(item.initial)
-            )
-            text = f"tl.full({self.axes.shape(layout)}, {literal(value)}, {TRITON_DTYPES[dtype]})"
+            text = initial_text(item.initial, dtype, self.axes.shape(layout))
         else:
             code, positions = self.block.loaded(prim, axes_from(self.form, item))
             text = self.block.spread(code, positions, layout)

@@ -66,7 +66,7 @@ class BlockValues(Expressions):
         return self.spread(code, self.positions[name], self._layout(name))
 
     def spread(self, code: Code, positions: Positions, layout: Sequence[Axis]) -> str:
-        """A value broadcast to a layout, of which it has the axes at ``positions``."""
+        """A value broadcast to a layout. It has the axes of the layout at ``positions``."""
         if len(positions) == len(layout):
             return code.text
         if not positions:

@@ -14,12 +14,14 @@ from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.kernel import Kernel, assemble
 from mtmc_lsp.codegen.kernel.parameters import Parameters
 from mtmc_lsp.codegen.kernel.persistence import hoist_invariants
-from mtmc_lsp.codegen.kernel.snippets import ATOM, PRODUCT, TRITON_DTYPES, Code, blocks_text, literal
+from mtmc_lsp.codegen.kernel.snippets import ATOM, PRODUCT, TRITON_DTYPES, Code, blocks_text
 from mtmc_lsp.codegen.loop.cell_expressions import CellExpressions, Columns
 from mtmc_lsp.codegen.loop.iterations import (
     axes_from,
     count_text,
     index_code,
+    initial_text,
+    loop_lines,
     of_graph,
     result_pointer,
     row_buffers,
@@ -149,12 +151,7 @@ class CellWriter:
             varying |= self.matrices
         invariant, inside = hoist_invariants(self.lines, varying)
         self.lines = [*before, *invariant]
-        for pointer, at, stride in self.moves:
-            if (start := at.first * stride).terms:
-                self.lines.append(f"{pointer} += {self.parameters.divisor(start)}")
-        stages = f", num_stages={self.config.stages}" if self.config.stages > 1 else ""
-        self.lines.append(f"for {self.step} in tl.range(0, {count}{stages}):")
-        self.lines += [f"    {line}" for line in inside]
+        self.lines += loop_lines(self.parameters, self.moves, self.step, count, self.config.stages, inside)
         self.tile.cache.clear()
         for i, output in enumerate(loop.outputs):
             if output.position is None:
@@ -188,9 +185,7 @@ class CellWriter:
         dtype = compute_dtype(prim.dtype)
         name = self.parameters.names.unique(item.name)
         if item.initial is not None:
-            number = item.initial
-            value = float(number) if is_float(dtype) else bool(number) if dtype == "bool" else int(number)
-            text = f"tl.full({self._shape(source)}, {literal(value)}, {TRITON_DTYPES[dtype]})"
+            text = initial_text(item.initial, dtype, self._shape(source))
         else:
             text = self._spread(self.tile.initial(prim.name, at), source)
         self.lines.append(f"{name} = {text}")

@@ -7,11 +7,15 @@ from dataclasses import replace
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel
 from mtmc_lsp.codegen.kernel.parameters import Parameters
-from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, Code
+from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, TRITON_DTYPES, Code, literal
+from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.loop import LoopInput, Position
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.loops.form import LoopForm, row_type
+
+Move = tuple[str, Position, Size]
+"""A pointer that moves from row to row, with the stride of the rows."""
 
 
 def row_buffers(form: LoopForm, types: Sequence[TensorType]) -> dict[str, TensorType]:
@@ -66,6 +70,25 @@ def axes_from(form: LoopForm, item: LoopInput) -> str:
     """The primitive whose axes an input has: its value after the iteration if the body does not read it."""
     prim = form.prim(item)
     return prim if prim in form.region.inputs or item.next is None else form.ir.of(item.next).name
+
+
+def initial_text(number: float, dtype: str, shape: str) -> str:
+    """A state that has the same number in all elements before the first iteration."""
+    value = float(number) if is_float(dtype) else bool(number) if dtype == "bool" else int(number)
+    return f"tl.full({shape}, {literal(value)}, {TRITON_DTYPES[dtype]})"
+
+
+def loop_lines(
+    parameters: Parameters, moves: Sequence[Move], step: str, count: str, stages: int, inside: Sequence[str]
+) -> list[str]:
+    """The loop over iterations, and before it the statements that move pointers to the rows of the first one."""
+    starts = [(pointer, start) for pointer, at, stride in moves if (start := at.first * stride).terms]
+    ahead = f", num_stages={stages}" if stages > 1 else ""
+    return [
+        *(f"{pointer} += {parameters.divisor(start)}" for pointer, start in starts),
+        f"for {step} in tl.range(0, {count}{ahead}):",
+        *(f"    {line}" for line in inside),
+    ]
 
 
 def row_strides(kind: TensorType, position: Position, rank: int) -> tuple[Size, ...]:

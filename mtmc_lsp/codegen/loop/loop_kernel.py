@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
-from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES, Code, literal
+from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES, Code
 from mtmc_lsp.codegen.loop.block_kernel import write_block_kernel
 from mtmc_lsp.codegen.loop.cell_kernel import write_cell_kernel
 from mtmc_lsp.codegen.loop.iterations import (
     axes_from,
     count_text,
     index_code,
+    initial_text,
+    loop_lines,
     of_graph,
     result_pointer,
     row_buffers,
@@ -24,7 +26,7 @@ from mtmc_lsp.codegen.loop.iterations import (
 )
 from mtmc_lsp.codegen.tile.tile import merge_axes
 from mtmc_lsp.codegen.tile.tile_kernel import TileWriter, steps_far
-from mtmc_lsp.core.dtypes import compute_dtype, is_float
+from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.graph import Node, Ref, TensorType
 from mtmc_lsp.core.loop import LoopInput, LoopOutput, Position
 from mtmc_lsp.core.sizes import Size
@@ -137,12 +139,7 @@ class LoopWriter(TileWriter):
         ]
         inside, self.lines = self.lines, before
         self.tile.cache = {key: code for key, code in self.tile.cache.items() if key in invariant}
-        for pointer, at, stride in self._moves:
-            if (start := at.first * stride).terms:
-                self.lines.append(f"{pointer} += {self._offset(start)}")
-        stages = f", num_stages={self.config.stages}" if self.config.stages > 1 else ""
-        self.lines.append(f"for {self.step} in tl.range(0, {count}{stages}):")
-        self.lines += [f"    {line}" for line in inside]
+        self.lines += loop_lines(self.parameters, self._moves, self.step, count, self.config.stages, inside)
         for i, output in enumerate(loop.outputs):
             if output.position is None:
                 self._store_last(i, output, states)
@@ -188,10 +185,7 @@ class LoopWriter(TileWriter):
         varies = Code("", dtype, any(group.rows for group in along), any(group.cols for group in along))
         name = self.parameters.names.unique(item.name)
         if item.initial is not None:
-            value = literal(
-                float(item.initial) if is_float(dtype) else bool(item.initial) if dtype == "bool" else int(item.initial)
-            )
-            text = f"tl.full({self.shape_text(varies)}, {value}, {TRITON_DTYPES[dtype]})"
+            text = initial_text(item.initial, dtype, self.shape_text(varies))
         else:
             text = self._spread(self.tile.value(prim.name, at), varies)
         self.lines.append(f"{name} = {text}")

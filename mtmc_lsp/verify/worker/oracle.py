@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 RECURRENT = "_cudnn_rnn"
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward", RECURRENT})
-"""ATen operations that cuDNN computes, whose TF32 has a setting of its own."""
+"""ATen operations that cuDNN computes. PyTorch has a separate TF32 setting for them."""
 PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv"})
 """ATen operations that multiply matrices, as a dispatch mode sees them."""
 CUT_BITS = 42

@@ -141,10 +141,9 @@ def run_case(
         call changed, by name), ``facts`` (properties of each result besides its values) and ``changed_state`` (the global state
         that the call changed).
     """
-    if device == "cpu" and capture.workload.device == "cuda":
-        with gpu_autocast_on_cpu():
-            return _run(module, capture, inputs, device, mode, seed, kind, prepare, before, observes_state)
-    return _run(module, capture, inputs, device, mode, seed, kind, prepare, before, observes_state)
+    is_stand_in = device == "cpu" and capture.workload.device == "cuda"
+    with gpu_autocast_on_cpu() if is_stand_in else contextlib.nullcontext():
+        return _run(module, capture, inputs, device, mode, seed, kind, prepare, before, observes_state)
 
 
 def _run(

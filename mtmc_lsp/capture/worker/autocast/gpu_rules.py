@@ -37,7 +37,7 @@ FLOAT32_RESULT = frozenset(
 )
 """Operators that get ``dtype=torch.float32`` if the call gives no dtype."""
 NORMS = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
-"""Overloads without a dtype, and those with one that run instead."""
+"""Overloads without a dtype, and the overloads with a dtype that replace them."""
 WIDEST = frozenset("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split())
 """Operators whose operands all get the widest dtype among them."""
 REFUSED = "binary_cross_entropy"
