@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -46,6 +47,7 @@ def local_cluster(address: ClusterAddress) -> Iterator[SpecCluster]:
     nanny = {**worker, "preload": ["mtmc_lsp.cluster.preload"], **common}
     scheduler = {"dashboard": True, "dashboard_address": f"{HOST}:0", "port": 0, **common}
     with (
+        restored_environment(),
         dask.config.set(SETTINGS),
         SpecCluster(
             scheduler={"cls": Scheduler, "options": scheduler},
@@ -58,6 +60,18 @@ def local_cluster(address: ClusterAddress) -> Iterator[SpecCluster]:
         ) as cluster,
     ):
         yield cluster
+
+
+@contextlib.contextmanager
+def restored_environment() -> Iterator[None]:
+    """Restore this process's environment variables: Dask sets those of the workers to spawn, and PYTHONHASHSEED, in it."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def worker_environments(named: int | None, devices: list[str]) -> list[dict[str, str]]:

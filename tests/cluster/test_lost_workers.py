@@ -153,7 +153,7 @@ def test_the_process_of_a_problem_ends_with_its_worker(tmp_path: Path) -> None:
     problems = find_problems(tmp_path)
     program = (sys.executable, "-c", f"LOG, SECONDS = {str(log)!r}, 3\n{ANSWER}")
     lost: list[str] = []
-    bundle = bundle_of(problems, Settings())
+    bundle, environment = bundle_of(problems, Settings()), dict(os.environ)
     with connect(ClusterAddress("local:2", 2), bundle, sys.executable, on_lost=lost.append, forks=False) as here:
         plan = cluster_plan(Plan(Settings(), sys.executable, 20.0, {}), here.software, CPU)
         results = Bench(plan, tmp_path / "r.jsonl", here.jobs(CPU), program=program).run(problems)
@@ -166,3 +166,4 @@ def test_the_process_of_a_problem_ends_with_its_worker(tmp_path: Path) -> None:
     assert found == ["unmeasured"]
     assert Counter(what for what, _, _ in notes(log)) == {"start": 2, "end": 1}
     assert len(lost) == 1
+    assert dict(os.environ) == environment, "later programs get the variables of the workers"

@@ -261,7 +261,7 @@ GUARDED = ROWS.replace(
 
 
 def test_a_guard_decides_while_operations_are_counted_as_in_a_plain_call(judge: Judge) -> None:
-    verdict = judge(DOUBLED.replace("SIZE", "20000"), "doubled", GUARDED.replace("FACTOR", "2.0"), "fast")
+    verdict = judge(DOUBLED.replace("SIZE", "100000"), "doubled", GUARDED.replace("FACTOR", "2.0"), "fast")
     assert verdict.is_correct, verdict.reason
     assert verdict.computed_by == "kernel"
     assert any("a sample ran" in note for note in verdict.notes), verdict.notes
