@@ -71,6 +71,12 @@ def bench(
         typer.Option("--jobs", min=1, help="Problems at a time; timing is one at a time on each GPU."),
     ] = None,
     seconds: Annotated[float, typer.Option("--time-limit", min=1, help="Most seconds of one problem.")] = SECONDS,
+    total: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--seconds", min=1, help="With tritonbench-g: ends after so many seconds; the next run does what is left."
+        ),
+    ] = None,
     budget: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option("--budget", help="Seconds after which a problem starts no new step."),
@@ -124,8 +130,14 @@ def bench(
             shard=shard,
             jobs=jobs or 1,
             seconds=min(seconds, budget or seconds),
+            total=total,
             fresh=fresh,
             as_json=as_json,
+        )
+    if total is not None:
+        raise RequestError(
+            f"--seconds limits --suite {SUITE_G} alone",
+            remedy="Limit each problem by --time-limit, and their number by --limit.",
         )
     folder = _torch_suite(folder, out, python) if suite == SUITE_T else _suite_folder(folder, suite)
     if folder is None and summary is None:

@@ -60,6 +60,8 @@ class KernelSession:
         """End every process without waiting. Safe in a signal handler."""
         if self._fork_server is not None:
             self._fork_server.kill()
+        if self._plain is not None:
+            self._plain.kill()
 
     def trace(
         self, text: bytes, cases: Sequence[TraceCase], *, most_programs: int = 0, compares_faulty: bool = False
