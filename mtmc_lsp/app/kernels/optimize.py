@@ -127,6 +127,7 @@ class KernelOptimization:
                     max(1.0, seconds - (time.monotonic() - began)),
                     tries_all=self._tries_all,
                     excluded=self._excluded,
+                    keeps_launches=self.target.workload.launch is not None,
                 )
                 text = optimizer.run()
                 self.reports = optimizer.reports
