@@ -72,7 +72,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, {kernel["qualname"]: kernel for kernel in answer.document["kernels"]}
 
 
-def test_the_most_frequent_launch_comes_first_with_its_grid_and_arguments(recorded: tuple[Path, dict[str, Any]]) -> None:
+def test_the_most_frequent_launch_comes_first_with_its_grid_and_arguments(
+    recorded: tuple[Path, dict[str, Any]],
+) -> None:
     launches = recorded[1]["scaled_sum_kernel"]["launches"]
     assert [launch["count"] for launch in launches] == [3, 1]
     assert [launch["grid"]["grid"] for launch in launches] == [[40], [4]]
