@@ -139,3 +139,67 @@ def test_the_fused_kernel_computes_the_same(observe: Observing, text: str) -> No
     )
     assert broken != fused
     assert any(trace.faults for trace in observe(broken, "add", *sizes, original=text))
+
+
+SCALE = """
+
+@triton.jit
+def scale_kernel(in_ptr, weight_ptr, scaled_ptr, n, factor, BLOCK: tl.constexpr):
+    where = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = where < n
+    x = tl.load(in_ptr + where, mask=inside)
+    weight = tl.load(weight_ptr + where, mask=inside)
+    tl.store(scaled_ptr + where, x * weight * factor, mask=inside)
+"""
+SECOND = """\
+    scaled = torch.empty_like(out)
+    scale_kernel[(triton.cdiv(x.numel(), 64),)](out, y, scaled, x.numel(), 0.5, BLOCK=64)
+    return scaled
+"""
+PAIR = ADD.replace("\n\n# mtmc", f"{SCALE}\n\n# mtmc").replace("    return torch.relu(out) * 2\n", SECOND)
+
+
+def test_two_elementwise_launches_become_one() -> None:
+    text = applied(PAIR, "fuse")
+    assert "def add_kernel(x_ptr, y_ptr, scaled_ptr, factor, n, BLOCK: tl.constexpr):\n" in text
+    assert "    result = x + y\n    tl.store(scaled_ptr + offsets, result * y * factor, mask=mask)  # the sum\n" in text
+    launch = "    add_kernel[(triton.cdiv(x.numel(), 64),)](x, y, scaled, 0.5, x.numel(), BLOCK=64)\n"
+    assert f"    out = torch.empty_like(x)\n    scaled = torch.empty_like(out)\n{launch}    return scaled\n" in text
+
+
+def test_a_tensor_in_sixteen_bits_is_rounded_as_before() -> None:
+    assert "    result = (x + y).to(tl.float16)\n" in applied(PAIR, "fuse", types="*fp16")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("return scaled", "return scaled, out"),
+        ("where = tl.program_id(0) * BLOCK", "where = n - 1 - tl.program_id(0) * BLOCK"),
+        ("inside = where < n", "inside = where < n - 1"),
+        ("x * weight * factor, mask=inside", "x * weight * factor"),
+        ("x * weight * factor, mask", "x * tl.sum(x) * factor, mask"),
+        ("x * weight * factor, mask", "helper(x) * factor, mask"),
+        ("    scale_kernel[(triton.cdiv(x.numel(), 64),)]", "    scale_kernel[(triton.cdiv(x.numel(), 32),)]"),
+        ("0.5, BLOCK=64", "0.5, BLOCK=32"),
+        ("(out, y, scaled,", "(out, y, x,"),
+        ("(out, y, scaled,", "(out, out, scaled,"),
+        ("    scaled = torch.empty_like(out)", "    scaled = torch.empty_like(out)\n    print(out)"),
+        ("    x = tl.load(in_ptr", "    for i in range(2):\n        x = tl.load(in_ptr"),
+        ("out = torch.empty_like(x)", "out = torch.ones_like(x)"),
+    ],
+)
+def test_launches_stay_apart_if_their_elements_differ_or_others_see_the_tensor(change: tuple[str, str]) -> None:
+    changed = PAIR.replace(*change)
+    assert changed != PAIR
+    assert proposed(changed, "fuse") == []
+
+
+def test_two_fused_launches_compute_the_same(observe: Observing) -> None:
+    fused = applied(PAIR, "fuse")
+    sizes = [{"M": 5, "N": 7}, {"M": 8, "N": 64}]
+    for trace in observe(fused, "add", *sizes, original=PAIR):
+        assert not trace.faults, trace.faults
+        assert [work.launch.kernel for work in trace.launches] == ["add_kernel"]
+    broken = fused.replace("result * y", "result + y")
+    assert any(trace.faults for trace in observe(broken, "add", *sizes, original=PAIR))

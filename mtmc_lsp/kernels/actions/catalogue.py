@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mtmc_lsp.kernels.actions.base import Facts, Proposal, SourceAction
 from mtmc_lsp.kernels.actions.even import even_loops, even_offsets
+from mtmc_lsp.kernels.actions.fusion.launches import fuse_launches
 from mtmc_lsp.kernels.actions.fusion.neighbours import fuse_following, fuse_preceding
 from mtmc_lsp.kernels.actions.hoist import equal_loads, hoist
 from mtmc_lsp.kernels.actions.products import split_float32, stored_operands
@@ -15,6 +16,7 @@ from mtmc_lsp.kernels.actions.tune import autotune
 ACTIONS: tuple[SourceAction, ...] = (
     fuse_following,
     fuse_preceding,
+    fuse_launches,
     stored_operands,
     split_float32,
     hoist,
@@ -30,7 +32,8 @@ LAST = "autotune"
 """It tunes the kernel that the other edits leave."""
 
 WHEN_IT_PAYS = {
-    "fuse": "Elementwise PyTorch operations on a tensor that only one launch reads or writes.",
+    "fuse": "Elementwise PyTorch operations on a tensor that only one launch reads or writes, and results that only the next "
+    "launch reads.",
     "precision": "Products of 16-bit operands that the kernel converts to float32, and exact float32 products on a GPU with "
     "fast TF32.",
     "hoist": "Loads in loops whose pointers do not change, and the same load written twice.",

@@ -69,10 +69,10 @@ def one_launch(facts: Facts) -> OneLaunch | None:
 
 def occurrences(node: Node, name: str) -> list[Node]:
     """The places below a node that name a variable, keywords of calls left out."""
-    return [item for item in walk(node) if item.type == "identifier" and text_of(item) == name and not _is_label(item)]
+    return [item for item in walk(node) if item.type == "identifier" and text_of(item) == name and not is_label(item)]
 
 
-def _is_label(identifier: Node) -> bool:
+def is_label(identifier: Node) -> bool:
     """Whether an identifier is a keyword of a call or an attribute."""
     parent = identifier.parent
     if parent is None:
