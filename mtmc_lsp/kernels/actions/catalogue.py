@@ -9,6 +9,7 @@ from mtmc_lsp.kernels.actions.even import even_loops, even_offsets
 from mtmc_lsp.kernels.actions.fusion.launches import fuse_launches
 from mtmc_lsp.kernels.actions.fusion.neighbours import fuse_following, fuse_preceding
 from mtmc_lsp.kernels.actions.hoist import equal_loads, hoist
+from mtmc_lsp.kernels.actions.one_pass import online_softmax
 from mtmc_lsp.kernels.actions.products import split_float32, stored_operands
 from mtmc_lsp.kernels.actions.schedule import cache_policies, grouped_order, pipeline
 from mtmc_lsp.kernels.actions.tune import autotune
@@ -17,6 +18,7 @@ ACTIONS: tuple[SourceAction, ...] = (
     fuse_following,
     fuse_preceding,
     fuse_launches,
+    online_softmax,
     stored_operands,
     split_float32,
     hoist,
@@ -34,6 +36,7 @@ LAST = "autotune"
 WHEN_IT_PAYS = {
     "fuse": "Elementwise PyTorch operations on a tensor that only one launch reads or writes, and results that only the next "
     "launch reads.",
+    "one-pass": "A softmax that reads its row for the maximum, and again for the sum.",
     "precision": "Products of 16-bit operands that the kernel converts to float32, and exact float32 products on a GPU with "
     "fast TF32.",
     "hoist": "Loads in loops whose pointers do not change, and the same load written twice.",

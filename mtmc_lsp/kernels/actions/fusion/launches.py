@@ -25,8 +25,8 @@ from mtmc_lsp.source.syntax import line_end, line_of, line_start, text_of, walk
 LAUNCH_US = 4.0
 """Estimated time that a launch costs in a sequence of small kernels."""
 LANES = frozenset(
-    "load store program_id num_programs arange cdiv where maximum minimum abs exp exp2 log log2 sqrt sqrt_rn rsqrt sin cos erf sigmoid "
-    "floor ceil fma div_rn fdiv clamp multiple_of max_contiguous cast".split()
+    "load store program_id num_programs arange cdiv where maximum minimum abs exp exp2 log log2 sqrt sqrt_rn rsqrt sin cos erf "
+    "sigmoid floor ceil fma div_rn fdiv clamp multiple_of max_contiguous cast".split()
 )
 """Functions of Triton that compute each lane from the same lane, or scalars."""
 NARROW = {"*fp16": "float16", "*bf16": "bfloat16"}
