@@ -20,7 +20,6 @@ from mtmc_lsp.kernels.actions.offsets import (
     bounded_by,
     conjuncts,
     is_start_of,
-    linear,
     loop_steps,
 )
 from mtmc_lsp.kernels.actions.signatures import (
@@ -32,6 +31,7 @@ from mtmc_lsp.kernels.actions.signatures import (
 )
 from mtmc_lsp.kernels.repairs.site import Edit, Site
 from mtmc_lsp.source.lint.kernel import argument
+from mtmc_lsp.source.lint.linear import linear
 from mtmc_lsp.source.syntax import field, line_end, line_of, line_start, text_of, walk
 
 MASK_SHARE = 0.05
@@ -87,7 +87,7 @@ def even_offsets(facts: Facts) -> Iterator[Proposal]:
         if pair is None or value is None or value.type != "binary_operator" or text_of(field(value, "operator")) != "%":
             continue
         left, right = field(value, "left"), field(value, "right")
-        terms = linear(left, site) if left is not None else None
+        terms = linear(left, site.kernel) if left is not None else None
         offsets = block_offsets(terms) if terms is not None else None
         if left is None or right is None or offsets is None or not _is_block_start(offsets):
             continue

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from tree_sitter import Node
 
 from mtmc_lsp.kernels.actions.base import Facts, Proposal
-from mtmc_lsp.kernels.actions.offsets import block_offsets, linear, loop_steps
+from mtmc_lsp.kernels.actions.offsets import block_offsets, loop_steps
 from mtmc_lsp.kernels.actions.signatures import decorated, is_called, is_splatted, module_prefix
 from mtmc_lsp.kernels.repairs.site import Edit, Launch, replaced
 from mtmc_lsp.source.lint.kernel import argument
+from mtmc_lsp.source.lint.linear import linear
 from mtmc_lsp.source.syntax import field, line_of, text_of, walk
 
 OPTIONS = {"num_warps": 4, "num_stages": 3}
@@ -258,7 +259,7 @@ def _is_free(facts: Facts, name: str) -> bool:
         if name in stepped:
             continue
         expressions = [v for values in site.kernel.values.values() for v in values if _contains(v, call)]
-        found = [block_offsets(terms) for v in expressions if (terms := linear(v, site)) is not None]
+        found = [block_offsets(terms) for v in expressions if (terms := linear(v, site.kernel)) is not None]
         if not any(offsets is not None and name in offsets.start for offsets in found):
             return False
     return True
