@@ -11,6 +11,7 @@ from mtmc_lsp.kernels.actions.fusion.neighbours import fuse_following, fuse_prec
 from mtmc_lsp.kernels.actions.hoist import equal_loads, hoist
 from mtmc_lsp.kernels.actions.one_pass import online_softmax
 from mtmc_lsp.kernels.actions.products import split_float32, stored_operands
+from mtmc_lsp.kernels.actions.programs import persist, split_k
 from mtmc_lsp.kernels.actions.schedule import cache_policies, grouped_order, pipeline
 from mtmc_lsp.kernels.actions.tune import autotune
 
@@ -26,6 +27,8 @@ ACTIONS: tuple[SourceAction, ...] = (
     even_offsets,
     even_loops,
     grouped_order,
+    split_k,
+    persist,
     cache_policies,
     pipeline,
     autotune,
@@ -43,6 +46,8 @@ WHEN_IT_PAYS = {
     "vectorize": "Offsets with a modulo, as in Triton's own matrix product: the compiler cannot prove that they are contiguous.",
     "even-blocks": "Loops over a length that blocks usually divide.",
     "grouped-order": "Products whose operands are larger than the L2 cache.",
+    "split-k": "Products with fewer tiles than the GPU has multiprocessors, and a long inner dimension.",
+    "persist": "Kernels with many more programs than the GPU runs at a time.",
     "cache": "Kernels that read one tensor many times and stream another one.",
     "pipeline": "Loops that wait for loads, without a product that Triton pipelines by itself.",
     "autotune": "Fixed block sizes, warps and stages that were never measured on the GPU.",

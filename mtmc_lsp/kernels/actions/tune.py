@@ -232,6 +232,10 @@ def _block(facts: Facts, name: str) -> _Block | None:
         if not local and [text_of(item) for item in launch.keywords.values()].count(text_of(value)) > 1:
             # The grid does not tell which of them it divides by.
             return None
+        others = [item for item in launch.positional + list(launch.keywords.values()) if item != value]
+        if any(text_of(node) == text_of(value) for item in others if item.type == "call" for node in walk(item)):
+            # Another argument depends on the block size: the number of blocks.
+            return None
         edits = _grid_edits(launch, name, local or text_of(value), is_name=bool(local))
         if edits is None:
             return None

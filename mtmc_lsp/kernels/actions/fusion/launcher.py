@@ -103,6 +103,21 @@ def assignment_in(statement: Node) -> tuple[Node, Node] | None:
     return (left, right) if node is not None and node.type == "assignment" and left and right else None
 
 
+def is_fresh(one: OneLaunch, tensor: str) -> Node | None:
+    """The call that creates a tensor, if it is new, only described until the launch, and passed to it once."""
+    made: Node | None = None
+    for statement in one.before:
+        pair = assignment_in(statement)
+        if pair is not None and text_of(pair[0]) == tensor:
+            if made is not None or not is_created(pair[1]) or occurrences(pair[1], tensor):
+                return None
+            made = pair[1]
+        elif not all(map(is_description, occurrences(statement, tensor))):
+            return None
+    used = [item for item in occurrences(one.statements[one.position], tensor) if not is_description(item)]
+    return made if len(used) == 1 else None
+
+
 def only_accesses(facts: Facts, parameter: str, operation: str) -> list[Node] | None:
     """The loads or stores of a pointer's tensor; None if the kernel does anything else with the pointer."""
     site, found = facts.site, list[Node]()

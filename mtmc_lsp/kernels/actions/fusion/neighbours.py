@@ -12,8 +12,8 @@ from mtmc_lsp.kernels.actions.fusion.elementwise import Elementwise, elementwise
 from mtmc_lsp.kernels.actions.fusion.launcher import (
     OneLaunch,
     assignment_in,
-    is_created,
     is_description,
+    is_fresh,
     occurrences,
     one_launch,
     only_accesses,
@@ -39,7 +39,7 @@ def fuse_following(facts: Facts) -> Iterator[Proposal]:
         if one is None or node.type != "identifier" or kind not in FLOATS or one.is_shared(parameter):
             continue
         stores = only_accesses(facts, parameter, "store")
-        tail = _tail(one, text_of(node)) if stores is not None and _is_fresh(one, text_of(node)) else None
+        tail = _tail(one, text_of(node)) if stores is not None and is_fresh(one, text_of(node)) is not None else None
         if stores is None or tail is None or tail[1].widens:
             continue
         edits = [edit for store in stores for edit in _stored(facts, store, tail[1], kind)]
@@ -106,21 +106,6 @@ def _kind(facts: Facts, parameter: str) -> str:
 
 
 # Launchers -----------------------------------------------------------------------------------------------------------
-
-
-def _is_fresh(one: OneLaunch, tensor: str) -> bool:
-    """Whether a tensor is new, and only described until the launch."""
-    made = False
-    for statement in one.before:
-        pair = assignment_in(statement)
-        if pair is not None and text_of(pair[0]) == tensor:
-            if made or not is_created(pair[1]) or occurrences(pair[1], tensor):
-                return False
-            made = True
-        elif not all(map(is_description, occurrences(statement, tensor))):
-            return False
-    used = [item for item in occurrences(one.statements[one.position], tensor) if not is_description(item)]
-    return made and len(used) == 1
 
 
 def _tail(one: OneLaunch, tensor: str) -> Replaced | None:
