@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtmc_lsp.kernels.actions.base import Facts, Proposal, SourceAction
+from mtmc_lsp.kernels.actions.coalesce import swapped_index
 from mtmc_lsp.kernels.actions.even import even_loops, even_offsets
 from mtmc_lsp.kernels.actions.fusion.launches import fuse_launches
 from mtmc_lsp.kernels.actions.fusion.neighbours import fuse_following, fuse_preceding
@@ -20,6 +21,7 @@ ACTIONS: tuple[SourceAction, ...] = (
     fuse_preceding,
     fuse_launches,
     online_softmax,
+    swapped_index,
     stored_operands,
     split_float32,
     hoist,
@@ -45,6 +47,7 @@ WHEN_IT_PAYS = {
     "hoist": "Loads in loops whose pointers do not change, and the same load written twice.",
     "vectorize": "Offsets with a modulo, as in Triton's own matrix product: the compiler cannot prove that they are contiguous.",
     "even-blocks": "Loops over a length that blocks usually divide.",
+    "coalesce": "A flat index that is divided into rows and columns so that neighbouring lanes are rows apart.",
     "grouped-order": "Products whose operands are larger than the L2 cache.",
     "split-k": "Products with fewer tiles than the GPU has multiprocessors, and a long inner dimension.",
     "persist": "Kernels with many more programs than the GPU runs at a time.",
