@@ -39,7 +39,7 @@ HOST_CHECKS: dict[str, Callable[[Node, Context], Iterator[Finding]]] = {
 }
 CODES = (*KERNEL_CHECKS, *HOST_CHECKS)
 """Checks that run on every edit."""
-ON_SAVE = ("shared-memory",)
+ON_SAVE = ("shared-memory", "register-spills", "low-occupancy")
 """Checks that need a compiler and run when a file is saved."""
 IGNORE = re.compile(rb"#\s*mtmc:\s*ignore(?:\[([^\]]*)\])?")
 
