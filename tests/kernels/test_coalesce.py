@@ -57,6 +57,11 @@ def test_the_index_stays_if_more_depends_on_it_or_nothing_is_gained(change: tupl
     assert proposed(changed, "coalesce") == []
 
 
+def test_the_modulo_of_a_flat_index_stays() -> None:
+    assert proposed(SCALE, "vectorize") == []
+    assert len(proposed(SCALE.replace("column = index // M", "column = tl.program_id(1)"), "vectorize")) == 1
+
+
 def test_the_other_order_computes_the_same(observe: Observing) -> None:
     text = applied(SCALE, "coalesce")
     sizes = [{"M": 5, "N": 70}, {"M": 2, "N": 5}]

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mtmc_lsp.kernels.actions.programs import persist, split_k
+from mtmc_lsp.kernels.actions.persist import persist
+from mtmc_lsp.kernels.actions.split_k import split_k
 from mtmc_lsp.source.syntax import first_error, parse
 from tests.kernels.observing import HEADER, Observing
 from tests.kernels.proposing import facts, proposed
@@ -61,9 +62,9 @@ def double(x):
 )
 
 
-def split(text: str) -> str:
+def split(text: str, types: str = "*fp32") -> str:
     """The text with a split product, as if a call with four tiles had been observed; the text itself if it stays."""
-    for each in facts(text):
+    for each in facts(text, types):
         few = replace(each, launches=tuple(replace(work, programs=4) for work in each.launches))
         for item in split_k(few):
             changed = item.applied(text.encode())
@@ -91,6 +92,7 @@ def test_a_product_with_many_tiles_is_not_split() -> None:
     "change",
     [
         ("columns[None, :], total, mask", "columns[None, :], total + 1.0, mask"),
+        ("    mask = (rows", "    tl.atomic_add(a_ptr, 1.0)\n    mask = (rows"),
         ("    mask = (rows", "    total = total * 2\n    mask = (rows"),
         ("    mask = (rows", "    tl.store(c_ptr, 0.0)\n    mask = (rows"),
         ("tl.zeros((BLOCK", "tl.ones((BLOCK"),
@@ -107,10 +109,42 @@ def test_a_product_stays_whole_if_its_parts_cannot_be_added(change: tuple[str, s
     assert split(changed) == changed
 
 
-def test_results_in_sixteen_bits_are_not_added_up() -> None:
-    for each in facts(PRODUCT, types="*fp16"):
-        few = replace(each, launches=tuple(replace(work, programs=4) for work in each.launches))
-        assert list(split_k(few)) == []
+HALF = PRODUCT.replace("columns[None, :], total, mask", "columns[None, :], result, mask").replace(
+    "    mask = (rows", "    result = total.to(tl.float16)\n    mask = (rows"
+)
+
+
+@pytest.mark.parametrize(
+    ("creation", "new", "dtype"),
+    [
+        (
+            "device=a.device)",
+            "torch.zeros((a.shape[0], b.shape[1]), device=a.device, dtype=torch.float32)",
+            "torch.float16",
+        ),
+        ("dtype=a.dtype)", "torch.zeros((a.shape[0], b.shape[1]), dtype=torch.float32)", "a.dtype"),
+    ],
+)
+def test_a_result_in_sixteen_bits_is_added_up_in_float32(creation: str, new: str, dtype: str) -> None:
+    text = split(HALF.replace("device=a.device)", creation), types="*fp16")
+    assert "    result = total\n" in text
+    assert f"    c = {new}\n" in text
+    assert f"BLOCK=16)\n    c = c.to({dtype})\n    return c\n" in text
+
+
+def test_an_autotuner_clears_the_result_before_it_times_a_configuration() -> None:
+    tuned = PRODUCT.replace(
+        "@triton.jit", '@triton.autotune(configs=[triton.Config({}, num_warps=4)], key=["K"])\n@triton.jit'
+    )
+    assert 'key=["K"], reset_to_zero=["c_ptr"])\n@triton.jit' in split(tuned)
+    restored = tuned.replace('key=["K"]', 'key=["K"], restore_value=["c_ptr"]')
+    assert split(restored) == restored
+
+
+def test_a_split_product_in_sixteen_bits_computes_the_same(observe: Observing) -> None:
+    half = HALF.replace("a=f32", "a=f16").replace("b=f32", "b=f16").replace("device=a.device)", "dtype=a.dtype)")
+    for trace in observe(split(half, "*fp16"), "product", {"M": 20, "N": 17, "K": 70}, original=half):
+        assert not trace.faults, trace.faults
 
 
 def test_a_split_product_computes_the_same(observe: Observing) -> None:

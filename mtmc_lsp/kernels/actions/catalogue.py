@@ -11,9 +11,10 @@ from mtmc_lsp.kernels.actions.fusion.launches import fuse_launches
 from mtmc_lsp.kernels.actions.fusion.neighbours import fuse_following, fuse_preceding
 from mtmc_lsp.kernels.actions.hoist import equal_loads, hoist
 from mtmc_lsp.kernels.actions.one_pass import online_softmax
+from mtmc_lsp.kernels.actions.persist import persist
 from mtmc_lsp.kernels.actions.products import split_float32, stored_operands
-from mtmc_lsp.kernels.actions.programs import persist, split_k
 from mtmc_lsp.kernels.actions.schedule import cache_policies, grouped_order, pipeline
+from mtmc_lsp.kernels.actions.split_k import split_k
 from mtmc_lsp.kernels.actions.tune import autotune
 
 ACTIONS: tuple[SourceAction, ...] = (

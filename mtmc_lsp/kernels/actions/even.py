@@ -81,6 +81,7 @@ def even_offsets(facts: Facts) -> Iterator[Proposal]:
     Legal because block numbers are below ``tl.cdiv(M, BLOCK)``, so no offset reaches M if BLOCK divides it.
     """
     site, found = facts.site, dict[tuple[str, str], list[tuple[Node, Node, Node]]]()
+    divided = {" ".join(text_of(node).split()) for node in walk(site.kernel.body) if node.type == "binary_operator"}
     for statement in walk(site.kernel.body):
         pair = assignment_of(statement) if statement.type == "expression_statement" else None
         value = pair[1] if pair is not None else None
@@ -90,6 +91,9 @@ def even_offsets(facts: Facts) -> Iterator[Proposal]:
         terms = linear(left, site.kernel) if left is not None else None
         offsets = block_offsets(terms) if terms is not None else None
         if left is None or right is None or offsets is None or not _is_block_start(offsets):
+            continue
+        if f"{text_of(left)} // {text_of(right)}" in divided:
+            # A flat index of several dimensions exceeds the length of one.
             continue
         if right.type == "identifier" and {text_of(right), offsets.block} <= site.kernel.parameters.keys():
             found.setdefault((text_of(right), offsets.block), []).append((statement, left, pair[0]))
