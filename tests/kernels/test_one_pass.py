@@ -105,3 +105,91 @@ def test_blocks_of_negative_infinity_are_not_nan(observe: Observing) -> None:
     assert any(trace.faults for trace in observe(merged, "softmax", {"M": 3, "N": 70}, original=MASKED)), (
         "the guard is needed"
     )
+
+
+NORM = (
+    HEADER
+    + """\
+@triton.jit
+def norm_kernel(x_ptr, mean_ptr, var_ptr, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    x_ptr += row * n
+    mean = 0
+    _mean = tl.zeros([BLOCK], dtype=tl.float32)
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        a = tl.load(x_ptr + cols, mask=cols < n, other=0.0).to(tl.float32)
+        _mean += a
+    mean = tl.sum(_mean, axis=0) / n
+    # the variance
+    _var = tl.zeros([BLOCK], dtype=tl.float32)
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + cols, mask=cols < n, other=0.0).to(tl.float32)
+        x = tl.where(cols < n, x - mean, 0.0)
+        _var += x * x
+    var = tl.sum(_var, axis=0) / n
+    tl.store(mean_ptr + row, mean)
+    tl.store(var_ptr + row, var)
+
+
+# mtmc: x=f32[M,N] M=40 N=300
+def norm(x):
+    x = x + 1000.0
+    mean, var = torch.empty_like(x[:, 0]), torch.empty_like(x[:, 0])
+    norm_kernel[(x.shape[0],)](x, mean, var, x.shape[1], BLOCK=16)
+    return mean, var
+"""
+)
+WELFORD = """\
+    # the variance
+    _var = tl.zeros([BLOCK], dtype=tl.float32)
+    _count = tl.zeros_like(_mean)
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + cols, mask=cols < n, other=0.0).to(tl.float32)
+        _count += tl.where(cols < n, 1.0, 0.0)
+        delta = tl.where(cols < n, x - _mean, 0.0)
+        _mean += delta / tl.maximum(_count, 1.0)
+        _var += delta * (x - _mean)
+    mean = tl.sum(_count * _mean, axis=0) / n
+    var = tl.sum(_var + _count * (_mean - mean) * (_mean - mean), axis=0) / n
+"""
+
+
+def test_a_mean_and_a_variance_come_from_one_loop() -> None:
+    text = applied(NORM, "one-pass")
+    assert f"    _mean = tl.zeros([BLOCK], dtype=tl.float32)\n{WELFORD}    tl.store(mean_ptr + row, mean)\n" in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("    # the variance", "    tl.store(mean_ptr + row, mean)"),
+        ("    # the variance", "    scale = mean * 2"),
+        ("tl.where(cols < n, x - mean, 0.0)", "tl.where(cols < n, x - 2 * mean, 0.0)"),
+        ("tl.where(cols < n, x - mean, 0.0)", "tl.where(cols < n, x - mean, 1.0)"),
+        ("tl.where(cols < n, x - mean, 0.0)", "tl.where(cols <= n, x - mean, 0.0)"),
+        ("tl.where(cols < n, x - mean, 0.0)", "x - mean"),
+        ("_var += x * x", "_var += x"),
+        ("        _mean += a", "        _mean += a * a"),
+        ("    tl.store(mean_ptr", "    tl.store(var_ptr, tl.sum(a))\n    tl.store(mean_ptr"),
+        ("mean = tl.sum(_mean, axis=0) / n", "mean = tl.sum(_mean, axis=0) / (n - 1)"),
+        ("var = tl.sum(_var, axis=0) / n", "var = tl.sum(_var, axis=0) / (n - 1)"),
+        ("        x = tl.load(x_ptr + cols,", "        x = tl.load(x_ptr + 2 * cols,"),
+    ],
+)
+def test_a_variance_stays_apart_if_its_elements_or_its_uses_differ(change: tuple[str, str]) -> None:
+    changed = NORM.replace(*change)
+    assert changed != NORM
+    assert proposed(changed, "one-pass") == []
+
+
+def test_one_pass_computes_the_same_variance_far_from_zero(observe: Observing) -> None:
+    text = applied(NORM, "one-pass")
+    sizes = [{"M": 3, "N": 70}, {"M": 2, "N": 16}, {"M": 2, "N": 5}]
+    for trace in observe(text, "norm", *sizes, original=NORM):
+        assert not trace.faults, trace.faults
+    naive = text.replace(" + _count * (_mean - mean) * (_mean - mean)", "")
+    assert naive != text
+    assert any(trace.faults for trace in observe(naive, "norm", *sizes, original=NORM))

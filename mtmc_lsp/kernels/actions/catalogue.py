@@ -16,12 +16,14 @@ from mtmc_lsp.kernels.actions.products import split_float32, stored_operands
 from mtmc_lsp.kernels.actions.schedule import cache_policies, grouped_order, pipeline
 from mtmc_lsp.kernels.actions.split_k import split_k
 from mtmc_lsp.kernels.actions.tune import autotune
+from mtmc_lsp.kernels.actions.variance import one_pass_variance
 
 ACTIONS: tuple[SourceAction, ...] = (
     fuse_following,
     fuse_preceding,
     fuse_launches,
     online_softmax,
+    one_pass_variance,
     swapped_index,
     stored_operands,
     split_float32,
@@ -42,7 +44,7 @@ LAST = "autotune"
 WHEN_IT_PAYS = {
     "fuse": "Elementwise PyTorch operations on a tensor that only one launch reads or writes, and results that only the next "
     "launch reads.",
-    "one-pass": "A softmax that reads its row for the maximum, and again for the sum.",
+    "one-pass": "A softmax that reads its row for the maximum and again for the sum, and a variance that reads it for the mean.",
     "precision": "Products of 16-bit operands that the kernel converts to float32, and exact float32 products on a GPU with "
     "fast TF32.",
     "hoist": "Loads in loops whose pointers do not change, and the same load written twice.",

@@ -56,9 +56,9 @@ def online_softmax(facts: Facts) -> Iterator[Proposal]:
     site = facts.site
     loops = loops_of(site)
     for first, second in itertools.pairwise(loops):
-        if not _are_neighbours(first, second) or _header(first) != _header(second):
+        if not are_neighbours(first, second) or header_of(first) != header_of(second):
             continue
-        bodies = [_statements(loop) for loop in (first, second)]
+        bodies = [statements_of(loop) for loop in (first, second)]
         maximum = _maximum(site, bodies[0][-1]) if bodies[0] else None
         total = _sum(site, bodies[1]) if maximum is not None else None
         if maximum is None or total is None or total.operand != maximum.operand:
@@ -67,7 +67,7 @@ def online_softmax(facts: Facts) -> Iterator[Proposal]:
             continue
         same = [text_of(item) for item in bodies[0][:-1]]
         others = [item for item in bodies[1] if item not in (total.statement, total.extra)]
-        if [text_of(item) for item in others] != same or not all(_only_assigns(site, item) for item in others):
+        if [text_of(item) for item in others] != same or not all(only_assigns(site, item) for item in others):
             continue
         if maximum.name in {name for item in others for name in uses(item)} or not _stays_between(first, second):
             continue
@@ -77,8 +77,8 @@ def online_softmax(facts: Facts) -> Iterator[Proposal]:
 def _merged(facts: Facts, first: Node, maximum: _Maximum, total: _Sum) -> Proposal:
     text, language = facts.site.text, maximum.language
     taken = {*facts.site.kernel.parameters, *facts.site.kernel.values}
-    new = _free(f"new_{maximum.name}", taken)
-    shift = _free(f"{maximum.name}_shift", taken | {new})
+    new = free_name(f"new_{maximum.name}", taken)
+    shift = free_name(f"{maximum.name}_shift", taken | {new})
     addend = text_of(total.addend)
     if total.extra is not None:
         pair = assignment_of(total.extra)
@@ -94,9 +94,7 @@ def _merged(facts: Facts, first: Node, maximum: _Maximum, total: _Sum) -> Propos
     ]
     indent = indent_at(text, total.statement)
     start = (total.extra or total.statement).start_byte
-    loads = [call for name, call in facts.site.accesses if name == "load" and _is_in(call, first)]
-    seen = [access for load in loads if (access := facts.access_at(load)) is not None]
-    moved = float(sum(access.bytes for access in seen))
+    moved = passed_bytes(facts, first)
     is_cached = moved <= facts.device.l2_bytes
     return Proposal(
         "one-pass",
@@ -114,33 +112,46 @@ def _merged(facts: Facts, first: Node, maximum: _Maximum, total: _Sum) -> Propos
     )
 
 
+def passed_bytes(facts: Facts, loop: Node) -> float:
+    """Bytes that the loads of a loop read."""
+    loads = [call for name, call in facts.site.accesses if name == "load" and _is_in(call, loop)]
+    return float(sum(access.bytes for load in loads if (access := facts.access_at(load)) is not None))
+
+
 # Reading -------------------------------------------------------------------------------------------------------------
 
 
-def _statements(loop: Node) -> list[Node]:
+def statements_of(loop: Node) -> list[Node]:
+    """The statements of a loop."""
     body = field(loop, "body")
     return [item for item in body.named_children if item.type != "comment"] if body is not None else []
 
 
-def _header(loop: Node) -> str:
+def header_of(loop: Node) -> str:
+    """The variable and the range of a loop."""
     return f"{text_of(field(loop, 'left'))} in {' '.join(text_of(field(loop, 'right')).split())}"
 
 
-def _are_neighbours(first: Node, second: Node) -> bool:
+def are_neighbours(first: Node, second: Node) -> bool:
     """Whether two loops are statements of one block."""
     one, other = first.parent, second.parent
     return one is not None and other is not None and one == other and first.end_byte <= second.start_byte
 
 
-def _stays_between(first: Node, second: Node) -> bool:
-    """Whether the statements between the loops are assignments that use nothing of the first loop."""
-    changed, block = assigned_in(first), first.parent
-    between = [
+def statements_between(first: Node, second: Node) -> list[Node]:
+    """The statements between two loops of one block."""
+    block = first.parent
+    return [
         item
         for item in (block.named_children if block is not None else ())
         if first.end_byte <= item.start_byte and item.end_byte <= second.start_byte and item.type != "comment"
     ]
-    pairs = [assignment_of(item) for item in between]
+
+
+def _stays_between(first: Node, second: Node) -> bool:
+    """Whether the statements between the loops are assignments that use nothing of the first loop."""
+    changed = assigned_in(first)
+    pairs = [assignment_of(item) for item in statements_between(first, second)]
     return all(pair is not None and not uses(pair[1]) & changed and text_of(pair[0]) not in changed for pair in pairs)
 
 
@@ -198,7 +209,7 @@ def _is_used_elsewhere(site: Site, name: str) -> bool:
     return len(uses_of) != 2
 
 
-def _only_assigns(site: Site, statement: Node) -> bool:
+def only_assigns(site: Site, statement: Node) -> bool:
     """Whether a statement assigns a name and calls only functions of Triton that write nothing."""
     pair = assignment_of(statement)
     if pair is None:
@@ -214,5 +225,6 @@ def _is_in(node: Node, other: Node) -> bool:
     return other.start_byte <= node.start_byte and node.end_byte <= other.end_byte
 
 
-def _free(name: str, taken: set[str]) -> str:
+def free_name(name: str, taken: set[str]) -> str:
+    """The name, with a number if it is taken."""
     return next(each for each in (name, *(f"{name}_{i}" for i in range(1, 100))) if each not in taken)
