@@ -169,7 +169,8 @@ def _patch_atomic_addition(interpreter: Any, replace: Any) -> None:
         if not _is_bfloat16(val):
             return original(self, operation, ptr, val, mask, *rest)
         before = numpy.zeros(val.data.shape, dtype=numpy.uint16)
-        one, nothing = numpy.ones(1, dtype=bool), numpy.zeros(1, dtype=numpy.uint16)
+        one: Any = numpy.ones(1, dtype=bool)
+        nothing: Any = numpy.zeros(1, dtype=numpy.uint16)
         for index in numpy.ndindex(before.shape):
             if mask.data[index]:
                 # The builder's loads and stores take other arguments in each version of Triton.

@@ -45,6 +45,7 @@ def patch_interpreter(replace: Any = setattr) -> None:
         _choose_first_config,
         _accept_launches_as_compiled,
         _read_scalars_as_integers,
+        _ignore_nan_in_extremes,
     ):
         with contextlib.suppress(AttributeError, ImportError):
             patch(interpreter, replace)
@@ -227,3 +228,12 @@ def _read_scalars_as_integers(interpreter: Any, replace: Any) -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 
     replace(interpreter, "_patch_lang_tensor", _patch_lang_tensor)
+
+
+def _ignore_nan_in_extremes(interpreter: Any, replace: Any) -> None:
+    """Let ``tl.maximum`` and ``tl.minimum`` return the other operand for NaN, as on a GPU; Triton 3.6 returns NaN."""
+    import numpy
+
+    builder = interpreter.InterpreterBuilder
+    replace(builder, "create_maxnumf", lambda self, lhs, rhs: self.binary_op(lhs, rhs, numpy.fmax))
+    replace(builder, "create_minnumf", lambda self, lhs, rhs: self.binary_op(lhs, rhs, numpy.fmin))
