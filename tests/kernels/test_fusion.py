@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from mtmc_lsp.kernels.optimizer import within_kernels
 from tests.kernels.observing import HEADER, Observing
-from tests.kernels.proposing import applied, proposed
+from tests.kernels.proposing import applied, facts, proposed
 
 ADD = (
     HEADER
@@ -203,3 +204,9 @@ def test_two_fused_launches_compute_the_same(observe: Observing) -> None:
         assert [work.launch.kernel for work in trace.launches] == ["add_kernel"]
     broken = fused.replace("result * y", "result + y")
     assert any(trace.faults for trace in observe(broken, "add", *sizes, original=PAIR))
+
+
+def test_edits_of_launches_are_told_from_edits_of_kernels() -> None:
+    assert not any(within_kernels(item, facts(ADD)) for item in proposed(ADD, "fuse"))
+    equal = ADD.replace("tl.load(y_ptr + offsets, mask=mask)", "tl.load(x_ptr + offsets, mask=mask, other=0.0)")
+    assert [within_kernels(item, facts(equal)) for item in proposed(equal, "hoist")] == [True]

@@ -233,8 +233,12 @@ class Recorder:
         path = self._real.get(name, "")
         if self._files[name] is None or (self._targets and kernel.__qualname__ not in self._targets[path]):
             return
-        with self._lock, torch._C.DisableTorchFunction():
-            self._launches.note(frame, path, torch)
+        compiler = torch._C._dynamo.eval_frame.set_eval_frame(None)
+        try:
+            with self._lock, torch._C.DisableTorchFunction():
+                self._launches.note(frame, path, torch)
+        finally:
+            torch._C._dynamo.eval_frame.set_eval_frame(compiler)
         self._count()
 
     def _record(self, frame: types.FrameType, qualname: str, is_method: bool) -> None:
