@@ -119,11 +119,10 @@ def bench(
     if suite == SUITE_G and folder is not None:
         from mtmc_lsp.commands.kernels.bench import bench_kernels
 
-        settings = read_project_settings(folder.absolute(), arch, budget)
         return bench_kernels(
             folder.absolute(),
             out,
-            settings,
+            _without(read_project_settings(folder.absolute(), arch, budget), without),
             python=python,
             pattern=pattern,
             limit=limit,
@@ -163,8 +162,7 @@ def bench(
             search=search,
             policy_file=policy_file,
         )
-        if without:
-            settings = override_settings(settings, exclude_actions=tuple(name.strip() for name in without.split(",")))
+        settings = _without(settings, without)
         plan = _plan(folder, problems[0], settings, seconds, python)
         present = with_files(problems, folder, plan.python)
         if cluster:
@@ -190,6 +188,13 @@ def bench(
         elif len(results) == 1:
             print(document(summary=summaries[kind], results=str(path)))
     return 0 if all(item.scores[0].correct for item in summaries.values()) else 1
+
+
+def _without(settings: Settings, names: str) -> Settings:
+    """The settings with further actions that are not proposed."""
+    if not names:
+        return settings
+    return override_settings(settings, exclude_actions=tuple(name.strip() for name in names.split(",")))
 
 
 def _torch_suite(path: Path | None, out: Path, python: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtmc_lsp.kernels.actions.catalogue import ACTIONS, WHEN_IT_PAYS, proposals
+from mtmc_lsp.kernels.actions.catalogue import ACTIONS, WHEN_IT_PAYS, excluded_kinds, proposals
 from mtmc_lsp.kernels.actions.tune import alternatives
 from mtmc_lsp.kernels.messages import Access
 from mtmc_lsp.kernels.search import changed_lines
@@ -217,6 +217,13 @@ def test_streamed_and_reused_tensors_get_cache_policies() -> None:
     text = applied(ADD, "cache", accesses=seen)
     assert 'x = tl.load(x_ptr + offsets, mask=mask, other=0.0, eviction_policy="evict_first")' in text
     assert 'y = tl.load(y_ptr + offsets, mask=mask, other=0.0, eviction_policy="evict_last")' in text
+
+
+def test_strict_precision_leaves_edits_out_that_change_rounding() -> None:
+    assert excluded_kinds(["cache"], [], is_strict=True) == {"cache", "fuse", "one-pass", "split-k"}
+    assert excluded_kinds([], [], is_strict=False) == frozenset()
+    assert "autotune" not in excluded_kinds([], ["autotune"], is_strict=True)
+    assert "hoist" in excluded_kinds([], ["autotune"], is_strict=False)
 
 
 def test_every_kind_of_edit_says_when_it_pays() -> None:

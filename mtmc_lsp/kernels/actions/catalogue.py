@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from mtmc_lsp.kernels.actions.base import Facts, Proposal, SourceAction
 from mtmc_lsp.kernels.actions.coalesce import swapped_index
@@ -41,6 +41,9 @@ ACTIONS: tuple[SourceAction, ...] = (
 LAST = "autotune"
 """It tunes the kernel that the other edits leave."""
 
+CHANGE_ROUNDING = frozenset({"fuse", "one-pass", "split-k"})
+"""Kinds that round otherwise than the author's code: they are left out with ``precision = "strict"``."""
+
 WHEN_IT_PAYS = {
     "fuse": "Elementwise PyTorch operations on a tensor that only one launch reads or writes, and results that only the next "
     "launch reads.",
@@ -58,6 +61,18 @@ WHEN_IT_PAYS = {
     "pipeline": "Loops that wait for loads, without a product that Triton pipelines by itself.",
     "autotune": "Fixed block sizes, warps and stages that were never measured on the GPU.",
 }
+
+
+def excluded_kinds(excluded: Collection[str], only: Collection[str], *, is_strict: bool) -> frozenset[str]:
+    """The kinds of edits that a run does not propose.
+
+    Args:
+        excluded: those of the settings.
+        only: the kinds that the user asks for; empty for all.
+        is_strict: whether rounding stays as it is.
+    """
+    others = frozenset(WHEN_IT_PAYS) - frozenset(only) if only else frozenset()
+    return others | frozenset(excluded) | (CHANGE_ROUNDING if is_strict else frozenset())
 
 
 def proposals(facts: Sequence[Facts], *, has_gpu: bool, tries_all: bool = False) -> list[Proposal]:
