@@ -116,3 +116,12 @@ def test_a_kernel_is_profiled_at_the_sizes_of_its_workload(tmp_path: Path) -> No
         ["13", "store", "out_ptr", "contiguous"],
     ]
     assert "sm_90: " in answer.out and "registers, 0 bytes spilled" in answer.out
+
+
+@pytest.mark.gpu
+def test_kernels_are_observed_by_the_interpreter_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
+    """``tl.max`` of the kernel is a function that Triton compiles or interprets from its import on."""
+    project(tmp_path, source("softmax"))
+    answer = mtmc(tmp_path, "repair", "model.py::softmax")
+    assert answer.code == 0, answer.out + answer.err
+    assert "softmax (softmax_kernel): no fault" in answer.out
