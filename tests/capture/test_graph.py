@@ -56,6 +56,13 @@ def test_sizes_keep_the_names_of_the_directive(captured) -> None:
     assert [str(size) for size in capture.graph.nodes[1].type.shape] == ["B", "1"]
 
 
+def test_a_flag_that_changes_the_rank_of_the_result_is_a_constant(captured) -> None:
+    """The target is traced with the other value as well, whose result has no dimension in common with the eager run."""
+    text = "# mtmc: x=f32[6,5]\ndef f(x, size_average=True):\n    loss = x * x\n    return loss.mean() if size_average else loss.mean(1)\n"
+    graph = captured(text, "f").graph
+    assert graph.constants == {"size_average": True} and graph.free_flags == ()
+
+
 def test_defaults_are_constants_and_keyword_arguments_are_passed_by_name(captured) -> None:
     capture = captured(NAMED, "named")
     assert capture.graph.constants == {}
@@ -116,6 +123,28 @@ def test_sizes_of_indexed_dimensions_do_not_vary(captured) -> None:
     rows = str(capture.graph.inputs[0].type.shape[0])
     assert capture.graph.sizes[rows] == 10
     assert rows not in capture.variable_sizes
+
+
+EDGES = (
+    HEAD
+    + """\
+# mtmc: x=f32[N,16] edges=i64[2,E]@0..11 N=12 E=40
+def messages(x, edges):
+    out = torch.zeros_like(x)
+    return out.index_add(0, edges[1], x[edges[0]])
+"""
+)
+
+
+def test_sizes_that_indices_do_not_refer_to_vary_whatever_the_range_of_the_indices(captured) -> None:
+    """Only the rows of ``x`` must stay: the number of edges is larger than the range, but no index counts edges."""
+    assert captured(EDGES, "messages").variable_sizes == ("E",)
+
+
+@pytest.mark.parametrize("index", ["i // 2 + 3", "(i * 0.5).long()", "torch.where(i > 3, i, 9 - i)"])
+def test_a_table_that_computed_values_of_an_input_refer_to_does_not_vary(captured, index: str) -> None:
+    text = HEAD + f"# mtmc: table=f32[V,16] i=i64[B]@0..9 V=10 B=32\ndef f(table, i):\n    return table[{index}] * 2.0\n"
+    assert captured(text, "f").variable_sizes == ("B",)
 
 
 RELATIVE = (
