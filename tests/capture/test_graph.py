@@ -125,6 +125,28 @@ def test_sizes_of_indexed_dimensions_do_not_vary(captured) -> None:
     assert rows not in capture.variable_sizes
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "x.expand(len(x), 5) * 2.0",
+        "(x[:, None] - x).sum((1, 2)) / len(x)",
+        "x * torch.arange(len(x), device=x.device)[:, None]",
+        "torch.stack([x for _ in [0] * len(x.shape)])",
+    ],
+)
+def test_the_length_of_a_tensor_may_vary(captured, body: str) -> None:
+    """``len`` of Python converts the size to a number."""
+    assert captured(
+        f"import torch\n\n\n# mtmc: x=f32[N,5] N=12\ndef f(x):\n    return {body}\n", "f"
+    ).variable_sizes == ("N",)
+
+
+def test_a_list_with_an_item_for_each_row_fixes_their_number(captured) -> None:
+    text = "import torch\n\n\n# mtmc: x=f32[N,5] N=3\ndef f(x):\n    rows = [None] * len(x)\n    for i in range(len(x)):\n        rows[i] = x[i] * i\n    return torch.stack(rows)\n"
+    capture = captured(text, "f")
+    assert [str(size) for size in capture.graph.inputs[0].type.shape] == ["3", "5"]
+
+
 EDGES = (
     HEAD
     + """\
@@ -143,7 +165,9 @@ def test_sizes_that_indices_do_not_refer_to_vary_whatever_the_range_of_the_indic
 
 @pytest.mark.parametrize("index", ["i // 2 + 3", "(i * 0.5).long()", "torch.where(i > 3, i, 9 - i)"])
 def test_a_table_that_computed_values_of_an_input_refer_to_does_not_vary(captured, index: str) -> None:
-    text = HEAD + f"# mtmc: table=f32[V,16] i=i64[B]@0..9 V=10 B=32\ndef f(table, i):\n    return table[{index}] * 2.0\n"
+    text = (
+        HEAD + f"# mtmc: table=f32[V,16] i=i64[B]@0..9 V=10 B=32\ndef f(table, i):\n    return table[{index}] * 2.0\n"
+    )
     assert captured(text, "f").variable_sizes == ("B",)
 
 

@@ -39,6 +39,7 @@ from mtmc_lsp.capture.worker.passes.gradients import GradientTrace, backward_dec
 from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import Cause, NonPolynomialSize, Watch
 from mtmc_lsp.capture.worker.size_conditions import Question, recording_questions
 from mtmc_lsp.capture.worker.tracing.local_modes import AboveAutograd
+from mtmc_lsp.capture.worker.tracing.symbolic_lengths import symbolic_lengths
 from mtmc_lsp.core.errors import Location, MtmcError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.workload import Target
@@ -93,7 +94,8 @@ class _FlatTarget:
     def _results(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
         """The results with the numbers, and the results alone."""
         versions = [tensor._version for tensor in tensors]
-        value = self._function(*tensors)
+        with symbolic_lengths():
+            value = self._function(*tensors)
         numbers: list[torch.SymInt] = []
 
         def number_text(number: Any) -> str:
