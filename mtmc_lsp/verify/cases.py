@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.core.dtypes import is_float
-from mtmc_lsp.core.graph import MATRIX_PRODUCTS, RECURRENT_GATES, Graph, InputKind, Node
+from mtmc_lsp.core.graph import MATRIX_PRODUCTS, RECURRENT_GATES, Graph, InputKind, Node, Ref
 from mtmc_lsp.core.sizes import Size, conditions_hold, names_in, product
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 
@@ -16,13 +16,16 @@ INTERPRETER_ELEMENTS = 60_000
 """Limit for the elements of all inputs of an interpreted call, which takes about one second."""
 INTERPRETER_PRODUCT = 2.0e6
 """Limit for the multiply-adds of an interpreted call."""
-FIXED_SLACK = 30.0
-"""Factor on the element limit if sizes cannot be reduced further."""
-FIXED_PRODUCT_SLACK = 100.0
+FIXED_SLACK = 250.0
+"""Factor on the element limit if sizes cannot be reduced further: programs of large tensors have large blocks (63 operations on
+57 million elements took about 20 s of processor time a step)."""
+FIXED_PRODUCT_SLACK = 1000.0
 """The same for multiply-adds; it is larger because matrix kernels have large tiles and few program instances."""
 SMALL_PART = 0.2
 """Share of the interpreter's limits for the cases with unusual values and layouts, and for all cases of a foreign candidate
 but the first: these cases are many."""
+LARGE_PART = 4
+"""An input with this part of all work is what makes a workload too large."""
 EDGE_SLACK = 4.0
 """Factor on the element limit for one long dimension: the interpreter computes a row at once."""
 FULL_PRODUCT = 20 * INTERPRETER_PRODUCT
@@ -86,6 +89,16 @@ EXACT_OPERATIONS = frozenset(MATRIX_PRODUCTS) | frozenset(
     "select flatten alias detach copy stack flip".split()
 )
 """ATen operations that map small whole numbers to whole numbers without rounding."""
+
+VIEWS = frozenset(
+    "expand view permute transpose t unsqueeze squeeze select slice alias detach _unsafe_view split unsafe_split chunk "
+    "split_with_sizes unbind unfold as_strided".split()
+)
+"""Operations that return views."""
+LOOKUPS = frozenset("embedding index _unsafe_index index_select gather".split())
+"""Operations that read their first argument at indices."""
+TABLE_PART = 1 / 32
+"""Work for an element of a table: it gets a random value, and no kernel loads it."""
 
 AUTOMATIC = re.compile(r"s\d+")
 """Names of sizes that the user gave none."""
@@ -493,16 +506,49 @@ def is_interpretable(capture: Capture) -> bool:
     return not _too_large(capture.graph, sizes, FIXED_SLACK, FIXED_PRODUCT_SLACK)
 
 
+def why_not_interpretable(capture: Capture) -> str:
+    """What is too large for the interpreter at the smallest sizes: ``x has 6,422,528 elements``."""
+    graph, sizes = capture.graph, reduced_sizes(capture)
+    if product_work(graph, sizes) > FIXED_PRODUCT_SLACK * INTERPRETER_PRODUCT:
+        return f"its matrix products and convolutions have {product_work(graph, sizes):,.0f} multiply-adds"
+    elements = interpreted_elements(graph, sizes)
+    of_inputs = sorted(graph.inputs, key=lambda item: -elements.get(item.name, 0.0))
+    if not of_inputs or elements.get(of_inputs[0].name, 0.0) < sum(elements.values()) / LARGE_PART:
+        return f"its results have {sum(kind.numel.value(sizes) for node in graph.nodes for kind in node.outputs):,} elements"
+    return f"{of_inputs[0].access} has {of_inputs[0].type.numel.value(sizes):,} elements"
+
+
 def _too_large(graph: Graph, sizes: Mapping[str, int], slack: float = 1.0, product_slack: float = 0.0) -> bool:
+    too_many = sum(interpreted_elements(graph, sizes).values()) > slack * INTERPRETER_ELEMENTS
+    return too_many or product_work(graph, sizes) > (product_slack or slack) * INTERPRETER_PRODUCT
+
+
+def interpreted_elements(graph: Graph, sizes: Mapping[str, int]) -> dict[str, float]:
+    """How many elements each input and each result adds to the work of an interpreted call, by name.
+
+    Views are computed by no kernel. Of a table, kernels read the rows that indices choose, so the table is only to be created.
+    """
     variable = set(sizes)
-    elements = sum(
-        item.type.numel.value(sizes)
+    elements = {
+        item.name: item.type.numel.value(sizes) * (TABLE_PART if _is_table(graph, item.name) else 1.0)
         for item in graph.inputs
         if item.kind is InputKind.ARGUMENT or set(_names(item.type.shape)) & variable
+    }
+    for node in graph.nodes:
+        if node.op.split(".")[1] not in VIEWS:
+            elements[node.name] = sum(kind.numel.value(sizes) for kind in node.outputs) / 4
+    return elements
+
+
+def _is_table(graph: Graph, name: str) -> bool:
+    """Whether an input is only read at indices."""
+    readers = graph.readers(name)
+    is_written = any(mutation.input == name for mutation in graph.mutations)
+    return (
+        bool(readers)
+        and not is_written
+        and all(node.op.split(".")[1] in LOOKUPS and node.args[0] == Ref(name) for node in readers)
     )
-    computed = sum(kind.numel.value(sizes) for node in graph.nodes for kind in node.outputs)
-    too_many = elements + computed / 4 > slack * INTERPRETER_ELEMENTS
-    return too_many or product_work(graph, sizes) > (product_slack or slack) * INTERPRETER_PRODUCT
 
 
 def _names(shape: tuple[Size, ...]) -> list[str]:

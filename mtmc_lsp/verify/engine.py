@@ -15,7 +15,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.adapters import Adapter
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.case_runner import MANY_CALLS, CaseRunner
-from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case
+from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case, why_not_interpretable
 from mtmc_lsp.verify.delivery import REFUSED, delivery_check
 from mtmc_lsp.verify.foreign.further_calls import FurtherCalls
 from mtmc_lsp.verify.foreign.mutation import MutationSearch
@@ -142,7 +142,11 @@ class VerificationEngine:
         self._init = self._start(candidate)
         trials = candidate.trials(self._init, interpreted=not self.has_gpu)
         if not trials:
-            return Verification(Verdict(VerdictStatus.UNCERTIFIABLE, text_checks, self._mode, reason=TOO_LARGE))
+            reason = f"{TOO_LARGE}: {why_not_interpretable(self._reference.capture)}"
+            failure = FailureKind.TOO_LARGE
+            return Verification(
+                Verdict(VerdictStatus.UNCERTIFIABLE, text_checks, self._mode, 0.0, 0.0, reason, (), failure)
+            )
         delivery = delivery_check(
             candidate, self._reference.capture, self._process, self._pool, self._reference.run_seconds
         )
