@@ -16,14 +16,18 @@ INTERPRETER_ELEMENTS = 60_000
 """Limit for the elements of all inputs of an interpreted call, which takes about one second."""
 INTERPRETER_PRODUCT = 2.0e6
 """Limit for the multiply-adds of an interpreted call."""
-FIXED_SLACK = 250.0
-"""Factor on the element limit if sizes cannot be reduced further: programs of large tensors have large blocks (63 operations on
-57 million elements took about 20 s of processor time a step)."""
-FIXED_PRODUCT_SLACK = 1000.0
+FIXED_SLACK = 30.0
+"""Factor on the element limit if sizes cannot be reduced further."""
+FIXED_PRODUCT_SLACK = 100.0
 """The same for multiply-adds; it is larger because matrix kernels have large tiles and few program instances."""
+VERSION_SLACK, VERSION_PRODUCT_SLACK = 250.0, 1000.0
+"""The same for versions of the user's file, which cannot run with smaller parameters. Programs of large tensors have large
+blocks: 63 operations on 57 million elements took about 20 s of processor time a step."""
 SMALL_PART = 0.2
 """Share of the interpreter's limits for the cases with unusual values and layouts, and for all cases of a foreign candidate
 but the first: these cases are many."""
+LEAST, FEWEST = 4, 2
+"""Lower limits for a reduced size."""
 LARGE_PART = 4
 """An input with this part of all work is what makes a workload too large."""
 EDGE_SLACK = 4.0
@@ -450,15 +454,23 @@ def _elements(graph: Graph, sizes: Mapping[str, int]) -> int:
     return sum(kind.numel.value(sizes) for kind in kinds)
 
 
-def reduced_sizes(capture: Capture, *, least: int = 4, part: float = 1.0) -> dict[str, int]:
+def reduced_sizes(capture: Capture, *, least: int = LEAST, part: float = 1.0) -> dict[str, int]:
     """The workload's sizes, the largest variable one halved repeatedly until the interpreter can run them.
 
-    Matrix products keep at least :data:`LEAST_ROWS` rows, since their kernels may require that.
+    Matrix products keep at least :data:`LEAST_ROWS` rows, since their kernels may require that. Sizes go below :data:`LEAST`
+    where calls would still take minutes, for example because images have constant sizes.
 
     Args:
         least: lower limit for each size.
         part: share of the interpreter's limits to use.
     """
+    sizes = _reduced(capture, least, part)
+    if least > FEWEST and _too_large(capture.graph, sizes, FIXED_SLACK):
+        return _reduced(capture, FEWEST, part)
+    return sizes
+
+
+def _reduced(capture: Capture, least: int, part: float) -> dict[str, int]:
     graph = capture.graph
     sizes = dict(graph.sizes)
     rows = _product_rows(graph, sizes)
@@ -500,22 +512,31 @@ def _row_shape(graph: Graph, product: Node) -> tuple[Size, ...]:
     return product.type.shape[-2:-1] if is_batched else product.type.shape[:-1]
 
 
-def is_interpretable(capture: Capture) -> bool:
-    """Whether the interpreter can run the target in reasonable time with reduced variable sizes."""
+def is_interpretable(capture: Capture, *, is_version: bool = False) -> bool:
+    """Whether the interpreter can run the target in reasonable time with reduced variable sizes.
+
+    Args:
+        is_version: whether a version of the user's file is verified, which cannot run with smaller parameters.
+    """
     sizes = reduced_sizes(capture)
-    return not _too_large(capture.graph, sizes, FIXED_SLACK, FIXED_PRODUCT_SLACK)
+    slack = VERSION_SLACK if is_version else FIXED_SLACK
+    product_slack = VERSION_PRODUCT_SLACK if is_version else FIXED_PRODUCT_SLACK
+    return not _too_large(capture.graph, sizes, slack, product_slack)
 
 
 def why_not_interpretable(capture: Capture) -> str:
     """What is too large for the interpreter at the smallest sizes: ``x has 6,422,528 elements``."""
     graph, sizes = capture.graph, reduced_sizes(capture)
-    if product_work(graph, sizes) > FIXED_PRODUCT_SLACK * INTERPRETER_PRODUCT:
-        return f"its matrix products and convolutions have {product_work(graph, sizes):,.0f} multiply-adds"
     elements = interpreted_elements(graph, sizes)
-    of_inputs = sorted(graph.inputs, key=lambda item: -elements.get(item.name, 0.0))
-    if not of_inputs or elements.get(of_inputs[0].name, 0.0) < sum(elements.values()) / LARGE_PART:
-        return f"its results have {sum(kind.numel.value(sizes) for node in graph.nodes for kind in node.outputs):,} elements"
-    return f"{of_inputs[0].access} has {of_inputs[0].type.numel.value(sizes):,} elements"
+    products, work = product_work(graph, sizes), sum(elements.values())
+    if products / (FIXED_PRODUCT_SLACK * INTERPRETER_PRODUCT) > work / (FIXED_SLACK * INTERPRETER_ELEMENTS):
+        return f"its matrix products have {products:,.0f} multiply-adds"
+    largest = max(graph.inputs, key=lambda item: elements.get(item.name, 0.0), default=None)
+    if largest is not None and elements.get(largest.name, 0.0) >= work / LARGE_PART:
+        return f"{largest.access} has {largest.type.numel.value(sizes):,} elements"
+    return (
+        f"its results have {sum(kind.numel.value(sizes) for node in graph.nodes for kind in node.outputs):,} elements"
+    )
 
 
 def _too_large(graph: Graph, sizes: Mapping[str, int], slack: float = 1.0, product_slack: float = 0.0) -> bool:
