@@ -23,7 +23,7 @@ def symbolic_lengths() -> Iterator[None]:
         # Tensors without dimensions raise the error of the original.
         return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else original(value)
 
-    builtins.len = length  # type: ignore[assignment]
+    builtins.len = length
     try:
         yield
     finally:
