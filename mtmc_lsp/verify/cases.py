@@ -457,7 +457,7 @@ def _elements(graph: Graph, sizes: Mapping[str, int]) -> int:
 def reduced_sizes(capture: Capture, *, least: int = LEAST, part: float = 1.0) -> dict[str, int]:
     """The workload's sizes, the largest variable one halved repeatedly until the interpreter can run them.
 
-    Matrix products keep at least :data:`LEAST_ROWS` rows, since their kernels may require that. Sizes go below :data:`LEAST`
+    Matrix products keep at least :data:`LEAST_ROWS` rows if they have as many, since their kernels may require that. Sizes go below :data:`LEAST`
     where calls would still take minutes, for example because images have constant sizes.
 
     Args:
@@ -479,7 +479,7 @@ def _reduced(capture: Capture, least: int, part: float) -> dict[str, int]:
         largest = max(sorted(reducible), key=lambda name: sizes[name])
         smaller = {**sizes, largest: max(least, math.ceil(sizes[largest] / 2))}
         row_counts = zip(rows, _product_rows(graph, smaller), strict=True)
-        if sizes[largest] > least and all(now >= min(before, LEAST_ROWS) for before, now in row_counts):
+        if sizes[largest] > least and all(now >= LEAST_ROWS or before < LEAST_ROWS for before, now in row_counts):
             sizes = smaller
         else:
             reducible.remove(largest)

@@ -187,3 +187,16 @@ def test_few_images_run_if_their_constant_sizes_are_large(captured) -> None:
     large = captured(f"import torch\n{IMAGES}", "brighten")
     small = captured(f"import torch\n{IMAGES.replace('512', '64')}", "brighten")
     assert [reduced_sizes(capture)["B"] for capture in (large, small)] == [2, 4]
+
+
+MODULATED = """
+# mtmc: x=f32[B,1024,64] c=f32[B,64] w=f32[64,64] v=f32[64,64] B=16
+def modulated(x, c, w, v):
+    return (x @ w) * (c @ v)[:, None]
+"""
+
+
+def test_a_product_of_few_rows_does_not_keep_the_others_large(captured) -> None:
+    """Its kernel takes these few rows, so it takes fewer as well."""
+    capture = captured(f"import torch\n{MODULATED}", "modulated")
+    assert reduced_sizes(capture)["B"] == 4
