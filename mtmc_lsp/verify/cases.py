@@ -457,8 +457,8 @@ def _elements(graph: Graph, sizes: Mapping[str, int]) -> int:
 def reduced_sizes(capture: Capture, *, least: int = LEAST, part: float = 1.0) -> dict[str, int]:
     """The workload's sizes, the largest variable one halved repeatedly until the interpreter can run them.
 
-    Matrix products keep at least :data:`LEAST_ROWS` rows if they have as many, since their kernels may require that. Sizes go below :data:`LEAST`
-    where calls would still take minutes, for example because images have constant sizes.
+    Matrix products keep at least :data:`LEAST_ROWS` rows if they have as many, since their kernels may require that. Sizes go
+    below :data:`LEAST` where calls would still take minutes, for example because images have constant sizes.
 
     Args:
         least: lower limit for each size.

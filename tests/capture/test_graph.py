@@ -147,6 +147,26 @@ def test_a_list_with_an_item_for_each_row_fixes_their_number(captured) -> None:
     assert [str(size) for size in capture.graph.inputs[0].type.shape] == ["3", "5"]
 
 
+BIASED = (
+    HEAD
+    + """\
+# mtmc: x=f32[N,9,9] N=12
+class Biased(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.randn(5, 5, 1))
+        self.register_buffer("index", torch.arange(81) % 25)
+
+    def forward(self, x):
+        return x + self.table.view(-1)[self.index].view(9, 9)
+"""
+)
+
+
+def test_a_table_that_a_buffer_of_indices_refers_to_does_not_vary(captured) -> None:
+    assert captured(BIASED, "Biased").variable_sizes == ("N",)
+
+
 EDGES = (
     HEAD
     + """\
