@@ -10,12 +10,16 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from mtmc_lsp.capture.worker.loops.gradients import Ends, RowLeaf, leave_with_gradients
 from mtmc_lsp.capture.worker.loops.iteration import Changing, NeedsPeeling, NotKept, Span, Step, known
 from mtmc_lsp.capture.worker.loops.lists import Collected
 from mtmc_lsp.capture.worker.loops.markers import operators
 from mtmc_lsp.capture.worker.loops.products import elementwise_product
+from mtmc_lsp.capture.worker.loops.sequences import Sequences, Watched, is_whole_row
 
 Key = tuple[object, ...]
+FACTORIES = (torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.full)
+"""Functions that create a tensor from a number."""
 IN_PLACE = frozenset(
     f"__i{name}__" for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split()
 )
@@ -29,6 +33,9 @@ class Slot:
     initial: torch.Tensor
     symbol: torch.Tensor
     """Its value at the beginning of an iteration."""
+    leaf: torch.Tensor
+    """The symbol as a leaf for autograd."""
+    name: str
     next: Any = None
 
 
@@ -87,6 +94,11 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         self._open_reads: dict[int, tuple[torch.Tensor, int, Step]] = {}
         """Reads that the body changed in place and has not written back."""
         self._reads: dict[int, tuple[torch.Tensor, int, Step]] = {}
+        self._sequences = Sequences(span)
+        self._is_trained = torch.is_grad_enabled()
+        self._row_leaves: list[RowLeaf] = []
+        self._same: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Tensors from outside that need a gradient, each with its leaf."""
 
     # Beginning and end of an iteration ---------------------------------------------------------------------------
 
@@ -114,9 +126,14 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     def _slot(self, key: Key, initial: torch.Tensor) -> Slot:
         number = len(self.slots)
         name = str(key[0]) if key[0] not in ("changed", "delayed") else "state" if key[0] == "changed" else "earlier"
-        symbol = operators().enter(initial, self.span.loop, number, name)
+        with torch.no_grad():
+            leaf = operators().enter(initial, self.span.loop, number, name)
+        symbol = leaf
+        if self._is_trained and leaf.dtype.is_floating_point:
+            # The user's code may change its state in place, and autograd's leaves may not be.
+            symbol = leaf.requires_grad_().clone()
         self._keep(symbol)
-        self.slots[key] = Slot(number, initial, symbol)
+        self.slots[key] = Slot(number, initial, symbol, leaf, name)
         return self.slots[key]
 
     def leave(self, values: Mapping[str, Any]) -> None:
@@ -195,18 +212,21 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                 # Nothing reads it at the beginning of an iteration.
                 initial[slot.number] = _zeros(slot.next)
         writes = [write for write in self._written.values() if write.row is not None]
-        results = operators().leave(
+        slots = list(self.slots.values())
+        further = [None] * (len(states) - len(slots))
+        ends = Ends(
+            self.span,
+            [slot.name for slot in slots] + ["last"] * len(further),
+            [*(slot.leaf for slot in slots), *further],
             states,
             initial,
-            [write.row for write in writes],
+            [write.row for write in writes if write.row is not None],
             [write.tensor for write in writes],
             [item.value for item in self.items.values()],
-            self.span.loop,
-            self.span.count,
             [write.dim for write in writes],
-            [write.step.first for write in writes],
-            [write.step.step for write in writes],
+            [write.step for write in writes],
         )
+        results = leave_with_gradients(ends, self._row_leaves, list(self._same.values()))
         for write, result in zip(writes, results[len(states) :], strict=False):
             write.tensor.copy_(result)
         for storage, tensor in self._changed.items():
@@ -255,26 +275,87 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             return self._write(*args)
         if function in (torch.select, torch.Tensor.select) and len(args) == 3 and isinstance(args[2], Step):
             return self._read(args[0], (slice(None),) * (args[1] % args[0].dim()) + (args[2],))
-        tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
-        if any(isinstance(item, Changing) for item in tree_leaves((args, kwargs))):
+        if function in FACTORIES and (number := _number_argument(function, args)) is not None:
+            return self._filled(function, args, kwargs, number)
+        leaves = tree_leaves((args, kwargs))
+        tensors = [item for item in leaves if isinstance(item, torch.Tensor)]
+        numbers = [item for item in leaves if isinstance(item, Changing)]
+        is_sequence = all(map(self._is_known_before, tensors))
+        is_changing = bool(numbers) or any(item in self._sequences for item in tensors)
+        given = args, kwargs
+        if numbers:
             if not tensors:
                 raise NotKept("a function of the number of the iteration has no tensor")
             args, kwargs = tree_map(
-                lambda item: item.tensor(tensors[0]) if isinstance(item, Changing) else item, (args, kwargs)
+                lambda item: self._scalar(item, tensors[0]) if isinstance(item, Changing) else item, (args, kwargs)
             )
         for tensor in tensors:
             self._note(tensor)
-        for tensor in _targets(function, args, kwargs):
+        if self._is_trained:
+            args, kwargs = tree_map(self._leaf, (args, kwargs))
+        targets = list(_targets(function, args, kwargs))
+        for tensor in targets:
             self._prepare_change(tensor)
+            self._sequences.forget(_storage(tensor), _storage)
+        watched = Watched()
         product = elementwise_product(function, args) if not kwargs else None
         result = product if product is not None else function(*args, **kwargs)
         computed = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
         if computed and any(_storage(tensor) in self._written for tensor in tensors):
             raise NotKept("it reads all of a tensor that it writes slice by slice")
+        if computed and not targets and is_sequence and is_changing:
+            self._sequences.add_call(function, *given, result)
+            if watched.leaves_loop():
+                result = self._rows_of_all_iterations(result)
+                computed = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
         for item in computed:
             if _storage(item) not in self._outside:
                 self._keep(item)
         return result
+
+    def _leaf(self, item: Any) -> Any:
+        """A tensor from outside as a leaf, whose gradient is the sum over all iterations."""
+        if not isinstance(item, torch.Tensor) or not item.requires_grad or _storage(item) in self._local:
+            return item
+        if id(item) not in self._same:
+            self._same[id(item)] = item, item.detach().requires_grad_()
+        return self._same[id(item)][1]
+
+    def _is_known_before(self, tensor: torch.Tensor) -> bool:
+        """Whether a value depends on no state, so that it can be computed before the loop."""
+        key = _storage(tensor)
+        if tensor in self._sequences:
+            return True
+        return key not in self._local and key not in self._changed and key not in self._written
+
+    def _rows_of_all_iterations(self, result: Any) -> Any:
+        """A result that is computed for all iterations before the loop, as the body reads it."""
+        leaves, spec = tree_flatten(result)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        rows = {}
+        for value, sequence in zip(tensors, self._sequences.all_iterations(tensors), strict=True):
+            step = Step(self.span, 0, 1)
+            row = self._read_row(sequence, 0, step)
+            row = row.squeeze(0) if self._is_trained else row.select(0, 0)
+            self._outside.setdefault(_storage(sequence), sequence)
+            self._sequences.add_row(row, sequence, 0, step, (0,))
+            rows[id(value)] = row
+        return tree_unflatten([rows.get(id(leaf), leaf) for leaf in leaves], spec)
+
+    def _scalar(self, number: Changing, like: torch.Tensor) -> torch.Tensor:
+        value = number.tensor(like)
+        self._keep(value)
+        return value
+
+    def _filled(self, function: Any, args: Any, kwargs: Any, number: Changing) -> torch.Tensor:
+        """``torch.tensor(t)`` or ``torch.full(shape, t)``."""
+        like = torch.empty((), device=kwargs.get("device"))
+        dtype = kwargs.get("dtype") or (torch.int64 if number.is_whole else torch.get_default_dtype())
+        value = self._scalar(number, like).to(dtype)
+        if function is torch.full:
+            value = value.expand(args[0] if isinstance(args[0], (tuple, list)) else (args[0],)).clone()
+        self._keep(value)
+        return value
 
     def _keep(self, tensor: torch.Tensor) -> None:
         # Holding the tensor keeps its storage, so that no other one gets the same key.
@@ -294,6 +375,8 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                 self._open_reads[key] = self._reads[key]
             return
         outer = self._outside[key]
+        if self._is_trained:
+            raise NotKept("it changes a tensor in place, and its gradient is computed")
         if key not in self._changed:
             self._saved.append((outer, outer.clone()))
             self._changed[key] = outer
@@ -302,11 +385,18 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     # Reads and writes at the number of the iteration ---------------------------------------------------------------
 
     def _read(self, source: torch.Tensor, index: Any) -> torch.Tensor:
+        index, indices = _without_tensors(index)
         dim, step, rest = self._located(source, index)
         row = self._row(source, dim, step)
-        value = row[rest]
+        # The gradient of ``squeeze`` is a view, that of an index a copy into zeros.
+        value = row.squeeze(dim) if self._is_trained and is_whole_row(rest, dim) else row[rest]
         self._keep(value)
         self._reads[_storage(value)] = source, dim, step
+        if self._is_known_before(source) and _storage(source) not in self._local:
+            self._sequences.add_row(value, source, dim, step, rest)
+        if indices is not None:
+            # As in eager mode, numbers select before tensors index.
+            return self.__torch_function__(torch.Tensor.__getitem__, (), (value, indices))
         return value
 
     def _row(self, source: torch.Tensor, dim: int, step: Step) -> torch.Tensor:
@@ -326,8 +416,18 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                 raise NotKept("it reads and writes a tensor at unrelated positions")
         elif write is not None:
             raise NotKept("it reads and writes a tensor along different dimensions")
-        row = operators().read(source, self.span.loop, dim, step.first, step.step)
+        return self._read_row(source, dim, step)
+
+    def _read_row(self, source: torch.Tensor, dim: int, step: Step) -> torch.Tensor:
+        """The slice of a tensor that is the same in all iterations."""
+        for read in self._row_leaves:
+            if read.source is source and read.dim == dim and read.step.same(step):
+                return read.leaf
+        with torch.no_grad():
+            row: torch.Tensor = operators().read(source, self.span.loop, dim, step.first, step.step)
         self._keep(row)
+        if self._is_trained and source.requires_grad:
+            self._row_leaves.append(RowLeaf(source, dim, step, row.requires_grad_()))
         return row
 
     @staticmethod
@@ -457,6 +557,26 @@ def _converted(initial: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         return initial.to(like.dtype).expand(like.shape).clone()
     except RuntimeError:
         raise NotKept("the shape of its state changes from iteration to iteration") from None
+
+
+def _number_argument(function: Any, args: Any) -> Changing | None:
+    """The number of the iteration from which a function creates a tensor."""
+    value = args[1] if function is torch.full and len(args) > 1 else args[0] if args else None
+    return value if isinstance(value, Changing) else None
+
+
+def _without_tensors(index: Any) -> tuple[Any, Any]:
+    """An index without its tensors, and the index of the result by them; ``None`` if there are none."""
+    items = index if isinstance(index, tuple) else (index,)
+    if not any(isinstance(item, torch.Tensor) for item in items):
+        return index, None
+    plain = tuple(slice(None) if isinstance(item, torch.Tensor) else item for item in items)
+    later = tuple(
+        item if isinstance(item, torch.Tensor) or item is Ellipsis else slice(None)
+        for item in items
+        if not isinstance(item, (int, torch.SymInt, Step))
+    )
+    return plain, later
 
 
 def _has_step(index: Any) -> bool:
