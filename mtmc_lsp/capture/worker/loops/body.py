@@ -15,14 +15,20 @@ from mtmc_lsp.capture.worker.loops.iteration import Changing, NeedsPeeling, NotK
 from mtmc_lsp.capture.worker.loops.lists import Collected
 from mtmc_lsp.capture.worker.loops.markers import operators
 from mtmc_lsp.capture.worker.loops.products import elementwise_product
-from mtmc_lsp.capture.worker.loops.sequences import Sequences, Watched, is_whole_row
+from mtmc_lsp.capture.worker.loops.sequences import Sequences, Watched, indexed
+from mtmc_lsp.capture.worker.loops.tensors import (
+    FACTORIES,
+    converted,
+    has_step,
+    is_alike,
+    number_argument,
+    storage_of,
+    targets,
+    without_tensors,
+    zeros,
+)
 
 Key = tuple[object, ...]
-FACTORIES = (torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.full)
-"""Functions that create a tensor from a number."""
-IN_PLACE = frozenset(
-    f"__i{name}__" for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split()
-)
 
 
 @dataclass
@@ -173,8 +179,8 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                 self._is_settled = False
                 return
             slot.next = after
-            if self._is_used(slot.symbol, key) and not _is_alike(slot.symbol, after):
-                self._initial[key] = _converted(slot.initial, after)
+            if self._is_used(slot.symbol, key) and not is_alike(slot.symbol, after):
+                self._initial[key] = converted(slot.initial, after)
                 self._is_settled = False
         elif isinstance(before, Step):
             if not (isinstance(after, Step) and after.same(before + before.step)):
@@ -205,12 +211,12 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                 if isinstance(leaf, torch.Tensor) and (name, i) not in self.slots:
                     last[name, i] = len(states)
                     states.append(leaf)
-                    initial.append(_zeros(leaf))
+                    initial.append(zeros(leaf))
         for key, slot in self.slots.items():
             last[key] = slot.number
-            if not _is_alike(slot.next, slot.initial):
+            if not is_alike(slot.next, slot.initial):
                 # Nothing reads it at the beginning of an iteration.
-                initial[slot.number] = _zeros(slot.next)
+                initial[slot.number] = zeros(slot.next)
         writes = [write for write in self._written.values() if write.row is not None]
         slots = list(self.slots.values())
         further = [None] * (len(states) - len(slots))
@@ -225,6 +231,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             [item.value for item in self.items.values()],
             [write.dim for write in writes],
             [write.step for write in writes],
+            [self._is_used(slot.symbol, key) for key, slot in self.slots.items()] + [False] * len(further),
         )
         results = leave_with_gradients(ends, self._row_leaves, list(self._same.values()))
         for write, result in zip(writes, results[len(states) :], strict=False):
@@ -248,7 +255,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                 finals.append(leaf)
                 continue
             value, slot = results[last[name, i]], self.slots.get((name, i))
-            if slot is not None and _storage(slot.symbol) in self._mutated:
+            if slot is not None and storage_of(slot.symbol) in self._mutated:
                 # The user's code changes the tensor from before the loop in place.
                 if leaf is not slot.symbol or (name, i) in self._initial:
                     raise NotKept("it changes a tensor in place and replaces it, too")
@@ -269,13 +276,13 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is torch.Tensor.__getitem__ and _has_step(args[1]):
+        if function is torch.Tensor.__getitem__ and has_step(args[1]):
             return self._read(*args)
-        if function is torch.Tensor.__setitem__ and _has_step(args[1]):
+        if function is torch.Tensor.__setitem__ and has_step(args[1]):
             return self._write(*args)
         if function in (torch.select, torch.Tensor.select) and len(args) == 3 and isinstance(args[2], Step):
             return self._read(args[0], (slice(None),) * (args[1] % args[0].dim()) + (args[2],))
-        if function in FACTORIES and (number := _number_argument(function, args)) is not None:
+        if function in FACTORIES and (number := number_argument(function, args)) is not None:
             return self._filled(function, args, kwargs, number)
         leaves = tree_leaves((args, kwargs))
         tensors = [item for item in leaves if isinstance(item, torch.Tensor)]
@@ -293,29 +300,29 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             self._note(tensor)
         if self._is_trained:
             args, kwargs = tree_map(self._leaf, (args, kwargs))
-        targets = list(_targets(function, args, kwargs))
-        for tensor in targets:
+        changed = list(targets(function, args, kwargs))
+        for tensor in changed:
             self._prepare_change(tensor)
-            self._sequences.forget(_storage(tensor), _storage)
+            self._sequences.forget(storage_of(tensor), storage_of)
         watched = Watched()
         product = elementwise_product(function, args) if not kwargs else None
         result = product if product is not None else function(*args, **kwargs)
         computed = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
-        if computed and any(_storage(tensor) in self._written for tensor in tensors):
+        if computed and any(storage_of(tensor) in self._written for tensor in tensors):
             raise NotKept("it reads all of a tensor that it writes slice by slice")
-        if computed and not targets and is_sequence and is_changing:
+        if computed and not changed and is_sequence and is_changing:
             self._sequences.add_call(function, *given, result)
             if watched.leaves_loop():
                 result = self._rows_of_all_iterations(result)
                 computed = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
         for item in computed:
-            if _storage(item) not in self._outside:
+            if storage_of(item) not in self._outside:
                 self._keep(item)
         return result
 
     def _leaf(self, item: Any) -> Any:
         """A tensor from outside as a leaf, whose gradient is the sum over all iterations."""
-        if not isinstance(item, torch.Tensor) or not item.requires_grad or _storage(item) in self._local:
+        if not isinstance(item, torch.Tensor) or not item.requires_grad or storage_of(item) in self._local:
             return item
         if id(item) not in self._same:
             self._same[id(item)] = item, item.detach().requires_grad_()
@@ -323,7 +330,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
 
     def _is_known_before(self, tensor: torch.Tensor) -> bool:
         """Whether a value depends on no state, so that it can be computed before the loop."""
-        key = _storage(tensor)
+        key = storage_of(tensor)
         if tensor in self._sequences:
             return True
         return key not in self._local and key not in self._changed and key not in self._written
@@ -337,7 +344,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             step = Step(self.span, 0, 1)
             row = self._read_row(sequence, 0, step)
             row = row.squeeze(0) if self._is_trained else row.select(0, 0)
-            self._outside.setdefault(_storage(sequence), sequence)
+            self._outside.setdefault(storage_of(sequence), sequence)
             self._sequences.add_row(row, sequence, 0, step, (0,))
             rows[id(value)] = row
         return tree_unflatten([rows.get(id(leaf), leaf) for leaf in leaves], spec)
@@ -359,16 +366,16 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
 
     def _keep(self, tensor: torch.Tensor) -> None:
         # Holding the tensor keeps its storage, so that no other one gets the same key.
-        self._local.setdefault(_storage(tensor), []).append(tensor)
+        self._local.setdefault(storage_of(tensor), []).append(tensor)
 
     def _note(self, tensor: torch.Tensor) -> None:
         self._used.add(id(tensor))
-        key = _storage(tensor)
+        key = storage_of(tensor)
         if key not in self._local:
             self._outside.setdefault(key, tensor)
 
     def _prepare_change(self, tensor: torch.Tensor) -> None:
-        key = _storage(tensor)
+        key = storage_of(tensor)
         if key in self._local:
             self._mutated.add(key)
             if key in self._reads:
@@ -385,14 +392,13 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     # Reads and writes at the number of the iteration ---------------------------------------------------------------
 
     def _read(self, source: torch.Tensor, index: Any) -> torch.Tensor:
-        index, indices = _without_tensors(index)
+        index, indices = without_tensors(index)
         dim, step, rest = self._located(source, index)
         row = self._row(source, dim, step)
-        # The gradient of ``squeeze`` is a view, that of an index a copy into zeros.
-        value = row.squeeze(dim) if self._is_trained and is_whole_row(rest, dim) else row[rest]
+        value = indexed(row, dim, rest) if self._is_trained else row[rest]
         self._keep(value)
-        self._reads[_storage(value)] = source, dim, step
-        if self._is_known_before(source) and _storage(source) not in self._local:
+        self._reads[storage_of(value)] = source, dim, step
+        if self._is_known_before(source) and storage_of(source) not in self._local:
             self._sequences.add_row(value, source, dim, step, rest)
         if indices is not None:
             # As in eager mode, numbers select before tensors index.
@@ -401,7 +407,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
 
     def _row(self, source: torch.Tensor, dim: int, step: Step) -> torch.Tensor:
         """The slice of length 1 that an iteration reads."""
-        key = _storage(source)
+        key = storage_of(source)
         if key in self._local:
             raise NotKept("it reads an intermediate value at the number of the iteration")
         self._outside.setdefault(key, source)
@@ -456,7 +462,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
 
     def _write(self, target: torch.Tensor, index: Any, value: Any) -> None:
         dim, step, rest = self._located(target, index)
-        key = _storage(target)
+        key = storage_of(target)
         if key in self._local:
             raise NotKept("it writes an intermediate value at the number of the iteration")
         if key in self._changed:
@@ -473,8 +479,8 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             value = value.tensor(target)
         if isinstance(value, torch.Tensor):
             self._used.add(id(value))
-            if self._open_reads.get(_storage(value), (None, 0, step))[0] is target:
-                del self._open_reads[_storage(value)]
+            if self._open_reads.get(storage_of(value), (None, 0, step))[0] is target:
+                del self._open_reads[storage_of(value)]
         shape = [1 if d == dim else size for d, size in enumerate(target.shape)]
         if all(item == slice(None) or (d == dim and item == 0) for d, item in enumerate(rest)):
             slot = shape if rest[dim] == slice(None) else [size for d, size in enumerate(shape) if d != dim]
@@ -500,7 +506,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         at = next(i for i, item in enumerate(items) if item is Ellipsis)
         items[at : at + 1] = [slice(None)] * (tensor.dim() - used)
         dims = [sum(1 for item in items[:i] if item is not None) for i in range(len(items))]
-        places = [i for i, item in enumerate(items) if _has_step(item)]
+        places = [i for i, item in enumerate(items) if has_step(item)]
         if len(places) != 1:
             raise NotKept("it reads a tensor at the number of the iteration in several dimensions")
         place = places[0]
@@ -536,61 +542,3 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             raise NotKept("it appends several items, or none that is a tensor")
         self._used.add(id(value))
         self.items[name] = Item(items, value, at_front)
-
-
-def _zeros(like: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _is_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
-    same_rank = first.dim() == second.dim() and first.dtype == second.dtype
-    return same_rank and all(known(a == b) for a, b in zip(first.shape, second.shape, strict=True))
-
-
-def _converted(initial: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The initial state in the shape and dtype that it has after the first iteration."""
-    try:
-        return initial.to(like.dtype).expand(like.shape).clone()
-    except RuntimeError:
-        raise NotKept("the shape of its state changes from iteration to iteration") from None
-
-
-def _number_argument(function: Any, args: Any) -> Changing | None:
-    """The number of the iteration from which a function creates a tensor."""
-    value = args[1] if function is torch.full and len(args) > 1 else args[0] if args else None
-    return value if isinstance(value, Changing) else None
-
-
-def _without_tensors(index: Any) -> tuple[Any, Any]:
-    """An index without its tensors, and the index of the result by them; ``None`` if there are none."""
-    items = index if isinstance(index, tuple) else (index,)
-    if not any(isinstance(item, torch.Tensor) for item in items):
-        return index, None
-    plain = tuple(slice(None) if isinstance(item, torch.Tensor) else item for item in items)
-    later = tuple(
-        item if isinstance(item, torch.Tensor) or item is Ellipsis else slice(None)
-        for item in items
-        if not isinstance(item, (int, torch.SymInt, Step))
-    )
-    return plain, later
-
-
-def _has_step(index: Any) -> bool:
-    if isinstance(index, tuple):
-        return any(map(_has_step, index))
-    if isinstance(index, slice):
-        return any(isinstance(item, Changing) for item in (index.start, index.stop, index.step))
-    return isinstance(index, Changing)
-
-
-def _targets(function: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors that a torch call changes in place."""
-    name = str(getattr(function, "__name__", ""))
-    in_place = name in IN_PLACE or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-    if in_place and args and isinstance(args[0], torch.Tensor):
-        yield args[0]
-    yield from (item for item in tree_leaves(kwargs.get("out")) if isinstance(item, torch.Tensor))

@@ -16,6 +16,7 @@ import torch
 
 from mtmc_lsp.capture.worker.loops.iteration import Span, Step
 from mtmc_lsp.capture.worker.loops.markers import operators
+from mtmc_lsp.capture.worker.loops.tensors import zeros
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Ends:
     items: Sequence[torch.Tensor]
     dims: Sequence[int]
     steps: Sequence[Step]
+    is_read: Sequence[bool]
+    """Whether the body reads the state of the iteration before."""
 
     def leave(self, saved: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
         """Emit the end of the loop; ``saved`` are further items."""
@@ -117,9 +120,7 @@ class _Stacked(torch.autograd.Function):  # type: ignore[misc]  # torch is not t
 class _Reverse:
     """The backward loop of one loop."""
 
-    def __init__(
-        self, ends: Ends, reads: Sequence[RowLeaf], same: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    ) -> None:
+    def __init__(self, ends: Ends, reads: Sequence[RowLeaf], same: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._ends, self._reads, self._same = ends, reads, same
         self._saved: list[torch.Tensor] = []
         self._loop = -ends.span.loop
@@ -141,10 +142,10 @@ class _Reverse:
         inner: list[torch.Tensor] = []
         arriving: list[torch.Tensor] = []
         for i, value in enumerate(ends.states):
-            if value.requires_grad:
+            if self._has_gradient(i, gradients):
                 gradient = gradients[i]
                 inner.append(value)
-                arriving.append(self._enter(gradient if gradient is not None else _zeros(value), ends.names[i]))
+                arriving.append(self._enter(gradient if gradient is not None else zeros(value), ends.names[i]))
         for value, gradient, dim, step in zip(ends.rows, gradients[n_states:], ends.dims, ends.steps, strict=False):
             if value.requires_grad and gradient is not None:
                 inner.append(value)
@@ -158,6 +159,11 @@ class _Reverse:
         found = torch.autograd.grad(inner, leaves, arriving, allow_unused=True, retain_graph=True)
         of_leaf = {id(leaf): gradient for leaf, gradient in zip(leaves, found, strict=True)}
         return self._left(of_leaf, gradients)
+
+    def _has_gradient(self, number: int, gradients: Sequence[torch.Tensor | None]) -> bool:
+        """Whether the backward loop carries the gradient of a state."""
+        ends = self._ends
+        return ends.states[number].requires_grad and (gradients[number] is not None or ends.is_read[number])
 
     def _enter(self, start: torch.Tensor, name: str) -> torch.Tensor:
         """A state of the backward loop."""
@@ -177,8 +183,8 @@ class _Reverse:
         ends, states = self._ends, list[torch.Tensor]()
         last: list[int | None] = []
         entered = list(self._entered)
-        for leaf, value in zip(ends.leaves, ends.states, strict=True):
-            if not value.requires_grad:
+        for i, leaf in enumerate(ends.leaves):
+            if not self._has_gradient(i, gradients):
                 last.append(None)
                 continue
             gradient = of_leaf.get(id(leaf))
@@ -189,12 +195,12 @@ class _Reverse:
         for _, leaf in self._same:
             if (gradient := of_leaf[id(leaf)]) is not None:
                 sums[id(leaf)] = len(states)
-                states.append(self._enter(_zeros(leaf), "sum") + gradient)
+                states.append(self._enter(zeros(leaf), "sum") + gradient)
         results = operators().reverse(
             states,
             self._initial,
             [gradient for _, gradient in rows],
-            [_zeros(read.source) for read, _ in rows],
+            [zeros(read.source) for read, _ in rows],
             self._saved,
             self._loop,
             ends.span.loop,
@@ -223,8 +229,3 @@ class _Reverse:
         stride = abs(step.step)
         part = gradient.movedim(dim, 0)[low : high + 1 : stride].movedim(0, dim)
         return torch.slice_scatter(gradient, torch.zeros_like(part), dim, low, high + 1, stride)
-
-
-def _zeros(like: torch.Tensor) -> torch.Tensor:
-    """Zeros that depend on no value of the body."""
-    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)

@@ -117,7 +117,7 @@ class _Reversing:
             yield row
             yield Node(name, "aten.select.int", (Ref(row.name), 0, 0), {}, node.outputs, node.line)
         elif mark in ("read", "index"):
-            *arguments, first, step = node.args
+            *arguments, first, step = node.reading(renamed).args
             assert isinstance(first, (int, Size)) and isinstance(step, int)
             arguments[1] = self.loop
             last = Size.of(first) + (self.count - 1) * step

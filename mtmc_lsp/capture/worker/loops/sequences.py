@@ -30,7 +30,7 @@ class _Row:
 
     def value(self, part: torch.Tensor) -> torch.Tensor:
         """The value of the iteration whose slice is ``part``."""
-        return part if is_whole_row(self.rest, self.dim) else part.unsqueeze(self.dim)[self.rest]
+        return indexed(part.unsqueeze(self.dim), self.dim, self.rest)
 
     def all_iterations(self) -> torch.Tensor:
         """The slices of all iterations, one after the other in the first dimension."""
@@ -53,12 +53,24 @@ class _Call:
     leaf: int
 
 
-def is_whole_row(rest: tuple[Any, ...], dim: int) -> bool:
-    """Whether an index of a slice of length 1 along ``dim`` only removes that dimension."""
-    return len(rest) > dim and all(
-        isinstance(item, int) and item == 0 if d == dim else isinstance(item, slice) and item == slice(None)
-        for d, item in enumerate(rest)
-    )
+def indexed(row: torch.Tensor, dim: int, rest: tuple[Any, ...]) -> torch.Tensor:
+    """``row[rest]`` for a slice of length 1 along ``dim``, by views whose gradients are views where possible."""
+    place = next((i for i, item in enumerate(rest) if isinstance(item, int) and _dims(rest[:i]) == dim), None)
+    return row[rest] if place is None else _of_rest(row.squeeze(dim), rest[:place] + rest[place + 1 :])
+
+
+def _of_rest(value: torch.Tensor, rest: tuple[Any, ...]) -> torch.Tensor:
+    """``value[rest]``. The gradient of an index is a copy into zeros, and that of a new dimension a view."""
+    if any(item is not None and item != slice(None) for item in rest):
+        return value[rest]
+    for i, item in enumerate(rest):
+        value = value.unsqueeze(i) if item is None else value
+    return value
+
+
+def _dims(items: tuple[Any, ...]) -> int:
+    """The dimensions of a tensor that the items of an index select from."""
+    return sum(item is not None for item in items)
 
 
 class Sequences:

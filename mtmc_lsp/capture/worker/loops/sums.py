@@ -36,9 +36,7 @@ class _Sums:
         self.graph, self.node, self.loop = graph, node, node.loop
         self.inputs = {item.name: item for item in node.loop.inputs}
         self.nodes = {each.name: each for each in node.loop.nodes}
-        self.outputs: list[tuple[LoopOutput, TensorType]] = list(
-            zip(node.loop.outputs, node.outputs, strict=True)
-        )
+        self.outputs: list[tuple[LoopOutput, TensorType]] = list(zip(node.loop.outputs, node.outputs, strict=True))
         self.removed: dict[int, Ref] = {}
         """Outputs that something behind the loop computes."""
         self.after: list[Node] = []
@@ -165,7 +163,9 @@ class _Sums:
         """The operations of a chain, behind the loop."""
         for node in reversed(chain):
             others = [self._outside(item) for item in node.args[1:]]
-            kind = _dense(node.type.shape, node.type.dtype) if node.op.split(".")[1] not in ("permute", "t") else node.type
+            kind = (
+                _dense(node.type.shape, node.type.dtype) if node.op.split(".")[1] not in ("permute", "t") else node.type
+            )
             source = self._add(node.op, (source, *others), kind, node)
         return source
 
