@@ -16,7 +16,7 @@ from mtmc_lsp.capture.worker.loops.iteration import MOST_UNROLLED, NotKept, Outs
 from mtmc_lsp.capture.worker.loops.markers import NAMESPACE, mark_of
 from mtmc_lsp.capture.worker.loops.reversing import with_bodies_again
 from mtmc_lsp.capture.worker.loops.sums import sink_sums
-from mtmc_lsp.capture.worker.loops.supported import SHIFTS, runs_step_by_step
+from mtmc_lsp.capture.worker.loops.supported import PRODUCTS, SHIFTS, runs_step_by_step
 from mtmc_lsp.capture.worker.passes.graph_cleanup import remove_dead_nodes
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.loop import LOOP, MOST_BLOCK, MOST_MATRIX_TILES, Loop, LoopInput, LoopOutput, Position, pruned
@@ -45,7 +45,12 @@ def fold_loops(graph: Graph) -> Graph:
         raise NotKept("a value of one iteration is read after the loop", lost.line)
     graph = sink_sums(hoist_products(graph))
     for node in graph.nodes:
-        if node.loop is None or node.loop.matrix_tiles(graph) <= MOST_MATRIX_TILES:
+        if node.loop is None:
+            continue
+        words = {each.word for each in node.loop.nodes}
+        if node.name in graph.backward_nodes and "cat" in words and words & PRODUCTS:
+            raise NotKept("no kernel runs its backward pass: it multiplies by concatenated gradients", node.line)
+        if node.loop.matrix_tiles(graph) <= MOST_MATRIX_TILES:
             continue
         # Unrolled, the operations of an iteration fuse. A longer loop stays a loop of torch calls.
         if node.loop.count.value(graph.sizes) <= MOST_UNROLLED:

@@ -1,8 +1,9 @@
 """The gradients of a kept loop: a second loop, which runs backwards over the iterations.
 
 While the body is traced with autograd, its states, the rows that it reads and what is the same in all iterations are leaves.
-The backward pass of the loop carries the gradients of the states, reads the gradients of the results row by row, and asks autograd
-for the gradients of the leaves. For these, it computes the values of an iteration again, from the states that the forward pass saves.
+The backward pass of the loop carries the gradients of the states, reads the gradients of the results row by row, and asks
+autograd for the gradients of the leaves. For these, it computes the values of an iteration again, from the states that the
+forward pass saves.
 :mod:`mtmc_lsp.capture.worker.loops.reversing` does that in the graph.
 """
 

@@ -111,6 +111,8 @@ class Keeper:
         refusal = next((item for item in causes if isinstance(item, NotKept)), None)
         end = next((item.args[0] for item in causes if isinstance(item, NeedsPeeling)), None)
         line = refusal.line if refusal is not None and refusal.line else self.active.line if self.active else 0
+        # The nodes of a backward pass may have another line.
+        line = line if line in self.kept else 0
         self.restart()
         if isinstance(refusal, OutsideLoop) and line not in self.below_autograd:
             self.below_autograd.add(line)
