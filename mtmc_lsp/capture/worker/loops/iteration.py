@@ -85,11 +85,13 @@ class Changing:
         Raises:
             NotKept: no function of tensors does the same.
         """
+        # While it exports, torch replaces ``min`` and ``max``.
+        function = getattr(function, "keywords", {}).get("real_callable", function)
         if function in (int, round) and self.is_whole and len(arguments) == 1:
             return self
         replacement = NUMBER_FUNCTIONS.get(function)
         if replacement is None or not all(isinstance(item, (int, float, torch.SymInt, Changing)) for item in arguments):
-            raise NotKept(f"the number of the iteration is an argument of {function.__name__}")
+            raise NotKept(f"the number of the iteration is an argument of {getattr(function, '__name__', function)}")
         is_whole = function in (abs, min, max) and all(map(_is_whole, arguments))
 
         def at(numbering: Numbering) -> torch.Tensor:
@@ -164,7 +166,6 @@ NUMBER_FUNCTIONS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
     math.sin: torch.sin,
     math.cos: torch.cos,
     math.tanh: torch.tanh,
-    math.pow: torch.pow,
 }
 """Functions of numbers as functions of float64 tensors; ``min`` and ``max`` for each pair of arguments."""
 
