@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from mtmc_lsp.capture.worker.loops.gradients import Ends, RowLeaf, leave_with_gradients
+from mtmc_lsp.capture.worker.loops.gradients import Ends, RowLeaf, leave_with_gradients, without_gradients
 from mtmc_lsp.capture.worker.loops.iteration import Changing, NeedsPeeling, NotKept, Span, Step, known
 from mtmc_lsp.capture.worker.loops.lists import Collected
 from mtmc_lsp.capture.worker.loops.markers import operators
@@ -132,7 +132,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     def _slot(self, key: Key, initial: torch.Tensor) -> Slot:
         number = len(self.slots)
         name = str(key[0]) if key[0] not in ("changed", "delayed") else "state" if key[0] == "changed" else "earlier"
-        with torch.no_grad():
+        with without_gradients():
             leaf = operators().enter(initial, self.span.loop, number, name)
         symbol = leaf
         if self._is_trained and leaf.dtype.is_floating_point:
@@ -429,7 +429,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         for read in self._row_leaves:
             if read.source is source and read.dim == dim and read.step.same(step):
                 return read.leaf
-        with torch.no_grad():
+        with without_gradients():
             row: torch.Tensor = operators().read(source, self.span.loop, dim, step.first, step.step)
         self._keep(row)
         if self._is_trained and source.requires_grad:

@@ -9,6 +9,7 @@ forward pass saves.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,11 @@ import torch
 from mtmc_lsp.capture.worker.loops.iteration import Span, Step
 from mtmc_lsp.capture.worker.loops.markers import operators
 from mtmc_lsp.capture.worker.loops.tensors import zeros
+
+
+def without_gradients() -> contextlib.AbstractContextManager[Any]:
+    """Switch autograd off where it is on. A trace above its dispatch would contain a call that switches it off."""
+    return torch.no_grad() if torch.is_grad_enabled() else contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def leave_with_gradients(
     """
     sources = [*ends.initial, *ends.bases, *(read.source for read in reads), *(tensor for tensor, _ in same)]
     if not any(tensor.requires_grad for tensor in sources):
-        with torch.no_grad():
+        with without_gradients():
             return ends.leave()
     results: Sequence[torch.Tensor] = _Differentiated.apply(_Reverse(ends, reads, same), *sources)
     return results
