@@ -212,9 +212,7 @@ def _capture_once(
         return cleaned(graph), notes
 
     keeper = Keeper()
-    keeping = partial(
-        keeping_loops, keeper, () if trains else functions_of(module, workload.target.path, call.function)
-    )
+    keeping = partial(keeping_loops, keeper, functions_of(module, workload.target.path, call.function))
     with (
         single_recurrent_operators(),
         keeping(),
