@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -12,7 +12,7 @@ from mtmc_lsp.ir.attention_pattern import attention_form, why_not_attention
 from mtmc_lsp.ir.axes import Axis, AxisTable
 from mtmc_lsp.ir.concat_outputs import Parts, output_parts_of, scatter_indices, stored_primitives
 from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp, ProductDims
-from mtmc_lsp.ir.region_values import is_in_memory, needed_primitives, used_outside
+from mtmc_lsp.ir.region_values import are_siblings, is_in_memory, needed_primitives, used_outside
 
 VIEWS = frozenset(
     "view reshape permute transpose t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk alias detach "
@@ -91,7 +91,12 @@ def is_product(region: Region) -> bool:
 
 def product_in(ir: KernelIR, region: Region) -> Prim:
     """The first matrix product of a region."""
-    return next(prim for name in region.prims if (prim := ir.prims[name]).op is PrimOp.MATMUL)
+    return products_in(ir, region)[0]
+
+
+def products_in(ir: KernelIR, region: Region) -> tuple[Prim, ...]:
+    """The matrix products of a region. Several products of one kernel have the same left operand and the same axes."""
+    return tuple(prim for name in region.prims if (prim := ir.prims[name]).op is PrimOp.MATMUL)
 
 
 def _is_expanded(kind: TensorType) -> bool:
@@ -175,10 +180,13 @@ def _region_of(
     members_and_results = [*(name for name in results if name in inputs), *prims, *added]
     table = AxisTable(ir.prims, members_and_results, ir.graph.sizes)
     _check_distinct(members, table)
-    kind = _kind(members)
+    kind = _kind(members, ir.prims)
     if parts and kind not in (RegionKind.MAP, RegionKind.REDUCE):
         raise CannotFuse("a result is stored in several parts")
     if kind in (RegionKind.MATMUL, RegionKind.ATTENTION):
+        if kind is RegionKind.MATMUL:
+            _unify_products([prim for prim in members if prim.op is PrimOp.MATMUL], table)
+            _check_distinct(members, table)
         return _product_region(ir, ordered, prims, inputs, outputs, kind, table)
     if _unify_reduction_axes(members, results, table):
         _check_distinct(members, table)
@@ -243,6 +251,16 @@ def _unify_reduction_axes(members: list[Prim], results: list[str], table: AxisTa
     return has_tied
 
 
+def _unify_products(products: list[Prim], table: AxisTable) -> None:
+    """Unify the axes of products with one left operand, such as queries, keys and values: a tile is the same part of each."""
+    for other in products[1:]:
+        first, roles = table.of_product(products[0]), table.of_product(other)
+        for ours, theirs in ((first.batch, roles.batch), (first.m, roles.m), (first.n, roles.n), (first.k, roles.k)):
+            table.align(ours, theirs)
+        if table.of_product(products[0]) != table.of_product(other):
+            raise CannotFuse("its products have different axes")
+
+
 MAX_RECOMPUTATIONS = 4
 """A reduction may be recomputed this many times instead of being stored."""
 
@@ -294,11 +312,12 @@ def _check_convex(ir: KernelIR, members: set[str], chosen: set[str]) -> None:
             outside.add(node.name)
 
 
-def _kind(members: list[Prim]) -> RegionKind:
+def _kind(members: list[Prim], prims: Mapping[str, Prim]) -> RegionKind:
     ops = [prim.op for prim in members]
     if attention_form(members) is not None:
         return RegionKind.ATTENTION
-    if ops.count(PrimOp.MATMUL) > 1:
+    products = [prim for prim in members if prim.op is PrimOp.MATMUL]
+    if len(products) > 1 and not are_siblings(prims, products):
         raise CannotFuse("two matrix products")
     if PrimOp.MATMUL in ops:
         if {PrimOp.REDUCE, PrimOp.SCAN, PrimOp.UNROLLED_REDUCE} & set(ops):
@@ -392,14 +411,15 @@ def _product_region(
     kind: RegionKind,
     table: AxisTable,
 ) -> Region:
-    """The region of a kernel with one matrix product; its outputs must have exactly the product's axes."""
+    """The region of a kernel with matrix products; its outputs must have exactly the products' axes."""
     # In attention, the second of the two products gives the result.
-    matmul = [ir.prims[name] for name in prims if ir.prims[name].op is PrimOp.MATMUL][-1]
+    products = [name for name in prims if ir.prims[name].op is PrimOp.MATMUL]
+    matmul = ir.prims[products[-1]]
     parallel = table.all_axes(matmul.name)
     for ref in outputs:
         if set(table.all_axes(ir.of(ref).name)) != set(parallel):
             raise CannotFuse("a result does not have the product's axes")
-    dependents, cropped = {matmul.name}, set[str]()
+    dependents, cropped = {matmul.name} if kind is RegionKind.ATTENTION else set(products), set[str]()
     for name in prims:
         prim = ir.prims[name]
         if dependents & set(prim.inputs):

@@ -15,7 +15,7 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.memory_order import contiguous_axes
 from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
-from mtmc_lsp.ir.regions import Region, product_in
+from mtmc_lsp.ir.regions import Region, product_in, products_in
 from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, MatmulConfig
 
 APART_PER_CLOCK = 1.1 / 1.7
@@ -44,7 +44,7 @@ def loads_apart_us(ir: KernelIR, region: Region, config: MatmulConfig, device: D
         return elements * tall / device.per_sm(OF_WINDOWS_PER_CLOCK) * 1e6
     apart = sum(
         elements * (wide if side else tall)
-        for side, operand in _operands(prim)
+        for side, operand in _operands_of_kernel(ir, region)
         if _together(ir, region, prim, side, operand, config) < VECTOR_ELEMENTS
     )
     return apart / device.per_sm(APART_PER_CLOCK) * 1e6
@@ -52,13 +52,15 @@ def loads_apart_us(ir: KernelIR, region: Region, config: MatmulConfig, device: D
 
 def loaded_bytes(ir: KernelIR, region: Region) -> int:
     """The largest element size, in bytes, that a product's kernel loads for an operand."""
-    reads = (_read(ir, region, name) for _, name in _operands(product_in(ir, region)))
+    reads = (_read(ir, region, name) for _, name in _operands_of_kernel(ir, region))
     return max((ITEMSIZE[tensor[1].dtype] for tensor in reads if tensor is not None), default=2)
 
 
-def _operands(prim: Prim) -> Iterator[tuple[int, str]]:
-    """Each operand with its side; low halves have the layout of the high halves."""
-    return ((i % 2, name) for i, name in enumerate(prim.inputs))
+def _operands_of_kernel(ir: KernelIR, region: Region) -> Iterator[tuple[int, str]]:
+    """Each operand with its side; low halves have the layout of the high halves. Products share their left operand."""
+    first, *others = products_in(ir, region)
+    yield from ((i % 2, name) for i, name in enumerate(first.inputs))
+    yield from ((1, other.inputs[1]) for other in others)
 
 
 def _together(ir: KernelIR, region: Region, prim: Prim, side: int, operand: str, config: MatmulConfig) -> int:
