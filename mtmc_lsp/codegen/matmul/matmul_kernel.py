@@ -26,6 +26,7 @@ from mtmc_lsp.codegen.matmul.operands import (
     tile_of_program,
     widened,
 )
+from mtmc_lsp.codegen.matmul.packed_operands import INTEGERS, loop_start, write_packed_operand
 from mtmc_lsp.codegen.matmul.split_operands import SplitOperand, write_both_splits
 from mtmc_lsp.codegen.matmul.split_precision import (
     launch_constexprs,
@@ -332,8 +333,24 @@ class ProductWriter:
         if needs_mask:
             masks_a = [*masks_a, Mask(inside_a, False, True)]
             masks_b = [Mask(inside_b, True, False), *masks_b]
+        packed = {
+            i: axis
+            for i in range(len(self.axes.operands))
+            if self.config.split_on_load is None and (axis := self.axes.packed_axis(i)) is not None
+        }
         operands = [
-            self._descriptor_load(i, self.tiles[i], body)
+            write_packed_operand(
+                self.axes,
+                self.buffers,
+                self.parameters,
+                i,
+                packed[i],
+                self._mask("n", rows=False),
+                body,
+                is_masked=needs_mask,
+            )
+            if i in packed
+            else self._descriptor_load(i, self.tiles[i], body)
             if i in self.tiles
             else self._operand(i, (axes, k_column), (self.axes.n, "n"), masks_b, body, kernel_positions, inside_b)
             if self.axes.side_of(i)
@@ -361,15 +378,17 @@ class ProductWriter:
                 f"blocks_k = tl.cdiv({k_size}, BLOCK_K)",
             ]
             head = f"for step in {self._walk.steps(f'{n_positions} * blocks_k')}:"
-            loop_start = [
+            first_lines = [
                 f"kernel_position = {widened('step // blocks_k', wide=self.wide)}",
                 "k = step % blocks_k * BLOCK_K + tl.arange(0, BLOCK_K)",
             ]
         else:
             head = f"for start in {self._walk.starts(k_size)}:"
-            loop_start = ["k = start + tl.arange(0, BLOCK_K)"] if len(self.tiles) < len(operands) else []
-        before, inside = hoist_invariants([*body, *dots], {"kernel_position", "k", "start"})
-        self.lines += [*before, head, *(f"    {line}" for line in [*loop_start, *inside])]
+            uses_k = len(self.tiles) + len(packed) < len(operands)
+            first_lines = ["k = start + tl.arange(0, BLOCK_K)"] if uses_k else []
+            first_lines += dict.fromkeys(map(loop_start, packed.values()))
+        before, inside = hoist_invariants([*body, *dots], {"kernel_position", "k", "start", INTEGERS})
+        self.lines += [*before, head, *(f"    {line}" for line in [*first_lines, *inside])]
 
     def _descriptor_load(self, index: int, operand: OperandLayout, body: list[str]) -> str:
         """Write the load of a tile by a descriptor that is created before the loop; returns the tile's variable."""

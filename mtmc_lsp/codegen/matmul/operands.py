@@ -16,6 +16,7 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.axes import Axis
+from mtmc_lsp.ir.memory_order import packed_axis
 from mtmc_lsp.ir.primitives import VIEW_OPS, KernelIR, Prim, PrimOp, ProductDims, is_zero_padding
 from mtmc_lsp.ir.regions import Region, products_in
 
@@ -63,6 +64,12 @@ class ProductAxes:
     @property
     def n_batch(self) -> Size:
         return product([axis.size for axis in self.batch])
+
+    def packed_axis(self, operand: int) -> Axis | None:
+        """The axis along which each integer of a right operand in memory holds several numbers; None for other operands."""
+        if self.side_of(operand) == 0 or self.kernel_positions or len(self.prim.inputs) > 2:
+            return None
+        return packed_axis(self.ir, self.region, self.operands[operand], self.k)
 
     def side_of(self, operand: int) -> int:
         """0 for a left operand, 1 for a right one."""
