@@ -12,6 +12,7 @@ instance then holds whole rows, and at most 32 tiles of 128 x 128 elements are a
 
 Up to three 16-bit products with one left operand and equal sizes are one kernel, such as the gate and up projections of an MLP,
 or queries, keys and values. Each has an accumulator, and the kernel loads the common operand once. Such sums are not split.
+A product whose columns are read as two halves, as ``glu`` and ``chunk(2, -1)`` do, is computed as two such products.
 
 Conversions of quantised weights are part of their product's kernel: scales and zero points, and the numbers of packed integers,
 such as ``w & 15`` and ``w >> 4``. The kernel loads each integer once and computes its numbers in registers.

@@ -37,6 +37,7 @@ class Waves:
         prim, sizes = product_in(ir, region), ir.graph.sizes
         sized = ProductSizes.of(ir.prims, prim)
         m, n, k, channels = (size.value(sizes) for size in (sized.m, sized.n, sized.k, sized.channels))
+        n = n if region.halves is None else n // 2
         tiles = sized.batch.value(sizes) * -(-m // config.block_m) * -(-n // config.block_n)
         deep = config.block_k
         steps = k // channels * -(-channels // deep) if config.kernel_positions else -(-k // deep)

@@ -122,3 +122,69 @@ def test_the_planner_adds_products_that_share_only_their_input(checker: Checker)
     assert len(action.region) == 3
     ir, region = region_and_program(capture)
     assert stream_programs(ir, region, from_json(MatmulConfig, action.params["config"]), H200) == []
+
+
+def halves(body: str, rows: int = 20, **shapes: str) -> str:
+    return products("None", rows, **shapes).replace(
+        "    return None", "\n".join(f"    {line}" for line in body.splitlines())
+    )
+
+
+HALVES = {
+    "chunks": halves("g, u = (x @ w).chunk(2, dim=-1)\nreturn F.silu(g) * u", x="f16[B,72]", w="f16[72,80]"),
+    "a bias, the second half first": halves(
+        "y, gate = F.linear(x, w, b).split(40, -1)\nreturn F.gelu(gate) * y",
+        x="f16[B,3,72]", w="f16[80,72]", b="f16[80]",
+    ),
+    "glu": halves("return F.glu(F.linear(x, w, b), dim=-1) + 1", x="f16[B,3,72]", w="f16[80,72]", b="f16[80]"),
+    "slices": halves("y = x @ w\nreturn torch.sigmoid(y[..., :40]) * y[..., 40:]", x="f16[B,72]", w="f16[72,80]"),
+    "heads": halves(
+        "k, v = F.linear(x, w).chunk(2, -1)\nreturn (k.view(-1, 3, 4, 10) * 2 + v.view(-1, 3, 4, 10)).transpose(1, 2)",
+        x="f16[B,3,72]", w="f16[80,72]",
+    ),
+    "matrices of a batch": halves("g, u = torch.bmm(x, w).chunk(2, -1)\nreturn g * u", x="f16[3,B,40]", w="f16[3,40,48]"),
+    "packed weights": halves(
+        "q = torch.stack([w & 15, w >> 4], -1).view(80, 64).to(x.dtype) - 8\n"
+        "g, u = F.linear(x, q * s[:, None]).chunk(2, -1)\nreturn F.silu(g) * u",
+        x="f16[B,64]", w="u8[80,32]@0..255", s="f16[80]@0.001..0.01",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "tma"), [*((name, False) for name in HALVES), ("a bias, the second half first", True)]
+)
+def test_halves_of_a_products_columns_are_combined_in_its_kernel(checker: Checker, name: str, tma: bool) -> None:
+    capture = checker.capture(HALVES[name])
+    candidate = fused(capture, HALVES[name], {**TILE, "tma": tma})
+    assert len(candidate.launches) == 1
+    assert "acc_2 = tl.dot(" in candidate.source
+    assert checker.first_failure(capture, candidate, some_cases(capture)) == ""
+    assert checker.compile_errors(capture, candidate) == []
+
+
+WHOLE = {
+    "one half": halves("return F.silu((x @ w)[:, :40])", x="f16[B,72]", w="f16[72,80]"),
+    "the product itself": halves("y = x @ w\ng, u = y.chunk(2, -1)\nreturn g * u, y", x="f16[B,72]", w="f16[72,80]"),
+    "unequal parts": halves("g, u = (x @ w).split([30, 50], -1)\nreturn g[:, :30] * u[:, :30]", x="f16[B,72]", w="f16[72,80]"),
+    "rows": halves("g, u = (x @ w).chunk(2, 0)\nreturn g * u", x="f16[B,72]", w="f16[72,80]"),
+    "float32": halves("g, u = (x @ w).chunk(2, -1)\nreturn g * u", x="f32[B,72]", w="f32[72,80]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_other_parts_of_a_product_are_read_from_memory(checker: Checker, name: str) -> None:
+    capture = checker.capture(WHOLE[name])
+    with pytest.raises(CannotFuse):
+        region_and_program(capture)
+
+
+def test_the_planner_combines_the_halves_of_a_product(checker: Checker) -> None:
+    text = halves(
+        "g, u = F.linear(x, w).chunk(2, -1)\nreturn F.silu(g) * u", rows=64, x="f16[B,1024]", w="f16[5632,1024]"
+    )
+    capture = checker.capture(text)
+    (action,) = proposed(capture, start(capture), ActionKind.FUSE, device=H200)
+    assert set(action.region) == {node.name for node in capture.graph.nodes}
+    with pytest.raises(CannotCode, match="split_k cannot be 2: the kernel computes 2 products"):
+        fused(capture, text, {**TILE, "split_k": 2})

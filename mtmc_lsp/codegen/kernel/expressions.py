@@ -89,14 +89,15 @@ class Expressions:
     def tile_index(self, name: str) -> tuple[Index, ...]:
         """Indices of the primitive's element at the current tile position."""
         shape = self.ir.prims[name].shape
-        return tuple(self._dim_index(self.region.table.axes(name, dim)) for dim in range(len(shape)))
+        return tuple(self.index_of(self.region.table.axes(name, dim)) for dim in range(len(shape)))
 
     def covers_axes(self, prim: Prim) -> bool:
         """Whether the kernel loops over all axes of the primitive. Operands of a reshape that merges axes may use other axes."""
         known = {*self.fixed, *(axis for group in self.groups for axis in group.axes)}
         return known.issuperset(self.region.table.all_axes(prim.name))
 
-    def _dim_index(self, axes: tuple[Axis, ...]) -> Index:
+    def index_of(self, axes: tuple[Axis, ...]) -> Index:
+        """The index of the current tile position along merged axes."""
         index = Index()
         for axis in axes:
             index = index * axis.size + (self.fixed.get(axis) or Index.of(self._variable(axis)))

@@ -276,6 +276,8 @@ class ProductWriter:
     def _offset_bounds(self) -> tuple[Size, ...]:
         """Upper bounds of offsets within a matrix, or within any tensor that a convolution reads or writes."""
         m, n, k = (self.axes.sizes[name] for name in "MNK")
+        if self.axes.halves is not None:
+            n = n * 2
         return self._tensor_elements() if self.axes.kernel_positions else (m * k, n * k, m * n)
 
     def _tensor_elements(self) -> tuple[Size, ...]:
@@ -426,6 +428,7 @@ class ProductWriter:
             widen=not is_plain,
             accesses=operand_accesses(self.axes, self.buffers, index, kernel_positions),
         )
+        tile.expressions.fixed = self.axes.fixed(index, tile.expressions)
         name = self.axes.operands[index]
         is_right = self.axes.side_of(index) == 1
         shape, contracted = ("[BLOCK_K, BLOCK_N]", rows[0]) if is_right else ("[BLOCK_M, BLOCK_K]", cols[0])
@@ -447,6 +450,10 @@ class ProductWriter:
             prim.name: Code(acc, self._sum_dtype, True, True)
             for prim, acc in zip(self.axes.products, self._accumulators, strict=True)
         }
+        second: Code | None = None
+        if self.axes.halves is not None:
+            first, second = (Code(acc, self._sum_dtype, True, True) for acc in self._accumulators)
+            values = {self.axes.prim.name: first}
         accesses: list[Index] = []
         for is_final in (False, True):
             lines: list[str] = self.lines if is_final else []
@@ -459,6 +466,7 @@ class ProductWriter:
                 masks,
                 lines,
                 known=values,
+                second=second,
                 separate_axes=not is_final,
                 accesses=accesses,
             )

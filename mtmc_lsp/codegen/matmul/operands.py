@@ -36,6 +36,9 @@ class ProductAxes:
         """The operands that a step of the loop over K loads: left and right in turn, then the right ones of further products."""
         roles, dims = region.table.of_product(self.prim), ProductDims.of(self.prim)
         self.batch, self.m, self.n, self.k = roles.batch, roles.m, roles.n, roles.k
+        self.halves = region.halves if product_prim is None else None
+        if self.halves is not None:
+            self.n = self.halves.axes
         first = dims.batch + dims.rows
         positions = range(first, first + dims.kernel_positions)
         self.kernel_positions = tuple(x for dim in positions for x in region.table.axes(self.prim.inputs[0], dim))
@@ -64,6 +67,12 @@ class ProductAxes:
     @property
     def n_batch(self) -> Size:
         return product([axis.size for axis in self.batch])
+
+    def fixed(self, operand: int, tile: Expressions) -> dict[Axis, Index]:
+        """The product's columns, where the operand has a half of them, as an index of the tile."""
+        if self.halves is None or self.side_of(operand) == 0:
+            return {}
+        return {self.halves.whole: tile.index_of(self.halves.axes).plus(self.halves.length * (operand - 1))}
 
     def packed_axis(self, operand: int) -> Axis | None:
         """The axis along which each integer of a right operand in memory holds several numbers; None for other operands."""
@@ -136,6 +145,7 @@ class Tile:
         *,
         scalar: tuple[tuple[Axis, ...], str] = ((), ""),
         known: Mapping[str, Code] | None = None,
+        second: Code | None = None,
         widen: bool = True,
         separate_axes: bool = False,
         accesses: Sequence[Index] = (),
@@ -143,6 +153,8 @@ class Tile:
         self.lines = lines
         self.axes = axes
         self.known = known or {}
+        self.second = second
+        """The second half of the product's columns, where both halves are read."""
         groups: list[Group] = []
         flat: list[Group] = []
         for (axis_list, name), is_rows in ((rows, True), (cols, False)):
@@ -172,6 +184,8 @@ class Tile:
         )
 
     def _provide(self, prim: Prim, at: tuple[Index, ...]) -> Code:
+        if self.second is not None and prim is self.axes.prim and at[-1].constant.terms:
+            return self.second
         if prim.name in self.known:
             return self.known[prim.name]
         raise CannotCode(
@@ -203,6 +217,7 @@ def operand_accesses(
         scalar=(kernel_positions, "kernel_position"),
         separate_axes=True,
     )
+    probe.expressions.fixed = axes.fixed(operand, probe.expressions)
     probe.value(axes.operands[operand])
     return probe.expressions.accesses
 

@@ -56,7 +56,7 @@ def write_packed_operand(
         axes, Parameters(axes.ir, buffers, PRODUCT_NAMES), (rows, "k"), (axes.n, "r"), [], [], separate_axes=True
     )
     name = axes.operands[operand]
-    _numbers(probe, name, axis)
+    _numbers(probe, operand, axis)
     tile = Tile(
         axes,
         parameters,
@@ -70,7 +70,7 @@ def write_packed_operand(
     rounded = f".to({TRITON_DTYPES[dtype]})" if is_low_precision(dtype) else ""
     shape = f"[BLOCK_K // {parts}, BLOCK_N]"
     numbers: list[str] = []
-    for value in _numbers(tile, name, axis):
+    for value in _numbers(tile, operand, axis):
         whole = axes.over_tile(operand, value, shape, axes.k, inside)
         number = parameters.names.unique("number")
         lines.append(f"{number} = {whole.at(100) if rounded else whole.text}{rounded}")
@@ -79,12 +79,13 @@ def write_packed_operand(
     return f"tl.reshape(tl.permute({_joined(numbers)}, [{order}]), [BLOCK_K, BLOCK_N])"
 
 
-def _numbers(tile: Tile, name: str, axis: Axis) -> list[Code]:
+def _numbers(tile: Tile, operand: int, axis: Axis) -> list[Code]:
     """The value of an operand at each position along ``axis``."""
     values: list[Code] = []
     for part in range(axis.size.constant):
-        tile.expressions.fixed = {axis: Index(constant=Size.of(part))}
-        values.append(tile.value(name))
+        columns = tile.axes.fixed(operand, tile.expressions)
+        tile.expressions.fixed = {axis: Index(constant=Size.of(part)), **columns}
+        values.append(tile.value(tile.axes.operands[operand]))
     return values
 
 
