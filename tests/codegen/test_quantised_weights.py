@@ -107,7 +107,7 @@ LARGE = {"[B,192]": "[B,1024]", "[40,96]": "[2048,512]", "[40,192]": "[2048,1024
          "(192, 40)": "(1024, 2048)", "(40, 3, 64)": "(2048, 16, 64)", "arange(192": "arange(1024"}  # fmt: skip
 
 
-@pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.parametrize("rows", [1, 64])
 @pytest.mark.parametrize("name", [name for name in (*PACKED, *PLAIN) if "no block" not in name])
 def test_the_planner_converts_the_weights_in_the_product(checker: Checker, name: str, rows: int) -> None:
     text = {**PACKED, **PLAIN}[name].replace("B=5", f"B={rows}")
