@@ -10,6 +10,13 @@ loop are part of it where an iteration reads or writes one slice of them: it com
 Where the body multiplies its state by matrices that are the same in all iterations, rows of the state are independent. A program
 instance then holds whole rows, and at most 32 tiles of 128 x 128 elements are all matrices of an iteration.
 
+Up to three 16-bit products with one left operand and equal sizes are one kernel, such as the gate and up projections of an MLP,
+or queries, keys and values. Each has an accumulator, and the kernel loads the common operand once. Such sums are not split.
+A product whose columns are read as two halves, as ``glu`` and ``chunk(2, -1)`` do, is computed as two such products.
+
+Conversions of quantised weights are part of their product's kernel: scales and zero points, and the numbers of packed integers,
+such as ``w & 15`` and ``w >> 4``. The kernel loads each integer once and computes its numbers in registers.
+
 A precision mode changes how a float32 product is rounded. The action states that, verification compares with float64, and
 ``precision = "strict"`` excludes it. Modes that split operands use x = (high + low) / s with a power of two s, and drop only
 low * low, at most 2 ** -22 of a term. The modes differ in the order of additions. Tensor cores, which round towards zero, sum the

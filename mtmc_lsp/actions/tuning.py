@@ -23,7 +23,7 @@ from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import StepStatus
 from mtmc_lsp.fusion.repeated_blocks import form, groups_of_equal
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.ir.regions import Region, RegionKind
+from mtmc_lsp.ir.regions import Region, RegionKind, products_in
 from mtmc_lsp.schedule.configs import IllegalConfig, KernelConfig, LoopOrder, MatmulConfig, TileConfig, field_names
 from mtmc_lsp.schedule.device_limits import max_warps
 from mtmc_lsp.schedule.legality import has_order, reconfigured
@@ -111,7 +111,8 @@ def refinements(situation: Situation, plan: KernelPlan, region: Region) -> list[
     ]
     if _has_stages(region, config):
         numbers = [number for number in (config.stages - 1, config.stages + 1, config.stages + 2) if number >= 1]
-        room = device.shared_bytes // max(1, stage_bytes(config))
+        products = max(1, len(products_in(situation.ir, region)))
+        room = device.shared_bytes // max(1, stage_bytes(config, products))
         changes += [
             {"stages": number} for number in numbers if number < config.stages or number <= min(room, MOST_STAGES)
         ]

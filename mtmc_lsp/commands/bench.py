@@ -52,6 +52,14 @@ def bench(
             help="A suite of this tool's repository: public, everyday; or tritonbench-g, tritonbench-t with DIR.",
         ),
     ] = "",
+    verified: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--verified",
+            metavar="FOLDER",
+            help="A copy of KernelBench-Verified: its problems, and its evaluation of the results.",
+        ),
+    ] = None,
     half: Annotated[str, typer.Option("--half", help="Of a suite of installed packages: looking or reporting.")] = "",
     out: Annotated[
         Path, typer.Option("--out", help="The file of results; what is in it is not run again.")
@@ -138,7 +146,10 @@ def bench(
             f"--seconds limits --suite {SUITE_G} alone",
             remedy="Limit each problem by --time-limit, and their number by --limit.",
         )
-    folder = _torch_suite(folder, out, python) if suite == SUITE_T else _suite_folder(folder, suite)
+    if verified is not None and summary is None:
+        folder = _verified_suite(verified, folder, suite, out)
+    else:
+        folder = _torch_suite(folder, out, python) if suite == SUITE_T else _suite_folder(folder, suite)
     if folder is None and summary is None:
         raise RequestError("no folder of problems is named", remedy="Write mtmc bench DIR.")
     if half:
@@ -169,6 +180,8 @@ def bench(
             results = _solve_on_cluster(present, out, plan, cluster, fresh)
         else:
             _solve(present, out, plan, jobs, fresh)
+        if verified is not None:
+            return _evaluate(verified, present, results, out, plan.python, as_json=as_json)
     requested = [(problem.name, problem.level) for problem in problems]
     names = {name for name, _ in requested}
     summaries = {}
@@ -214,6 +227,51 @@ def _torch_suite(path: Path | None, out: Path, python: str) -> Path:
         print(f"{name} is left out: {reason}", file=sys.stderr)
     print(f"{len(written)} functions have a workload from their test, {len(left_out)} have none", file=sys.stderr)
     return folder
+
+
+def _verified_suite(checkout: Path, folder: Path | None, suite: str, out: Path) -> Path:
+    """The problems of a copy of KernelBench-Verified, in a folder beside the results.
+
+    Raises:
+        RequestError: it is no copy, or other problems are named too.
+        EnvironmentNotAble: there is no GPU.
+    """
+    from mtmc_lsp.app.bench.verified import check_copy, check_gpu, write_problems
+    from mtmc_lsp.app.interpreter import query_gpus
+
+    if folder is not None or suite:
+        raise RequestError(
+            "--verified has its problems already", remedy="Leave out DIR and --suite; choose problems with --filter."
+        )
+    check_copy(checkout)
+    check_gpu(", ".join(query_gpus("name")))
+    return write_problems(checkout, out.with_suffix(".problems"))
+
+
+def _evaluate(
+    checkout: Path, problems: Sequence[Problem], results: Mapping[str, Path], out: Path, python: str, *, as_json: bool
+) -> int:
+    """Have KernelBench-Verified's evaluator judge what was delivered, and show its scores."""
+    from dataclasses import asdict
+
+    from mtmc_lsp.app.bench.verified import evaluate, scores
+    from mtmc_lsp.report.bench_tables import show_verified
+    from mtmc_lsp.report.console import console
+    from mtmc_lsp.report.documents import document
+
+    if len(results) > 1:
+        raise RequestError("--verified needs GPUs of one kind", remedy="Name a cluster with one kind of GPU.")
+    rows, file = [], out.with_suffix(".verified.jsonl")
+    for number, row in enumerate(evaluate(checkout, problems, out, file, python), 1):
+        rows.append(row)
+        outcome = "as it was" if not row["delivered"] else "correct" if row["correct"] else f"not correct: {row['why']}"
+        print(f"[{number}/{len(problems)}] {row['problem']}  {outcome}", file=sys.stderr)
+    table = scores(rows)
+    if as_json:
+        print(document(scores=[asdict(score) for score in table], results=str(out), evaluations=str(file)))
+    else:
+        show_verified(console(), table)
+    return 0 if table[0].correct == table[0].delivered else 1
 
 
 def _suite_folder(folder: Path | None, suite: str) -> Path | None:

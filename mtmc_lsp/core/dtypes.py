@@ -128,6 +128,11 @@ def is_float(dtype: str) -> bool:
     return dtype in EPSILON
 
 
+def is_integer(dtype: str) -> bool:
+    """Whether it is an integer dtype that generated kernels support; bool is none."""
+    return dtype in ITEMSIZE and dtype != "bool" and not is_float(dtype)
+
+
 def is_low_precision(dtype: str) -> bool:
     """Whether ``dtype`` is a float narrower than float32, whose arithmetic is done in float32."""
     return is_float(dtype) and ITEMSIZE[dtype] < 4

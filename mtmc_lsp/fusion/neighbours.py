@@ -74,12 +74,17 @@ class Neighbourhood:
         # A view alone may cost more than it saves, while the view and the value behind it do not.
         behind = [self.unit_of(name) for name in behind_views if name not in near and name not in self.opaque]
         additions = [self.unit_of(name) for name in near] + both + behind + self._parts_of(nodes)
-        return additions + (self._siblings_of(nodes) if self._graph.backward is not None else [])
+        if self._graph.backward is not None:
+            return additions + self._siblings_of(nodes)
+        return additions + (self._siblings_of(nodes, self._products) if nodes & self._products else [])
 
-    def _siblings_of(self, nodes: frozenset[str]) -> list[frozenset[str]]:
-        """Other readers of what the nodes read: they may share its loads, as two gradients do.
+    def _siblings_of(self, nodes: frozenset[str], among: Set[str] | None = None) -> list[frozenset[str]]:
+        """Other readers of what the nodes read: they may share its loads, as two gradients or products do.
 
         Views are followed, and nodes that the readers compute again.
+
+        Args:
+            among: the readers that may be added; None for all.
         """
         inside = nodes | self.recomputed_in(nodes)
         pending = [ref.name for name in inside for ref in self._nodes[name].inputs() if ref.name not in nodes]
@@ -90,7 +95,7 @@ class Neighbourhood:
                     if reader not in followed:
                         followed.add(reader)
                         pending.append(reader)
-                elif reader not in nodes and reader not in self.opaque:
+                elif reader not in nodes and reader not in self.opaque and (among is None or reader in among):
                     found.add(reader)
         return [self.unit_of(name) for name in sorted(found, key=self.order.__getitem__)]
 

@@ -12,7 +12,7 @@ from mtmc_lsp.ir.known_regions import region_or_none
 from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.recurrence import recurrence_in
-from mtmc_lsp.ir.regions import VIEWS, Region, RegionKind, product_in
+from mtmc_lsp.ir.regions import VIEWS, Region, RegionKind, product_in, products_in
 from mtmc_lsp.schedule.attention_configs import attention_config
 from mtmc_lsp.schedule.configs import KernelConfig, PrecisionMode
 from mtmc_lsp.schedule.loop_configs import loop_config
@@ -308,13 +308,13 @@ class FusionSearch:
 
     def _config(self, region: Region) -> KernelConfig:
         for kernel in self.schedule.kernels:
-            if set(kernel.nodes) <= set(region.nodes) and self._kind_of(kernel.nodes) is region.kind:
+            if set(kernel.nodes) <= set(region.nodes) and self._is_alike(kernel.nodes, region):
                 return kernel.config
         if region.kind is RegionKind.MATMUL:
             prim = product_in(self.ir, region)
             config = product_config(self.ir, region, self.device, self.precision(prim.origin))
             loaded = loaded_bytes(self.ir, region) if config.precision is PrecisionMode.NATIVE else 2
-            config = fitted(config, self.device.shared_bytes, loaded)
+            config = fitted(config, self.device.shared_bytes, loaded, len(products_in(self.ir, region)))
             return with_tma(self.ir, region, config, self.device)
         if region.kind is RegionKind.RECURRENT:
             layers = recurrence_in(self.ir, region)
@@ -325,9 +325,12 @@ class FusionSearch:
             return attention_config(self.ir, region, self.device)
         return tile_config(self.ir, region, self.device)
 
-    def _kind_of(self, nodes: Iterable[str]) -> RegionKind | None:
-        region = self._region(frozenset(nodes))
-        return region.kind if region else None
+    def _is_alike(self, nodes: Iterable[str], region: Region) -> bool:
+        """Whether the kernel of some nodes has the kind of ``region``, and as many products."""
+        kernel = self._region(frozenset(nodes))
+        if kernel is None or kernel.kind is not region.kind:
+            return False
+        return len(products_in(self.ir, kernel)) == len(products_in(self.ir, region))
 
     def _cost(self, nodes: frozenset[str]) -> Cost:
         """Predicted cost of the nodes as one kernel."""

@@ -87,13 +87,28 @@ def _only_ones_differ(prims: dict[str, Prim], prim: Prim) -> bool:
     return source is not None and [s for s in source.shape if s != one] == [s for s in prim.shape if s != one]
 
 
+ELEMENTWISE = (PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.EXPAND, PrimOp.CONSTANT, PrimOp.IOTA, PrimOp.PERMUTE)
+BIASES = (*ELEMENTWISE, PrimOp.GATHER, PrimOp.SLICE)
+"""Operations that compute a bias or a mask: a table of relative positions is read by index."""
+
+
 def _elementwise_from(prims: dict[str, Prim], name: str, scores: Prim) -> bool:
     """Whether a value depends on the scores only through elementwise operations."""
     prim = prims.get(name)
-    if prim is None:
+    if prim is None or prim is scores:
         return True
-    if prim is scores:
-        return True
-    if prim.op in (PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.EXPAND, PrimOp.CONSTANT, PrimOp.IOTA, PrimOp.PERMUTE):
-        return all(_elementwise_from(prims, source, scores) for source in prim.inputs)
+    allowed = ELEMENTWISE if _depends_on(prims, name, scores) else BIASES
+    return prim.op in allowed and all(_elementwise_from(prims, source, scores) for source in prim.inputs)
+
+
+def _depends_on(prims: dict[str, Prim], name: str, scores: Prim) -> bool:
+    """Whether a value is computed from the scores."""
+    pending, visited = [name], set[str]()
+    while pending:
+        prim = prims.get(pending.pop())
+        if prim is scores:
+            return True
+        if prim is not None and prim.name not in visited:
+            visited.add(prim.name)
+            pending += prim.inputs
     return False

@@ -126,6 +126,11 @@ class AxisTable:
         for a, b in zip(left, right, strict=True):
             self._same(self._classes[a.id], self._classes[b.id])
 
+    def align(self, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> None:
+        """Unify two sequences of axes with equal products of sizes, of which one may be split more finely."""
+        self._axes_of.clear()
+        self._reshape([self._classes[a.id] for a in left], [self._classes[b.id] for b in right])
+
     def _leaves(self, item: _Class) -> list[Axis]:
         node = item.root()
         if node.parts is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mtmc_lsp.core.dtypes import itemsize
+from collections.abc import Sequence
+
+from mtmc_lsp.core.dtypes import is_integer, itemsize
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.axes import Axis
@@ -13,6 +15,8 @@ MIN_TRANSPOSED_ELEMENTS = 4
 """Contiguous runs of at least this many elements are worth traversing in memory order."""
 MIN_COLUMNS = 32
 """Contiguous elements that fill whole memory transactions."""
+PACKED_PARTS = (2, 4, 8)
+"""How many numbers one integer of a packed weight may hold: nibbles of a byte or of a 32-bit word."""
 
 
 def transposed_axis(ir: KernelIR, region: Region) -> Axis | None:
@@ -55,6 +59,22 @@ def _padded_axes(ir: KernelIR, region: Region) -> dict[Axis, Axis]:
             if inner and outer and inner[-1] != outer[-1]:
                 padded_axes[inner[-1]] = padded_axes.get(outer[-1], outer[-1])
     return padded_axes
+
+
+def shifted_axes(ir: KernelIR, region: Region) -> dict[Axis, Axis]:
+    """Maps the axes that concatenations and slices shift to those of their results. Neighbouring elements stay adjacent."""
+    shifted: dict[Axis, Axis] = {}
+    for prim in (ir.prims[name] for name in reversed(region.prims)):
+        dim = prim.attrs.get("dim")
+        if not isinstance(dim, int) or not (
+            prim.op is PrimOp.CAT or (prim.op is PrimOp.SLICE and prim.attrs["step"] == 1)
+        ):
+            continue
+        outer = region.table.axes(prim.name, dim)
+        for source in prim.inputs if outer else ():
+            if inner := region.table.axes(source, dim):
+                shifted[inner[-1]] = shifted.get(outer[-1], outer[-1])
+    return shifted
 
 
 def column_axes(ir: KernelIR, region: Region) -> tuple[Axis, ...]:
@@ -120,3 +140,31 @@ def _contiguous_input_axes(ir: KernelIR, region: Region) -> set[Axis]:
             axes, largest = set(), numel
         axes |= set(contiguous_axes(region, prim, kind).values())
     return axes
+
+
+def largest_source(ir: KernelIR, region: Region, operand: str) -> tuple[str, TensorType] | None:
+    """The largest tensor in memory that an operand of a product is computed from, as primitive and type."""
+    pending, tensors = [operand], list[str]()
+    while pending:
+        name = pending.pop()
+        if name in region.inputs:
+            tensors.append(name)
+        else:
+            pending += ir.prims[name].inputs
+    kinds = [(name, ir.graph.type_of(ir.value_of[name])) for name in tensors if name in ir.value_of]
+    return max(kinds, key=lambda item: item[1].numel.value(ir.graph.sizes), default=None)
+
+
+def packed_axis(ir: KernelIR, region: Region, operand: str, summed: Sequence[Axis]) -> Axis | None:
+    """The innermost summed axis of an operand whose integers in memory hold several numbers along it; None for other operands.
+
+    In ``torch.stack([w & 15, w >> 4], -1).reshape(n, k)`` it is the stacked axis: ``w`` does not vary along it. Integers that are
+    contiguous along another axis have vector loads anyway.
+    """
+    if len(summed) < 2 or not summed[-1].size.is_constant or summed[-1].size.constant not in PACKED_PARTS:
+        return None
+    source = largest_source(ir, region, operand)
+    if source is None or not is_integer(source[1].dtype) or summed[-1] in region.table.all_axes(source[0]):
+        return None
+    dense = {axis for dim, axis in contiguous_axes(region, *source).items() if source[1].shape[dim] != Size.of(1)}
+    return summed[-1] if dense & set(summed) else None

@@ -1,11 +1,15 @@
-"""Values of a set of nodes: those that others read, and those that it has to compute or load."""
+"""Values of a set of nodes: those that others read, those that it has to compute or load, and those that are equal."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from mtmc_lsp.core.dtypes import is_low_precision
 from mtmc_lsp.core.graph import Ref
-from mtmc_lsp.ir.primitives import VIEW_OPS, KernelIR, Prim, PrimOp, is_zero_padding
+from mtmc_lsp.ir.primitives import VIEW_OPS, KernelIR, Prim, PrimOp, ProductDims, is_zero_padding
+
+MOST_SIBLINGS = 3
+"""Most products of one kernel: queries, keys and values."""
 
 
 def used_outside(ir: KernelIR, nodes: Iterable[str]) -> tuple[Ref, ...]:
@@ -47,3 +51,27 @@ def is_in_memory(prims: Mapping[str, Prim], name: str, inputs: Collection[str]) 
             return False
         name = prim.inputs[0]
     return True
+
+
+def are_siblings(prims: Mapping[str, Prim], products: Sequence[Prim]) -> bool:
+    """Whether 16-bit products have one left operand and equal sizes, so that one kernel can load that operand once for all."""
+    first = products[0]
+    return len(products) <= MOST_SIBLINGS and all(
+        len(each.inputs) == 2
+        and is_low_precision(prims[each.inputs[0]].dtype)
+        and not ProductDims.of(each).kernel_positions
+        and (each.shape, each.dtype, ProductDims.of(each)) == (first.shape, first.dtype, ProductDims.of(first))
+        and is_same_value(prims, each.inputs[0], first.inputs[0])
+        for each in products
+    )
+
+
+def is_same_value(prims: Mapping[str, Prim], left: str, right: str) -> bool:
+    """Whether two primitives are equal by their operations and sources."""
+    a, b = prims[left], prims[right]
+    if left == right:
+        return True
+    if a.op is not b.op or a.op not in (*VIEW_OPS, PrimOp.POINTWISE, PrimOp.CONSTANT):
+        return False
+    is_alike = (a.shape, a.dtype, a.attrs, len(a.inputs)) == (b.shape, b.dtype, b.attrs, len(b.inputs))
+    return is_alike and all(is_same_value(prims, x, y) for x, y in zip(a.inputs, b.inputs, strict=True))

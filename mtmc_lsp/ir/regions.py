@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -12,7 +12,7 @@ from mtmc_lsp.ir.attention_pattern import attention_form, why_not_attention
 from mtmc_lsp.ir.axes import Axis, AxisTable
 from mtmc_lsp.ir.concat_outputs import Parts, output_parts_of, scatter_indices, stored_primitives
 from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp, ProductDims
-from mtmc_lsp.ir.region_values import is_in_memory, needed_primitives, used_outside
+from mtmc_lsp.ir.region_values import are_siblings, is_in_memory, needed_primitives, used_outside
 
 VIEWS = frozenset(
     "view reshape permute transpose t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk alias detach "
@@ -46,6 +46,18 @@ PRODUCTS = frozenset({RegionKind.MATMUL, RegionKind.ATTENTION})
 
 
 @dataclass(frozen=True)
+class ColumnHalves:
+    """How the halves of a product's columns are read."""
+
+    whole: Axis
+    """The product's columns."""
+    axes: tuple[Axis, ...]
+    """The columns of each half, outermost first."""
+    length: Size
+    """Columns of each half."""
+
+
+@dataclass(frozen=True)
 class Region:
     """A set of ATen nodes that forms one kernel."""
 
@@ -64,6 +76,8 @@ class Region:
     """Axes that are reduced or scanned over, outermost first."""
     parts: Parts = field(default_factory=dict, hash=False)
     """Outputs that are stored part by part, with their parts."""
+    halves: ColumnHalves | None = None
+    """For a product whose results are only read as two halves of columns, such as gate and up: how they are read."""
 
     def stored(self, ir: KernelIR) -> list[tuple[Ref, str]]:
         """Pairs of an output and a primitive that is stored to it: one per output, or one per part."""
@@ -91,7 +105,16 @@ def is_product(region: Region) -> bool:
 
 def product_in(ir: KernelIR, region: Region) -> Prim:
     """The first matrix product of a region."""
-    return next(prim for name in region.prims if (prim := ir.prims[name]).op is PrimOp.MATMUL)
+    return products_in(ir, region)[0]
+
+
+def products_in(ir: KernelIR, region: Region) -> tuple[Prim, ...]:
+    """The matrix products of a region. Several products of one kernel have the same left operand and the same axes.
+
+    A product whose halves of columns are read together counts as two products.
+    """
+    products = tuple(prim for name in region.prims if (prim := ir.prims[name]).op is PrimOp.MATMUL)
+    return products if region.halves is None else products * 2
 
 
 def _is_expanded(kind: TensorType) -> bool:
@@ -175,10 +198,13 @@ def _region_of(
     members_and_results = [*(name for name in results if name in inputs), *prims, *added]
     table = AxisTable(ir.prims, members_and_results, ir.graph.sizes)
     _check_distinct(members, table)
-    kind = _kind(members)
+    kind = _kind(members, ir.prims)
     if parts and kind not in (RegionKind.MAP, RegionKind.REDUCE):
         raise CannotFuse("a result is stored in several parts")
     if kind in (RegionKind.MATMUL, RegionKind.ATTENTION):
+        if kind is RegionKind.MATMUL:
+            _unify_products([prim for prim in members if prim.op is PrimOp.MATMUL], table)
+            _check_distinct(members, table)
         return _product_region(ir, ordered, prims, inputs, outputs, kind, table)
     if _unify_reduction_axes(members, results, table):
         _check_distinct(members, table)
@@ -243,6 +269,16 @@ def _unify_reduction_axes(members: list[Prim], results: list[str], table: AxisTa
     return has_tied
 
 
+def _unify_products(products: list[Prim], table: AxisTable) -> None:
+    """Unify the axes of products with one left operand, such as queries, keys and values: a tile is the same part of each."""
+    for other in products[1:]:
+        first, roles = table.of_product(products[0]), table.of_product(other)
+        for ours, theirs in ((first.batch, roles.batch), (first.m, roles.m), (first.n, roles.n), (first.k, roles.k)):
+            table.align(ours, theirs)
+        if table.of_product(products[0]) != table.of_product(other):
+            raise CannotFuse("its products have different axes")
+
+
 MAX_RECOMPUTATIONS = 4
 """A reduction may be recomputed this many times instead of being stored."""
 
@@ -294,11 +330,12 @@ def _check_convex(ir: KernelIR, members: set[str], chosen: set[str]) -> None:
             outside.add(node.name)
 
 
-def _kind(members: list[Prim]) -> RegionKind:
+def _kind(members: list[Prim], prims: Mapping[str, Prim]) -> RegionKind:
     ops = [prim.op for prim in members]
     if attention_form(members) is not None:
         return RegionKind.ATTENTION
-    if ops.count(PrimOp.MATMUL) > 1:
+    products = [prim for prim in members if prim.op is PrimOp.MATMUL]
+    if len(products) > 1 and not are_siblings(prims, products):
         raise CannotFuse("two matrix products")
     if PrimOp.MATMUL in ops:
         if {PrimOp.REDUCE, PrimOp.SCAN, PrimOp.UNROLLED_REDUCE} & set(ops):
@@ -392,19 +429,24 @@ def _product_region(
     kind: RegionKind,
     table: AxisTable,
 ) -> Region:
-    """The region of a kernel with one matrix product; its outputs must have exactly the product's axes."""
+    """The region of a kernel with matrix products; its outputs must have exactly the products' axes."""
     # In attention, the second of the two products gives the result.
-    matmul = [ir.prims[name] for name in prims if ir.prims[name].op is PrimOp.MATMUL][-1]
+    products = [name for name in prims if ir.prims[name].op is PrimOp.MATMUL]
+    matmul = ir.prims[products[-1]]
+    halves = _column_halves(ir, prims, products, table) if kind is RegionKind.MATMUL else None
     parallel = table.all_axes(matmul.name)
+    if halves is not None:
+        parallel = (*(axis for axis in parallel if axis != halves.whole), *halves.axes)
     for ref in outputs:
         if set(table.all_axes(ir.of(ref).name)) != set(parallel):
             raise CannotFuse("a result does not have the product's axes")
-    dependents, cropped = {matmul.name}, set[str]()
+    dependents, cropped = {matmul.name} if kind is RegionKind.ATTENTION else set(products), set[str]()
     for name in prims:
         prim = ir.prims[name]
         if dependents & set(prim.inputs):
             dependents.add(name)
-            if prim.op not in (PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND, PrimOp.CROP):
+            is_half = prim.op is PrimOp.SLICE and halves is not None
+            if prim.op not in AFTER_A_PRODUCT and not is_half:
                 raise CannotFuse("an operation after the product is not elementwise")
             if prim.op is PrimOp.RESHAPE and cropped & set(prim.inputs):
                 raise CannotFuse("a reshape of a cropped product")
@@ -417,4 +459,39 @@ def _product_region(
         reason := why_not_attention([ir.prims[name] for name in prims], table, ir.graph)
     ):
         raise CannotFuse(reason)
-    return Region(nodes, prims, inputs, outputs, kind, table, parallel, table.of_product(matmul).k)
+    summed = table.of_product(matmul).k
+    return Region(nodes, prims, inputs, outputs, kind, table, parallel, summed, halves=halves)
+
+
+AFTER_A_PRODUCT = (PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND, PrimOp.CROP)
+"""Operations that a product's kernel applies to its results."""
+
+
+def _column_halves(ir: KernelIR, prims: tuple[str, ...], products: list[str], table: AxisTable) -> ColumnHalves | None:
+    """The halves of a 16-bit product's columns, if all its readers read them; None for other products.
+
+    ``gate, up = (x @ w).chunk(2, -1)`` reads them. Both slices have the same axes afterwards.
+    """
+    product = ir.prims[products[0]]
+    whole = table.of_product(product).n
+    if len(products) > 1 or len(whole) != 1 or not are_siblings(ir.prims, [product]):
+        return None
+    length = whole[0].size.divide_exactly(Size.of(2))
+    undivided, slices = {product.name}, list[Prim]()
+    for prim in (ir.prims[name] for name in prims):
+        if not undivided & set(prim.inputs):
+            continue
+        last = len(prim.shape) - 1
+        is_slice = prim.op is PrimOp.SLICE and prim.attrs["dim"] == last and prim.attrs["step"] == 1
+        if is_slice and prim.shape[-1] == length and prim.attrs["start"] in (Size.of(0), length):
+            slices.append(prim)
+        elif prim.op in (PrimOp.POINTWISE, PrimOp.RESHAPE):
+            undivided.add(prim.name)
+        else:
+            return None
+    if length is None or len({str(prim.attrs["start"]) for prim in slices}) != 2:
+        return None
+    first, *others = (table.axes(prim.name, len(prim.shape) - 1) for prim in slices)
+    for other in others:
+        table.align(first, other)
+    return ColumnHalves(whole[0], table.axes(slices[0].name, len(slices[0].shape) - 1), length)

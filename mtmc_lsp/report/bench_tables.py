@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from mtmc_lsp.app.bench.summary import Means, Score, Summary
+from mtmc_lsp.app.bench.verified import VerifiedScore
 
 MAX_REASONS, MAX_NAMES, MAX_OPERATIONS = 20, 4, 20
 
@@ -34,6 +37,23 @@ def show_summary(out: Console, summary: Summary) -> None:
     for note, count in summary.untimed.items():
         out.print(Text(f"  {count} of {summary.scores[0].problems} problems: {note}", style="dim"))
     _show_unsolved(out, summary)
+
+
+def show_verified(out: Console, scores: Sequence[VerifiedScore]) -> None:
+    """Show what KernelBench-Verified's evaluator measured, by level."""
+    names = ("level", "problems", "delivered", "correct", "over eager", "over the best", "slower", "less memory")
+    table = Table(*names, box=None, padding=(0, 1))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for score in scores:
+        counts = [str(count) for count in (score.problems, score.delivered, score.correct)]
+        ratios = [
+            "-" if ratio is None else f"{ratio:.2f}x" for ratio in (score.over_eager, score.over_best, score.memory)
+        ]
+        table.add_row(score.level, *counts, *ratios[:2], str(score.slower), ratios[2])
+    out.print(Text("\nKernelBench-Verified's evaluation, with TF32", style="bold"))
+    out.print(table)
+    out.print(Text("  over eager and less memory: a file that stays as it was counts as 1", style="dim"))
 
 
 def _correctness(scores: tuple[Score, ...]) -> Table:

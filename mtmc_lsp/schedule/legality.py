@@ -9,7 +9,7 @@ from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.loops.scan import scan_form
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.ir.regions import CannotFuse, Region, RegionKind, product_in
+from mtmc_lsp.ir.regions import CannotFuse, Region, RegionKind, product_in, products_in
 from mtmc_lsp.schedule.configs import (
     AttentionConfig,
     IllegalConfig,
@@ -118,6 +118,9 @@ def _check_kind(ir: KernelIR, region: Region, config: KernelConfig) -> None:
         dtype = ir.prims[product_in(ir, region).inputs[0]].dtype
         if config.precision is PrecisionMode.NATIVE and dtype in ("float32", "float64"):
             raise IllegalConfig(f"precision cannot be 'native': the operands are {dtype}, which has other modes")
+        if config.is_split and (count := len(products_in(ir, region))) > 1:
+            name, value = ("stream_k", config.stream_k) if config.stream_k else ("split_k", config.split_k)
+            raise IllegalConfig(f"{name} cannot be {value}: the kernel computes {count} products")
     if isinstance(config, LoopConfig) and config.is_scan:
         form = loop_in(ir, region)
         try:

@@ -10,7 +10,7 @@ from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.ir.dense_windows import are_contiguous_windows
 from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
-from mtmc_lsp.ir.regions import Region, product_in
+from mtmc_lsp.ir.regions import Region, product_in, products_in
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import (
     PRE_SPLIT_MODES,
@@ -96,6 +96,7 @@ def _product_config(ir: KernelIR, region: Region, device: DeviceModel, precision
         )
         tall, wide = product_tiles(device)[0]
         most = tall * wide if has_one_accumulator else max_promoted_elements(device)
+        most //= next_power_of_two(len(products_in(ir, region)))
         gathered = has_split_operands(prim) and kernel_positions and not loops_over_positions
         # Addresses that mix kernel positions and channels take many registers, for both halves.
         block_m, block_n, block_k, warps = _tensor_core_tile(m, n, batch, most // 2 if gathered else most, device)
@@ -125,6 +126,8 @@ def _product_config(ir: KernelIR, region: Region, device: DeviceModel, precision
 
 def product_parts(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceModel) -> int:
     """Parts of K (split-K) for a product of few tiles with a long sum; 1 where the tiles fill the device."""
+    if len(products_in(ir, region)) > 1:
+        return 1
     sizes = ir.graph.sizes
     sized = ProductSizes.of(ir.prims, product_in(ir, region))
     m, n, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.batch))
@@ -181,7 +184,7 @@ def with_tma(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceM
     m, n, k, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.k, sized.batch))
     native = config.precision is PrecisionMode.NATIVE
     loadable = config.precision in PRE_SPLIT_MODES or (
-        native and all(is_tma_loadable(ir, region, prim, side) for side in (0, 1))
+        native and all(is_tma_loadable(ir, region, each, side) for each in products_in(ir, region) for side in (0, 1))
     )
     if not loadable or k < MIN_TMA_DEPTH:
         return config
@@ -214,11 +217,12 @@ def by_pointers(config: MatmulConfig, device: DeviceModel) -> MatmulConfig:
     return replace(config, block_n=config.block_n // 2 if large else config.block_n, tma=False)
 
 
-def fitted(config: MatmulConfig, shared_bytes: int, loaded: int = 2) -> MatmulConfig:
+def fitted(config: MatmulConfig, shared_bytes: int, loaded: int = 2, products: int = 1) -> MatmulConfig:
     """A product's configuration, reduced until it fits into the device's shared memory.
 
     Args:
         loaded: bytes of an operand's element as it is loaded.
+        products: products of the kernel, which share the left operand.
     """
     if config.precision not in (PrecisionMode.NATIVE, *SPLIT_PRECISION_MODES):
         return config
@@ -227,7 +231,7 @@ def fitted(config: MatmulConfig, shared_bytes: int, loaded: int = 2) -> MatmulCo
         *((32, min(config.stages, n)) for n in (3, 2)),
     ):
         smaller = replace(config, block_k=min(most, config.block_k), stages=stages)
-        stage = stage_bytes(smaller)
+        stage = stage_bytes(smaller, products)
         # Wider operands are prefetched unconverted, and converted into one more buffer for tensor cores.
         needed = stage * stages if loaded <= 2 else stage * (loaded // 2) * (stages - 1) + stage
         if needed <= shared_bytes:
@@ -235,11 +239,11 @@ def fitted(config: MatmulConfig, shared_bytes: int, loaded: int = 2) -> MatmulCo
     return replace(config, block_k=32, stages=1)
 
 
-def stage_bytes(config: KernelConfig) -> int:
+def stage_bytes(config: KernelConfig, products: int = 1) -> int:
     """Shared memory of one stage of a product, at two bytes per element (16-bit operands); 0 for other kernels."""
     if not isinstance(config, MatmulConfig):
         return 0
-    elements = config.block_k * (config.block_m + config.block_n)
+    elements = config.block_k * (config.block_m + products * config.block_n)
     if config.split_on_load:
         # float32 operands, or both of their float16 halves.
         return 4 * elements
@@ -247,7 +251,9 @@ def stage_bytes(config: KernelConfig) -> int:
     return 2 * elements * (2 if config.precision is PrecisionMode.FP16X3_PROMOTED else 1)
 
 
-def product_variants(config: MatmulConfig, device: DeviceModel, *, of_windows: bool, short: bool) -> list[MatmulConfig]:
+def product_variants(
+    config: MatmulConfig, device: DeviceModel, *, of_windows: bool, short: bool, products: int = 1
+) -> list[MatmulConfig]:
     """A product's configuration with other tiles worth measuring; the lists were measured on an H200.
 
     Tiles that are too large for the device's registers or shared memory are dropped.
@@ -255,6 +261,7 @@ def product_variants(config: MatmulConfig, device: DeviceModel, *, of_windows: b
     Args:
         of_windows: whether the left operand is a convolution's windows.
         short: whether tensor cores may sum all terms at the workload's sizes (:func:`is_one_piece`).
+        products: products of the kernel, each with an accumulator.
     """
     shapes = [
         (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (256, 128, 64, 8, 4), (128, 128, 64, 8, 4),
@@ -305,6 +312,6 @@ def product_variants(config: MatmulConfig, device: DeviceModel, *, of_windows: b
     configs = [
         replace(config, block_m=m, block_n=n, block_k=k, warps=w, stages=min(s, max_stages(device)))
         for m, n, k, w, s in shapes
-        if m * n <= tall * wide
+        if products * m * n <= tall * wide
     ]
-    return [config for config in configs if stage_bytes(config) * config.stages <= device.shared_bytes]
+    return [config for config in configs if stage_bytes(config, products) * config.stages <= device.shared_bytes]

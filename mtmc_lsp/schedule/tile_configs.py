@@ -18,7 +18,7 @@ from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.memory_order import column_axes, strided_columns, transposed_axis, windows_along_columns
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp, ProductDims
 from mtmc_lsp.ir.recurrence import recurrence_in
-from mtmc_lsp.ir.regions import Region, RegionKind, product_in
+from mtmc_lsp.ir.regions import Region, RegionKind, product_in, products_in
 from mtmc_lsp.schedule.attention_configs import attention_config, attention_variants
 from mtmc_lsp.schedule.column_tiles import column_block, next_power_of_two, single_columns
 from mtmc_lsp.schedule.configs import (
@@ -218,7 +218,8 @@ def variants(ir: KernelIR, region: Region, config: KernelConfig, device: DeviceM
         prim = product_in(ir, region)
         short = is_one_piece(ir, prim, config.precision)
         has_windows = bool(ProductDims.of(prim).kernel_positions)
-        candidates = product_variants(config, device, of_windows=has_windows, short=short)
+        count = len(products_in(ir, region))
+        candidates = product_variants(config, device, of_windows=has_windows, short=short, products=count)
     elif isinstance(config, AttentionConfig):
         candidates = attention_variants(ir, region, device)
     elif isinstance(config, RecurrentConfig):

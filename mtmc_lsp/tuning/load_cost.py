@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping
 
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import ITEMSIZE
-from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.ir.axes import Axis
-from mtmc_lsp.ir.memory_order import contiguous_axes
+from mtmc_lsp.ir.memory_order import contiguous_axes, largest_source, packed_axis, shifted_axes
 from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
-from mtmc_lsp.ir.regions import Region, product_in
+from mtmc_lsp.ir.regions import Region, product_in, products_in
 from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, MatmulConfig
 
 APART_PER_CLOCK = 1.1 / 1.7
@@ -44,7 +43,7 @@ def loads_apart_us(ir: KernelIR, region: Region, config: MatmulConfig, device: D
         return elements * tall / device.per_sm(OF_WINDOWS_PER_CLOCK) * 1e6
     apart = sum(
         elements * (wide if side else tall)
-        for side, operand in _operands(prim)
+        for side, operand in _operands_of_kernel(ir, region)
         if _together(ir, region, prim, side, operand, config) < VECTOR_ELEMENTS
     )
     return apart / device.per_sm(APART_PER_CLOCK) * 1e6
@@ -52,26 +51,43 @@ def loads_apart_us(ir: KernelIR, region: Region, config: MatmulConfig, device: D
 
 def loaded_bytes(ir: KernelIR, region: Region) -> int:
     """The largest element size, in bytes, that a product's kernel loads for an operand."""
-    reads = (_read(ir, region, name) for _, name in _operands(product_in(ir, region)))
-    return max((ITEMSIZE[tensor[1].dtype] for tensor in reads if tensor is not None), default=2)
+    return max((_loaded(ir, region, side, name) for side, name in _operands_of_kernel(ir, region)), default=2)
 
 
-def _operands(prim: Prim) -> Iterator[tuple[int, str]]:
-    """Each operand with its side; low halves have the layout of the high halves."""
-    return ((i % 2, name) for i, name in enumerate(prim.inputs))
+def _loaded(ir: KernelIR, region: Region, side: int, operand: str) -> int:
+    """Bytes of an element in memory, and of each number where it holds several."""
+    tensor = largest_source(ir, region, operand)
+    if tensor is None:
+        return 2
+    packed = packed_axis(ir, region, operand, region.table.of_product(product_in(ir, region)).k) if side else None
+    return -(-ITEMSIZE[tensor[1].dtype] // (packed.size.constant if packed else 1))
+
+
+def _operands_of_kernel(ir: KernelIR, region: Region) -> Iterator[tuple[int, str]]:
+    """Each operand with its side; low halves have the layout of the high halves. Products share their left operand."""
+    first, *others = products_in(ir, region)
+    yield from ((i % 2, name) for i, name in enumerate(first.inputs))
+    yield from ((1, other.inputs[1]) for other in others)
 
 
 def _together(ir: KernelIR, region: Region, prim: Prim, side: int, operand: str, config: MatmulConfig) -> int:
     """How many elements of an operand's tile are contiguous in memory, along K or along the tile's other side."""
     sizes, dims, table = ir.graph.sizes, ProductDims.of(prim), region.table
-    tensor = _read(ir, region, operand)
+    tensor = largest_source(ir, region, operand)
     if tensor is None:
         return VECTOR_ELEMENTS
     name, kind = tensor
     dense = {axis for dim, axis in contiguous_axes(region, name, kind).items() if kind.shape[dim].value(sizes) > 1}
+    shifted = shifted_axes(ir, region)
+    dense |= {shifted[axis] for axis in dense if axis in shifted}
+    dimensions = (region.table.axes(name, dim) for dim in kind.dense_dims)
+    stored = [dimension for dimension in dimensions if dimension and dimension[-1] in dense]
     left = prim.inputs[0]
     first = dims.batch + dims.rows + (dims.kernel_positions if config.kernel_positions else 0)
     deep = _axes(region, left, first, dims.batch + dims.rows + dims.summed)
+    if side == 1 and packed_axis(ir, region, operand, deep) is not None:
+        # Each integer is loaded once for all of its numbers.
+        deep = deep[:-1]
     rows = (dims.batch, dims.batch + dims.rows) if side == 0 else (dims.batch + dims.rows, len(prim.shape))
     along = _axes(region, prim.name, *rows)
     tensor_axes = set(table.all_axes(name))
@@ -80,7 +96,7 @@ def _together(ir: KernelIR, region: Region, prim: Prim, side: int, operand: str,
         if not axes:
             continue
         if axes[-1] in dense:
-            best = max(best, _run(axes, sizes))
+            best = max(best, _run(axes, stored, sizes))
         elif not dense & {*deep, *along} and axes is along and axes[-1] not in tensor_axes and side == 0:
             # Window positions: contiguous within one line.
             best = max(best, _power_of_two(axes[-1].size.value(sizes)))
@@ -91,25 +107,21 @@ def _axes(region: Region, prim: str, first: int, end: int) -> list[Axis]:
     return [axis for dim in range(first, end) for axis in region.table.axes(prim, dim)]
 
 
-def _run(axes: list[Axis], sizes: Mapping[str, int]) -> int:
-    """Contiguous elements along the last of several merged axes: the largest power of two that divides its length."""
-    last = axes[-1].size.value(sizes)
-    return last if len(axes) == 1 else _power_of_two(last)
+def _run(axes: list[Axis], stored: list[tuple[Axis, ...]], sizes: Mapping[str, int]) -> int:
+    """Contiguous elements along merged axes: the largest power of two that divides the length of those that are stored so.
+
+    Args:
+        stored: the axes of each contiguous dimension of the tensor, outermost first.
+    """
+    dimension = next((each for each in stored if each[-1] == axes[-1]), tuple(axes[-1:]))
+    length, count = 1, 0
+    for ours, theirs in zip(reversed(axes), reversed(dimension), strict=False):
+        if ours != theirs:
+            break
+        length, count = length * ours.size.value(sizes), count + 1
+    return length if count == len(axes) else _power_of_two(length)
 
 
 def _power_of_two(number: int) -> int:
     """The largest power of two that divides a number."""
     return number & -number
-
-
-def _read(ir: KernelIR, region: Region, operand: str) -> tuple[str, TensorType] | None:
-    """The tensor in memory that an operand comes from, the largest where there are several."""
-    pending, tensors = [operand], list[str]()
-    while pending:
-        name = pending.pop()
-        if name in region.inputs:
-            tensors.append(name)
-        else:
-            pending += ir.prims[name].inputs
-    kinds = [(name, ir.graph.type_of(ir.value_of[name])) for name in tensors if name in ir.value_of]
-    return max(kinds, key=lambda item: item[1].numel.value(ir.graph.sizes), default=None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
 from mtmc_lsp.ir.primitives import KernelIR, ProductSizes
-from mtmc_lsp.ir.regions import Region, product_in
+from mtmc_lsp.ir.regions import Region, product_in, products_in
 from mtmc_lsp.schedule.configs import MatmulConfig
 
 MOST_WAVES = 5
@@ -37,6 +37,7 @@ class Waves:
         prim, sizes = product_in(ir, region), ir.graph.sizes
         sized = ProductSizes.of(ir.prims, prim)
         m, n, k, channels = (size.value(sizes) for size in (sized.m, sized.n, sized.k, sized.channels))
+        n = n if region.halves is None else n // 2
         tiles = sized.batch.value(sizes) * -(-m // config.block_m) * -(-n // config.block_n)
         deep = config.block_k
         steps = k // channels * -(-channels // deep) if config.kernel_positions else -(-k // deep)
@@ -78,7 +79,7 @@ def parts_bytes(ir: KernelIR, region: Region, config: MatmulConfig) -> float:
 
 def stream_programs(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceModel) -> list[int]:
     """Numbers of programs worth trying for stream-K; none where tiles are many or K is short."""
-    if config.is_split or config.splits_one_operand_on_load:
+    if config.is_split or config.splits_one_operand_on_load or len(products_in(ir, region)) > 1:
         return []
     waves = Waves.of(ir, region, config)
     if waves.tiles >= MOST_WAVES * device.sm_count:

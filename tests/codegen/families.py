@@ -97,6 +97,7 @@ PRODUCTS = {
     "transposed operand": "a=F[9,B], b=F[9,8]: torch.relu(a.T @ b)",
     "matrix times its transpose": "a=F[B,9]: a @ a.T",
     "vector": "a=F[B,9], b=F[9]: a @ b",
+    "bilinear layer": "a=F[B,3,5], w=F[8,5,6], b=F[B,3,6], c=F[8]: F.relu(F.bilinear(a * 2, b, w, c))",
     "one column": "a=F[B,9], b=F[9,1], w=F[1,9]: a @ b + F.linear(a, w)",
     "row vector": "a=F[9], b=F[9,B]: a @ b",
     "two vectors": "a=F[B], b=F[B]: a @ b",

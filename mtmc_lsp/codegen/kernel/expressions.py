@@ -78,6 +78,8 @@ class Expressions:
         self.provide = provide
         self.accesses: list[Index] = []
         self.cache: dict[object, Code] = {}
+        self.fixed: dict[Axis, Index] = {}
+        """Axes that no variable loops over at present, with their index."""
         self.held: dict[str, tuple[tuple[Index, ...], Code]] = {}
         """Inputs that are in registers at one index: the states of a loop."""
         self._uses = _use_counts(ir, region)
@@ -87,17 +89,18 @@ class Expressions:
     def tile_index(self, name: str) -> tuple[Index, ...]:
         """Indices of the primitive's element at the current tile position."""
         shape = self.ir.prims[name].shape
-        return tuple(self._dim_index(self.region.table.axes(name, dim)) for dim in range(len(shape)))
+        return tuple(self.index_of(self.region.table.axes(name, dim)) for dim in range(len(shape)))
 
     def covers_axes(self, prim: Prim) -> bool:
         """Whether the kernel loops over all axes of the primitive. Operands of a reshape that merges axes may use other axes."""
-        known = {axis for group in self.groups for axis in group.axes}
+        known = {*self.fixed, *(axis for group in self.groups for axis in group.axes)}
         return known.issuperset(self.region.table.all_axes(prim.name))
 
-    def _dim_index(self, axes: tuple[Axis, ...]) -> Index:
+    def index_of(self, axes: tuple[Axis, ...]) -> Index:
+        """The index of the current tile position along merged axes."""
         index = Index()
         for axis in axes:
-            index = index * axis.size + Index.of(self._variable(axis))
+            index = index * axis.size + (self.fixed.get(axis) or Index.of(self._variable(axis)))
         return index
 
     def _variable(self, axis: Axis) -> Variable:

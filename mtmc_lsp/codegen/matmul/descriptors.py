@@ -50,19 +50,19 @@ class OperandLayout:
     """Guard conditions on dynamic sizes (alignment of strides)."""
 
 
-def operand_layout(axes: ProductAxes, buffers: Mapping[str, TensorType], side: int) -> OperandLayout | None:
+def operand_layout(axes: ProductAxes, buffers: Mapping[str, TensorType], operand: int) -> OperandLayout | None:
     """The layout of an operand, or ``None`` if a descriptor cannot express it: it must be unmodified and dense along one axis."""
-    prim = _source_buffer(axes, side)
-    if prim is None or not axes.is_plain(side) or axes.kernel_positions:
+    prim = _source_buffer(axes, operand)
+    if prim is None or not axes.is_plain(operand) or axes.kernel_positions:
         return None
     try:
-        accesses = operand_accesses(axes, buffers, side)
+        accesses = operand_accesses(axes, buffers, operand)
     except CannotCode:
         return None
     if len(accesses) != 1 or accesses[0].constant.terms:
         return None
     zero, unit_stride = Size.of(0), Size.of(1)
-    row, k = (_step(group, accesses) for group in ((axes.m, axes.n)[side], axes.k))
+    row, k = (_step(group, accesses) for group in ((axes.m, axes.n)[axes.side_of(operand)], axes.k))
     batch = _step(axes.batch, accesses) if axes.batch else zero
     if row is None or k is None or batch is None or zero in (row, k) or unit_stride not in (row, k):
         return None
@@ -75,9 +75,9 @@ def operand_layout(axes: ProductAxes, buffers: Mapping[str, TensorType], side: i
     return OperandLayout(prim, k == unit_stride, stride, batch, conditions)
 
 
-def _source_buffer(axes: ProductAxes, side: int) -> str | None:
+def _source_buffer(axes: ProductAxes, operand: int) -> str | None:
     """The buffer that an operand reads through views; ``None`` if any element is computed or omitted."""
-    name = axes.prim.inputs[side]
+    name = axes.operands[operand]
     while name not in axes.region.inputs:
         inner = axes.ir.prims[name]
         if inner.op not in BIJECTIVE_VIEWS:

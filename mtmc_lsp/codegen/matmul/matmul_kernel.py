@@ -26,6 +26,7 @@ from mtmc_lsp.codegen.matmul.operands import (
     tile_of_program,
     widened,
 )
+from mtmc_lsp.codegen.matmul.packed_operands import INTEGERS, loop_start, write_packed_operand
 from mtmc_lsp.codegen.matmul.split_operands import SplitOperand, write_both_splits
 from mtmc_lsp.codegen.matmul.split_precision import (
     launch_constexprs,
@@ -141,13 +142,13 @@ class ProductWriter:
         self.scratch = [self.parameters.names.unique(f"{half.values.name}_ptr") for half in split_operands or []]
 
         self.tiles = self._tiles()
-        """The operands that are loaded by tensor descriptors, by side."""
+        """The operands that are loaded by tensor descriptors, by index."""
         self.scales = [self.parameters.names.unique(f"{half.scale.name}_ptr") for half in split_operands or []]
 
     def _tiles(self) -> dict[int, OperandLayout]:
         if not self.config.tma or self.split_operands is not None or self.wide_indices or self.axes.kernel_positions:
             return {}
-        layouts = {side: operand_layout(self.axes, self.buffers, side) for side in range(len(self.axes.prim.inputs))}
+        layouts = {side: operand_layout(self.axes, self.buffers, side) for side in range(len(self.axes.operands))}
         return {side: operand for side, operand in layouts.items() if operand is not None}
 
     _sum_shape = "[BLOCK_M, BLOCK_N]"
@@ -157,6 +158,11 @@ class ProductWriter:
     @property
     def _sum_dtype(self) -> str:
         return compute_dtype(self.axes.prim.dtype)
+
+    @property
+    def _accumulators(self) -> list[str]:
+        """The variable with the sums of each product."""
+        return ["acc", *(f"acc_{number}" for number in range(2, len(self.axes.products) + 1))]
 
     def _size(self, name: str) -> str:
         return self.parameters.size(self.axes.sizes[name]).text
@@ -199,7 +205,9 @@ class ProductWriter:
 
     def _product(self) -> None:
         """Write the computation of the tile at ``m`` and ``n``."""
-        self.lines.append(f"acc = tl.zeros({self._sum_shape}, {TRITON_DTYPES[self._sum_dtype]})")
+        self.lines += [
+            f"{acc} = tl.zeros({self._sum_shape}, {TRITON_DTYPES[self._sum_dtype]})" for acc in self._accumulators
+        ]
         if self.split_operands is not None:
             self._loop_over_split_operands()
         else:
@@ -268,6 +276,8 @@ class ProductWriter:
     def _offset_bounds(self) -> tuple[Size, ...]:
         """Upper bounds of offsets within a matrix, or within any tensor that a convolution reads or writes."""
         m, n, k = (self.axes.sizes[name] for name in "MNK")
+        if self.axes.halves is not None:
+            n = n * 2
         return self._tensor_elements() if self.axes.kernel_positions else (m * k, n * k, m * n)
 
     def _tensor_elements(self) -> tuple[Size, ...]:
@@ -325,13 +335,29 @@ class ProductWriter:
         if needs_mask:
             masks_a = [*masks_a, Mask(inside_a, False, True)]
             masks_b = [Mask(inside_b, True, False), *masks_b]
+        packed = {
+            i: axis
+            for i in range(len(self.axes.operands))
+            if self.config.split_on_load is None and (axis := self.axes.packed_axis(i)) is not None
+        }
         operands = [
-            self._descriptor_load(side, self.tiles[side], body)
-            if side in self.tiles
-            else self._operand(side, (axes, k_column), (self.axes.n, "n"), masks_b, body, kernel_positions, inside_b)
-            if side % 2
-            else self._operand(side, (self.axes.m, "m"), (axes, k_row), masks_a, body, kernel_positions, inside_a)
-            for side in range(len(self.axes.prim.inputs))
+            write_packed_operand(
+                self.axes,
+                self.buffers,
+                self.parameters,
+                i,
+                packed[i],
+                self._mask("n", rows=False),
+                body,
+                is_masked=needs_mask,
+            )
+            if i in packed
+            else self._descriptor_load(i, self.tiles[i], body)
+            if i in self.tiles
+            else self._operand(i, (axes, k_column), (self.axes.n, "n"), masks_b, body, kernel_positions, inside_b)
+            if self.axes.side_of(i)
+            else self._operand(i, (self.axes.m, "m"), (axes, k_row), masks_a, body, kernel_positions, inside_a)
+            for i in range(len(self.axes.operands))
         ]
         a, b = operands[:2]
         if has_split_operands(self.axes.prim):
@@ -339,7 +365,10 @@ class ProductWriter:
         elif self.config.split_on_load is SplitOnLoad.BOTH:
             dots = split_on_load_sum(self.parameters.names, a, b)
         elif is_low_precision(operand.dtype) or operand.dtype == "float64":
-            dots = [f"acc = tl.dot({a}, {b}, acc)"]
+            dots = [
+                f"{acc} = tl.dot({a}, {each}, {acc})"
+                for acc, each in zip(self._accumulators, [b, *operands[2:]], strict=True)
+            ]
         elif self.config.precision is PrecisionMode.TF32:
             dots = [f'acc = tl.dot(_tf32({a}), _tf32({b}), acc, input_precision="tf32")']
         else:
@@ -351,18 +380,21 @@ class ProductWriter:
                 f"blocks_k = tl.cdiv({k_size}, BLOCK_K)",
             ]
             head = f"for step in {self._walk.steps(f'{n_positions} * blocks_k')}:"
-            loop_start = [
+            first_lines = [
                 f"kernel_position = {widened('step // blocks_k', wide=self.wide)}",
                 "k = step % blocks_k * BLOCK_K + tl.arange(0, BLOCK_K)",
             ]
         else:
             head = f"for start in {self._walk.starts(k_size)}:"
-            loop_start = ["k = start + tl.arange(0, BLOCK_K)"] if len(self.tiles) < len(operands) else []
-        before, inside = hoist_invariants([*body, *dots], {"kernel_position", "k", "start"})
-        self.lines += [*before, head, *(f"    {line}" for line in [*loop_start, *inside])]
+            uses_k = len(self.tiles) + len(packed) < len(operands)
+            first_lines = ["k = start + tl.arange(0, BLOCK_K)"] if uses_k else []
+            first_lines += dict.fromkeys(map(loop_start, packed.values()))
+        before, inside = hoist_invariants([*body, *dots], {"kernel_position", "k", "start", INTEGERS})
+        self.lines += [*before, head, *(f"    {line}" for line in [*first_lines, *inside])]
 
-    def _descriptor_load(self, side: int, operand: OperandLayout, body: list[str]) -> str:
+    def _descriptor_load(self, index: int, operand: OperandLayout, body: list[str]) -> str:
         """Write the load of a tile by a descriptor that is created before the loop; returns the tile's variable."""
+        side = self.axes.side_of(index)
         rows, size = "mn"[side], "MN"[side]
         pointer = self.parameters.tensor(operand.prim)
         if self.axes.batch:
@@ -376,7 +408,7 @@ class ProductWriter:
 
     def _operand(
         self,
-        side: int,
+        index: int,
         rows: tuple[tuple[Axis, ...], str],
         cols: tuple[tuple[Axis, ...], str],
         masks: list[Mask],
@@ -384,7 +416,7 @@ class ProductWriter:
         kernel_positions: tuple[Axis, ...],
         inside: str,
     ) -> str:
-        is_plain = self.axes.is_plain(side)
+        is_plain = self.axes.is_plain(index)
         tile = Tile(
             self.axes,
             self.parameters,
@@ -394,11 +426,13 @@ class ProductWriter:
             body,
             scalar=(kernel_positions, "kernel_position"),
             widen=not is_plain,
-            accesses=operand_accesses(self.axes, self.buffers, side, kernel_positions),
+            accesses=operand_accesses(self.axes, self.buffers, index, kernel_positions),
         )
-        name = self.axes.prim.inputs[side]
-        shape, contracted = ("[BLOCK_K, BLOCK_N]", rows[0]) if side % 2 else ("[BLOCK_M, BLOCK_K]", cols[0])
-        value = self.axes.over_tile(side, tile.value(name), shape, contracted, inside)
+        tile.expressions.fixed = self.axes.fixed(index, tile.expressions)
+        name = self.axes.operands[index]
+        is_right = self.axes.side_of(index) == 1
+        shape, contracted = ("[BLOCK_K, BLOCK_N]", rows[0]) if is_right else ("[BLOCK_M, BLOCK_K]", cols[0])
+        value = self.axes.over_tile(index, tile.value(name), shape, contracted, inside)
         dtype = self.axes.ir.prims[name].dtype
         return value.text if is_plain or not is_low_precision(dtype) else f"{value.at(100)}.to({TRITON_DTYPES[dtype]})"
 
@@ -412,7 +446,14 @@ class ProductWriter:
     def _epilogue(self) -> None:
         masks = self._mask("m", rows=True) + self._mask("n", rows=False)
         masks += self._crop_masks()
-        values = {self.axes.prim.name: Code("acc", self._sum_dtype, True, True)}
+        values = {
+            prim.name: Code(acc, self._sum_dtype, True, True)
+            for prim, acc in zip(self.axes.products, self._accumulators, strict=True)
+        }
+        second: Code | None = None
+        if self.axes.halves is not None:
+            first, second = (Code(acc, self._sum_dtype, True, True) for acc in self._accumulators)
+            values = {self.axes.prim.name: first}
         accesses: list[Index] = []
         for is_final in (False, True):
             lines: list[str] = self.lines if is_final else []
@@ -425,6 +466,7 @@ class ProductWriter:
                 masks,
                 lines,
                 known=values,
+                second=second,
                 separate_axes=not is_final,
                 accesses=accesses,
             )

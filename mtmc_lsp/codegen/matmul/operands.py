@@ -16,8 +16,9 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.axes import Axis
+from mtmc_lsp.ir.memory_order import packed_axis
 from mtmc_lsp.ir.primitives import VIEW_OPS, KernelIR, Prim, PrimOp, ProductDims, is_zero_padding
-from mtmc_lsp.ir.regions import Region, product_in
+from mtmc_lsp.ir.regions import Region, products_in
 
 ZERO_OF_ZEROS = frozenset("cast square abs neg relu relu6 leaky_relu silu gelu gelu_tanh tanh sqrt mul add sub".split())
 """Pointwise functions that map zeros to zero."""
@@ -29,9 +30,15 @@ class ProductAxes:
     def __init__(self, ir: KernelIR, region: Region, product_prim: Prim | None = None) -> None:
         self.ir = ir
         self.region = region
-        self.prim: Prim = product_prim or product_in(ir, region)
+        self.products = (product_prim,) if product_prim else products_in(ir, region)
+        self.prim: Prim = self.products[0]
+        self.operands = self.prim.inputs + tuple(other.inputs[1] for other in self.products[1:])
+        """The operands that a step of the loop over K loads: left and right in turn, then the right ones of further products."""
         roles, dims = region.table.of_product(self.prim), ProductDims.of(self.prim)
         self.batch, self.m, self.n, self.k = roles.batch, roles.m, roles.n, roles.k
+        self.halves = region.halves if product_prim is None else None
+        if self.halves is not None:
+            self.n = self.halves.axes
         first = dims.batch + dims.rows
         positions = range(first, first + dims.kernel_positions)
         self.kernel_positions = tuple(x for dim in positions for x in region.table.axes(self.prim.inputs[0], dim))
@@ -61,13 +68,29 @@ class ProductAxes:
     def n_batch(self) -> Size:
         return product([axis.size for axis in self.batch])
 
-    def is_plain(self, side: int) -> bool:
-        """Whether the operand is loaded unmodified in a 16-bit dtype that tensor cores support."""
-        return is_low_precision(self.ir.prims[self.prim.inputs[side]].dtype) and self.is_read(side)
+    def fixed(self, operand: int, tile: Expressions) -> dict[Axis, Index]:
+        """The product's columns, where the operand has a half of them, as an index of the tile."""
+        if self.halves is None or self.side_of(operand) == 0:
+            return {}
+        return {self.halves.whole: tile.index_of(self.halves.axes).plus(self.halves.length * (operand - 1))}
 
-    def is_read(self, side: int) -> bool:
+    def packed_axis(self, operand: int) -> Axis | None:
+        """The axis along which each integer of a right operand in memory holds several numbers; None for other operands."""
+        if self.side_of(operand) == 0 or self.kernel_positions or len(self.prim.inputs) > 2:
+            return None
+        return packed_axis(self.ir, self.region, self.operands[operand], self.k)
+
+    def side_of(self, operand: int) -> int:
+        """0 for a left operand, 1 for a right one."""
+        return min(operand, 1) if len(self.products) > 1 else operand % 2
+
+    def is_plain(self, operand: int) -> bool:
+        """Whether the operand is loaded unmodified in a 16-bit dtype that tensor cores support."""
+        return is_low_precision(self.ir.prims[self.operands[operand]].dtype) and self.is_read(operand)
+
+    def is_read(self, operand: int) -> bool:
         """Whether the operand is loaded without computation, except for zero padding."""
-        name = self.prim.inputs[side]
+        name = self.operands[operand]
         while name not in self.region.inputs:
             inner = self.ir.prims[name]
             if inner.op not in VIEW_OPS and not is_zero_padding(inner):
@@ -89,11 +112,11 @@ class ProductAxes:
         factors = [factor.name for factor in sources if prim.fn != "mul" or factor.op is not PrimOp.CONSTANT]
         return bool(factors) and all(self.is_zero_outside(source, axes) for source in factors)
 
-    def over_tile(self, side: int, value: Code, shape: str, contracted: Iterable[Axis], inside: str) -> Code:
+    def over_tile(self, operand: int, value: Code, shape: str, contracted: Iterable[Axis], inside: str) -> Code:
         """Broadcast an operand's value to its tile, with 0 beyond the end of the contracted axes.
 
         Args:
-            side: 0 for the left operand, 1 for the right one; 2 and 3 for their low halves if they are split.
+            operand: index in :attr:`operands`.
             value: the operand's value; it may be constant along rows or columns.
             contracted: the axes of K that the tile covers.
             inside: the bounds check of K; empty if not needed.
@@ -103,7 +126,7 @@ class ProductAxes:
             text = f"tl.full({shape}, {text}, {TRITON_DTYPES[value.dtype]})"
         elif not (value.rows and value.cols):
             text = f"tl.broadcast_to({text}, {shape})"
-        if inside and not self.is_zero_outside(self.prim.inputs[side], contracted):
+        if inside and not self.is_zero_outside(self.operands[operand], contracted):
             text = f"tl.where({inside}, {text}, 0.0)"
         return value if text == value.text else Code(text, value.dtype, True, True)
 
@@ -122,6 +145,7 @@ class Tile:
         *,
         scalar: tuple[tuple[Axis, ...], str] = ((), ""),
         known: Mapping[str, Code] | None = None,
+        second: Code | None = None,
         widen: bool = True,
         separate_axes: bool = False,
         accesses: Sequence[Index] = (),
@@ -129,6 +153,8 @@ class Tile:
         self.lines = lines
         self.axes = axes
         self.known = known or {}
+        self.second = second
+        """The second half of the product's columns, where both halves are read."""
         groups: list[Group] = []
         flat: list[Group] = []
         for (axis_list, name), is_rows in ((rows, True), (cols, False)):
@@ -158,6 +184,8 @@ class Tile:
         )
 
     def _provide(self, prim: Prim, at: tuple[Index, ...]) -> Code:
+        if self.second is not None and prim is self.axes.prim and at[-1].constant.terms:
+            return self.second
         if prim.name in self.known:
             return self.known[prim.name]
         raise CannotCode(
@@ -169,15 +197,15 @@ class Tile:
 
 
 def operand_accesses(
-    axes: ProductAxes, buffers: Mapping[str, TensorType], side: int, kernel_positions: tuple[Axis, ...] = ()
+    axes: ProductAxes, buffers: Mapping[str, TensorType], operand: int, kernel_positions: tuple[Axis, ...] = ()
 ) -> list[Index]:
     """The accesses of an operand with separate axes, which show the axes that can be fused.
 
     Args:
-        side: 0 for the left operand, 1 for the right one; 2 and 3 for their low halves if they are split.
+        operand: index in :attr:`ProductAxes.operands`.
         kernel_positions: contracted axes that are scalar in a tile.
     """
-    rows, columns = (axes.m, axes.n)[side % 2], axes.k[len(kernel_positions) :]
+    rows, columns = (axes.m, axes.n)[axes.side_of(operand)], axes.k[len(kernel_positions) :]
     parameters = Parameters(axes.ir, buffers, PRODUCT_NAMES)
     probe = Tile(
         axes,
@@ -189,7 +217,8 @@ def operand_accesses(
         scalar=(kernel_positions, "kernel_position"),
         separate_axes=True,
     )
-    probe.value(axes.prim.inputs[side])
+    probe.expressions.fixed = axes.fixed(operand, probe.expressions)
+    probe.value(axes.operands[operand])
     return probe.expressions.accesses
 
 

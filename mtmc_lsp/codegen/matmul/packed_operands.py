@@ -1,0 +1,96 @@
+"""Right operands whose integers in memory hold several numbers along K: the nibbles of packed 4-bit weights.
+
+Each integer is loaded once. Its numbers are computed in registers and interleaved along K, so that the other operand is loaded
+as it is stored. Without this, each number would load its integer again, with addresses that do not allow vector loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mtmc_lsp.codegen.kernel.axis_groups import Mask
+from mtmc_lsp.codegen.kernel.index import Index
+from mtmc_lsp.codegen.kernel.parameters import Parameters
+from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES, Code
+from mtmc_lsp.codegen.matmul.operands import ProductAxes, Tile
+from mtmc_lsp.codegen.module.naming import PRODUCT_NAMES
+from mtmc_lsp.core.dtypes import is_low_precision
+from mtmc_lsp.core.graph import TensorType
+from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.ir.axes import Axis
+
+INTEGERS = "packed_k"
+"""The variable that counts integers along K."""
+
+
+def loop_start(axis: Axis) -> str:
+    """The statement that sets :data:`INTEGERS` for a block of K."""
+    parts = axis.size.constant
+    return f"{INTEGERS} = start // {parts} + tl.arange(0, BLOCK_K // {parts})"
+
+
+def write_packed_operand(
+    axes: ProductAxes,
+    buffers: Mapping[str, TensorType],
+    parameters: Parameters,
+    operand: int,
+    axis: Axis,
+    masks: Sequence[Mask],
+    lines: list[str],
+    *,
+    is_masked: bool,
+) -> str:
+    """Write the numbers of a tile, and return the text of the tile, of ``BLOCK_K`` rows and ``BLOCK_N`` columns.
+
+    Args:
+        operand: index in :attr:`ProductAxes.operands`.
+        axis: along which integers hold several numbers.
+        masks: conditions on columns.
+        is_masked: whether the last block may extend beyond K.
+    """
+    rows, parts = axes.k[:-1], axis.size.constant
+    count = parameters.size(product([each.size for each in rows])).text
+    inside = f"({INTEGERS}[:, None] < {count})" if is_masked else ""
+    masks = [Mask(inside, True, False), *masks] if is_masked else masks
+    probe = Tile(
+        axes, Parameters(axes.ir, buffers, PRODUCT_NAMES), (rows, "k"), (axes.n, "r"), [], [], separate_axes=True
+    )
+    name = axes.operands[operand]
+    _numbers(probe, operand, axis)
+    tile = Tile(
+        axes,
+        parameters,
+        (rows, f"{INTEGERS}[:, None]"),
+        (axes.n, "n"),
+        masks,
+        lines,
+        accesses=probe.expressions.accesses,
+    )
+    dtype = axes.ir.prims[name].dtype
+    rounded = f".to({TRITON_DTYPES[dtype]})" if is_low_precision(dtype) else ""
+    shape = f"[BLOCK_K // {parts}, BLOCK_N]"
+    numbers: list[str] = []
+    for value in _numbers(tile, operand, axis):
+        whole = axes.over_tile(operand, value, shape, axes.k, inside)
+        number = parameters.names.unique("number")
+        lines.append(f"{number} = {whole.at(100) if rounded else whole.text}{rounded}")
+        numbers.append(number)
+    order = ", ".join(map(str, (0, *range(2, parts.bit_length() + 1), 1)))
+    return f"tl.reshape(tl.permute({_joined(numbers)}, [{order}]), [BLOCK_K, BLOCK_N])"
+
+
+def _numbers(tile: Tile, operand: int, axis: Axis) -> list[Code]:
+    """The value of an operand at each position along ``axis``."""
+    values: list[Code] = []
+    for part in range(axis.size.constant):
+        columns = tile.axes.fixed(operand, tile.expressions)
+        tile.expressions.fixed = {axis: Index(constant=Size.of(part)), **columns}
+        values.append(tile.value(tile.axes.operands[operand]))
+    return values
+
+
+def _joined(numbers: Sequence[str]) -> str:
+    """The expression of a tensor with further dimensions of size 2, whose indices are the bits of a number's position."""
+    if len(numbers) == 1:
+        return numbers[0]
+    return f"tl.join({_joined(numbers[::2])}, {_joined(numbers[1::2])})"

@@ -1,0 +1,96 @@
+"""Attention with the biases, masks and limits of models in use: one kernel computes them on each tile of the scores."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtmc_lsp.fusion.search import FusionSearch
+from mtmc_lsp.ir.lower import lower
+from mtmc_lsp.ir.regions import CannotFuse, RegionKind, analyse
+from mtmc_lsp.schedule.schedule import Schedule
+from tests.codegen.checker import Checker
+from tests.codegen.harness import fused, some_cases
+from tests.planning.situations import H200
+
+CONFIG = {"block_m": 16, "block_n": 16, "warps": 4, "stages": 2}
+TEXT = """import torch
+import torch.nn.functional as F
+
+
+# mtmc: q=f16[B,4,T,16] k=f16[B,{heads},T,16] v=f16[B,{heads},T,16] {arguments} B=2 T=50
+def f(q, k, v, {names}):
+    t = q.shape[-2]
+    i = torch.arange(t, device=q.device)
+{body}
+"""
+
+
+def attention(body: str, heads: int = 4, **shapes: str) -> str:
+    arguments = " ".join(f"{name}={shape}" for name, shape in shapes.items())
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    return TEXT.format(heads=heads, arguments=arguments, names=", ".join(shapes), body=lines)
+
+
+FEATURES = {
+    "a table of relative positions": attention(
+        "bias = table[i[:, None] - i[None, :] + t - 1].permute(2, 0, 1)\n"
+        "return ((q * 0.25) @ k.mT + bias[None]).softmax(-1) @ v",
+        table="f16[2*T-1,4]",
+    ),
+    "a table and its index": attention(
+        "bias = table[index.view(-1)].view(t, t, 4).permute(2, 0, 1).contiguous()\n"
+        "return torch.softmax(q @ k.mT * 0.25 + bias.unsqueeze(0), -1).to(q.dtype) @ v",
+        table="f32[31,4]", index="i64[T,T]@0..30",
+    ),
+    "an embedding of distances": attention(
+        "distance = (i[None, :] - i[:, None]).clamp(-8, 7) + 8\n"
+        "bias = F.embedding(distance, table).permute(2, 0, 1)[None]\n"
+        "return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)",
+        table="f16[16,4]",
+    ),
+    "a part of a larger bias": attention(
+        "return (q @ k.mT * 0.25 + bias[:, :, :t, :t]).softmax(-1) @ v", bias="f16[1,4,64,64]",
+    ),
+    "ALiBi": attention(
+        "bias = -(i[:, None] - i[None, :]).abs() * slopes[:, None, None]\n"
+        "return torch.softmax((q @ k.mT * 0.25 + bias).float(), -1).to(q.dtype) @ v",
+        slopes="f32[4]@0..1",
+    ),
+    "a soft cap": attention(
+        "s = torch.tanh(q @ k.mT * 0.25 / cap) * cap\n"
+        "s = s.masked_fill(i[None, :] > i[:, None], float('-inf'))\n"
+        "return F.softmax(s, -1, dtype=torch.float32).to(q.dtype) @ v",
+        cap="f16[]@20..50",
+    ),
+    "packed sequences": attention(
+        "segment = (i[:, None] >= starts[None, 1:]).sum(-1)\n"
+        "allowed = (segment[:, None] == segment[None, :]) & (i[:, None] >= i[None, :])\n"
+        "return (q @ k.mT * 0.25).masked_fill(~allowed, float('-inf')).softmax(-1) @ v",
+        starts="i32[4]@0..50",
+    ),
+    "grouped heads and a window": attention(
+        "k, v = (x[:, :, None].expand(-1, 2, 2, t, 16).reshape(-1, 4, t, 16) for x in (k, v))\n"
+        "far = (i[None, :] > i[:, None]) | (i[:, None] - i[None, :] >= 9)\n"
+        "return (q @ k.mT * scale).masked_fill(far, float('-inf')).softmax(-1) @ v",
+        heads=2, scale="f16[]@0.1..0.5",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features_of_attention_are_part_of_its_kernel(checker: Checker, name: str) -> None:
+    capture = checker.capture(FEATURES[name])
+    ir = lower(capture.graph)
+    fusions = FusionSearch(ir, Schedule(), H200).best()
+    (region,) = (fusion.region for fusion in fusions if fusion.region.kind is RegionKind.ATTENTION)
+    written = {node.word for node in capture.graph.nodes if node.name not in region.nodes}
+    assert written <= {"arange", "unsqueeze", "slice", "ge", "sum"}
+    candidate = fused(capture, FEATURES[name], CONFIG, region.nodes)
+    assert checker.first_failure(capture, candidate, some_cases(capture)) == ""
+
+
+def test_scores_that_are_read_by_index_are_no_attention_of_one_kernel(checker: Checker) -> None:
+    text = attention("return (q @ k.mT)[..., order].softmax(-1) @ v", order="i64[T]@0..49")
+    capture = checker.capture(text)
+    with pytest.raises(CannotFuse):
+        analyse(lower(capture.graph), [node.name for node in capture.graph.nodes if node.word != "arange"])
