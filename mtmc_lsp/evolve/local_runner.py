@@ -44,6 +44,8 @@ class Here:
     """Time of the monotonic clock after which nothing continues."""
     fork_server: ForkServer | None = None
     """Starts the processes; the caller closes it."""
+    needs_sandbox: bool = False
+    """Whether to refuse versions without a complete sandbox."""
 
 
 class LocalRunner:
@@ -59,7 +61,7 @@ class LocalRunner:
         self._captures = [at_sizes(here.capture, sizes) for _, sizes in here.workloads.points]
         self._resources = ExitStack()
         places = [
-            Place(capture, here.source, here.python, here.archs, here.fork_server, here.deadline)
+            Place(capture, here.source, here.python, here.archs, here.fork_server, here.deadline, here.needs_sandbox)
             for capture in self._captures
         ]
         self.has_gpu = places[0].has_gpu

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mtmc_lsp.core.action import Stop
+from mtmc_lsp.core.run import Step
 from mtmc_lsp.search.loop import Chosen, Search
 
 
 class GreedySearch(Search):
     """One run for one capture."""
 
-    def _choose(self, seconds: float) -> Chosen | Stop:
-        if self._has_failed_too_often(self._steps):
+    def _choose(self, steps: Sequence[Step], seconds: float) -> Chosen | Stop:
+        if self._has_failed_too_often(steps):
             return Stop("the last steps in a row were not accepted")
-        action = self._components.planner.propose(self._state(self._best, self._steps, seconds))
+        action = self._components.planner.propose(self._state(self._best, steps, seconds))
         return action if isinstance(action, Stop) else Chosen(self._best, action)

@@ -19,7 +19,7 @@ from functools import partial
 from mtmc_lsp.core.action import MacroAction, Stop
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.profile import KernelTime
-from mtmc_lsp.core.protocols import KernelProfiler, Measurer, State
+from mtmc_lsp.core.protocols import CannotCode, KernelProfiler, Measurer, ParallelMeasurer, State
 from mtmc_lsp.core.run import Candidate, RunResult, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search import outcome
@@ -27,7 +27,7 @@ from mtmc_lsp.search.acceptance import Judge
 from mtmc_lsp.search.components import Events, SearchComponents
 from mtmc_lsp.search.ending import Ending
 from mtmc_lsp.search.failures import failure_reason
-from mtmc_lsp.search.trial import AlreadyTried, BaseWithdrawn, Trial
+from mtmc_lsp.search.trial import AlreadyTried, BaseWithdrawn, Trial, version_key
 from mtmc_lsp.search.verified_steps import shown
 
 MAX_FAILURES = 4
@@ -64,10 +64,11 @@ class Search(Ending, ABC):
         """Kernel times of versions that were profiled, by the version's id."""
 
     @abstractmethod
-    def _choose(self, seconds: float) -> Chosen | Stop:
-        """The next trial.
+    def _choose(self, steps: Sequence[Step], seconds: float) -> Chosen | Stop:
+        """The trial that follows ``steps``.
 
         Args:
+            steps: those of the run, or with some that were not tried yet: then the answer is an assumption.
             seconds: how long planning may take.
         """
 
@@ -141,7 +142,7 @@ class Search(Ending, ABC):
             return Stop(f"the limit of {self._components.limits.steps} steps is reached")
         if remaining <= self._needed_seconds():
             return Stop("the rest of the budget is too short for another step")
-        return self._choose(remaining * PLANNING_SHARE)
+        return self._choose(self._steps, remaining * PLANNING_SHARE)
 
     def _try(self, chosen: Chosen) -> None:
         began = time.monotonic()
@@ -152,6 +153,7 @@ class Search(Ending, ABC):
             *(self._capture, self._components, self._events, self.judge, chosen.base, self._verifies_later),
             confirm=self._confirm,
             begin_verification=self._begin_verification,
+            begin=partial(self._begin_trials, chosen),
             known=self._known(),
         )
         try:
@@ -171,6 +173,35 @@ class Search(Ending, ABC):
         self._queue(self._wanted())
         self._certification.abandon()
         self._report()
+
+    def _begin_trials(self, chosen: Chosen, candidate: Candidate) -> None:
+        """Begin a trial and those that follow if none of them is accepted, if the measurer tries several at the same time."""
+        measurer = self._measurer
+        if not isinstance(measurer, ParallelMeasurer) or not self._components.plans_ahead:
+            return
+        verifies = not self._verifies_later
+        measurer.try_ahead(candidate, chosen.base, verifies=verifies)
+        steps, known = list(self._steps), {version_key(candidate), *self._known()}
+        for _ in range(2 * measurer.spare):
+            if not measurer.spare:
+                return
+            steps.append(Step(len(steps) + 1, chosen.action, StepStatus.REJECTED, "", base=chosen.base.id))
+            following = self._choose(steps, (self._deadline - time.monotonic()) * PLANNING_SHARE)
+            if isinstance(following, Stop):
+                return
+            action = replace(following.action, text=unique_title(following.action.text, steps))
+            chosen = replace(following, action=action)
+            if "variants" in action.params:
+                # The workers share these configurations.
+                continue
+            try:
+                version = self._components.coder.write(self._capture, chosen.base, action)
+            except (CannotCode, MtmcError):
+                # Its step will say why.
+                continue
+            if version.source != chosen.base.source and version_key(version) not in known:
+                known.add(version_key(version))
+                measurer.try_ahead(version, chosen.base, verifies=verifies)
 
     def _begin_verification(self, candidate: Candidate) -> None:
         if self._measurer.verifies_beside:
