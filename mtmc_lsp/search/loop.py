@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -34,6 +34,8 @@ MAX_FAILURES = 4
 """A branch ends after this many consecutive steps that were not accepted."""
 MAX_REFUSALS = 12
 """The same for steps that the built-in coder cannot write: these cost planning alone, and the planner then knows more."""
+MOST_AHEAD = 16
+"""Most steps that are assumed after the present one."""
 PLANNING_SHARE = 0.5
 """The fraction of a run's remaining time that planning the next step may take; the rest is for trying it."""
 
@@ -175,22 +177,40 @@ class Search(Ending, ABC):
         self._report()
 
     def _begin_trials(self, chosen: Chosen, candidate: Candidate) -> None:
-        """Begin a trial and those that follow if none of them is accepted, if the measurer tries several at the same time."""
+        """Begin a trial and those that may follow, if the measurer tries several versions at the same time.
+
+        Without a GPU, most versions are kept. With one, many are not faster, so both cases are prepared in turn.
+        """
         measurer = self._measurer
         if not isinstance(measurer, ParallelMeasurer) or not self._components.plans_ahead:
             return
         verifies = not self._verifies_later
         measurer.try_ahead(candidate, chosen.base, verifies=verifies)
+        following = [self._following(chosen, candidate, StepStatus.ACCEPTED)]
+        if self._has_gpu:
+            following.insert(0, self._following(chosen, candidate, StepStatus.REJECTED))
+        while following and measurer.spare:
+            trials = following.pop(0)
+            further = next(trials, None)
+            if further is not None:
+                base, version = further
+                measurer.try_ahead(version, base, verifies=verifies)
+                following.append(trials)
+
+    def _following(
+        self, chosen: Chosen, candidate: Candidate, status: StepStatus
+    ) -> Iterator[tuple[Candidate, Candidate]]:
+        """The trials after a trial whose steps all get the same status: the version before, and the version."""
         steps, known = list(self._steps), {version_key(candidate), *self._known()}
-        for _ in range(2 * measurer.spare):
-            if not measurer.spare:
-                return
-            steps.append(Step(len(steps) + 1, chosen.action, StepStatus.REJECTED, "", base=chosen.base.id))
+        version: Candidate | None = candidate
+        for _ in range(MOST_AHEAD):
+            step = Step(len(steps) + 1, chosen.action, status, "", candidate=version, base=chosen.base.id)
+            steps.append(step if version is not None else replace(step, status=StepStatus.REJECTED))
             following = self._choose(steps, (self._deadline - time.monotonic()) * PLANNING_SHARE)
             if isinstance(following, Stop):
                 return
             action = replace(following.action, text=unique_title(following.action.text, steps))
-            chosen = replace(following, action=action)
+            chosen, version = replace(following, action=action), None
             if "variants" in action.params:
                 # The workers share these configurations.
                 continue
@@ -199,9 +219,11 @@ class Search(Ending, ABC):
             except (CannotCode, MtmcError):
                 # Its step will say why.
                 continue
-            if version.source != chosen.base.source and version_key(version) not in known:
-                known.add(version_key(version))
-                measurer.try_ahead(version, chosen.base, verifies=verifies)
+            if version.source == chosen.base.source or version_key(version) in known:
+                version = None
+                continue
+            known.add(version_key(version))
+            yield chosen.base, version
 
     def _begin_verification(self, candidate: Candidate) -> None:
         if self._measurer.verifies_beside:

@@ -192,9 +192,9 @@ class RemoteMeasurer:
 
     @property
     def spare(self) -> int:
-        """How many further trials can begin now, beside the present one and a verification."""
+        """How many further trials can begin now; with a GPU, one worker is left for verifications."""
         running = sum(not pending.future.done() for pending in self._ahead.values())
-        return max(0, self._target.count - 1 - self.has_gpu - running)
+        return max(0, self._target.count - self.has_gpu - running)
 
     def try_ahead(self, candidate: Candidate, previous: Candidate, *, verifies: bool) -> None:
         """Begin to try a version that may be the next one.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import threading
 import time
 from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass, replace
@@ -63,7 +65,7 @@ class RemoteTarget:
         Args:
             deadline: time of the monotonic clock after which nobody waits for the answer; None for no limit.
         """
-        seconds = CALL_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+        seconds = min(CALL_SECONDS, _seconds_until(deadline))
         data = (to_json(self._opening), request.command, to_json(request))
         return Pending(request, self._jobs.submit(answer_request, self._program, *data, seconds))
 
@@ -81,7 +83,7 @@ class RemoteTarget:
         """The answer to a request that :meth:`submit` sent. Errors are those of :meth:`call`."""
         command = pending.request.command
         try:
-            pending.future.exception(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            pending.future.exception(min(threading.TIMEOUT_MAX, _seconds_until(deadline)))
             answer = self._jobs.result(pending.future)
         except TimeoutError:
             pending.future.cancel()
@@ -111,3 +113,8 @@ def answer_request(
         answer = {"error": error.to_json()}
     moved: dict[str, Any] = place.there(answer)
     return moved
+
+
+def _seconds_until(deadline: float | None) -> float:
+    """Seconds until a time of the monotonic clock; infinite without a deadline."""
+    return math.inf if deadline is None else max(0.0, deadline - time.monotonic())
