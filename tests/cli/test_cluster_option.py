@@ -22,6 +22,36 @@ def get_inputs():
     return [torch.rand(8, 48)]
 """
 
+CLUSTER = ("--cluster", "local:2")
+KERNEL = """\
+import torch, triton
+import triton.language as tl
+
+
+@triton.jit
+def add_kernel(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
+
+
+# mtmc: x=f32[N] N=48
+def add(x):
+    out = torch.empty_like(x)
+    add_kernel[(1,)](x, out, x.numel(), BLOCK=64)
+    return out
+"""
+MODEL = """\
+import torch
+
+from scales import two
+
+
+# mtmc: x=f32[N,64] w=f32[64,64] N=48
+def f(x, w):
+    y = torch.relu(x @ w) * two()
+    return torch.softmax(y, -1) + y.mean(-1, keepdim=True)
+"""
+
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
@@ -60,7 +90,14 @@ def test_without_dask_the_message_is_the_command_that_installs_it(suite: Path, t
     (tmp_path / "hidden" / "distributed").mkdir(parents=True)
     missing = "raise ModuleNotFoundError(\"No module named 'distributed'\", name='distributed')\n"
     (tmp_path / "hidden" / "distributed" / "__init__.py").write_text(missing)
-    for command in (("bench", "problems"), ("explore", "problems", "--out", "transitions")):
+    (suite / "model.py").write_text(MODEL)
+    commands = (
+        ("bench", "problems"),
+        ("explore", "problems", "--out", "transitions"),
+        ("optimize", "model.py::f"),
+        ("evolve", "model.py::f"),
+    )
+    for command in commands:
         answer = mtmc(suite, *command, "--cluster", "local:2", PYTHONPATH=str(tmp_path / "hidden"))
         assert answer.code == 3
         assert "--cluster needs the package distributed" in answer.err
@@ -86,3 +123,35 @@ def test_bench_and_explore_on_a_cluster_of_this_machine(suite: Path) -> None:
     explored = mtmc(suite, "explore", "problems", "--cluster", "local:2", *tree, "--json")
     assert explored.code == 0, explored.err
     assert explored.document["summary"]["programs"] == 2
+
+
+def test_kernels_are_optimised_on_this_machine(suite: Path) -> None:
+    (suite / "kernels.py").write_text(KERNEL)
+    answer = mtmc(suite, "optimize", "kernels.py::add", "--cluster", "local:2")
+    assert answer.code == 2
+    assert "add consists of Triton kernels, which are optimised on this machine" in answer.err
+    assert "Leave out --cluster." in answer.err
+
+
+@pytest.mark.slow
+def test_optimize_and_evolve_on_a_cluster_give_what_this_machine_gives(suite: Path, tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    here = {"CUDA_VISIBLE_DEVICES": "", "XDG_STATE_HOME": str(tmp_path / "state")}
+    (suite / "model.py").write_text(MODEL)
+    runs = [mtmc(suite, "optimize", "model.py::f", "--json", *cluster, **here) for cluster in ((), CLUSTER)]
+    assert [run.code for run in runs] == [0, 0], runs[1].err
+    assert "cluster local:2: 2 x CPU; dashboard http://127.0.0.1:" in runs[1].err
+    steps = [[(s["action"]["text"], s["status"], s["diff"]) for s in run.document["steps"]] for run in runs]
+    assert steps[0] == steps[1]
+    assert runs[1].document["target"]["path"] == str(suite / "model.py")
+    limits = ("--generations", "2", "--islands", "2", "--json")
+    evolved = [mtmc(suite, "evolve", "model.py::f", *limits, *cluster, **here) for cluster in ((), CLUSTER)]
+    assert [run.code for run in evolved] == [0, 0], evolved[1].err
+    lineages = [
+        [(v["number"], v["parent"], v["status"], v["reason"], v["diff"]) for v in run.document["versions"]]
+        for run in evolved
+    ]
+    assert lineages[0] == lineages[1]
+    assert len(lineages[0]) > 2
+    assert mtmc(suite, "apply", evolved[1].document["run"], **here).code == 0
+    assert mtmc(suite, "why", "model.py::f", **here).code in (0, 1)
