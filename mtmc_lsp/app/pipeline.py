@@ -63,6 +63,7 @@ from mtmc_lsp.search.loop import watched
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.torch_compile.use import is_compiled_in_file
 
+PipelineMeasurer = LocalMeasurer | RemoteMeasurer
 CAPTURING = "capturing the target"
 """The name of the first stage in events."""
 CAPTURE_SECONDS = 180.0
@@ -116,7 +117,7 @@ class Pipeline:
         self._current = 0
         self._written: list[Written] = []
         """The accepted code of the regions that were optimised so far."""
-        self._measurer: LocalMeasurer | RemoteMeasurer | None = None
+        self._measurer: PipelineMeasurer | None = None
         self._notes: list[str] = []
 
     def __enter__(self) -> Pipeline:
@@ -300,7 +301,7 @@ class Pipeline:
             self._store = self._resources.enter_context(store)
         return self._store
 
-    def measurer(self) -> LocalMeasurer | RemoteMeasurer:
+    def measurer(self) -> PipelineMeasurer:
         """What compiles, verifies and times candidates of the target, opened at the first use."""
         if self._measurer is None:
             self._measurer = self._open_measurer(self.capture())
@@ -320,7 +321,7 @@ class Pipeline:
     def _run_capture(self) -> Capture:
         return capture_whole(self.target, self._fork_server, self._capture_seconds())
 
-    def _open_measurer(self, capture: Capture) -> LocalMeasurer | RemoteMeasurer:
+    def _open_measurer(self, capture: Capture) -> PipelineMeasurer:
         if self._options.remote is not None:
             return RemoteMeasurer(self._options.remote, self.captures(), self._current, self._deadline)
         settings = self.target.settings

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
+from mtmc_lsp.app.pipeline import PipelineMeasurer
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import FailureKind, MtmcError, WorkerFailed
 from mtmc_lsp.core.learning.transitions import Outcome
@@ -21,7 +22,6 @@ from mtmc_lsp.evolve.trials import Measured, Stage, TrialRequest, TrialResult
 from mtmc_lsp.evolve.workloads import Workloads, at_sizes
 from mtmc_lsp.explore.judgement import GOOD, Judgement, SiblingMeasurer
 from mtmc_lsp.explore.measuring import Place, open_measurer
-from mtmc_lsp.measure.local_measurer import LocalMeasurer
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.search.failures import failure_reason
 
@@ -51,7 +51,7 @@ class Here:
 class LocalRunner:
     """A :class:`~mtmc_lsp.evolve.trials.TrialRunner` on this machine."""
 
-    def __init__(self, here: Here, verifier: LocalMeasurer) -> None:
+    def __init__(self, here: Here, verifier: PipelineMeasurer) -> None:
         """Start the processes.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mtmc_lsp.app.remote.measurer import RemoteMeasurer
+from mtmc_lsp.app.pipeline import PipelineMeasurer
 from mtmc_lsp.app.remote.target import Pending, RemoteTarget
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import FailureKind, WorkerFailed
@@ -24,12 +24,12 @@ FAULTS_OF_A_VERSION = (FailureKind.CRASHED, FailureKind.TIMEOUT)
 class RemoteRunner:
     """A :class:`~mtmc_lsp.evolve.trials.TrialRunner` on the workers of a cluster."""
 
-    def __init__(self, remote: RemoteTarget, here: Here, measurer: RemoteMeasurer) -> None:
+    def __init__(self, remote: RemoteTarget, here: Here, measurer: PipelineMeasurer) -> None:
         """Prepare.
 
         Args:
             here: the target and its workloads.
-            measurer: profiles versions; the caller closes it.
+            measurer: profiles versions on the workers; the caller closes it.
         """
         self._remote, self._here, self._measurer = remote, here, measurer
         self._conditions = Conditions(here.workloads.points, here.archs)

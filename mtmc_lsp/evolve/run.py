@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.app.backends import Backends
 from mtmc_lsp.app.pipeline import Pipeline, RunOptions
-from mtmc_lsp.app.remote.measurer import RemoteMeasurer
 from mtmc_lsp.app.remote.target import RemoteTarget
 from mtmc_lsp.app.stored_runs import open_store
 from mtmc_lsp.app.target_file import OpenTarget
@@ -41,7 +40,6 @@ from mtmc_lsp.evolve.trials import TrialRunner
 from mtmc_lsp.evolve.workloads import Workloads, workloads_of
 from mtmc_lsp.explore.choices import RooflineActions
 from mtmc_lsp.llm.endpoint.client import OpenAIModel, model_name
-from mtmc_lsp.measure.local_measurer import LocalMeasurer
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
 from mtmc_lsp.process.project_files import FOLDER
@@ -108,18 +106,14 @@ MakeRunner = Callable[[Here, Pipeline], TrialRunner]
 
 def run_here(here: Here, pipeline: Pipeline) -> TrialRunner:
     """What tries versions on this machine."""
-    measurer = pipeline.measurer()
-    assert isinstance(measurer, LocalMeasurer), "the pipeline measures here"
-    return LocalRunner(here, measurer)
+    return LocalRunner(here, pipeline.measurer())
 
 
 def run_on(remote: RemoteTarget) -> MakeRunner:
     """What tries versions on the workers of a cluster."""
 
     def make(here: Here, pipeline: Pipeline) -> TrialRunner:
-        measurer = pipeline.measurer()
-        assert isinstance(measurer, RemoteMeasurer), "the pipeline measures on the cluster"
-        return RemoteRunner(remote, here, measurer)
+        return RemoteRunner(remote, here, pipeline.measurer())
 
     return make
 

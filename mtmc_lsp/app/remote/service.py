@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.app.bench.conversation import Answering, converse
-from mtmc_lsp.app.pipeline import Pipeline, RunOptions
+from mtmc_lsp.app.pipeline import Pipeline, PipelineMeasurer, RunOptions
 from mtmc_lsp.app.remote.messages import (
     Baselines,
     Captured,
@@ -43,7 +43,6 @@ from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import Check, CompileReport, Verdict
-from mtmc_lsp.measure.local_measurer import LocalMeasurer
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
 from mtmc_lsp.process.priority import limit_to_cores
 from mtmc_lsp.process.protocol import Answer, Request
@@ -88,12 +87,10 @@ class Service:
         kind, handler = self._handlers[command]
         return to_json(handler(from_json(kind, data)))
 
-    def measurer(self, index: int) -> LocalMeasurer:
+    def measurer(self, index: int) -> PipelineMeasurer:
         """What measures versions of a region."""
         self.pipeline.select(index)
-        measurer = self.pipeline.measurer()
-        assert isinstance(measurer, LocalMeasurer), "a service measures where it runs"
-        return measurer
+        return self.pipeline.measurer()
 
     def _isolation(self, request: IsolationRequest) -> Isolation:
         return self.measurer(request.index).isolation()
