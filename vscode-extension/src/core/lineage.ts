@@ -63,7 +63,7 @@ export function versionRow({ best, estimated }: Evolution, version: Version): { 
   const place = version.parent === null ? "" : `${version.number === best ? "best, " : ""}${version.status}, from ${version.parent}`;
   return {
     label: `${version.number}  ${version.title}`,
-    description: [place, speed].filter((part) => part !== "").join(" · "),
+    description: [speed, place].filter((part) => part !== "").join(" · "),
     detail: version.reason,
   };
 }

@@ -21,11 +21,11 @@ test("rows name actions, speed, status and reason", () => {
   const { versions } = evolution();
   assert.deepEqual(versions.map((item) => versionRow(evolution(), item)), [
     { label: "0  your code", description: "1.00x your code, estimated", detail: "reason 0" },
-    { label: "1  action 1", description: "kept, from 0 · 1.25x your code, estimated", detail: "reason 1" },
-    { label: "2  action 2", description: "best, kept, from 1 · 1.50x your code, estimated", detail: "reason 2" },
+    { label: "1  action 1", description: "1.25x your code, estimated · kept, from 0", detail: "reason 1" },
+    { label: "2  action 2", description: "1.50x your code, estimated · best, kept, from 1", detail: "reason 2" },
     { label: "3  action 3", description: "failed, from 2", detail: "reason 3" },
   ]);
-  assert.equal(versionRow(evolution({ estimated: false }), version(1)).description, "kept, from 0 · 1.25x your code");
+  assert.equal(versionRow(evolution({ estimated: false }), version(1)).description, "1.25x your code · kept, from 0");
   assert.match(evolutionRow(evolution()).description, /^3 versions, .*, run ab12$/);
 });
 
