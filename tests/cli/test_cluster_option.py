@@ -155,3 +155,22 @@ def test_optimize_and_evolve_on_a_cluster_give_what_this_machine_gives(suite: Pa
     assert len(lineages[0]) > 2
     assert mtmc(suite, "apply", evolved[1].document["run"], **here).code == 0
     assert mtmc(suite, "why", "model.py::f", **here).code in (0, 1)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_run_on_a_cluster_is_timed_and_evolves(suite: Path, tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    here = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    (suite / "model.py").write_text(MODEL.replace("N=48", "N=65536"))
+    run = mtmc(suite, "optimize", "model.py::f", "--budget", "120", "--json", "--cluster", "local", **here)
+    assert run.code == 0, run.err
+    assert run.document["status"] == "improved"
+    accepted = [step for step in run.document["steps"] if step["status"] == "accepted"]
+    assert all(step["timing"] is not None and step["verdict"] is not None for step in accepted)
+    limits = ("--generations", "2", "--islands", "2", "--json", "--cluster", "local")
+    evolved = mtmc(suite, "evolve", "model.py::f", *limits, **here)
+    assert evolved.code == 0, evolved.err
+    assert evolved.document["setup"]["has_gpu"]
+    scores = [score for version in evolved.document["versions"] for score in version["scores"]]
+    assert scores
+    assert all(score["us"] > 0 for score in scores)

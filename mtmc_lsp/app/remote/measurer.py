@@ -147,8 +147,8 @@ class RemoteMeasurer:
         return self._call(OffsetsRequest(self._index, candidate))
 
     def close(self) -> None:
-        """Wait for nothing: trials that are not needed any more are cancelled."""
-        for pending in self._ahead.values():
+        """Cancel trials that are not needed any more."""
+        for pending in list(self._ahead.values()):
             pending.future.cancel()
         self._ahead.clear()
 
@@ -193,7 +193,8 @@ class RemoteMeasurer:
     @property
     def spare(self) -> int:
         """How many further trials can begin now; with a GPU, one worker is left for verifications."""
-        running = sum(not pending.future.done() for pending in self._ahead.values())
+        # Verifications use the trials in another thread.
+        running = sum(not pending.future.done() for pending in list(self._ahead.values()))
         return max(0, self._target.count - self.has_gpu - running)
 
     def try_ahead(self, candidate: Candidate, previous: Candidate, *, verifies: bool) -> None:
@@ -227,7 +228,7 @@ class RemoteMeasurer:
                     if error.kind is FailureKind.DEADLINE:
                         raise
                     # It is tried again, by itself.
-                    del self._ahead[source, before]
+                    self._ahead.pop((source, before), None)
                     return None
                 return tried
         return None
