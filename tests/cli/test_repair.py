@@ -73,7 +73,8 @@ def test_a_fault_that_no_edit_repairs_leaves_the_file_and_is_exit_code_1(tmp_pat
             SOUND.replace("def add(x", "def add(x").replace("add_kernel[grid]", "other[grid]"),
             "add_kernel",
             "model.py:7: no function of the file launches add_kernel\n"
-            "  Write a function that launches it, with a directive such as # mtmc: x=f32[M,N] M=64 N=1024.\n",
+            "  Write a function that launches it, with a directive such as # mtmc: x=f32[M,N] M=64 N=1024,\n"
+            "  or record its launches: mtmc record -- python your_program.py\n",
         ),
         (
             source("add").replace("reference=add_reference", "reference=nothing"),

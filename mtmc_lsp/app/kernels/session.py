@@ -60,6 +60,8 @@ class KernelSession:
         """End every process without waiting. Safe in a signal handler."""
         if self._fork_server is not None:
             self._fork_server.kill()
+        if self._plain is not None:
+            self._plain.kill()
 
     def trace(
         self, text: bytes, cases: Sequence[TraceCase], *, most_programs: int = 0, compares_faulty: bool = False
@@ -72,8 +74,9 @@ class KernelSession:
         assert self._worker is not None
         target, is_original = self.target, text == self.target.opened.text
         original = self.importable(target.opened.text)
+        # A sample of the programs needs no values, so it runs at the sizes of the workload.
         request = TraceRequest(
-            target.workload,
+            target.workload if most_programs else target.observed_workload,
             self.importable(text),
             tuple(cases),
             target.reference,
@@ -119,7 +122,7 @@ class KernelSession:
 
     def cases(self) -> list[TraceCase]:
         """The cases on which the launcher is observed, the smallest first."""
-        return list(trace_cases(self.target.workload, self.target.opened.text.decode()))
+        return list(trace_cases(self.target.observed_workload, self.target.opened.text.decode()))
 
     def kernel_names(self, traces: Sequence[CaseTrace]) -> tuple[str, ...]:
         """The kernels that the calls launched; all of the file if none did."""
