@@ -27,6 +27,8 @@ def kernelbench(result: RunResult) -> str:
         # The guard refuses subclasses, since they may change anything; ``ModelNew`` changes nothing.
         kind = result.target.class_name
         text = text.replace(f"type(self) is {kind}\n", f"type(self) in ({kind}, ModelNew)\n")
+        trained = f"_has_class(self, {kind})"
+        text = text.replace(f"{trained}\n", f"({trained} or type(self) is ModelNew)\n")
     if result.workload.source is WorkloadSource.GET_INPUTS:
         return text + _plain_model(result)
     return text + _model(result) + _inputs(result)

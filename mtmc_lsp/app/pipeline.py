@@ -30,6 +30,8 @@ from mtmc_lsp.app.regions.runs import (
     merged_verdict,
     steps_of,
 )
+from mtmc_lsp.app.remote.measurer import RemoteMeasurer
+from mtmc_lsp.app.remote.target import RemoteTarget
 from mtmc_lsp.app.revisions.recompose import first_unverified
 from mtmc_lsp.app.revisions.revise import certify, revise
 from mtmc_lsp.app.run_recorder import Revision, RunConfig, RunRecorder
@@ -61,6 +63,7 @@ from mtmc_lsp.search.loop import watched
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.torch_compile.use import is_compiled_in_file
 
+PipelineMeasurer = LocalMeasurer | RemoteMeasurer
 CAPTURING = "capturing the target"
 """The name of the first stage in events."""
 CAPTURE_SECONDS = 180.0
@@ -89,6 +92,10 @@ class RunOptions:
     """The folder of the store; by default that of the target's project."""
     fork_server: ForkServer | None = None
     """Starts the workers; the caller closes it. By default the pipeline starts one."""
+    captures: tuple[Capture, ...] = ()
+    """The graphs of the target that are known; by default it is captured."""
+    remote: RemoteTarget | None = None
+    """The workers of a cluster that capture and measure instead of this machine."""
 
 
 DEFAULTS, SILENT = RunOptions(), Events()
@@ -110,7 +117,7 @@ class Pipeline:
         self._current = 0
         self._written: list[Written] = []
         """The accepted code of the regions that were optimised so far."""
-        self._measurer: LocalMeasurer | None = None
+        self._measurer: PipelineMeasurer | None = None
         self._notes: list[str] = []
 
     def __enter__(self) -> Pipeline:
@@ -166,7 +173,7 @@ class Pipeline:
         """
         planner, actions = RooflinePlanner.of(self.target.settings), []
         for index in range(len(self.captures())):
-            self._select(index)
+            self.select(index)
             state = self._first_state()
             actions += planner.ranked(state)
         return sorted(actions, key=lambda action: action.expected.saved_us, reverse=True), state.device
@@ -231,7 +238,7 @@ class Pipeline:
         """Capture -> whether the file as it is, generated code included, computes what the user's code computes."""
         verdicts = []
         for index in self._with_dispatch():
-            self._select(index)
+            self.select(index)
             measurer = self.measurer()
             self._events.on_stage("verifying")
             verdicts.append(measurer.verify(self._file_as_candidate()))
@@ -242,7 +249,7 @@ class Pipeline:
 
         Of a target with regions, the time of the largest region that has generated code.
         """
-        self._select(self._with_dispatch()[0])
+        self.select(self._with_dispatch()[0])
         measurer = self.measurer()
         self._events.on_stage("timing")
         return measurer.time_with_baselines(self._file_as_candidate(), None, None)
@@ -294,7 +301,7 @@ class Pipeline:
             self._store = self._resources.enter_context(store)
         return self._store
 
-    def measurer(self) -> LocalMeasurer:
+    def measurer(self) -> PipelineMeasurer:
         """What compiles, verifies and times candidates of the target, opened at the first use."""
         if self._measurer is None:
             self._measurer = self._open_measurer(self.capture())
@@ -304,6 +311,8 @@ class Pipeline:
     # Tests replace the next four.
 
     def _start_fork_server(self) -> ForkServer | None:
+        if self._options.remote is not None:
+            return None
         # It imports what workers need while the file is read and the workload is built.
         fork_server = ForkServer(self.target.python, likely_variables(), preload=True)
         fork_server.start()
@@ -312,7 +321,9 @@ class Pipeline:
     def _run_capture(self) -> Capture:
         return capture_whole(self.target, self._fork_server, self._capture_seconds())
 
-    def _open_measurer(self, capture: Capture) -> LocalMeasurer:
+    def _open_measurer(self, capture: Capture) -> PipelineMeasurer:
+        if self._options.remote is not None:
+            return RemoteMeasurer(self._options.remote, self.captures(), self._current, self._deadline)
         settings = self.target.settings
         options = MeasureOptions(
             archs=settings.archs,
@@ -366,6 +377,10 @@ class Pipeline:
         return replace(backends, coder=BUILTIN.coder) if is_region else backends
 
     def _run_captures(self) -> tuple[Capture, ...]:
+        if self._options.captures:
+            return self._options.captures
+        if self._options.remote is not None:
+            return self._options.remote.captures(self._capture_seconds())
         try:
             return (self._run_capture(),)
         except TargetUnsupported as error:
@@ -379,7 +394,7 @@ class Pipeline:
             return CAPTURE_SECONDS
         return max(LEAST_CAPTURE_SECONDS, min(CAPTURE_SECONDS, self._deadline - time.monotonic()))
 
-    def _select(self, index: int) -> None:
+    def select(self, index: int) -> None:
         """Work on another region."""
         if index != self._current:
             self._close_measurer()
@@ -408,7 +423,7 @@ class Pipeline:
         captures, count = self.captures(), 0
         results: list[tuple[CodeRegion | None, RunResult]] = []
         for index in range(len(captures)):
-            self._select(index)
+            self.select(index)
             region = self.capture().workload.target.region
             done, further = list(steps), events
             if len(captures) > 1 and region is not None:
@@ -451,7 +466,8 @@ class Pipeline:
         planner, coder = self._open_backends(model, steps)
         seconds = settings.budget_seconds if self._deadline is None else self._deadline - time.monotonic()
         limits = Limits(max(0.0, seconds), settings.max_steps)
-        return SearchComponents(planner, coder, measurer, measurer.has_gpu, limits, self.baseline)
+        plans_ahead = not self._backends(steps).ask_a_model
+        return SearchComponents(planner, coder, measurer, measurer.has_gpu, limits, self.baseline, plans_ahead)
 
     def _run_config(self) -> RunConfig:
         backends, revision = self._options.backends, self._options.revision

@@ -10,9 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from mtmc_lsp.app.bench.suite import Problem
+from mtmc_lsp.app.remote.messages import Opening
+from mtmc_lsp.app.remote.target import SERVICE, RemoteTarget
+from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.cluster.address import parse_cluster
 from mtmc_lsp.cluster.imports import bundle_of
-from mtmc_lsp.core.errors import EnvironmentNotAble
+from mtmc_lsp.core.errors import EnvironmentNotAble, RequestError
 from mtmc_lsp.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -42,6 +45,35 @@ def open_cluster(text: str, problems: Sequence[Problem], settings: Settings, pyt
         workers = ", ".join(f"{count} x {kind}" for kind, count in session.kinds.items())
         print(f"cluster {text}: {workers}; dashboard {session.dashboard}", file=sys.stderr)
         yield session
+
+
+@contextlib.contextmanager
+def open_remote(
+    text: str, target: OpenTarget, *, needs_sandbox: bool = False, fresh: bool = False, program: str = SERVICE
+) -> Iterator[RemoteTarget]:
+    """The workers of a cluster for one target, each with a service that measures its versions.
+
+    Args:
+        text: the cluster that ``--cluster`` names.
+        needs_sandbox: whether to refuse if candidates cannot run in a sandbox.
+        fresh: whether to ignore cached timings.
+        program: the module of the service.
+
+    Raises:
+        RequestError: the cluster has several kinds of GPUs.
+        EnvironmentNotAble: as for :func:`open_cluster`.
+    """
+    problem = Problem(target.qualname, target.path, target.project, "", target.qualname)
+    with open_cluster(text, [problem], target.settings, target.python) as session:
+        kinds = session.kinds
+        if len(kinds) > 1:
+            names = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+            raise RequestError(
+                f"the cluster {text} has several kinds of GPUs ({names}), and the times of a run are those of one kind",
+                remedy="Start a cluster whose workers have the same GPU.",
+            )
+        opening = Opening(str(target.path), target.qualname, target.python, target.settings, needs_sandbox, fresh=fresh)
+        yield RemoteTarget(session.jobs(next(iter(kinds))), opening, program)
 
 
 def _show_lost(worker: str) -> None:

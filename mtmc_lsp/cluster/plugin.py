@@ -96,6 +96,7 @@ class JobPlugin(WorkerPlugin):  # type: ignore[misc]
     def _close(self) -> None:
         if self._processes is not None:
             self._processes.stop()
+            self._processes.close_conversation()
         if self._fork_server is not None:
             self._fork_server.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -14,6 +15,7 @@ from mtmc_lsp.commands.consent import limit_to_consent
 from mtmc_lsp.commands.options import (
     Arch,
     AsJson,
+    Cluster,
     Fresh,
     MaxAutotune,
     PolicyFile,
@@ -81,6 +83,7 @@ def optimize(
     max_autotune: MaxAutotune = None,
     fresh: Fresh = False,
     require_sandbox: RequireSandbox = False,
+    cluster: Cluster = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a model would be sent; send nothing.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -117,7 +120,7 @@ def optimize(
         )
 
     options = RunOptions(fresh=fresh, needs_sandbox=require_sandbox)
-    view = _View(apply=apply, diff=diff and not as_json, verbose=verbose, as_json=as_json)
+    view = _View(apply=apply, diff=diff and not as_json, verbose=verbose, as_json=as_json, cluster=cluster)
     if replay:
         with open_project_store() as store:
             stored = open_replay(store, replay, python)
@@ -165,6 +168,8 @@ class _View:
     diff: bool
     verbose: bool
     as_json: bool
+    cluster: str
+    """The cluster where trials run; empty for this machine."""
 
 
 def _run(
@@ -186,6 +191,7 @@ def _run(
     from mtmc_lsp.app.kernels.optimize import KernelOptimization
     from mtmc_lsp.app.pipeline import Pipeline
     from mtmc_lsp.app.target_file import apply_result
+    from mtmc_lsp.cluster.opening import open_remote
     from mtmc_lsp.report.console import console, live
     from mtmc_lsp.report.run_text import RunText, show_written
     from mtmc_lsp.search.components import Events
@@ -196,6 +202,12 @@ def _run(
             f"{target.qualname} consists of Triton kernels, which are edited without a model and in one go",
             where=Location(str(target.path), target.definition.start_line),
             remedy="Leave out --resume, --planner llm and --coder llm.",
+        )
+    if has_kernels and view.cluster:
+        raise RequestError(
+            f"{target.qualname} consists of Triton kernels, which are optimised on this machine",
+            where=Location(str(target.path), target.definition.start_line),
+            remedy="Leave out --cluster.",
         )
     if explicit is not None:
         backends = limit_to_consent(
@@ -221,8 +233,12 @@ def _run(
         with live(out, shown.line):
             result = run.run(target.settings.budget_seconds)
     else:
-        with live(out, shown.line), Pipeline(target, options, events) as pipeline:
-            result = pipeline.optimize()
+        with ExitStack() as resources:
+            if view.cluster:
+                workers = open_remote(view.cluster, target, needs_sandbox=options.needs_sandbox, fresh=options.fresh)
+                options = replace(options, remote=resources.enter_context(workers))
+            with live(out, shown.line), Pipeline(target, options, events) as pipeline:
+                result = pipeline.optimize()
     shown.result(result)
     written = apply_result(target, result) if view.apply else None
     if written is not None:

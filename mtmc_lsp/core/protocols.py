@@ -111,6 +111,23 @@ class BaselineTimer(Protocol):
         """How often ``torch.compile`` compiles again for the other sizes that are verified, and the seconds that takes."""
 
 
+@runtime_checkable
+class ParallelMeasurer(Protocol):
+    """A measurer that can try several versions at the same time."""
+
+    @property
+    def spare(self) -> int:
+        """How many further trials can begin now."""
+
+    def try_ahead(self, candidate: Candidate, previous: Candidate, *, verifies: bool) -> None:
+        """Begin to compile, verify and time a version. :meth:`Measurer.compile` and the other methods wait for its results.
+
+        Args:
+            previous: the version that it changes.
+            verifies: whether it is verified, too.
+        """
+
+
 class Measurer(Protocol):
     """Verifies, compiles and times candidates of one capture."""
 

@@ -148,20 +148,29 @@ def no_such_version(number: int, lineage: Lineage, run: str, path: str) -> Reque
     )
 
 
-def keep_version(stored: StoredEvolution, number: int, target: OpenTarget, events: Events) -> RunResult:
+def keep_version(
+    stored: StoredEvolution,
+    number: int,
+    target: OpenTarget,
+    events: Events,
+    open_pipeline: Callable[[OpenTarget, RunOptions, Events], Pipeline] = Pipeline,
+) -> RunResult:
     """Any version of a lineage as a new run: each of its steps is written again and verified as a whole.
+
+    Args:
+        open_pipeline: makes the pipelines for it, one after the other.
 
     Raises:
         MtmcError: the target cannot be captured.
         FileChanged: the file changed since the evolution began.
         RequestError: the version was not written, or the machine is another one.
     """
-    with Pipeline(target, RunOptions(), events) as first:
+    with open_pipeline(target, RunOptions(), events) as first:
         capture, device = first.capture(), first.device()
         resumable(first.store(), stored.record, target, capture)
     coder = BuiltinCoder(device, Placement(target.settings.place))
     steps = steps_of(stored.lineage, number, capture, coder)
     budget = seconds_for(steps, target.settings.budget_seconds)
     request = replace(target.request, settings=replace(target.settings, budget_seconds=budget))
-    with Pipeline(replace(target, request=request), RunOptions(), events) as pipeline:
+    with open_pipeline(replace(target, request=request), RunOptions(), events) as pipeline:
         return pipeline.keep(steps)

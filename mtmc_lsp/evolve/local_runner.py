@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
+from mtmc_lsp.app.pipeline import PipelineMeasurer
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import FailureKind, MtmcError, WorkerFailed
 from mtmc_lsp.core.learning.transitions import Outcome
@@ -21,7 +22,6 @@ from mtmc_lsp.evolve.trials import Measured, Stage, TrialRequest, TrialResult
 from mtmc_lsp.evolve.workloads import Workloads, at_sizes
 from mtmc_lsp.explore.judgement import GOOD, Judgement, SiblingMeasurer
 from mtmc_lsp.explore.measuring import Place, open_measurer
-from mtmc_lsp.measure.local_measurer import LocalMeasurer
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.search.failures import failure_reason
 
@@ -44,12 +44,14 @@ class Here:
     """Time of the monotonic clock after which nothing continues."""
     fork_server: ForkServer | None = None
     """Starts the processes; the caller closes it."""
+    needs_sandbox: bool = False
+    """Whether to refuse versions without a complete sandbox."""
 
 
 class LocalRunner:
     """A :class:`~mtmc_lsp.evolve.trials.TrialRunner` on this machine."""
 
-    def __init__(self, here: Here, verifier: LocalMeasurer) -> None:
+    def __init__(self, here: Here, verifier: PipelineMeasurer) -> None:
         """Start the processes.
 
         Args:
@@ -59,7 +61,7 @@ class LocalRunner:
         self._captures = [at_sizes(here.capture, sizes) for _, sizes in here.workloads.points]
         self._resources = ExitStack()
         places = [
-            Place(capture, here.source, here.python, here.archs, here.fork_server, here.deadline)
+            Place(capture, here.source, here.python, here.archs, here.fork_server, here.deadline, here.needs_sandbox)
             for capture in self._captures
         ]
         self.has_gpu = places[0].has_gpu

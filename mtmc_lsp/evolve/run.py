@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.app.backends import Backends
 from mtmc_lsp.app.pipeline import Pipeline, RunOptions
+from mtmc_lsp.app.remote.target import RemoteTarget
 from mtmc_lsp.app.stored_runs import open_store
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.app.why import refuse_calls_without_kernels
@@ -31,6 +32,7 @@ from mtmc_lsp.evolve.operators.agent import AgentOperator
 from mtmc_lsp.evolve.operators.base import VaryingOperator
 from mtmc_lsp.evolve.operators.catalogue import PLANNING_SECONDS, CatalogueOperator
 from mtmc_lsp.evolve.operators.tools import Workshop
+from mtmc_lsp.evolve.remote_runner import RemoteRunner
 from mtmc_lsp.evolve.start import accepted_steps, best_stored, start_versions
 from mtmc_lsp.evolve.stored import resumable, storing, whole_capture
 from mtmc_lsp.evolve.supervisor import Supervisor
@@ -44,6 +46,7 @@ from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.components import Events
 from mtmc_lsp.search.store import RunRecord
 
+DEFAULT_ISLANDS, MOST_ISLANDS = 2, 16
 MARGIN_SECONDS = 120.0
 """Time that the last generation may take after the time is over."""
 
@@ -54,10 +57,13 @@ class Plan:
 
     limits: Limits
     operator: str = "catalogue"
-    islands: int = 2
+    islands: int = 0
+    """0 for the default: :data:`DEFAULT_ISLANDS`, or one for each worker of a cluster if that is more."""
     seed: int = 0
     model: str = ""
     """The language model of the command line; empty for that of the environment and the settings."""
+    needs_sandbox: bool = False
+    """Whether to refuse if versions cannot run in a complete sandbox."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,15 @@ def run_here(here: Here, pipeline: Pipeline) -> TrialRunner:
     return LocalRunner(here, pipeline.measurer())
 
 
+def run_on(remote: RemoteTarget) -> MakeRunner:
+    """What tries versions on the workers of a cluster."""
+
+    def make(here: Here, pipeline: Pipeline) -> TrialRunner:
+        return RemoteRunner(remote, here, pipeline.measurer())
+
+    return make
+
+
 class EvolutionRun:
     """One evolution of a target: a new one, or one to resume."""
 
@@ -113,16 +128,22 @@ class EvolutionRun:
         callbacks: Callbacks,
         *,
         resumed: RunRecord | None = None,
-        make_runner: MakeRunner = run_here,
+        remote: RemoteTarget | None = None,
+        make_runner: MakeRunner | None = None,
     ) -> None:
         """Prepare.
 
         Args:
             resumed: the unfinished run to continue.
-            make_runner: makes what tries versions: here, or elsewhere.
+            remote: the workers of a cluster that capture and measure; by default this machine does.
+            make_runner: makes what tries versions, instead of those.
         """
-        self.target, self._plan, self._callbacks = target, plan, callbacks
-        self._resumed, self._make_runner = resumed, make_runner
+        self._remote = remote
+        workers = remote.count if remote is not None else 1
+        islands = plan.islands or min(MOST_ISLANDS, max(DEFAULT_ISLANDS, workers))
+        self.target, self._plan, self._callbacks = target, replace(plan, islands=islands), callbacks
+        self._resumed = resumed
+        self._make_runner = make_runner or (run_here if remote is None else run_on(remote))
         self._resources = ExitStack()
         self._fork_server: ForkServer | None = None
 
@@ -150,6 +171,8 @@ class EvolutionRun:
     # Parts ------------------------------------------------------------------------------------------------------
 
     def _start_fork_server(self) -> ForkServer | None:
+        if self._remote is not None:
+            return None
         fork_server = ForkServer(self.target.python, likely_variables(), preload=True)
         fork_server.start()
         return fork_server
@@ -163,7 +186,12 @@ class EvolutionRun:
         request = self.target.request
         if budget:
             request = replace(request, settings=replace(request.settings, budget_seconds=budget))
-        options = RunOptions(fork_server=self._fork_server, deadline=deadline)
+        options = RunOptions(
+            fork_server=self._fork_server,
+            deadline=deadline,
+            needs_sandbox=self._plan.needs_sandbox,
+            remote=self._remote,
+        )
         return Pipeline(replace(self.target, request=request), options, self._callbacks.events)
 
     def _start(self) -> RunResult | None:
@@ -183,12 +211,24 @@ class EvolutionRun:
         deadline = time.monotonic() + self._plan.limits.seconds + MARGIN_SECONDS
         with self._pipeline(deadline=deadline) as pipeline:
             capture, store = whole_capture(pipeline, self.target), pipeline.store()
+            if self._plan.needs_sandbox:
+                # Before the first generation: later, the error would only fail its versions.
+                pipeline.measurer().isolation()
             source, settings = self.target.plain.decode(), self.target.settings
             stored = resumable(store, self._resumed, self.target, capture) if self._resumed is not None else None
             record = find_record(self.target.definition, self.target.project / FOLDER / RECORDS)
             workloads = workloads_of(capture, record) if stored is None else Workloads(stored[0].workloads)
             arch = planning_model(settings.archs).arch
-            here = Here(capture, source, self.target.python, (arch,), workloads, deadline, self._fork_server)
+            here = Here(
+                capture,
+                source,
+                self.target.python,
+                (arch,),
+                workloads,
+                deadline,
+                self._fork_server,
+                self._plan.needs_sandbox,
+            )
             with closing(self._make_runner(here, pipeline)) as runner:
                 run, setup, lineage = (
                     (self._resumed.id, *stored)

@@ -51,6 +51,8 @@ class Place:
     fork_server: ForkServer | None
     deadline: float
     """Time of the monotonic clock after which nothing continues."""
+    needs_sandbox: bool = False
+    """Whether to refuse versions without a complete sandbox."""
 
     @property
     def has_gpu(self) -> bool:
@@ -98,6 +100,7 @@ class _Workers:
                 has_gpu=self.place.has_gpu,
                 hidden=hidden,
                 fork_server=self.place.fork_server,
+                needs_sandbox=self.place.needs_sandbox,
                 kernels=self._kernels,
             )
         )

@@ -59,3 +59,5 @@ class SearchComponents:
     limits: Limits
     baseline: str = "eager"
     """What the last version must beat: ``eager``, ``compile`` or ``best``."""
+    plans_ahead: bool = False
+    """Whether planning and writing are cheap and have no side effects, so that likely trials may begin early."""

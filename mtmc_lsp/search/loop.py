@@ -12,14 +12,14 @@ from __future__ import annotations
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from mtmc_lsp.core.action import MacroAction, Stop
 from mtmc_lsp.core.errors import FailureKind, MtmcError
 from mtmc_lsp.core.profile import KernelTime
-from mtmc_lsp.core.protocols import KernelProfiler, Measurer, State
+from mtmc_lsp.core.protocols import CannotCode, KernelProfiler, Measurer, ParallelMeasurer, State
 from mtmc_lsp.core.run import Candidate, RunResult, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search import outcome
@@ -27,13 +27,15 @@ from mtmc_lsp.search.acceptance import Judge
 from mtmc_lsp.search.components import Events, SearchComponents
 from mtmc_lsp.search.ending import Ending
 from mtmc_lsp.search.failures import failure_reason
-from mtmc_lsp.search.trial import AlreadyTried, BaseWithdrawn, Trial
+from mtmc_lsp.search.trial import AlreadyTried, BaseWithdrawn, Trial, version_key
 from mtmc_lsp.search.verified_steps import shown
 
 MAX_FAILURES = 4
 """A branch ends after this many consecutive steps that were not accepted."""
 MAX_REFUSALS = 12
 """The same for steps that the built-in coder cannot write: these cost planning alone, and the planner then knows more."""
+MOST_AHEAD = 16
+"""Most steps that are assumed after the present one."""
 PLANNING_SHARE = 0.5
 """The fraction of a run's remaining time that planning the next step may take; the rest is for trying it."""
 
@@ -64,10 +66,11 @@ class Search(Ending, ABC):
         """Kernel times of versions that were profiled, by the version's id."""
 
     @abstractmethod
-    def _choose(self, seconds: float) -> Chosen | Stop:
-        """The next trial.
+    def _choose(self, steps: Sequence[Step], seconds: float) -> Chosen | Stop:
+        """The trial that follows ``steps``.
 
         Args:
+            steps: those of the run, or with some that were not tried yet: then the answer is an assumption.
             seconds: how long planning may take.
         """
 
@@ -143,7 +146,7 @@ class Search(Ending, ABC):
             return Stop("the rest of the budget is too short for another step")
         if any(step.verdict is not None and step.verdict.failure is FailureKind.TOO_LARGE for step in self._steps):
             return Stop("no version of a workload of this size can be verified without a GPU")
-        return self._choose(remaining * PLANNING_SHARE)
+        return self._choose(self._steps, remaining * PLANNING_SHARE)
 
     def _try(self, chosen: Chosen) -> None:
         began = time.monotonic()
@@ -154,6 +157,7 @@ class Search(Ending, ABC):
             *(self._capture, self._components, self._events, self.judge, chosen.base, self._verifies_later),
             confirm=self._confirm,
             begin_verification=self._begin_verification,
+            begin=partial(self._begin_trials, chosen),
             known=self._known(),
         )
         try:
@@ -173,6 +177,55 @@ class Search(Ending, ABC):
         self._queue(self._wanted())
         self._certification.abandon()
         self._report()
+
+    def _begin_trials(self, chosen: Chosen, candidate: Candidate) -> None:
+        """Begin a trial and those that may follow, if the measurer tries several versions at the same time.
+
+        Without a GPU, most versions are kept. With one, many are not faster, so both cases are prepared in turn.
+        """
+        measurer = self._measurer
+        if not isinstance(measurer, ParallelMeasurer) or not self._components.plans_ahead:
+            return
+        verifies = not self._verifies_later
+        measurer.try_ahead(candidate, chosen.base, verifies=verifies)
+        following = [self._following(chosen, candidate, StepStatus.ACCEPTED)]
+        if self._has_gpu:
+            following.insert(0, self._following(chosen, candidate, StepStatus.REJECTED))
+        while following and measurer.spare:
+            trials = following.pop(0)
+            further = next(trials, None)
+            if further is not None:
+                base, version = further
+                measurer.try_ahead(version, base, verifies=verifies)
+                following.append(trials)
+
+    def _following(
+        self, chosen: Chosen, candidate: Candidate, status: StepStatus
+    ) -> Iterator[tuple[Candidate, Candidate]]:
+        """The trials after a trial whose steps all get the same status: the version before, and the version."""
+        steps, known = list(self._steps), {version_key(candidate), *self._known()}
+        version: Candidate | None = candidate
+        for _ in range(MOST_AHEAD):
+            step = Step(len(steps) + 1, chosen.action, status, "", candidate=version, base=chosen.base.id)
+            steps.append(step if version is not None else replace(step, status=StepStatus.REJECTED))
+            following = self._choose(steps, (self._deadline - time.monotonic()) * PLANNING_SHARE)
+            if isinstance(following, Stop):
+                return
+            action = replace(following.action, text=unique_title(following.action.text, steps))
+            chosen, version = replace(following, action=action), None
+            if "variants" in action.params:
+                # The workers share these configurations.
+                continue
+            try:
+                version = self._components.coder.write(self._capture, chosen.base, action)
+            except (CannotCode, MtmcError):
+                # Its step will say why.
+                continue
+            if version.source == chosen.base.source or version_key(version) in known:
+                version = None
+                continue
+            known.add(version_key(version))
+            yield chosen.base, version
 
     def _begin_verification(self, candidate: Candidate) -> None:
         if self._measurer.verifies_beside:

@@ -57,6 +57,8 @@ class Trial:
     """Called before a step is timed. Raises :class:`BaseWithdrawn` if the verification of ``base`` failed meanwhile."""
     begin_verification: Callable[[Candidate], None] = lambda candidate: None
     """Called with a version that compiles, before it is timed, if it is verified afterwards."""
+    begin: Callable[[Candidate], None] = lambda candidate: None
+    """Called with a version that was written, before it is compiled."""
     known: Mapping[str, int] = field(default_factory=dict)
     """The keys of the versions that were tried, with the number of the step; none of them is tried again."""
 
@@ -168,6 +170,7 @@ class Trial:
         work = estimated_work(self.capture.graph, candidate.schedule, self.components.measurer.device())
         step = Step(index, action, StepStatus.FAILED, "", diff, candidate, work=work)
         try:
+            self.begin(candidate)
             return self._staged(step, candidate)
         except MtmcError as error:
             return replace(step, reason=failure_reason(error), failure=error.kind)

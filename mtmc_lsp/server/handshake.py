@@ -25,7 +25,7 @@ PYTHON_FILES = {"filters": [{"pattern": {"glob": "**/*.py"}, "scheme": "file"}]}
 ENCODINGS = ("utf-8", "utf-16", "utf-32")
 COMMANDS = (
     "optimize tune plan measure verify addWorkload cancel jobs record repair "
-    "keep keepAll preview select markReviewed diff tryAnother resume discard undo undoAll"
+    "keep keepAll preview select markReviewed diff tryAnother resume discard undo undoAll keepVersion"
 ).split()
 
 MAX_BODY_BYTES = 1 << 28

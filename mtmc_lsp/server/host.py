@@ -21,6 +21,8 @@ from mtmc_lsp.app.target_file import OpenTarget, open_target, parse_request
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.settings import override_settings, read_settings
+from mtmc_lsp.evolve.keeping import keep_version
+from mtmc_lsp.evolve.stored import stored_evolution
 from mtmc_lsp.search.components import Events
 from mtmc_lsp.server.child import begin, report
 
@@ -52,6 +54,9 @@ class Job:
             target = self.open_target(request)
             if request["kind"] == "repair":
                 self._repair(target)
+                return
+            if request["kind"] == "keepVersion":
+                self._keep_version(target)
                 return
             if request["kind"] == "optimize" and is_kernel_target(target):
                 self._optimize_kernels(target)
@@ -119,6 +124,16 @@ class Job:
         self._report("budget", seconds=target.settings.budget_seconds)
         self._optimization = KernelOptimization(target, self._events(), only=self._request.get("only", ()))
         self._report("result", result=to_json(self._optimization.run(target.settings.budget_seconds)))
+
+    def _keep_version(self, target: OpenTarget) -> None:
+        with open_store(target.path) as store:
+            stored = stored_evolution(store, self._request["run"])
+        result = keep_version(stored, self._request["version"], target, self._events(), self._opened)
+        self._report("result", result=to_json(result))
+
+    def _opened(self, target: OpenTarget, options: RunOptions, events: Events) -> Pipeline:
+        self._pipeline = self._pipeline_type(target, options, events)
+        return self._pipeline
 
     def _plan(self, pipeline: Pipeline) -> None:
         actions, device = pipeline.plan()

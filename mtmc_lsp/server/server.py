@@ -49,7 +49,9 @@ REPAIR = "repair"
 """Kind of the job that detects and repairs faults of kernels."""
 CERTIFY = "certify"
 """Kind of the job that verifies steps which were written again after another step was removed."""
-RUN_JOBS = ("optimize", "resume", "undo", "another", CERTIFY)
+KEEP_VERSION = "keepVersion"
+"""Kind of the job that verifies a version of an evolution as a run."""
+RUN_JOBS = ("optimize", "resume", "undo", "another", CERTIFY, KEEP_VERSION)
 """Kinds of jobs that produce steps."""
 STORE_SECONDS = 5.0
 """How long the server waits for a store that another process has locked, and for one query."""

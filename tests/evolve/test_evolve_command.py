@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from mtmc_lsp.app.pipeline import Pipeline
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.cli import app, main
+from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.evolve.local_runner import Here
 from mtmc_lsp.evolve.trials import TrialRequest, TrialResult
@@ -162,6 +163,34 @@ def test_a_second_evolution_begins_at_the_best_stored_version_without_a_new_run(
     assert second["setup"]["started_from"] == first["run"]
     with Store(project.folder / ".mtmc") as store:
         assert len(store.runs()) == 3
+
+
+@pytest.mark.parametrize("has_stored_run", [False, True])
+def test_without_a_complete_sandbox_nothing_is_tried_if_one_is_required(
+    project: Project, has_stored_run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_stored_run:
+        project.run(*EVOLVE, "--generations", "1")
+    tried = len(project.runners)
+
+    class Unlocked(AgreeingMeasurer):
+        def isolation(self) -> None:
+            raise EnvironmentNotAble("a complete sandbox is not possible here", remedy="Leave out --require-sandbox.")
+
+    measurers = [Unlocked()]
+    required: list[bool] = []
+
+    def opened(pipeline: Pipeline, *_: object) -> Unlocked:
+        required.append(pipeline._options.needs_sandbox)
+        return measurers[0]
+
+    monkeypatch.setattr(Pipeline, "_open_measurer", opened)
+    shown = project.fail(*EVOLVE, "--generations", "1", "--require-sandbox")
+    assert "a complete sandbox is not possible here" in shown
+    assert required
+    assert all(required)
+    assert measurers[0].seen == []
+    assert len(project.runners) == tried
 
 
 def test_a_target_whose_run_gains_nothing_evolves_from_the_users_code(project: Project) -> None:

@@ -113,7 +113,8 @@ def tried(
         monkeypatch.setattr("mtmc_lsp.evolve.local_runner.open_measurer", open_measurer)
         workloads = Workloads((("N=512", {"N": 512}), ("N=64", {"N": 64})))
         verifier: Any = Verifier(verdict)
-        runner = LocalRunner(Here(on_machine, CHAIN, "python", ("sm_90",), workloads, 1e9), verifier)
+        here = Here(on_machine, CHAIN, "python", ("sm_90",), workloads, 1e9, needs_sandbox=True)
+        runner = LocalRunner(here, verifier)
         root = BuiltinCoder(H200).start(on_machine, CHAIN)
         action = RooflinePlanner().ranked(State(on_machine, root, (), H200, False))[0]
         version = BuiltinCoder(H200).write(on_machine, root, action)
@@ -128,6 +129,7 @@ def test_on_a_gpu_a_version_is_timed_on_every_workload_and_verified(tried) -> No
     timed = Judgement(Outcome.FASTER, before_us=20.0, after_us=10.0, ratio=2.0, ratio_error=0.01)
     result, measurers, verifier = tried(timed)
     assert result.outcome is Outcome.CORRECT
+    assert all(measurer.place.needs_sandbox for measurer in measurers)
     assert [(item.us, item.ratio, item.error) for item in result.workloads] == [(10.0, 2.0, 0.01)] * 2
     assert [measurer.place.capture.graph.sizes["N"] for measurer in measurers] == [512, 64]
     assert verifier.calls == 1

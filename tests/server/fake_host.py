@@ -28,6 +28,7 @@ from mtmc_lsp.core.results import Check, CheckStatus, Timing, Verdict, VerdictSt
 from mtmc_lsp.core.run import Candidate, GeneratedCode, Placement, Step
 from mtmc_lsp.core.settings import Settings, override_settings
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.evolve import keeping
 from mtmc_lsp.server.host import Job, serve, text_of
 from mtmc_lsp.source.compose import compose
 from mtmc_lsp.source.dependencies import with_definitions
@@ -175,4 +176,6 @@ class FakeJob(Job):
 
 
 if __name__ == "__main__":
+    # Versions of evolutions are written by the same coder.
+    keeping.BuiltinCoder = lambda device, place: ComposingCoder(place)  # type: ignore[assignment,misc]
     serve(FakeJob(FakePipeline))

@@ -17,7 +17,7 @@ EXTENSION = Path(__file__).parents[2] / "vscode-extension"
 CLIENT_ONLY = {"serverPython", "installSpec", "review", "trace.server"}
 """Settings that the extension itself reads."""
 OWN_COMMANDS = {
-    *("diffAll", "diffFromOriginal", "diffToFinal", "report", "exportReport", "exportPicture", "reveal"),
+    *("diffAll", "diffFromOriginal", "diffToFinal", "lineage", "report", "exportReport", "exportPicture", "reveal"),
     *(
         "review",
         "reviewStep",

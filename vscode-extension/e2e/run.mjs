@@ -11,7 +11,7 @@ import { readArguments, repeatRuns } from "./repeat.mjs";
 /** Parts with time measurements run first and alone. */
 const ALONE = ["load", "removal"];
 /** Each part has its own editor. Two lanes run concurrently, to use two cores while imports block. */
-const LANES = [["life"], ["review", "start", "trust"]];
+const LANES = [["life", "lineage"], ["review", "start", "trust"]];
 const PARTS = [...ALONE, ...LANES.flat()];
 const { repeat, requested } = readArguments(process.argv.slice(2), PARTS);
 rmSync(SHOTS, { recursive: true, force: true });

@@ -6,6 +6,7 @@ import { importsTorch, isArgument, isSearch, lacksWorkload, adjacentReview, neig
 import type { Shown } from "./core/panel";
 import { Diffs, stepOf } from "./diff";
 import { openExample } from "./example";
+import { fileOf, Lineages } from "./lineage";
 import { onPythonChange } from "./python";
 import { Report } from "./report";
 import { ReviewPages, targetOf } from "./review";
@@ -40,6 +41,7 @@ class Extension implements vscode.Disposable {
   private readonly runs: Runs;
   private readonly pages: ReviewPages;
   private readonly diffs: Diffs;
+  private readonly lineages: Lineages;
   private readonly report: Report;
   private readonly subscriptions: vscode.Disposable[];
 
@@ -49,8 +51,9 @@ class Extension implements vscode.Disposable {
     this.runs = new Runs(this.server, context.workspaceState);
     this.pages = new ReviewPages(this.runs, this.server, context.workspaceState);
     this.diffs = new Diffs(this.server, this.runs);
+    this.lineages = new Lineages(this.server);
     this.report = new Report(vscode.Uri.joinPath(context.extensionUri, "dist"), this.server, this.runs);
-    const views = [new RunsView(this.runs), new Status(this.server, this.runs), this.pages, this.diffs, this.report];
+    const views = [new RunsView(this.runs), new Status(this.server, this.runs), this.pages, this.diffs, this.lineages, this.report];
     this.subscriptions = [...views, this.runs, this.server, ...this.commands()];
   }
 
@@ -100,6 +103,7 @@ class Extension implements vscode.Disposable {
       report: (...args) => this.withRun(args, (shown) => this.report.show(shown)),
       exportReport: (...args) => this.withRun(args, (shown) => this.report.export(shown, "html")),
       exportPicture: (...args) => this.withRun(args, (shown) => this.report.export(shown, "png")),
+      lineage: (...args) => this.showLineage(args),
       reveal: (...args) => this.reveal(this.argumentFrom(args)),
       review: (...args) => this.withReview(args, (review) => this.pages.open(review, false)),
       help: (...args) => this.help(this.argumentFrom(args)),
@@ -118,6 +122,14 @@ class Extension implements vscode.Disposable {
       menu: () => this.menu(),
     };
     return Object.entries(commands).map(([name, run]) => vscode.commands.registerCommand(`mtmc.${name}`, run));
+  }
+
+  /** Shows the evolutions of the file of a tree row, else of the active editor. */
+  private async showLineage(args: readonly unknown[]): Promise<void> {
+    const document = vscode.window.activeTextEditor?.document;
+    const uri = this.argumentFrom(args)?.uri ?? (document?.languageId === "python" ? fileOf(document.uri) : undefined);
+    if (uri === undefined) void vscode.window.showInformationMessage("Open a Python file and run the command again.");
+    else await this.lineages.show(uri);
   }
 
   /** Runs a server command with its argument, wherever the command was invoked. */

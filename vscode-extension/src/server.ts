@@ -5,13 +5,14 @@ import * as vscode from "vscode";
 import type { ErrorHandler, ExecuteCommandSignature, LanguageClient, LanguageClientOptions, ServerOptions } from "vscode-languageclient/node";
 import { has } from "./core/fields";
 import { failure, installTarget, ISOLATED, SERVER_MODULE } from "./core/interpreters";
+import { readEvolutions, type Evolution, type VersionOf } from "./core/lineage";
 import { readGpu, readHistory, readJob, readReviews, type Argument, type JobState, type PastRun, type Review } from "./core/model";
 import { readPage, type ReportPage, type Shown } from "./core/panel";
 import { bundledServer, chosenPython, findServer, install, installSpec, type Ready } from "./python";
 import { createTracing } from "./tracing";
 
 /** Commands that run code of the workspace, so they need workspace trust. */
-const CODE_RUNNING_COMMANDS = new Set(["optimize", "tune", "plan", "measure", "verify", "repair", "resume", "discard", "undo", "tryAnother"].map((name) => `mtmc.${name}`));
+const CODE_RUNNING_COMMANDS = new Set(["optimize", "tune", "plan", "measure", "verify", "repair", "resume", "discard", "undo", "tryAnother", "keepVersion"].map((name) => `mtmc.${name}`));
 
 /** The client library. It is most of the extension's code, so it is loaded only when a server can be started. */
 type Protocol = typeof import("vscode-languageclient/node");
@@ -271,6 +272,19 @@ export class Server implements vscode.Disposable {
   async history(): Promise<PastRun[]> {
     if (this.client === undefined || this.current !== "ready") return [];
     return readHistory(await this.client.sendRequest("mtmc/history", {}));
+  }
+
+  /** The evolutions of a file, the newest first. */
+  async lineage(uri: string): Promise<Evolution[]> {
+    if (this.client === undefined || this.current !== "ready") return [];
+    return readEvolutions(await this.client.sendRequest("mtmc/lineage", { uri }));
+  }
+
+  /** The text of a file with a version of an evolution; undefined if there is none. */
+  async version(of: VersionOf): Promise<string | undefined> {
+    if (this.client === undefined || this.current !== "ready") return undefined;
+    const answer: unknown = await this.client.sendRequest("mtmc/version", of);
+    return has(answer, { text: "string" }) ? String(answer["text"]) : undefined;
   }
 
   /** The GPU on which code of a file or folder is measured; empty for the CPU, undefined if unknown. */

@@ -47,10 +47,21 @@ class Place:
         """JSON data with the paths of the user's machine instead of those of the copies."""
         return _renamed(value, {copy: folder for folder, copy in self.folders.items()})
 
+    def moved(self, value: Any) -> Any:
+        """JSON data with the paths of the copies instead of those of the user's machine."""
+        return _renamed(value, self.folders)
+
     def answer(self, program: Program, request: object, seconds: float) -> dict[str, Any]:
         """The answer of a process. Errors are those of :meth:`~mtmc_lsp.app.bench.processes.Processes.answer`."""
         command = isolated_command(program) if isinstance(program, str) else program
         return self.processes.answer(command, request, self.slot, seconds)
+
+    def ask(
+        self, program: Program, key: str, opening: object, command: str, data: object, seconds: float
+    ) -> dict[str, Any]:
+        """The answer of a process that stays open. Errors are those of :meth:`~mtmc_lsp.app.bench.processes.Processes.ask`."""
+        line = isolated_command(program) if isinstance(program, str) else program
+        return self.processes.ask(line, key, opening, command, data, self.slot, seconds)
 
 
 def _with_folders(path: str, folders: Mapping[str, str]) -> str:

@@ -13,11 +13,14 @@ import queue
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mtmc_lsp.app.bench.conversation import Conversation
+from mtmc_lsp.core.errors import WorkerFailed
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.process.parent_watch import with_parent
@@ -65,6 +68,9 @@ class Processes:
             device = devices[job % len(devices)] if devices else ""
             self._slots.put(Slot(device, tuple(cores_for_job(job, jobs, cores))))
         self._running: set[subprocess.Popen[bytes]] = set()
+        self._conversation: tuple[str, Conversation] | None = None
+        """The process that stays open, and its key."""
+        self._closing = threading.Lock()
 
     @contextlib.contextmanager
     def slot(self) -> Iterator[Slot]:
@@ -87,7 +93,6 @@ class Processes:
             TookTooLong: the process exceeded the time limit.
             Crashed: it ended without an answer.
         """
-        environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": slot.device} if slot.device else {})}
         with tempfile.TemporaryDirectory(prefix="mtmc-bench-") as folder:
             answer, output = Path(folder) / "answer.json", Path(folder) / "output"
             with output.open("wb") as stream, self._lent() as (variables, descriptors):
@@ -96,7 +101,7 @@ class Processes:
                     stdin=subprocess.PIPE,
                     stdout=stream,
                     stderr=subprocess.STDOUT,
-                    env={**environment, **variables, **with_parent()},
+                    env={**_environment(slot), **variables},
                     pass_fds=descriptors,
                     start_new_session=True,
                 )
@@ -116,10 +121,48 @@ class Processes:
                 raise Crashed(text) from None
             return result
 
+    def ask(
+        self, program: Sequence[str], key: str, opening: object, command: str, data: object, slot: Slot, seconds: float
+    ) -> dict[str, Any]:
+        """The answer of a process that stays open for further requests with the same key.
+
+        There is one such process; another key ends it. Only one thread asks at a time.
+
+        Args:
+            opening: JSON data, for a new process.
+            data: JSON data of the request.
+
+        Raises:
+            WorkerFailed: the process ended, or took longer.
+        """
+        if self._conversation is not None and (self._conversation[0] != key or not self._conversation[1].is_open):
+            self.close_conversation()
+        if self._conversation is None:
+            with self._lent() as (variables, descriptors):
+                environment = {**_environment(slot), **variables}
+                self._conversation = (key, Conversation(program, opening, environment, descriptors))
+        conversation = self._conversation[1]
+        try:
+            return conversation.ask(command, data, seconds)
+        except WorkerFailed:
+            # What it still computes is no answer to the next request.
+            self.close_conversation()
+            raise
+
+    def close_conversation(self) -> None:
+        """End the process that stays open, if there is one."""
+        with self._closing:
+            ended, self._conversation = self._conversation, None
+        if ended is not None:
+            ended[1].close(STOP_SECONDS)
+
     def stop(self) -> None:
-        """End all processes that run."""
+        """End all processes that run. A request in progress fails."""
         for process in list(self._running):
             _stop(process)
+        conversation = self._conversation
+        if conversation is not None:
+            conversation[1].stop(STOP_SECONDS)
 
     @contextlib.contextmanager
     def _lent(self) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
@@ -129,6 +172,11 @@ class Processes:
             return
         with self._fork_server.lend() as offer:
             yield offer
+
+
+def _environment(slot: Slot) -> dict[str, str]:
+    """The environment variables of a process that ends with this one."""
+    return {**os.environ, **({"CUDA_VISIBLE_DEVICES": slot.device} if slot.device else {}), **with_parent()}
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

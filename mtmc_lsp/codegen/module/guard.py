@@ -13,6 +13,7 @@ from mtmc_lsp.codegen.module.attribute_inputs import attribute_conditions, may_b
 from mtmc_lsp.codegen.module.guard_helpers import (
     ALIGNED,
     HAS_CAPTURED_HOOKS,
+    HAS_CLASS,
     HAS_ITEMS,
     HAVE_TYPE_AND_SHAPE,
     HAVE_VALUES,
@@ -125,7 +126,9 @@ def write_guard(
     module_values = [text for access, text in values if access.startswith("self.")]
     unpacked = unpacked or Unpacking()
     attributes = attribute_conditions(graph, names)
-    structure_checks = _structure(graph, [*unpacked.conditions, *attributes], module_values, up_to_date)
+    structure_checks = _structure(
+        graph, [*unpacked.conditions, *attributes], module_values, up_to_date, is_trained=trained is not None
+    )
     structure_checks += "".join(f"    {line}\n" for line in unpacked.statements)
     group_inputs = _group_inputs(graph) if _uses_group_checks(graph) else None
     # Some classes of tensors raise in further conditions, so this one comes first.
@@ -226,10 +229,11 @@ def _no_overlap(graph: Graph, names: dict[str, str]) -> list[str]:
     return [f"(torch.compiler.is_compiling() or {NO_OVERLAP}(({', '.join([*changed, *others])}), {len(changed)}))"]
 
 
-def _structure(graph: Graph, attributes: Iterable[str], values: list[str], up_to_date: str) -> str:
+def _structure(graph: Graph, attributes: Iterable[str], values: list[str], up_to_date: str, *, is_trained: bool) -> str:
     """Statements that return False (or None) if globals changed or the module's structure differs from the captured one."""
     # The module's own hooks have already run when this code executes; only its class and values need checks.
-    conditions = [f"type(self) is {item.kind}" for item in graph.modules if item.access == "self"]
+    same_class = f"{HAS_CLASS}(self, {{kind}})" if is_trained else "type(self) is {kind}"
+    conditions = [same_class.format(kind=item.kind) for item in graph.modules if item.access == "self"]
     conditions += [text for text in values if re.search(r"\bself\.\w+( is |\) )", text)]
     for item in graph.modules:
         if item.access != "self":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 PLAIN_CALL = "_is_plain_gpu_call"
 IS_UNCHANGED_MODULE = "_is_unchanged_module"
+HAS_CLASS = "_has_class"
 HAS_CAPTURED_HOOKS = "_has_captured_hooks"
 NO_OVERLAP = "_do_not_overlap"
 HAVE_TYPE_AND_SHAPE = "_are_contiguous_with"
@@ -81,6 +82,13 @@ def _do_not_overlap(tensors, updated) -> bool:
             _OVERLAP_RESULTS.clear()
         _OVERLAP_RESULTS[key] = result
     return result
+''',
+    HAS_CLASS: '''def _has_class(module, kind) -> bool:
+    """Whether a module has this class, or the one that FSDP2 (fully_shard) makes from it, which has the same forward."""
+    fsdp = getattr(torch.distributed, "fsdp", None)  # loaded where it is used
+    return type(module) is kind or (
+        hasattr(fsdp, "FSDPModule") and type(module).__bases__ == (fsdp.FSDPModule, kind)
+    )
 ''',
     IS_UNCHANGED_MODULE: '''def _is_unchanged_module(module, kind, length=None) -> bool:
     """Whether a call of the module runs only the forward of its class: same class, no hooks, no patched forward."""

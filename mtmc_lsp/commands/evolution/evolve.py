@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from mtmc_lsp.commands.consent import limit_to_consent
-from mtmc_lsp.commands.options import Arch, AsJson, PolicyFile, Python, Verbose, check_choice, open_spec
+from mtmc_lsp.commands.options import (
+    Arch,
+    AsJson,
+    Cluster,
+    PolicyFile,
+    Python,
+    RequireSandbox,
+    Verbose,
+    check_choice,
+    open_spec,
+)
 from mtmc_lsp.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -55,7 +67,9 @@ def evolve(
     ] = None,
     islands: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--islands", min=1, max=16, help="Populations that evolve side by side; 2 by default."),
+        typer.Option(
+            "--islands", min=1, max=16, help="Populations that evolve side by side; by default 2, or one per worker."
+        ),
     ] = None,
     seed: Annotated[
         Optional[int],  # noqa: UP045
@@ -70,6 +84,8 @@ def evolve(
     python: Python = "",
     apply: Annotated[bool, typer.Option("--apply", help="Write the final version into the file.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an evolution that was not finished.")] = False,
+    require_sandbox: RequireSandbox = False,
+    cluster: Cluster = "",
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> int:
@@ -101,8 +117,9 @@ def evolve(
     if apply and "::" not in spec:
         check_inside_project(target, Path.cwd())
     plan = _plan(stored, limit, generations, operator, islands, seed, model)
+    plan = replace(plan, needs_sandbox=require_sandbox)
     _check_consent(target, plan, explicit=operator in ("agent", "both"), may_ask=not as_json)
-    evolved = _run(target, plan, stored, verbose=verbose, as_json=as_json)
+    evolved = _run(target, plan, stored, cluster, verbose=verbose, as_json=as_json)
     result = evolved.result
     if apply and result.status in KEPT:
         # The file may have changed during the hours of the evolution.
@@ -156,7 +173,7 @@ def _plan(
 
     limits = Limits(seconds, generations or 0)
     if stored is None:
-        return Plan(limits, operator or OPERATORS[0], islands or 2, seed or 0, model)
+        return Plan(limits, operator or OPERATORS[0], islands or 0, seed or 0, model)
     setup, run = stored.setup, stored.record.id
     for name, wanted, began in (
         ("operator", operator, setup.operator),
@@ -190,10 +207,14 @@ def _check_consent(target: OpenTarget, plan: Plan, *, explicit: bool, may_ask: b
         )
 
 
-def _run(target: OpenTarget, plan: Plan, stored: StoredEvolution | None, *, verbose: bool, as_json: bool) -> Evolved:
+def _run(
+    target: OpenTarget, plan: Plan, stored: StoredEvolution | None, cluster: str, *, verbose: bool, as_json: bool
+) -> Evolved:
     """Evolve, and show what happens."""
+    from mtmc_lsp.cluster.opening import open_remote
     from mtmc_lsp.evolve.evolution import Progress
     from mtmc_lsp.evolve.run import Callbacks, EvolutionRun
+    from mtmc_lsp.evolve.service import SERVICE
     from mtmc_lsp.report.console import console, live
     from mtmc_lsp.report.lineage.text import EvolutionText
     from mtmc_lsp.search.components import Events
@@ -206,10 +227,14 @@ def _run(target: OpenTarget, plan: Plan, stored: StoredEvolution | None, *, verb
         Progress(on_stage=shown.line.enter, on_generation=shown.generation),
         on_begin=shown.begin,
     )
-    evolution: EvolutionRun = EvolutionRun(
-        target, plan, callbacks, resumed=stored.record if stored is not None else None
-    )
-    with live(out, shown.line):
-        evolved = evolution.run()
+    resumed = stored.record if stored is not None else None
+    with ExitStack() as resources:
+        remote = None
+        if cluster:
+            workers = open_remote(cluster, target, needs_sandbox=plan.needs_sandbox, program=SERVICE)
+            remote = resources.enter_context(workers)
+        evolution: EvolutionRun = EvolutionRun(target, plan, callbacks, resumed=resumed, remote=remote)
+        with live(out, shown.line):
+            evolved = evolution.run()
     shown.end(evolved)
     return evolved

@@ -280,6 +280,11 @@ def _other_type_or_shape(condition: ast.Call, scope: Scope) -> str:
     return _generic(condition, scope)
 
 
+def _other_class(condition: ast.Call, scope: Scope) -> str:
+    module, kind = condition.args
+    return f"{scope.text(module)} is {_article(type(scope.value(module)))}; {MADE_FOR} {_article(scope.value(kind))}"
+
+
 def _other_module(condition: ast.Call, scope: Scope) -> str:
     module, kind = scope.value(condition.args[0]), scope.value(condition.args[1])
     name = scope.text(condition.args[0])
@@ -350,6 +355,7 @@ CALLS: Mapping[str, Callable[[ast.Call, Scope], str]] = {
     "_is_plain_gpu_call": _not_plain,
     "_are_contiguous_with": _other_type_or_shape,
     "_is_unchanged_module": _other_module,
+    "_has_class": _other_class,
     "_has_captured_hooks": _other_hooks,
     "_have_values": _other_values,
     "_has_items": _other_items,

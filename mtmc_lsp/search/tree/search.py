@@ -110,10 +110,10 @@ class TreeSearch(Search):
     def _skip(self, chosen: Chosen) -> None:
         self._same.add((chosen.base.id, chosen.action.key))
 
-    def _choose(self, seconds: float) -> Chosen | Stop:
-        tree = self._tree(self._steps)
+    def _choose(self, steps: Sequence[Step], seconds: float) -> Chosen | Stop:
+        tree = self._tree(steps)
         fastest = tree.fastest(verified=False)
-        if fastest is not None and fastest.step is not None and len(self._steps) >= fastest.step.index + PATIENCE:
+        if fastest is not None and fastest.step is not None and len(steps) >= fastest.step.index + PATIENCE:
             return Stop(f"the last {PATIENCE} steps led to no faster version")
 
         def options(version: Version) -> Options:

@@ -211,7 +211,7 @@ export function isSearch(job: JobState): boolean {
   return SEARCH_KINDS.has(job.kind);
 }
 
-const SEARCH_KINDS = new Set(["optimize", "resume", "undo", "another", "certify"]);
+const SEARCH_KINDS = new Set(["optimize", "resume", "undo", "another", "certify", "keepVersion"]);
 
 /** The number of pending steps as text. */
 export function pendingText(count: number): string {
