@@ -117,6 +117,8 @@ class Case:
     """Whether a candidate may raise an exception, because the sizes are larger than the workload's."""
     has_oracle: bool = True
     """Whether the reference is also computed in float64, which takes several times as long."""
+    has_all_draws: bool = False
+    """Whether the limit of an error always follows from all draws of rounding, as it otherwise does if fewer refuse it."""
 
     @property
     def expects_kernel(self) -> bool:

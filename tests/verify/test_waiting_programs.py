@@ -141,7 +141,7 @@ def test_programs_take_turns_only_in_samples_that_must_be_compared(must_compare:
         grids.in_order(GridOrder.REVERSED, 0),
         grids.sampled(0.5, 1.0, must_compare=must_compare) as stores,
     ):
-        grids._run(kernel, {}, builder, waits=True)
+        grids.Launch(kernel, builder, {}, waits=True).run({})
     assert took_turns == [must_compare] * 20
     assert stores.launches == [("kernel", 20, 20)]
 

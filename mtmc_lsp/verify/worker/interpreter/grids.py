@@ -10,7 +10,7 @@ import contextlib
 import dis
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
 from random import Random
 from time import process_time
@@ -18,10 +18,18 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from mtmc_lsp.verify.messages import GridOrder
+from mtmc_lsp.verify.worker.interpreter.accesses import ProgramsDepend, StoredMemoryIsLoaded
+from mtmc_lsp.verify.worker.interpreter.batches import FEWEST as FEWEST_AT_ONCE
+from mtmc_lsp.verify.worker.interpreter.batches import Batches, known_of, memories_of
+from mtmc_lsp.verify.worker.interpreter.lane_operations import programs
+from mtmc_lsp.verify.worker.interpreter.lanes import Lanes, spread
+from mtmc_lsp.verify.worker.interpreter.operators import is_observed
 from mtmc_lsp.verify.worker.interpreter.stores import Stores
 from mtmc_lsp.verify.worker.interpreter.turns import Turns
 
 Index = tuple[int, int, int]
+Run = Callable[[Sequence[int], Callable[[], bool]], int]
+"""Runs programs until a function returns true, and returns how many ran."""
 ENDS = 4
 """The number of programs at each end of a grid that a sample contains."""
 FEWEST = 8
@@ -130,18 +138,20 @@ def patch_grids(replace: Callable[[Any, str, Any], None]) -> None:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         kernel = self.fn
         is_usual = current.stores is None and current.order is GridOrder.USUAL
-        waits = not is_usual and _may_wait(kernel)
-        if is_usual:
+        if is_usual and is_observed():
             return call(self, *args, **kwargs)
-        if waits:
+        waits = _may_wait(kernel)
+        if waits and not is_usual:
             current.waiting.add(kernel.__name__)
-        if current.stores is not None:
-            current.stores.begin({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
-        self.fn = _once(kernel, lambda arguments: _run(kernel, arguments, builder, waits=waits))
+        given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        launch = Launch(kernel, builder, given, waits=waits)
+        grid = self.grid
+        self.fn = _like(kernel, launch.run)
+        self.grid = lambda meta: _Once(grid(meta) if callable(grid) else grid)
         try:
             return call(self, *args, **kwargs)
         finally:
-            self.fn = kernel
+            self.fn, self.grid = kernel, grid
 
     replace(executor, "__call__", __call__)
     for name, record in (("create_masked_load", "loaded"), ("create_masked_store", "stored")):
@@ -185,14 +195,21 @@ def _has_while(code: CodeType) -> bool:
     return any(name != "FOR_ITER" for name in reached)
 
 
-def _once(kernel: Any, run: Callable[[dict[str, Any]], None]) -> Any:
-    """A function that the interpreter takes for the kernel and calls for each program; it runs all at the first call."""
-    pending = [True]
+class _Once(tuple[int, ...]):
+    """The size of a grid for which the interpreter makes one step: that runs all programs."""
+
+    def __getitem__(self, _: Any) -> Any:
+        return 1
+
+    def __add__(self, other: Any) -> _Once:
+        return _Once((*self, *other))
+
+
+def _like(kernel: Any, run: Callable[[dict[str, Any]], None]) -> Any:
+    """A function that the interpreter takes for the kernel."""
 
     def program(**arguments: object) -> None:
-        if pending:
-            pending.clear()
-            run(arguments)
+        run(arguments)
 
     # The interpreter looks up the modules of Triton in the function's globals.
     like = FunctionType(program.__code__, kernel.__globals__, kernel.__name__, None, program.__closure__)
@@ -201,32 +218,80 @@ def _once(kernel: Any, run: Callable[[dict[str, Any]], None]) -> Any:
     return like
 
 
-def _run(kernel: Any, arguments: dict[str, Any], builder: Any, *, waits: bool) -> None:
-    grid: Index = builder.grid_dim
+class Launch:
+    """One launch of a kernel."""
 
-    def program(number: int) -> None:
-        x, rest = divmod(number, grid[1] * grid[2])
-        builder.set_grid_idx(x, *divmod(rest, grid[2]))
+    def __init__(self, kernel: Any, builder: Any, given: Mapping[str, Any], *, waits: bool) -> None:
+        """Prepare without running a program.
+
+        Args:
+            given: the arguments as the caller passes them.
+            waits: whether programs may wait for each other.
+        """
+        self._kernel, self._builder, self._given, self._waits = kernel, builder, given, waits
+
+    def run(self, arguments: dict[str, Any]) -> None:
+        """Run the programs with the arguments as the interpreter passes them."""
+        total, stores = math.prod(self._builder.grid_dim), current.stores
+        if not total:
+            return
+        self._begin()
+        began = process_time()
+        ran = self._run_at_once(arguments, total)
+        if ran is None:
+            ran = self._run_one_by_one(arguments, total)
+        if stores is not None:
+            stores.end(self._kernel.__name__, ran, total, process_time() - began)
+
+    def _begin(self) -> None:
         if current.stores is not None:
-            current.stores.begin_program()
-        kernel(**arguments)
+            current.stores.begin(self._given)
 
-    total = math.prod(grid)
-    began, ran = process_time(), total
-    stores = current.stores
-    if waits and stores is not None and not current.must_compare:
-        ran = _run_waiting(program, total)
-    elif waits and current.order is not GridOrder.USUAL:
-        _run_in_turns(program, total, MOST_WAITING)
-    elif current.order is GridOrder.INTERLEAVED and 1 < total <= MOST_INTERLEAVED:
-        _run_in_turns(program, total, MOST_INTERLEAVED)
-    elif stores is not None and not waits:
-        ran = _run_sample(program, total, stores)
-    else:
-        for number in _ordered(total):
-            program(number)
-    if stores is not None:
-        stores.end(kernel.__name__, ran, total, process_time() - began)
+    def _run_at_once(self, arguments: dict[str, Any], total: int) -> int | None:
+        """Run several programs at a time; returns how many ran, or ``None`` if they must run one after the other."""
+        known = known_of(self._kernel, arguments)
+        if self._waits or is_observed() or total < FEWEST_AT_ONCE or not known.is_fit:
+            return None
+        batches = Batches(
+            self._kernel, arguments, self._builder, memories_of(self._given.values()), known, _begin_program
+        )
+        try:
+            with batches.recording():
+                if current.stores is None:
+                    return batches.run(_ordered(total), lambda: False)
+                return _run_sample(batches.run_one, batches.run, total, current.stores)
+        except Exception as error:
+            # An error of the kernel occurs again.
+            self._begin()
+            return self._run_at_once(arguments, total) if isinstance(error, StoredMemoryIsLoaded) else None
+
+    def _run_one_by_one(self, arguments: dict[str, Any], total: int) -> int:
+        builder, stores = self._builder, current.stores
+        grid: Index = builder.grid_dim
+
+        def program(number: int) -> None:
+            x, rest = divmod(number, grid[1] * grid[2])
+            builder.set_grid_idx(x, *divmod(rest, grid[2]))
+            _begin_program()
+            self._kernel(**arguments)
+
+        if self._waits and stores is not None and not current.must_compare:
+            return _run_waiting(program, total)
+        if self._waits and current.order is not GridOrder.USUAL:
+            _run_in_turns(program, total, MOST_WAITING)
+        elif current.order is GridOrder.INTERLEAVED and 1 < total <= MOST_INTERLEAVED:
+            _run_in_turns(program, total, MOST_INTERLEAVED)
+        elif stores is not None and not self._waits:
+            return _run_sample(program, _one_by_one(program), total, stores)
+        else:
+            for number in _ordered(total):
+                program(number)
+        return total
+
+
+def _begin_program() -> None:
+    if current.stores is not None:
+        current.stores.begin_program()
 
 
 def _run_in_turns(program: Callable[[int], None], total: int, most: int) -> None:
@@ -237,6 +302,17 @@ def _run_in_turns(program: Callable[[int], None], total: int, most: int) -> None
         current.turns.run(functools.partial(program, number) for number in range(total))
     finally:
         current.turns = None
+
+
+def _one_by_one(program: Callable[[int], None]) -> Run:
+    def run(numbers: Sequence[int], is_over: Callable[[], bool]) -> int:
+        for ran, number in enumerate(numbers):
+            if is_over():
+                return ran
+            program(number)
+        return len(numbers)
+
+    return run
 
 
 def _run_waiting(program: Callable[[int], None], total: int) -> int:
@@ -260,8 +336,13 @@ def _ordered(total: int) -> Sequence[int]:
     return numbers
 
 
-def _run_sample(program: Callable[[int], None], total: int, stores: Stores) -> int:
-    """Run the programs of a grid of ``total`` in the current order, or as many as there is time for; returns their number."""
+def _run_sample(program: Callable[[int], None], run: Run, total: int, stores: Stores) -> int:
+    """Run the programs of a grid of ``total`` in the current order, or as many as there is time for; returns their number.
+
+    Args:
+        program: runs one program.
+        run: runs several.
+    """
     order = _ordered(total)
     # In the usual order, the last programs may take longer than the first, as in attention with a causal mask.
     first = _ends(total) if current.order is GridOrder.USUAL else order[: 2 * ENDS]
@@ -278,14 +359,9 @@ def _run_sample(program: Callable[[int], None], total: int, stores: Stores) -> i
         chosen = {*_ends(total), *random, *(beside if each * len(beside) <= BESIDE_SECONDS else ())}
         is_sorted = isinstance(order, range)
         later = sorted(chosen, reverse=order[0] > 0) if is_sorted else [number for number in order if number in chosen]
-    ran, done = len(first), set(first)
-    for number in later:
-        if number not in done:
-            if not current.must_compare and process_time() - began > most:
-                break
-            program(number)
-            ran += 1
-    return ran
+    done = set(first)
+    rest = [number for number in later if number not in done]
+    return len(done) + run(rest, lambda: not current.must_compare and process_time() - began > most)
 
 
 def _ends(total: int) -> Sequence[int]:
@@ -311,7 +387,11 @@ def _recorded(original: Any, record: str) -> Any:
         if current.stores is not None:
             # The mask follows the values in a store, and the addresses in a load.
             mask = rest[1] if stores else rest[0]
-            getattr(current.stores, record)(ptrs.data, mask.data)
+            arrays, counts = [ptrs.data, mask.data], None
+            if any(isinstance(array, Lanes) for array in arrays):
+                arrays = spread(arrays)
+                counts = arrays[1].reshape(len(arrays[1]), -1).sum(axis=1)
+            getattr(current.stores, record)(*arrays, counts)
         return original(self, ptrs, *rest, **named)
 
     return operation
@@ -327,6 +407,9 @@ def _pause(builder: Any, turns: Turns) -> None:
 def _atomic(original: Any, *, has_mask: bool) -> Any:
     def operation(self: Any, ptr: Any, *rest: Any) -> Any:
         _check_time()
+        if programs.accesses is not None:
+            # It could not be undone.
+            raise ProgramsDepend
         if current.stores is not None:
             current.stores.has_atomics = True
         turns = current.turns
