@@ -20,6 +20,8 @@ FIXED_SLACK = 30.0
 """Factor on the element limit if sizes cannot be reduced further."""
 FIXED_PRODUCT_SLACK = 100.0
 """The same for multiply-adds; it is larger because matrix kernels have large tiles and few program instances."""
+LEAST_OTHER = 3
+"""Lower limit for sizes that become smaller because others became larger."""
 SMALL_PART = 0.2
 """Share of the interpreter's limits for the cases with unusual values and layouts, and for all cases of a foreign candidate
 but the first: these cases are many."""
@@ -464,8 +466,11 @@ def reduced_sizes(capture: Capture, *, least: int = 4, part: float = 1.0) -> dic
 
 
 def _with_rows(graph: Graph, base: Mapping[str, int], changed: Mapping[str, int]) -> dict[str, int]:
-    """``base`` with some sizes changed, then enlarged until the matrix products have enough rows again."""
-    sizes = {**base, **changed}
+    """``base`` with some sizes changed, then enlarged until the matrix products have enough rows again.
+
+    If that takes more elements than ``base``, the other sizes become smaller.
+    """
+    sizes, raised = {**base, **changed}, set[str]()
     wanted = [min(rows, LEAST_ROWS) for rows in _product_rows(graph, base)]
     for name in changed:
         while True:
@@ -475,6 +480,15 @@ def _with_rows(graph: Graph, base: Mapping[str, int], changed: Mapping[str, int]
             if not any(rows < least and rows < more for rows, more, least in zip(now, then, wanted, strict=True)):
                 break
             sizes = larger
+            raised.add(name)
+    others = [name for name in changed if name not in raised and sizes[name] > LEAST_OTHER] if raised else []
+    while others and _elements(graph, sizes) > _elements(graph, base):
+        largest = max(others, key=lambda name: sizes[name])
+        smaller = {**sizes, largest: max(LEAST_OTHER, sizes[largest] // 2 | 1)}
+        if smaller == sizes or _product_rows(graph, smaller) != _product_rows(graph, sizes):
+            others.remove(largest)
+        else:
+            sizes = smaller
     return sizes
 
 

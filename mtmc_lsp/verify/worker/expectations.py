@@ -41,9 +41,11 @@ FEW, FEW_DRAWS = 32, 3
 norm of n independent errors has a relative standard deviation of about 1 / sqrt(2 n), 12 % for 32."""
 MANY_DRAWS, SMALL = 8, 1 << 22
 """The number of draws if the inputs have at most ``SMALL`` elements: the largest of eight is unlikely to be too small."""
-CERTAIN = {name: NOISE / 2 if tolerance <= FACTORS["budget"] * NOISE else -1.0 for name, tolerance in TOLERANCE.items()}
+CERTAIN = {name: NOISE if tolerance <= FACTORS["budget"] * NOISE else -1.0 for name, tolerance in TOLERANCE.items()}
 """By dtype: results with at most this error, and that rounding moves by at most this distance, are no noise. The limits of noise
 are higher than all others for these dtypes."""
+LEAST_DRAWS = 1
+"""The number of draws that most candidates need."""
 SUSPECT = 0.02
 """A reference error above this exceeds every tolerance except float8's: either rounding is magnified, or the oracle differs."""
 SCAN_ERROR, EQUAL_SCAN_ERROR = 0.05, 0.012
@@ -274,10 +276,15 @@ def _oracle(
     }
     # In a result with many elements, the errors average out, so one draw is enough.
     has_draws = ill_conditioned or float64_mode.rounding_epsilon or (is_small and _has_few_elements(outcome(reference)))
+    # Further draws can only raise the limits of a result that is no noise, also of single elements.
     is_certain = all(max(errors[i], sensitivity.get(i, 0.0)) <= CERTAIN[_name(expected[i])] for i in errors)
-    # Then further draws can only raise the limit.
-    omits_draws = bool(has_draws) and not all_draws and not ill_conditioned and is_certain
-    if has_draws and not omits_draws:
+    omits_draws = bool(has_draws) and not all_draws and is_certain and not suspects and not following
+    if omits_draws:
+        draws = LEAST_DRAWS if magnified else 0
+        for i in magnified:
+            # The part of these elements may be another one with all draws.
+            ill_conditioned[i].outliers = 0.0
+    if has_draws:
         for draw in range(draws):
             # Start with independent rounding of each element, which most operations do.
             perturbed = perturbed_run(seed + draw, mode, rounds_results=True, shares_draw=draw % 2 == 1)

@@ -19,6 +19,7 @@ def prepare_interpreter(replace: Any = setattr) -> None:
     """
     patch_interpreter(replace)
     patch_bfloat16(replace)
+    speed_up_interpreter()
+    # What is sped up takes the arrays of several programs, too.
     patch_lanes(replace)
     patch_grids(replace)
-    speed_up_interpreter()

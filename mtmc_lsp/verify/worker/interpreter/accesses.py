@@ -5,14 +5,16 @@ Programs give the same results in any order, and at the same time, if none store
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
+from mtmc_lsp.verify.worker.interpreter.memory import Memory, Selection
+
 MANY = -1
 """Marks memory that several programs load."""
+BITS = {1: numpy.dtype("u1"), 2: numpy.dtype("u2"), 4: numpy.dtype("u4"), 8: numpy.dtype("u8")}
 
 
 class ProgramsDepend(Exception):
@@ -24,11 +26,9 @@ class StoredMemoryIsLoaded(Exception):
 
 
 @dataclass
-class _Memory:
-    """The memory of one tensor of the launch."""
+class _Users:
+    """Which programs access the elements of one tensor."""
 
-    start: int
-    end: int
     size: int = 0
     """Bytes of an element that is stored, or loaded if loads are recorded."""
     writers: Any = None
@@ -41,78 +41,70 @@ class _Memory:
 class Accesses:
     """The loads and stores of a launch so far."""
 
-    def __init__(self, memories: Sequence[tuple[int, int]], *, records_loads: bool) -> None:
-        """Begin without any.
-
-        Args:
-            memories: first address, and the one after the last, of the launch's tensors.
-            records_loads: whether programs may store to memory that they load themselves.
-        """
-        self._memories = [_Memory(start, end) for start, end in sorted(set(memories))]
+    def __init__(self, *, records_loads: bool) -> None:
+        """Begin without any; ``records_loads`` tells whether programs may store to memory that they load themselves."""
+        self._users: dict[Memory, _Users] = {}
         self._records_loads = records_loads
-        self._undo: list[tuple[Any, Any, Any]] = []
+        self._undo: list[tuple[Memory, Any, Any]] = []
         self.numbers: Any = numpy.zeros(1, dtype=numpy.int32)
         """The numbers of the programs that run now, plus one."""
         self.largest = 1
         """The most elements of an access of one program."""
         self.stored: list[tuple[Any, Any]] | None = None
-        """If set, the addresses and values of all stores are appended."""
+        """If set, the addresses and values of all stores are appended, those of each program alone."""
 
-    def load(self, addresses: Any, mask: Any, size: int, *, is_wide: bool) -> None:
-        """Programs load elements of ``size`` bytes.
+    def load(self, selection: Selection | None, mask: Any, *, is_wide: bool) -> None:
+        """Programs load the selected elements.
 
         Args:
-            is_wide: whether the first dimension of the arrays is that of the programs; if not, all load the same.
+            is_wide: whether the first dimension of the mask is that of the programs; if not, all load the same.
         """
-        self._note_size(addresses, is_wide=is_wide)
-        loaded = addresses[mask]
-        if not loaded.size:
-            return
-        memory = self._memory(loaded)
-        memory.is_loaded = True
+        self._note_size(mask, is_wide=is_wide)
+        if selection is None:
+            return self._require_none(mask)
+        users = self._users_of(selection)
+        users.is_loaded = True
         if not self._records_loads:
-            if memory.writers is not None:
+            if users.writers is not None:
                 raise StoredMemoryIsLoaded
-            return
-        if memory.readers is None:
-            self._set_size(memory, size)
-            memory.readers = numpy.zeros((memory.end - memory.start) // size, dtype=numpy.int32)
-        index = self._index(memory, loaded, size)
+            return None
+        index = selection.index
+        users.readers = self._marks(users, selection, users.readers)
         is_of_all = not is_wide and len(self.numbers) > 1
         numbers = numpy.full(index.shape, MANY, dtype=numpy.int32) if is_of_all else self._numbers(mask)
-        before = memory.readers[index]
+        before = users.readers[index]
         new = numpy.where((before == 0) | (before == numbers), numbers, MANY)
-        memory.readers[index] = new
-        memory.readers[index[memory.readers[index] != new]] = MANY
+        users.readers[index] = new
+        users.readers[index[users.readers[index] != new]] = MANY
+        return None
 
-    def store(self, addresses: Any, values: Any, mask: Any, *, is_wide: bool) -> None:
+    def store(self, selection: Selection | None, values: Any, mask: Any, *, is_wide: bool) -> None:
         """Programs will store these values.
 
         Raises:
             ProgramsDepend: another program stored to the same address.
         """
-        self._note_size(addresses, is_wide=is_wide)
+        self._note_size(mask, is_wide=is_wide)
         if not is_wide and len(self.numbers) > 1:
             raise ProgramsDepend
-        stored = addresses[mask]
         if self.stored is not None:
-            self.stored.append((self._split(stored, mask), self._split(values[mask], mask)))
-        if not stored.size:
-            return
-        memory, size = self._memory(stored), int(values.itemsize)
-        if memory.is_loaded and not self._records_loads:
+            index = numpy.zeros(0, numpy.int64) if selection is None else selection.index
+            self.stored.append((self._split(index, mask), self._split(values[mask], mask)))
+        if selection is None:
+            return self._require_none(mask)
+        users = self._users_of(selection)
+        if users.is_loaded and not self._records_loads:
             raise StoredMemoryIsLoaded
-        if memory.writers is None:
-            self._set_size(memory, size)
-            memory.writers = numpy.zeros((memory.end - memory.start) // size, dtype=numpy.int32)
-        index, numbers = self._index(memory, stored, size), self._numbers(mask)
-        before = memory.writers[index]
+        users.writers = self._marks(users, selection, users.writers)
+        index, numbers = selection.index, self._numbers(mask)
+        before = users.writers[index]
         if ((before != 0) & (before != numbers)).any():
             raise ProgramsDepend
-        memory.writers[index] = numbers
-        if (memory.writers[index] != numbers).any():
+        users.writers[index] = numbers
+        if (users.writers[index] != numbers).any():
             raise ProgramsDepend
-        self._undo.append((memory, index, self._elements(memory)[index]))
+        self._undo.append((selection.memory, index, selection.memory.elements(BITS[selection.size])[index]))
+        return None
 
     def check(self) -> None:
         """Check the loads against all stores.
@@ -121,9 +113,10 @@ class Accesses:
             ProgramsDepend: a program stored to memory that another one loads.
         """
         for memory, index, _ in self._undo:
-            if memory.readers is not None:
-                readers = memory.readers[index]
-                if ((readers != 0) & (readers != memory.writers[index])).any():
+            users = self._users[memory]
+            if users.readers is not None:
+                readers = users.readers[index]
+                if ((readers != 0) & (readers != users.writers[index])).any():
                     raise ProgramsDepend
 
     def mark(self) -> int:
@@ -134,39 +127,35 @@ class Accesses:
         """Restore the memory of an earlier state."""
         while len(self._undo) > mark:
             memory, index, before = self._undo.pop()
-            self._elements(memory)[index] = before
+            memory.elements(before.dtype)[index] = before
 
-    def _note_size(self, addresses: Any, *, is_wide: bool) -> None:
-        size = addresses.size // len(addresses) if is_wide else addresses.size
+    def _note_size(self, mask: Any, *, is_wide: bool) -> None:
+        size = mask.size // len(mask) if is_wide else mask.size
         self.largest = max(self.largest, size)
 
-    def _memory(self, addresses: Any) -> _Memory:
-        first, last = int(addresses.min()), int(addresses.max())
-        for memory in self._memories:
-            if memory.start <= first and last < memory.end:
-                return memory
-        raise ProgramsDepend
+    @staticmethod
+    def _require_none(mask: Any) -> None:
+        """Elements that are in no known tensor may be those of another program."""
+        if mask.any():
+            raise ProgramsDepend
+
+    def _users_of(self, selection: Selection) -> _Users:
+        return self._users.setdefault(selection.memory, _Users())
 
     @staticmethod
-    def _set_size(memory: _Memory, size: int) -> None:
-        if memory.size not in (0, size):
+    def _marks(users: _Users, selection: Selection, marks: Any) -> Any:
+        """Marks for each element of a tensor."""
+        if users.size not in (0, selection.size):
             raise ProgramsDepend
-        memory.size = size
-
-    @staticmethod
-    def _index(memory: _Memory, addresses: Any, size: int) -> Any:
-        offsets = addresses - numpy.uint64(memory.start)
-        # Sizes are powers of two, and shifts are faster than divisions.
-        if memory.size != size or (offsets & numpy.uint64(size - 1)).any():
-            raise ProgramsDepend
-        return (offsets >> numpy.uint64(size.bit_length() - 1)).view(numpy.int64)
+        users.size = selection.size
+        memory = selection.memory
+        return numpy.zeros((memory.end - memory.start) // users.size, dtype=numpy.int32) if marks is None else marks
 
     def _numbers(self, mask: Any) -> Any:
         """The number of the program for each element that a mask selects."""
         if len(self.numbers) == 1:
             return self.numbers
-        counts = mask.reshape(len(mask), -1).sum(axis=1)
-        return numpy.repeat(self.numbers, counts)
+        return numpy.repeat(self.numbers, mask.reshape(len(mask), -1).sum(axis=1))
 
     def _split(self, selected: Any, mask: Any) -> list[Any]:
         """The elements of each program."""
@@ -174,12 +163,3 @@ class Accesses:
             return [selected]
         ends = numpy.cumsum(mask.reshape(len(mask), -1).sum(axis=1))
         return numpy.split(selected, ends[:-1])
-
-    @staticmethod
-    def _elements(memory: _Memory) -> Any:
-        """The memory itself as an array of elements."""
-        import ctypes
-
-        count = (memory.end - memory.start) // memory.size
-        buffer = (ctypes.c_uint8 * (count * memory.size)).from_address(memory.start)
-        return numpy.frombuffer(buffer, dtype=f"u{memory.size}")

@@ -70,7 +70,6 @@ class Batches:
         kernel: Any,
         arguments: dict[str, Any],
         builder: Any,
-        memories: Sequence[tuple[int, int]],
         known: _Known,
         begin: Callable[[], None],
     ) -> None:
@@ -78,7 +77,6 @@ class Batches:
 
         Args:
             builder: of the interpreter, with the size of the grid.
-            memories: of the launch's tensors.
             begin: called before each run of programs.
         """
         self._kernel, self._arguments, self._builder, self._known, self._begin = (
@@ -88,7 +86,7 @@ class Batches:
             known,
             begin,
         )
-        self._accesses = Accesses(memories, records_loads=known.records_loads)
+        self._accesses = Accesses(records_loads=known.records_loads)
         self._expected: tuple[int, Stored] | None = None
         """The number of a program that ran alone, with what it stored."""
         self._splits = self._calls = 0
@@ -118,6 +116,18 @@ class Batches:
         self._begin()
         self._kernel(**self._arguments)
 
+    def try_alone(self, number: int) -> None:
+        """Run a program, keep what it stores, and undo that; not for a kernel that ran before."""
+        if self._known.largest:
+            return
+        mark = self._accesses.mark()
+        self._accesses.stored = []
+        self.run_one(number)
+        self._expected = number, self._accesses.stored
+        self._accesses.stored = None
+        self._accesses.undo(mark)
+        self._known.largest = self._accesses.largest
+
     def run(self, numbers: Sequence[int], is_over: Callable[[], bool]) -> int:
         """Run programs, several at once, until the time is over; returns how many ran.
 
@@ -125,8 +135,6 @@ class Batches:
             ProgramsDepend: they must run one after the other.
         """
         ran = 0
-        if numbers and not self._known.largest:
-            self._try_alone(numbers[0])
         most = min(MOST_PROGRAMS, MOST_ELEMENTS // max(self._known.largest, 1))
         if most < FEWEST:
             raise ProgramsDepend
@@ -142,16 +150,6 @@ class Batches:
         self._calls += len(numbers)
         for number in numbers:
             self.run_one(number)
-
-    def _try_alone(self, number: int) -> None:
-        """Run a program, keep what it stores, and undo that."""
-        mark = self._accesses.mark()
-        self._accesses.stored = []
-        self.run_one(number)
-        self._expected = number, self._accesses.stored
-        self._accesses.stored = None
-        self._accesses.undo(mark)
-        self._known.largest = self._accesses.largest
 
     def _run_together(self, numbers: Sequence[int]) -> None:
         if len(numbers) == 1 or self._splits >= MOST_SPLITS:

@@ -7,14 +7,13 @@ real sizes, all programs of a grid may take too long. Then the first, the last a
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
 from random import Random
 from time import process_time
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 from mtmc_lsp.verify.messages import GridOrder
@@ -23,9 +22,10 @@ from mtmc_lsp.verify.worker.interpreter.batches import FEWEST as FEWEST_AT_ONCE
 from mtmc_lsp.verify.worker.interpreter.batches import Batches, known_of, memories_of
 from mtmc_lsp.verify.worker.interpreter.lane_operations import programs
 from mtmc_lsp.verify.worker.interpreter.lanes import Lanes, spread
+from mtmc_lsp.verify.worker.interpreter.memory import Memories
 from mtmc_lsp.verify.worker.interpreter.operators import is_observed
 from mtmc_lsp.verify.worker.interpreter.stores import Stores
-from mtmc_lsp.verify.worker.interpreter.turns import Turns
+from mtmc_lsp.verify.worker.interpreter.turns import Turns, may_wait
 
 Index = tuple[int, int, int]
 Run = Callable[[Sequence[int], Callable[[], bool]], int]
@@ -34,7 +34,7 @@ ENDS = 4
 """The number of programs at each end of a grid that a sample contains."""
 FEWEST = 8
 """The number of random programs in a sample, however long they take."""
-BESIDE_SECONDS = 2.0
+BESIDE_SECONDS = 1.0
 """Processor time that the programs beside powers of two may take in a sample; slower ones are left out."""
 LEAST_POWER = 5
 """The exponent of the lowest power of two whose neighbours a sample contains: 32, then 64, 128, ..."""
@@ -44,10 +44,6 @@ MOST_WAITING = 16
 """The programs that take turns in a launch whose programs may wait for each other. They begin by their index."""
 MOST_SECONDS = 20.0
 """Processor time after which no further program of a sample starts, unless the time of a whole grid is longer."""
-WAITS = frozenset(("atomic_cas", "atomic_xchg", "atomic_poll", "volatile"))
-"""Names of operations and arguments by which a program may wait for another one, which would then have to run before it."""
-ATOMIC, WHILE = "atomic_", "while"
-"""How names of atomic operations begin, and the mark of a ``while`` loop: there a program may wait by any of them."""
 
 
 class Grids:
@@ -140,7 +136,7 @@ def patch_grids(replace: Callable[[Any, str, Any], None]) -> None:
         is_usual = current.stores is None and current.order is GridOrder.USUAL
         if is_usual and is_observed():
             return call(self, *args, **kwargs)
-        waits = _may_wait(kernel)
+        waits = may_wait(kernel)
         if waits and not is_usual:
             current.waiting.add(kernel.__name__)
         given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
@@ -159,40 +155,6 @@ def patch_grids(replace: Callable[[Any, str, Any], None]) -> None:
     for name, has_mask in (("create_atomic_rmw", True), ("create_atomic_cas", False)):
         operation = _atomic(getattr(interpreter.InterpreterBuilder, name), has_mask=has_mask)
         replace(interpreter.InterpreterBuilder, name, operation)
-
-
-@functools.lru_cache(maxsize=64)
-def _may_wait(kernel: Any) -> bool:
-    """Whether a kernel, or a function that it calls, has an operation by which programs wait for each other."""
-    names = _names(kernel, frozenset())
-    return bool(names & WAITS) or (WHILE in names and any(name.startswith(ATOMIC) for name in names))
-
-
-def _names(kernel: Any, seen: frozenset[str]) -> frozenset[str]:
-    """The names in a kernel and in the functions that it calls, and :data:`WHILE` if they have such a loop."""
-    code = kernel.__code__
-    # Names of keyword arguments are constants.
-    keywords = (name for constant in code.co_consts if isinstance(constant, tuple) for name in constant)
-    names = frozenset((*code.co_names, *(name for name in keywords if isinstance(name, str))))
-    names |= {WHILE} if _has_while(code) else set()
-    called = (getattr(kernel.__globals__.get(name), "fn", None) for name in names - seen)
-    functions = [function for function in called if hasattr(function, "__code__")]
-    return names.union(*(_names(function, seen | names) for function in functions))
-
-
-def _has_while(code: CodeType) -> bool:
-    """Whether some jump goes back, but not to the next element of a ``for`` loop."""
-    jumps = {*dis.hasjrel, *dis.hasjabs}
-    steps = list(dis.get_instructions(code))
-    targets = {step.argval for step in steps if step.opcode in jumps and step.argval <= step.offset}
-    # A far jump goes to the prefix of its target.
-    operations = iter([step for step in steps if step.opname != "EXTENDED_ARG"])
-    operation, reached = next(operations), list[str]()
-    for target in sorted(targets):
-        while operation.offset < target:
-            operation = next(operations)
-        reached.append(operation.opname)
-    return any(name != "FOR_ITER" for name in reached)
 
 
 class _Once(tuple[int, ...]):
@@ -237,9 +199,13 @@ class Launch:
             return
         self._begin()
         began = process_time()
-        ran = self._run_at_once(arguments, total)
-        if ran is None:
-            ran = self._run_one_by_one(arguments, total)
+        programs.memories = None if is_observed() else Memories(memories_of(self._given.values()))
+        try:
+            ran = self._run_at_once(arguments, total)
+            if ran is None:
+                ran = self._run_one_by_one(arguments, total)
+        finally:
+            programs.memories = None
         if stores is not None:
             stores.end(self._kernel.__name__, ran, total, process_time() - began)
 
@@ -252,14 +218,13 @@ class Launch:
         known = known_of(self._kernel, arguments)
         if self._waits or is_observed() or total < FEWEST_AT_ONCE or not known.is_fit:
             return None
-        batches = Batches(
-            self._kernel, arguments, self._builder, memories_of(self._given.values()), known, _begin_program
-        )
+        batches = Batches(self._kernel, arguments, self._builder, known, _begin_program)
         try:
             with batches.recording():
+                batches.try_alone(_ordered(total)[0])
                 if current.stores is None:
-                    return batches.run(_ordered(total), lambda: False)
-                return _run_sample(batches.run_one, batches.run, total, current.stores)
+                    return batches.run(_ordered(total), _never)
+                return _run_sample(batches.run, total, current.stores)
         except Exception as error:
             # An error of the kernel occurs again.
             self._begin()
@@ -282,11 +247,15 @@ class Launch:
         elif current.order is GridOrder.INTERLEAVED and 1 < total <= MOST_INTERLEAVED:
             _run_in_turns(program, total, MOST_INTERLEAVED)
         elif stores is not None and not self._waits:
-            return _run_sample(program, _one_by_one(program), total, stores)
+            return _run_sample(_one_by_one(program), total, stores)
         else:
             for number in _ordered(total):
                 program(number)
         return total
+
+
+def _never() -> bool:
+    return False
 
 
 def _begin_program() -> None:
@@ -336,19 +305,13 @@ def _ordered(total: int) -> Sequence[int]:
     return numbers
 
 
-def _run_sample(program: Callable[[int], None], run: Run, total: int, stores: Stores) -> int:
-    """Run the programs of a grid of ``total`` in the current order, or as many as there is time for; returns their number.
-
-    Args:
-        program: runs one program.
-        run: runs several.
-    """
+def _run_sample(run: Run, total: int, stores: Stores) -> int:
+    """Run the programs of a grid of ``total`` in the current order, or as many as there is time for; returns their number."""
     order = _ordered(total)
     # In the usual order, the last programs may take longer than the first, as in attention with a causal mask.
     first = _ends(total) if current.order is GridOrder.USUAL else order[: 2 * ENDS]
     began, most = process_time(), max(MOST_SECONDS, current.whole_seconds)
-    for number in first:
-        program(number)
+    run(first, _never)
     each = (process_time() - began) / len(first)
     later: Iterable[int] = order
     is_long = each * total > current.whole_seconds and stores.may_be_complete(total)

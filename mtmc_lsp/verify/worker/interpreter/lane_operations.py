@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 
 from mtmc_lsp.verify.worker.interpreter.accesses import Accesses
 from mtmc_lsp.verify.worker.interpreter.lanes import Lanes, spread, values_of
+from mtmc_lsp.verify.worker.interpreter.memory import Memories
 from mtmc_lsp.verify.worker.interpreter.patches import LIBDEVICE, OTHER_NAME, SAME_NAME
 
 ELEMENTWISE = ("create_fma", "create_erf", "create_umulhi")
@@ -27,7 +28,9 @@ class Programs:
     index: tuple[Any, Any, Any] | None = None
     """Their indices in the grid, by dimension, if several run at once."""
     accesses: Accesses | None = None
-    """Records what the programs of a launch load and store."""
+    """Records what they load and store."""
+    memories: Memories | None = None
+    """The tensors of the launch."""
 
 
 programs = Programs()
@@ -72,7 +75,8 @@ def _of_libdevice(interpreter: Any, original: Any) -> Any:
         tensors = [arg for arg in args if isinstance(arg, tl.tensor)]
         if not any(isinstance(arg.handle.data, Lanes) for arg in tensors):
             return original(*args, **named)
-        arrays = iter(spread([arg.handle.data for arg in tensors]))
+        # Torch wants arrays that can be written.
+        arrays = map(numpy.array, spread([arg.handle.data for arg in tensors]))
         wide = [_tensor(interpreter, next(arrays), arg) if isinstance(arg, tl.tensor) else arg for arg in args]
         result = original(*wide, **named)
         lanes = Lanes(result.handle.data)
@@ -105,17 +109,22 @@ def _program_id(interpreter: Any, original: Any) -> Any:
 def _masked_load(interpreter: Any, original: Any) -> Any:
     handle = interpreter.TensorHandle
 
-    def create_masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
-        operands = [ptrs, mask] if other is None else [ptrs, mask, other]
-        is_wide = any(isinstance(operand.data, Lanes) for operand in operands)
-        if is_wide:
-            arrays = spread([operand.data for operand in operands])
-            operands = [handle(array, operand.dtype) for array, operand in zip(arrays, operands, strict=True)]
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
+        if programs.memories is None:
+            return original(self, ptrs, mask, other, *rest, **named)
+        given = [ptrs, mask] if other is None else [ptrs, mask, other]
+        arrays, is_wide = _arrays(given)
+        kind = ptrs.get_element_ty()
+        selection = programs.memories.select(arrays[0], arrays[1], max(1, kind.primitive_bitwidth // 8))
         if programs.accesses is not None:
-            size = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
-            programs.accesses.load(operands[0].data, operands[1].data, size, is_wide=is_wide)
-        loaded = original(self, *operands, *(() if other is not None else (None,)), *rest)
-        return handle(Lanes(loaded.data), loaded.dtype) if is_wide else loaded
+            programs.accesses.load(selection, arrays[1], is_wide=is_wide)
+        if selection is not None:
+            dtype = interpreter._get_np_dtype(kind)
+            data = selection.load(arrays[1], arrays[2] if other is not None else None, dtype)
+        else:
+            operands = [handle(array, operand.dtype) for array, operand in zip(arrays, given, strict=True)]
+            data = original(self, *operands, *(() if other is not None else (None,)), *rest, **named).data
+        return handle(Lanes(data) if is_wide else data, kind)
 
     return create_masked_load
 
@@ -123,19 +132,28 @@ def _masked_load(interpreter: Any, original: Any) -> Any:
 def _masked_store(interpreter: Any, original: Any) -> Any:
     handle = interpreter.TensorHandle
 
-    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        operands = [ptrs, value, mask]
-        accesses = programs.accesses
-        if accesses is None:
-            return original(self, *operands, *rest)
-        is_wide = any(isinstance(operand.data, Lanes) for operand in operands)
-        if is_wide:
-            arrays = spread([operand.data for operand in operands])
-            operands = [handle(array, operand.dtype) for array, operand in zip(arrays, operands, strict=True)]
-        accesses.store(*(operand.data for operand in operands), is_wide=is_wide)
-        return original(self, *operands, *rest)
+    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        if programs.memories is None:
+            return original(self, ptrs, value, mask, *rest, **named)
+        given = [ptrs, value, mask]
+        arrays, is_wide = _arrays(given)
+        selection = programs.memories.select(arrays[0], arrays[2], int(arrays[1].itemsize))
+        if programs.accesses is not None:
+            programs.accesses.store(selection, arrays[1], arrays[2], is_wide=is_wide)
+        if selection is not None:
+            selection.store(arrays[1], arrays[2])
+            return None
+        operands = [handle(array, operand.dtype) for array, operand in zip(arrays, given, strict=True)]
+        return original(self, *operands, *rest, **named)
 
     return create_masked_store
+
+
+def _arrays(operands: Sequence[Any]) -> tuple[list[Any], bool]:
+    """The arrays of operands, and whether they are those of several programs."""
+    arrays = [operand.data for operand in operands]
+    is_wide = any(isinstance(array, Lanes) for array in arrays)
+    return (spread(arrays), True) if is_wide else (arrays, False)
 
 
 def _splat(interpreter: Any, original: Any) -> Any:

@@ -99,16 +99,12 @@ class Lanes(NDArrayOperatorsMixin):
         return bool(self.values.all())
 
     def __getitem__(self, key: Any) -> Lanes:
-        parts = key if isinstance(key, tuple) else (key,)
-        if not all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts):
-            raise TypeError("an index that is an array")
-        return Lanes(self.values[(slice(None), *parts)])
+        return Lanes(self.values[_index(key)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        parts = key if isinstance(key, tuple) else (key,)
-        if not (isinstance(value, Lanes) and all(part is Ellipsis or isinstance(part, slice) for part in parts)):
-            raise TypeError("an index that is an array")
-        self.values[(slice(None), *parts)] = value.values
+        if not isinstance(value, Lanes):
+            raise TypeError("a value of one program")
+        self.values[_index(key)] = value.values
 
     def _only_value(self) -> Any:
         if self.size != 1:
@@ -173,6 +169,14 @@ def spread(inputs: Sequence[Any]) -> list[Any]:
     return [numpy.broadcast_to(array, shape) for array in arrays]
 
 
+def _index(key: Any) -> tuple[Any, ...]:
+    """The index in the array of all programs."""
+    parts = key if isinstance(key, tuple) else (key,)
+    if not all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts):
+        raise TypeError("an index that is an array")
+    return (slice(None), *parts)
+
+
 def _axis(axis: int) -> int:
     """The dimension in the array of all programs."""
     return axis + 1 if axis >= 0 else axis
@@ -225,11 +229,12 @@ def _take_along_axis(_: Any, array: Any, indices: Any, axis: int) -> Lanes:
         value.values if isinstance(value, Lanes) else numpy.broadcast_to(value, (count, *value.shape))
         for value in (array, indices)
     ]
-    return Lanes(numpy.take_along_axis(*both, axis=_axis(axis)))
+    return Lanes(numpy.take_along_axis(both[0], both[1], _axis(axis)))
 
 
 def _array_equal(_: Any, first: Any, second: Any, *, equal_nan: bool = False) -> bool:
-    return bool(numpy.array_equal(*aligned((first, second)), equal_nan=equal_nan))
+    one, other = aligned((first, second))
+    return bool(numpy.array_equal(one, other, equal_nan=equal_nan))
 
 
 def _broadcast_arrays(_: Any, *arrays: Any) -> list[Lanes]:

@@ -94,7 +94,7 @@ class Stores(HiddenMode):
         """
         memories = {_memory(t): t.element_size() for t in self._arguments if self._is_stored(_memory(t))}
         elements = sum((end - start) // size for (start, end), size in memories.items())
-        return self._most_stored * total >= elements
+        return bool(self._most_stored * total >= elements)
 
     def stored(self, addresses: Any, mask: Any, counts: Any = None) -> None:
         """A program stores to these addresses; or several programs at once, each as many elements as ``counts`` has."""
