@@ -86,9 +86,15 @@ def expectations(subject: Subject, *, least: float = 0.0) -> tuple[list[Expectat
                 _sensitivity(entry, [draw[i] for draw in draws if draw is not None], least)
                 for i, entry in enumerate(entries)
             ]
-            told = [
-                entry if limit <= NOISE or limit == _least(entry.value, least) else replace(entry, value=None)
+            proves = [
+                limit <= NOISE or limit == _least(entry.value, least)
                 for entry, limit in zip(entries, sensitivity, strict=True)
+            ]
+            if use.kind == "many_calls" and subject.capture.uses_random and not all(proves):
+                # Other random numbers leave the results of some calls as they were, by chance.
+                proves = [not isinstance(entry.value, torch.Tensor) for entry in entries]
+            told = [
+                entry if is_told else replace(entry, value=None) for entry, is_told in zip(entries, proves, strict=True)
             ]
             if any(entry.value is not None for entry in told):
                 expected.append(Expectation(use, told, sensitivity))
