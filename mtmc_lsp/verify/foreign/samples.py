@@ -12,7 +12,7 @@ SECONDS = 4.0
 PART = 8
 """All programs of a launch run if they take at most this part of the time that is left."""
 SAMPLE_SECONDS = 0.125
-"""Processor time for the programs of a sample: 200 of 3x3 max pooling, 2,000 of a row's norm."""
+"""Processor time for the programs of a sample."""
 LEAST_ELEMENTS = 4096
 """Cases whose arguments have fewer elements run whole: they have few programs."""
 
