@@ -38,6 +38,9 @@ _SPLITS = (
 """Where a line is split, the best first: after a comma, before any other."""
 _PREFIXES = ("return", "if", "elif", "while")
 """Keywords whose expression may be put in brackets."""
+_F_STRING_START: int | None = getattr(tokenize, "FSTRING_START", None)
+_F_STRING_END: int | None = getattr(tokenize, "FSTRING_END", None)
+"""From Python 3.12 on, an f-string is several tokens. Before, it is one of type ``STRING``."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,7 @@ def _layout(source: str) -> tuple[dict[int, int], set[int], set[int]]:
     docstrings: set[int] = set()
     strings: set[int] = set()
     level, previous = 0, tokenize.NEWLINE
+    f_strings: list[int] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         depth.setdefault(token.start[0], level)
         level += (token.type == tokenize.OP) * ((token.string in _OPEN) - (token.string in _CLOSE))
@@ -165,6 +169,10 @@ def _layout(source: str) -> tuple[dict[int, int], set[int], set[int]]:
             docstrings.update(rows)
         elif token.type == tokenize.STRING and len(rows) > 1:
             strings.update(rows)
+        elif token.type == _F_STRING_START:
+            f_strings.append(token.start[0])
+        elif token.type == _F_STRING_END and (start := f_strings.pop()) < token.end[0]:
+            strings.update(range(start, token.end[0] + 1))
         if token.type not in (tokenize.NL, tokenize.COMMENT, tokenize.DEDENT):
             previous = token.type
     return depth, docstrings, strings

@@ -162,7 +162,7 @@ def _patch_products(interpreter: Any, replace: Any) -> None:
 def _patch_atomic_addition(interpreter: Any, replace: Any) -> None:
     import numpy
 
-    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
+    builder, handle, memory = interpreter.InterpreterBuilder, interpreter.TensorHandle, interpreter._interpreter
     original = builder.create_atomic_rmw
 
     def create_atomic_rmw(self: Any, operation: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
@@ -170,13 +170,15 @@ def _patch_atomic_addition(interpreter: Any, replace: Any) -> None:
         if not _is_bfloat16(val):
             return original(self, operation, ptr, val, mask, *rest)
         before = numpy.zeros(val.data.shape, dtype=numpy.uint16)
+        one: Any = numpy.ones(1, dtype=bool)
+        nothing: Any = numpy.zeros(1, dtype=numpy.uint16)
         for index in numpy.ndindex(before.shape):
             if mask.data[index]:
-                address = handle(ptr.data[index].reshape(1), ptr.dtype)
-                old = self.create_load(address, None, True)
-                before[index] = old.data[0]
-                added = handle(val.data[index].reshape(1), val.dtype)
-                self.create_store(address, self.binary_op(old, added, numpy.add), None)
+                # The builder's loads and stores take other arguments in each version of Triton.
+                address = ptr.data[index].reshape(1)
+                before[index] = memory.load(address, one, nothing, nothing.dtype)[0]
+                old, added = (handle(data[index].reshape(1), val.dtype) for data in (before, val.data))
+                memory.store(address, self.binary_op(old, added, numpy.add).data, one)
         return handle(before, val.dtype.scalar)
 
     replace(builder, "create_atomic_rmw", create_atomic_rmw)

@@ -16,6 +16,8 @@ from time import process_time
 from types import FunctionType
 from typing import Any
 
+import numpy
+
 from mtmc_lsp.verify.messages import GridOrder
 from mtmc_lsp.verify.worker.interpreter.accesses import ProgramsDepend, StoredMemoryIsLoaded
 from mtmc_lsp.verify.worker.interpreter.batches import FEWEST as FEWEST_AT_ONCE
@@ -381,19 +383,20 @@ def _atomic(original: Any, *, has_mask: bool) -> Any:
         _pause(self, turns)
         with turns.atomic():
             pointer, mask = (rest[0], rest[2]) if has_mask else (ptr, None)
-            before = _memory_at(self, pointer, mask)
+            before = _memory_at(pointer, mask)
             result = original(self, ptr, *rest)
-            if (before != _memory_at(self, pointer, mask)).any():
+            if (before != _memory_at(pointer, mask)).any():
                 turns.note_progress()
         return result
 
     return operation
 
 
-def _memory_at(builder: Any, pointer: Any, mask: Any) -> Any:
-    read = (
-        builder.create_load(pointer, None, False)
-        if mask is None
-        else builder.create_masked_load(pointer, mask, None, None, False)
-    )
-    return read.data
+def _memory_at(pointer: Any, mask: Any) -> Any:
+    from triton.runtime import interpreter
+
+    # The builder's loads take other arguments in each version of Triton.
+    data = pointer.data
+    kind = interpreter._get_np_dtype(pointer.get_element_ty())
+    is_read = numpy.ones_like(data, dtype=bool) if mask is None else mask.data
+    return interpreter._interpreter.load(data, is_read, numpy.zeros_like(data, dtype=kind), kind)

@@ -112,7 +112,7 @@ def _cache_conversions(interpreter: Any) -> None:
             return input
         if fp_downcast_rounding is None and (source.name, target.name) in PLAIN_CASTS:
             kind = input.type.with_element_ty(target) if input.type.is_block() else target
-            return self.make_tensor(self.builder.cast_impl(input.handle, kind), kind)
+            return self.tensor(self.builder.cast_impl(input.handle, kind), kind)
         return cast(self, input, dst_ty, fp_downcast_rounding)
 
     def broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:
@@ -145,7 +145,7 @@ def _cache_type_checks(interpreter: Any) -> None:
 
     def splat(self: Any, scalar: Any, tile: Any) -> Any:
         kind = tile.type.with_element_ty(scalar.type)
-        return self.make_tensor(self.builder.create_splat(kind, scalar.handle), kind)
+        return self.tensor(self.builder.create_splat(kind, scalar.handle), kind)
 
     def check_tensors(self: Any, lhs: Any, rhs: Any, *flags: Any, **named: Any) -> Any:
         key = (lhs.type.name, rhs.type.name, flags, *named.items())
@@ -196,12 +196,12 @@ def _convert_defaults_of_loads_first(interpreter: Any) -> None:
     semantic, tensor = type(interpreter.interpreter_semantic), interpreter.tl.tensor
     original = semantic.load
 
-    def load(self: Any, ptr: Any, mask: Any, other: Any, cache_policy: Any, is_volatile: bool) -> Any:
+    def load(self: Any, ptr: Any, mask: Any, other: Any, *options: Any) -> Any:
         if type(other) is tensor and type(ptr) is tensor and mask is not None and not other.type.is_block():
             kind = ptr.type.scalar
             if kind.is_ptr() and (other.type.scalar.name, kind.element_ty.name) in PLAIN_CASTS:
                 other = self.cast(other, kind.element_ty)
-        return original(self, ptr, mask, other, cache_policy, is_volatile)
+        return original(self, ptr, mask, other, *options)
 
     semantic.load = stand_in(load, original)
 

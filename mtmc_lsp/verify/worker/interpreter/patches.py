@@ -45,6 +45,8 @@ def patch_interpreter(replace: Any = setattr) -> None:
         _define_libdevice,
         _choose_first_config,
         _accept_launches_as_compiled,
+        _read_scalars_as_integers,
+        _ignore_nan_in_extremes,
     ):
         with contextlib.suppress(AttributeError, ImportError):
             patch(interpreter, replace)
@@ -216,3 +218,23 @@ def _accept_launches_as_compiled(interpreter: Any, replace: Any) -> None:
         self.grid = (lambda meta: tuple(grid(meta))) if callable(grid) else tuple(grid)
 
     replace(interpreter.GridExecutor, "__init__", __init__)
+
+
+def _read_scalars_as_integers(interpreter: Any, replace: Any) -> None:
+    """Let loops count to a loaded value: scalars are arrays of one element, which numpy 2.4 and later do not convert."""
+    original = interpreter._patch_lang_tensor
+
+    def _patch_lang_tensor(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+    replace(interpreter, "_patch_lang_tensor", _patch_lang_tensor)
+
+
+def _ignore_nan_in_extremes(interpreter: Any, replace: Any) -> None:
+    """Let ``tl.maximum`` and ``tl.minimum`` return the other operand for NaN, as on a GPU; Triton 3.6 returns NaN."""
+    import numpy
+
+    builder = interpreter.InterpreterBuilder
+    replace(builder, "create_maxnumf", lambda self, lhs, rhs: self.binary_op(lhs, rhs, numpy.fmax))
+    replace(builder, "create_minnumf", lambda self, lhs, rhs: self.binary_op(lhs, rhs, numpy.fmin))
