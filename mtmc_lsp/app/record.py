@@ -14,6 +14,7 @@ from pathlib import Path
 import mtmc_lsp.capture.recorder
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.capture.recorded_calls import RECORDS, RecordedTarget, merge_records, store_records
+from mtmc_lsp.capture.recorded_launches import LAUNCHES, RecordedKernel, merge_launches, store_launches
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.workload import TargetKind
 from mtmc_lsp.process.project_files import FOLDER
@@ -36,10 +37,12 @@ class Recording:
     """The most frequently called target first."""
     python_seen: bool
     """Whether the recorder ran in any Python process of the command."""
+    kernels: tuple[RecordedKernel, ...] = ()
+    """Triton kernels of the project that were launched; the most frequently launched one first."""
 
 
 def record(command: Sequence[str], folder: Path, specs: Sequence[str] = (), *, quiet: bool = False) -> Recording:
-    """Run a command to its end, and record how the project's functions are called with tensors.
+    """Run a command to its end, and record how the project's functions are called with tensors, and its kernels launched.
 
     Args:
         folder: where it runs; the functions of this folder's project are recorded.
@@ -57,13 +60,17 @@ def record(command: Sequence[str], folder: Path, specs: Sequence[str] = (), *, q
         code = _run(command, folder, {**_environment(), "MTMC_RECORD": json.dumps(settings)}, quiet)
         files = sorted(Path(out).glob("*.json"))
         recorded = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    targets = _known(merge_records(recorded))
-    for project in {project_root(Path(target.path)) for target in targets}:
+        launched = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(Path(out).glob("*.launches"))]
+    targets, kernels = _known(merge_records(recorded)), merge_launches(launched)
+    paths = [*(target.path for target in targets), *(kernel.path for kernel in kernels)]
+    for project in {project_root(Path(path)) for path in paths}:
         # Opening the store creates the folder with its .gitignore.
         with Store(project / FOLDER) as store:
             in_project = [target for target in targets if project_root(Path(target.path)) == project]
             store_records(store.folder / RECORDS, in_project)
-    return Recording(tuple(command), code, tuple(targets), bool(files))
+            kernels_in_project = [kernel for kernel in kernels if project_root(Path(kernel.path)) == project]
+            store_launches(store.folder / LAUNCHES, kernels_in_project)
+    return Recording(tuple(command), code, tuple(targets), bool(files), tuple(kernels))
 
 
 def _wanted(specs: Sequence[str]) -> dict[str, list[str]]:

@@ -22,6 +22,8 @@ INDEX_ALONG_DIM = frozenset(
     "gather scatter scatter_add scatter_reduce index_select index_add index_copy index_fill index_reduce".split()
 )
 """Operations on ``(self, dim, index)``."""
+OTHER_INDEXING = frozenset("take put max_unpool2d max_unpool3d segment_reduce embedding_bag _embedding_bag".split())
+"""Operations that take indices in other ways than :func:`_counts` knows."""
 LOSSES: Mapping[str, int] = {
     "cross_entropy_loss": 4,
     "nll_loss": 4,
@@ -78,6 +80,26 @@ def sizes_of_computed_indices(graph: Graph) -> set[str]:
             counts = [size for size, _ in _counts(graph, node, operation, source)]
             if counts and not _is_input_value(graph, source):
                 names |= {name for size in counts for name in size.symbols()} - _sizes_behind(graph, source)
+    return names
+
+
+def sizes_behind_indices(graph: Graph, name: str) -> set[str] | None:
+    """Names of the sizes of dimensions that the values of an input index, as they are or after any computation.
+
+    ``None`` if they reach an operation that may index in a way that is not known here.
+    """
+    names: set[str] = set()
+    pending, seen = [name], {name}
+    while pending:
+        source = pending.pop()
+        for node in graph.readers(source):
+            namespace, operation = node.op.split(".")[:2]
+            if namespace != "aten" or node.loop is not None or operation in OTHER_INDEXING:
+                return None
+            names |= {symbol for size, _ in _counts(graph, node, operation, source) for symbol in size.symbols()}
+            if node.name not in seen:
+                seen.add(node.name)
+                pending.append(node.name)
     return names
 
 

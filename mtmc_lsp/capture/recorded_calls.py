@@ -61,8 +61,7 @@ class RecordedCall:
     @property
     def directive(self) -> str:
         """The call as a directive."""
-        arguments = [f"{item.name}={_directive_value(item)}" for item in self.arguments]
-        init = [f"{item.name}={_directive_value(item)}" for item in self.init_arguments]
+        arguments, init = map(argument_text, self.arguments), map(argument_text, self.init_arguments)
         # Without a word, parameters are as the constructor creates them, which is float32 with few exceptions.
         words = replace(self.module_form, dtype="") if self.module_dtype == "float32" else self.module_form
         module = [f"module={words.words}"] if words.words else []
@@ -72,7 +71,8 @@ class RecordedCall:
         trained = trained or (["parameters"] if self.under_autograd and self.init_arguments else [])
         gradients = [f"grad={','.join(trained)}"] if trained and self.under_autograd else []
         autocast = [f"autocast={short_dtype(self.autocast)}"] if self.autocast else []
-        return " ".join(["# mtmc:", *module, *arguments, *gradients, *autocast, *(["init:", *init] if init else [])])
+        constructor = ["init:", *init] if self.init_arguments else []
+        return " ".join(["# mtmc:", *module, *arguments, *gradients, *autocast, *constructor])
 
     @property
     def module_form(self) -> ModuleForm:
@@ -153,16 +153,16 @@ def _signature_part(argument: Mapping[str, Any]) -> Any:
 
 
 def _sum_of(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    arguments = [_merged(a, b) for a, b in zip(one["arguments"], other["arguments"], strict=True)]
+    arguments = [merged_argument(a, b) for a, b in zip(one["arguments"], other["arguments"], strict=True)]
     counts = {name: one[name] + other[name] for name in ("count", "training", "grad", "compiled")}
     return {**one, **counts, "arguments": arguments}
 
 
-def _merged(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+def merged_argument(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     """The record of an argument of equal calls in two processes."""
     item = dict(a)
     if "items" in a:
-        item["items"] = [_merged(one, other) for one, other in zip(a["items"], b["items"], strict=True)]
+        item["items"] = [merged_argument(one, other) for one, other in zip(a["items"], b["items"], strict=True)]
     elif "tensor" in a:
         low = [t["low"] for t in (a["tensor"], b["tensor"]) if "low" in t]
         high = [t["high"] for t in (a["tensor"], b["tensor"]) if "high" in t]
@@ -205,13 +205,22 @@ def _is_known(argument: Mapping[str, Any]) -> bool:
     return not any("other" in leaf for leaf in _leaves([argument]))
 
 
-def _unusable(data: Mapping[str, Any]) -> str:
-    for item in _leaves(data["arguments"]):
+def unusable_argument(argument: Mapping[str, Any]) -> str:
+    """Why an argument cannot be created again, as a clause; empty if it can."""
+    for item in _leaves([argument]):
         if "other" in item:
             return f"argument {item['name']!r} was a {item['other']}"
         dtype = item["tensor"]["dtype"] if "tensor" in item else "float32"
         if dtype not in SHORT.values():
             return f"argument {item['name']!r} had dtype {dtype}, which is not supported"
+    return ""
+
+
+def _unusable(data: Mapping[str, Any]) -> str:
+    for argument in data["arguments"]:
+        reason = unusable_argument(argument)
+        if reason:
+            return reason
     for item in _leaves(data["init"]):
         if "constant" not in item:
             kind = item.get("other", "tensor")
@@ -248,6 +257,11 @@ def argument_spec(item: Mapping[str, Any]) -> ArgumentSpec:
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def argument_text(item: ArgumentSpec) -> str:
+    """The argument as in a directive: ``x=f32[64,128]``."""
+    return f"{item.name}={_directive_value(item)}"
 
 
 def _directive_value(item: ArgumentSpec) -> str:

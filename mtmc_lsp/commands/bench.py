@@ -71,6 +71,12 @@ def bench(
         typer.Option("--jobs", min=1, help="Problems at a time; timing is one at a time on each GPU."),
     ] = None,
     seconds: Annotated[float, typer.Option("--time-limit", min=1, help="Most seconds of one problem.")] = SECONDS,
+    total: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--seconds", min=1, help="With tritonbench-g: ends after so many seconds; the next run does what is left."
+        ),
+    ] = None,
     budget: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option("--budget", help="Seconds after which a problem starts no new step."),
@@ -113,19 +119,24 @@ def bench(
     if suite == SUITE_G and folder is not None:
         from mtmc_lsp.commands.kernels.bench import bench_kernels
 
-        settings = read_project_settings(folder.absolute(), arch, budget)
         return bench_kernels(
             folder.absolute(),
             out,
-            settings,
+            _without(read_project_settings(folder.absolute(), arch, budget), without),
             python=python,
             pattern=pattern,
             limit=limit,
             shard=shard,
             jobs=jobs or 1,
             seconds=min(seconds, budget or seconds),
+            total=total,
             fresh=fresh,
             as_json=as_json,
+        )
+    if total is not None:
+        raise RequestError(
+            f"--seconds limits --suite {SUITE_G} alone",
+            remedy="Limit each problem by --time-limit, and their number by --limit.",
         )
     folder = _torch_suite(folder, out, python) if suite == SUITE_T else _suite_folder(folder, suite)
     if folder is None and summary is None:
@@ -151,8 +162,7 @@ def bench(
             search=search,
             policy_file=policy_file,
         )
-        if without:
-            settings = override_settings(settings, exclude_actions=tuple(name.strip() for name in without.split(",")))
+        settings = _without(settings, without)
         plan = _plan(folder, problems[0], settings, seconds, python)
         present = with_files(problems, folder, plan.python)
         if cluster:
@@ -178,6 +188,13 @@ def bench(
         elif len(results) == 1:
             print(document(summary=summaries[kind], results=str(path)))
     return 0 if all(item.scores[0].correct for item in summaries.values()) else 1
+
+
+def _without(settings: Settings, names: str) -> Settings:
+    """The settings with further actions that are not proposed."""
+    if not names:
+        return settings
+    return override_settings(settings, exclude_actions=tuple(name.strip() for name in names.split(",")))
 
 
 def _torch_suite(path: Path | None, out: Path, python: str) -> Path:

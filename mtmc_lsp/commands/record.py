@@ -18,7 +18,7 @@ def record(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Run a command and note how your functions are called with tensors: shapes and ranges, never data."""
+    """Run a command and note how your functions and kernels are called with tensors: shapes and ranges, never data."""
     from mtmc_lsp.app.record import record as run_recorded
     from mtmc_lsp.report.console import console
     from mtmc_lsp.report.documents import document
@@ -26,6 +26,13 @@ def record(
 
     recording = run_recorded(command, Path.cwd(), target or (), quiet=as_json)
     if as_json:
-        print(document(command=recording.command, exit_code=recording.exit_code, targets=recording.targets))
+        print(
+            document(
+                command=recording.command,
+                exit_code=recording.exit_code,
+                targets=recording.targets,
+                kernels=recording.kernels,
+            )
+        )
     show_recording(console(stderr=True) if as_json else console(), recording)
-    return recording.exit_code or (0 if recording.targets else 1)
+    return recording.exit_code or (0 if recording.targets or recording.kernels else 1)

@@ -32,6 +32,8 @@ class FailureKind(str, Enum):
     """Triton or its assembler rejected a kernel, or the kernel exceeds the resources of the GPU."""
     NO_TENSORS = "no_tensors"
     """The code computes nothing with tensors, so there is nothing to capture."""
+    TOO_LARGE = "too_large"
+    """The workload is too large for Triton's interpreter, whatever the candidate is."""
     NO_GPU = "no_gpu"
     """The code uses CUDA, and no CUDA GPU is available."""
     GPU_ERROR = "gpu_error"

@@ -101,6 +101,8 @@ class WorkloadSource(Enum):
     RECORDED = "recorded"
     SCRIPT = "script"
     """The target is a function without parameters that calls a kernel: a test or benchmark of the file."""
+    LAUNCH = "launch"
+    """The target is a kernel, which is launched as it was recorded."""
 
 
 class ContainerKind(Enum):
@@ -217,6 +219,19 @@ class StateTensor:
 
 
 @dataclass(frozen=True)
+class RecordedGrid:
+    """How a kernel was launched, besides its arguments."""
+
+    grid: tuple[int, ...]
+    options: Mapping[str, int] = field(default_factory=dict)
+    """``num_warps`` and the like, where the launch or an autotuner set them."""
+    is_tuned: bool = False
+    """Whether an autotuner of the kernel chose the options, and some of the arguments."""
+    shared: Mapping[str, str] = field(default_factory=dict)
+    """Arguments that are the same tensor as an earlier one."""
+
+
+@dataclass(frozen=True)
 class Workload:
     """A target and its example inputs. With ``get_inputs`` the file itself creates them, and ``arguments`` is empty."""
 
@@ -241,6 +256,8 @@ class Workload:
     """Whether calls record gradients: of arguments whose description says so, and of the module's parameters."""
     autocast: str = ""
     """The dtype of the caller's autocast; empty for calls without autocast."""
+    launch: RecordedGrid | None = None
+    """For a kernel that is launched as recorded; None for functions and modules."""
 
     @property
     def tensors(self) -> Mapping[str, TensorSpec]:

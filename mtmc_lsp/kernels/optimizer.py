@@ -29,7 +29,7 @@ from mtmc_lsp.kernels.actions.tune import alternatives
 from mtmc_lsp.kernels.messages import CaseTrace, Fault, FaultKind, TraceCase
 from mtmc_lsp.kernels.repairs.site import sites_of
 from mtmc_lsp.source.files import unified_diff
-from mtmc_lsp.source.syntax import first_error, parse
+from mtmc_lsp.source.syntax import first_error, parse, with_decorators
 
 MOST_TUNED = 4
 """Configurations with other block sizes that are observed."""
@@ -100,6 +100,8 @@ class SourceOptimizer:
     """Whether edits that only a measurement can judge are tried without a GPU."""
     excluded: frozenset[str] = frozenset()
     """Kinds of edits that are not proposed."""
+    keeps_launches: bool = False
+    """Whether only the kernels are edited: the workload launches them as recorded, so edits of launches would not be observed."""
     steps: list[Step] = field(default_factory=list)
     end_reason: str = ""
     reports: tuple[KernelReport, ...] = ()
@@ -116,6 +118,8 @@ class SourceOptimizer:
                 break
             facts = self.facts(current)
             possible = proposals(facts, has_gpu=self.tools.has_gpu, tries_all=self.tries_all)
+            if self.keeps_launches:
+                possible = [proposal for proposal in possible if within_kernels(proposal, facts)]
             following = next((p for p in possible if p.key not in tried and p.name not in self.excluded), None)
             if following is None:
                 self.end_reason = "no further edit is legal and promises a gain"
@@ -217,6 +221,12 @@ class SourceOptimizer:
             reason = f"{ratio.ratio:.2f}x as fast as before"
             return replace(step, status=StepStatus.ACCEPTED, timing=timing, reason=reason)
         return replace(step, status=StepStatus.REJECTED, timing=timing, reason="it is not faster than before")
+
+
+def within_kernels(proposal: Proposal, facts: Sequence[Facts]) -> bool:
+    """Whether a proposal edits nothing but definitions of kernels."""
+    nodes = [with_decorators(each.site.kernel.node) for each in facts]
+    return all(any(n.start_byte <= edit.start and edit.end <= n.end_byte + 1 for n in nodes) for edit in proposal.edits)
 
 
 def compared(before: Sequence[CaseTrace], after: Sequence[CaseTrace]) -> Verdict:

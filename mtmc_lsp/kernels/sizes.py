@@ -43,7 +43,9 @@ def trace_cases(workload: Workload, text: str) -> tuple[TraceCase, ...]:
             raise RequestError(
                 "the sizes of the workload are too large for Triton's interpreter",
                 where=Location(workload.target.path, workload.line or workload.target.start_line),
-                remedy="Name the sizes, as in x=f32[M,N] M=4096 N=4096, so that smaller ones can be tried.",
+                remedy="Record a run with small inputs, too: its launches are observed, and the most frequent ones are timed."
+                if workload.launch is not None
+                else "Name the sizes, as in x=f32[M,N] M=4096 N=4096, so that smaller ones can be tried.",
             )
         return (TraceCase({}), TraceCase({}, "negative", 1), TraceCase({}, "positive", 2))
     base = reduced(workload)

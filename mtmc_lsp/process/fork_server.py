@@ -176,7 +176,10 @@ class ForkServer:
         if launch.python != self.python:
             return False
         missing = {name: value for name, value in self.env.items() if launch.env.get(name) != value}
-        return not missing or (missing == INTERPRETER_ENV and not {**os.environ, **launch.env}.get(INTERPRET))
+        interprets = {**os.environ, **launch.env}.get(INTERPRET)
+        if interprets and INTERPRET not in {**os.environ, **self.env}:
+            return False
+        return not missing or (missing == INTERPRETER_ENV and not interprets)
 
     def branch(self, path: str, cwd: str) -> ForkServer:
         """A fork server that imports what a user's file imports, so that workers need not; returns without waiting.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Sequence
 
-from mtmc_lsp.capture.recorded_calls import RecordedTarget
+from mtmc_lsp.capture.recorded_calls import RecordedTarget, argument_text
+from mtmc_lsp.capture.recorded_launches import RecordedKernel, RecordedLaunch
 from mtmc_lsp.core.chat import ModelUse
 from mtmc_lsp.core.dtypes import short_dtype
 from mtmc_lsp.core.errors import FailureKind
@@ -185,6 +186,21 @@ def recording_summary(target: RecordedTarget) -> str:
         return "only inside code of torch.compile, where its inputs are not known"
     kinds = f"{len(target.calls)} variants" if len(target.calls) > 1 else "all the same"
     return f"{target.count} calls, {kinds}{', compiled' if target.is_compiled else ''}"
+
+
+def launches_summary(kernel: RecordedKernel) -> str:
+    """``12 launches, 2 variants``: how the user's program launches a kernel."""
+    kinds = f"{len(kernel.launches)} variants" if len(kernel.launches) > 1 else "all the same"
+    return f"{kernel.count} launches, {kinds}"
+
+
+def launch_text(launch: RecordedLaunch) -> str:
+    """The grid and the arguments of a launch, or why it cannot be repeated."""
+    if launch.unusable:
+        return launch.unusable
+    grid = ",".join(map(str, launch.grid.grid))
+    options = [f"{name}={value}" for name, value in launch.grid.options.items()]
+    return " ".join([f"grid={grid}", *map(argument_text, launch.arguments), *options])
 
 
 def timing_line(timing: Timing) -> str:

@@ -25,6 +25,8 @@ from mtmc_lsp.report.checks import by_name
 from mtmc_lsp.report.console import short_path, show
 from mtmc_lsp.report.phrases import (
     joined,
+    launch_text,
+    launches_summary,
     pair_headline,
     ratio_text,
     recording_summary,
@@ -125,10 +127,17 @@ def show_recording(out: Console, recording: Recording) -> None:
             out.print(Text(f"  {call.count:6}  {call_text}"), soft_wrap=True)
         if len(target.calls) > MAX_CALLS or target.others:
             out.print(Text(f"          and {target.count - sum(c.count for c in target.calls[:MAX_CALLS])} more"))
+    for kernel in recording.kernels:
+        name = f"{Path(kernel.path).name}::{kernel.qualname}"
+        out.print(Text(name, style="bold"), Text(f" {launches_summary(kernel)}", style="dim"))
+        for launch in kernel.launches[:MAX_CALLS]:
+            out.print(Text(f"  {launch.count:6}  {launch_text(launch)}"), soft_wrap=True)
     if recording.exit_code:
         show(out, f"the command ended with exit code {recording.exit_code}; the calls before that are kept")
     if any(target.calls for target in recording.targets):
         show(out, "these calls are the workload of targets without a directive: mtmc optimize FILE::NAME")
+    elif recording.kernels:
+        show(out, "these launches are the workload of kernels without another one: mtmc optimize FILE::KERNEL")
     elif recording.targets:
         show(
             out, "no inputs were recorded: run the program without torch.compile once, or describe them in a directive"

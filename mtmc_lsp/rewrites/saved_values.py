@@ -7,12 +7,12 @@ memory traffic are repeated: elementwise operations and views of values that the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mtmc_lsp.core.dtypes import itemsize
-from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, Node, Ref
+from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, Node, Ref, TensorType
 from mtmc_lsp.ir.lower import GraphBox, lower
 from mtmc_lsp.ir.primitives import CHEAP, KernelIR
 
@@ -123,6 +123,20 @@ def split(graph: Graph) -> Passes:
     return _split(GraphBox(graph))
 
 
+def _with_sizes(
+    graph: Graph, nodes: Sequence[Node], known: Sequence[TensorType], saved: Sequence[Ref], kept: Sequence[GraphInput]
+) -> Iterator[GraphInput]:
+    """Inputs of the graph that only tell the backward pass a size, such as that of an embedding's table."""
+    types = [*known, *(graph.type_of(ref) for ref in saved)]
+    present = {name for kind in types for size in kind.shape if size.is_symbol for name in size.symbols()}
+    needed = {name for node in nodes for kind in node.outputs for size in kind.shape for name in size.symbols()}
+    for item in graph.inputs:
+        names = {name for size in item.type.shape if size.is_symbol for name in size.symbols()}
+        if item not in kept and names & needed - present:
+            present |= names
+            yield item
+
+
 @lru_cache(maxsize=64)
 def _split(box: GraphBox) -> Passes:
     graph = box.graph
@@ -133,6 +147,7 @@ def _split(box: GraphBox) -> Passes:
     of_forward = [ref for ref in dict.fromkeys(read) if ref.name in graph.named and ref.name not in later]
     read_names = {ref.name for ref in read}
     kept = [item for item in graph.inputs if item.name in read_names]
+    kept += _with_sizes(graph, nodes, [item.type for item in (*kept, *graph.backward.tangents)], of_forward, kept)
     used = {item.name for item in graph.sources} | set(graph.named)
     renamed: dict[Ref, Ref] = {}
     saved_inputs = []

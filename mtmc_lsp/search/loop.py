@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mtmc_lsp.core.action import MacroAction, Stop
-from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.core.errors import FailureKind, MtmcError
 from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.protocols import KernelProfiler, Measurer, State
 from mtmc_lsp.core.run import Candidate, RunResult, Step, StepStatus
@@ -141,6 +141,8 @@ class Search(Ending, ABC):
             return Stop(f"the limit of {self._components.limits.steps} steps is reached")
         if remaining <= self._needed_seconds():
             return Stop("the rest of the budget is too short for another step")
+        if any(step.verdict is not None and step.verdict.failure is FailureKind.TOO_LARGE for step in self._steps):
+            return Stop("no version of a workload of this size can be verified without a GPU")
         return self._choose(remaining * PLANNING_SHARE)
 
     def _try(self, chosen: Chosen) -> None:

@@ -7,8 +7,9 @@ from mtmc_lsp.ir.regions import Region
 
 DEEPEST = 128
 """Longest chain of dependent operations: the coder writes a value inside the expression that reads it."""
-MOST_VALUES = 2_000
-"""Most values in the code; one operation at several indices counts several times. A layer's kernel has a few hundred."""
+MOST_VALUES = 600
+"""Most values in the code; one operation at several indices counts several times. A layer's kernel has a few hundred, and one of
+600 values has about 300 lines."""
 MOVES = frozenset({PrimOp.SLICE, PrimOp.FLIP, PrimOp.CAT, PrimOp.PAD, PrimOp.WINDOW, PrimOp.GATHER})
 """Primitives that read their input at other indices."""
 ONCE = frozenset({PrimOp.REDUCE, PrimOp.SCAN, PrimOp.UNROLLED_REDUCE, PrimOp.MATMUL})

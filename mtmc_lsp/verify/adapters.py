@@ -161,7 +161,7 @@ class VersionInFile:
 
     def trials(self, init: str, *, interpreted: bool) -> list[Trial]:
         """One, with the user's parameters."""
-        return [Trial(self.capture)] if not interpreted or is_interpretable(self.capture) else []
+        return [Trial(self.capture)] if not interpreted or is_interpretable(self.capture, is_version=True) else []
 
     def cases(self, trial: Trial, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
         """With calls outside the guard."""

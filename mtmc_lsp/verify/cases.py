@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.core.dtypes import is_float
-from mtmc_lsp.core.graph import MATRIX_PRODUCTS, RECURRENT_GATES, Graph, InputKind, Node
+from mtmc_lsp.core.graph import MATRIX_PRODUCTS, RECURRENT_GATES, Graph, InputKind, Node, Ref
 from mtmc_lsp.core.sizes import Size, conditions_hold, names_in, product
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 
@@ -22,9 +22,16 @@ FIXED_PRODUCT_SLACK = 100.0
 """The same for multiply-adds; it is larger because matrix kernels have large tiles and few program instances."""
 LEAST_OTHER = 3
 """Lower limit for sizes that become smaller because others became larger."""
+VERSION_SLACK, VERSION_PRODUCT_SLACK = 250.0, 1000.0
+"""The same for versions of the user's file, which cannot run with smaller parameters. Programs of large tensors have large
+blocks: 63 operations on 57 million elements took about 20 s of processor time a step."""
 SMALL_PART = 0.2
 """Share of the interpreter's limits for the cases with unusual values and layouts, and for all cases of a foreign candidate
 but the first: these cases are many."""
+LEAST, FEWEST = 4, 2
+"""Lower limits for a reduced size."""
+LARGE_PART = 4
+"""An input with this part of all work is what makes a workload too large."""
 EDGE_SLACK = 4.0
 """Factor on the element limit for one long dimension: the interpreter computes a row at once."""
 FULL_PRODUCT = 20 * INTERPRETER_PRODUCT
@@ -88,6 +95,16 @@ EXACT_OPERATIONS = frozenset(MATRIX_PRODUCTS) | frozenset(
     "select flatten alias detach copy stack flip".split()
 )
 """ATen operations that map small whole numbers to whole numbers without rounding."""
+
+VIEWS = frozenset(
+    "expand view permute transpose t unsqueeze squeeze select slice alias detach _unsafe_view split unsafe_split chunk "
+    "split_with_sizes unbind unfold as_strided".split()
+)
+"""Operations that return views."""
+LOOKUPS = frozenset("embedding index _unsafe_index index_select gather".split())
+"""Operations that read their first argument at indices."""
+TABLE_PART = 1 / 32
+"""Work for an element of a table: it gets a random value, and no kernel loads it."""
 
 AUTOMATIC = re.compile(r"s\d+")
 """Names of sizes that the user gave none."""
@@ -441,15 +458,23 @@ def _elements(graph: Graph, sizes: Mapping[str, int]) -> int:
     return sum(kind.numel.value(sizes) for kind in kinds)
 
 
-def reduced_sizes(capture: Capture, *, least: int = 4, part: float = 1.0) -> dict[str, int]:
+def reduced_sizes(capture: Capture, *, least: int = LEAST, part: float = 1.0) -> dict[str, int]:
     """The workload's sizes, the largest variable one halved repeatedly until the interpreter can run them.
 
-    Matrix products keep at least :data:`LEAST_ROWS` rows, since their kernels may require that.
+    Matrix products keep at least :data:`LEAST_ROWS` rows if they have as many, since their kernels may require that. Sizes go
+    below :data:`LEAST` where calls would still take minutes, for example because images have constant sizes.
 
     Args:
         least: lower limit for each size.
         part: share of the interpreter's limits to use.
     """
+    sizes = _reduced(capture, least, part)
+    if least > FEWEST and _too_large(capture.graph, sizes, FIXED_SLACK):
+        return _reduced(capture, FEWEST, part)
+    return sizes
+
+
+def _reduced(capture: Capture, least: int, part: float) -> dict[str, int]:
     graph = capture.graph
     sizes = dict(graph.sizes)
     rows = _product_rows(graph, sizes)
@@ -458,7 +483,7 @@ def reduced_sizes(capture: Capture, *, least: int = 4, part: float = 1.0) -> dic
         largest = max(sorted(reducible), key=lambda name: sizes[name])
         smaller = {**sizes, largest: max(least, math.ceil(sizes[largest] / 2))}
         row_counts = zip(rows, _product_rows(graph, smaller), strict=True)
-        if sizes[largest] > least and all(now >= min(before, LEAST_ROWS) for before, now in row_counts):
+        if sizes[largest] > least and all(now >= LEAST_ROWS or before < LEAST_ROWS for before, now in row_counts):
             sizes = smaller
         else:
             reducible.remove(largest)
@@ -503,22 +528,64 @@ def _row_shape(graph: Graph, product: Node) -> tuple[Size, ...]:
     return product.type.shape[-2:-1] if is_batched else product.type.shape[:-1]
 
 
-def is_interpretable(capture: Capture) -> bool:
-    """Whether the interpreter can run the target in reasonable time with reduced variable sizes."""
+def is_interpretable(capture: Capture, *, is_version: bool = False) -> bool:
+    """Whether the interpreter can run the target in reasonable time with reduced variable sizes.
+
+    Args:
+        is_version: whether a version of the user's file is verified, which cannot run with smaller parameters.
+    """
     sizes = reduced_sizes(capture)
-    return not _too_large(capture.graph, sizes, FIXED_SLACK, FIXED_PRODUCT_SLACK)
+    slack = VERSION_SLACK if is_version else FIXED_SLACK
+    product_slack = VERSION_PRODUCT_SLACK if is_version else FIXED_PRODUCT_SLACK
+    return not _too_large(capture.graph, sizes, slack, product_slack)
+
+
+def why_not_interpretable(capture: Capture) -> str:
+    """What is too large for the interpreter at the smallest sizes: ``x has 6,422,528 elements``."""
+    graph, sizes = capture.graph, reduced_sizes(capture)
+    elements = interpreted_elements(graph, sizes)
+    products, work = product_work(graph, sizes), sum(elements.values())
+    if products / (FIXED_PRODUCT_SLACK * INTERPRETER_PRODUCT) > work / (FIXED_SLACK * INTERPRETER_ELEMENTS):
+        return f"its matrix products have {products:,.0f} multiply-adds"
+    largest = max(graph.inputs, key=lambda item: elements.get(item.name, 0.0), default=None)
+    if largest is not None and elements.get(largest.name, 0.0) >= work / LARGE_PART:
+        return f"{largest.access} has {largest.type.numel.value(sizes):,} elements"
+    return (
+        f"its results have {sum(kind.numel.value(sizes) for node in graph.nodes for kind in node.outputs):,} elements"
+    )
 
 
 def _too_large(graph: Graph, sizes: Mapping[str, int], slack: float = 1.0, product_slack: float = 0.0) -> bool:
+    too_many = sum(interpreted_elements(graph, sizes).values()) > slack * INTERPRETER_ELEMENTS
+    return too_many or product_work(graph, sizes) > (product_slack or slack) * INTERPRETER_PRODUCT
+
+
+def interpreted_elements(graph: Graph, sizes: Mapping[str, int]) -> dict[str, float]:
+    """How many elements each input and each result adds to the work of an interpreted call, by name.
+
+    Views are computed by no kernel. Of a table, kernels read the rows that indices choose, so the table is only to be created.
+    """
     variable = set(sizes)
-    elements = sum(
-        item.type.numel.value(sizes)
+    elements = {
+        item.name: item.type.numel.value(sizes) * (TABLE_PART if _is_table(graph, item.name) else 1.0)
         for item in graph.inputs
         if item.kind is InputKind.ARGUMENT or set(_names(item.type.shape)) & variable
+    }
+    for node in graph.nodes:
+        if node.op.split(".")[1] not in VIEWS:
+            elements[node.name] = sum(kind.numel.value(sizes) for kind in node.outputs) / 4
+    return elements
+
+
+def _is_table(graph: Graph, name: str) -> bool:
+    """Whether an input is only read at indices."""
+    readers = graph.readers(name)
+    is_written = any(mutation.input == name for mutation in graph.mutations)
+    return (
+        bool(readers)
+        and not is_written
+        and all(node.op.split(".")[1] in LOOKUPS and node.args[0] == Ref(name) for node in readers)
     )
-    computed = sum(kind.numel.value(sizes) for node in graph.nodes for kind in node.outputs)
-    too_many = elements + computed / 4 > slack * INTERPRETER_ELEMENTS
-    return too_many or product_work(graph, sizes) > (product_slack or slack) * INTERPRETER_PRODUCT
 
 
 def _names(shape: tuple[Size, ...]) -> list[str]:

@@ -15,7 +15,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.adapters import Adapter
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.case_runner import MANY_CALLS, CaseRunner
-from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case
+from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case, why_not_interpretable
 from mtmc_lsp.verify.delivery import REFUSED, delivery_check
 from mtmc_lsp.verify.foreign.further_calls import FurtherCalls
 from mtmc_lsp.verify.foreign.mutation import MutationSearch
@@ -49,7 +49,8 @@ SMALL_CASE_ELEMENTS = 512
 MANY_CALLS_SEED = 100
 USE_SEED = 200
 SEARCH_SEED = 400
-TOO_LARGE = "the workload is too large for Triton's interpreter; verify on a GPU, or name sizes that can vary"
+TOO_LARGE = "the workload is too large for Triton's interpreter"
+INSTEAD = "verify on a GPU, or name sizes that can vary"
 ORDER = "the results depend on the order in which the programs of a launch run, which is not fixed on a GPU"
 OTHER_RANDOM = "the reference draws random numbers, and a candidate may draw others in another order"
 
@@ -142,7 +143,11 @@ class VerificationEngine:
         self._init = self._start(candidate)
         trials = candidate.trials(self._init, interpreted=not self.has_gpu)
         if not trials:
-            return Verification(Verdict(VerdictStatus.UNCERTIFIABLE, text_checks, self._mode, reason=TOO_LARGE))
+            reason = f"{TOO_LARGE}: {why_not_interpretable(self._reference.capture)}; {INSTEAD}"
+            failure = FailureKind.TOO_LARGE
+            return Verification(
+                Verdict(VerdictStatus.UNCERTIFIABLE, text_checks, self._mode, 0.0, 0.0, reason, (), failure)
+            )
         delivery = delivery_check(
             candidate, self._reference.capture, self._process, self._pool, self._reference.run_seconds
         )
@@ -197,7 +202,7 @@ class VerificationEngine:
             # It may be right for the full-size parameters that it was written for.
             reduced_failure = reduced_failure or failed.reason
             self._process.next()
-        reason = f"{TOO_LARGE}; with smaller parameters, for which it may not be written, it fails: {reduced_failure}"
+        reason = f"{TOO_LARGE}; {INSTEAD}; with smaller parameters, for which it may not be written, it fails: {reduced_failure}"
         return Verification(verdict(VerdictStatus.UNCERTIFIABLE, reason))
 
     def verify_int32_offsets(self, candidate: Adapter) -> Check:

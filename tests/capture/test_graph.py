@@ -56,6 +56,13 @@ def test_sizes_keep_the_names_of_the_directive(captured) -> None:
     assert [str(size) for size in capture.graph.nodes[1].type.shape] == ["B", "1"]
 
 
+def test_a_flag_that_changes_the_rank_of_the_result_is_a_constant(captured) -> None:
+    """The target is traced with the other value as well, whose result has no dimension in common with the eager run."""
+    text = "# mtmc: x=f32[6,5]\ndef f(x, size_average=True):\n    loss = x * x\n    return loss.mean() if size_average else loss.mean(1)\n"
+    graph = captured(text, "f").graph
+    assert graph.constants == {"size_average": True} and graph.free_flags == ()
+
+
 def test_defaults_are_constants_and_keyword_arguments_are_passed_by_name(captured) -> None:
     capture = captured(NAMED, "named")
     assert capture.graph.constants == {}
@@ -116,6 +123,72 @@ def test_sizes_of_indexed_dimensions_do_not_vary(captured) -> None:
     rows = str(capture.graph.inputs[0].type.shape[0])
     assert capture.graph.sizes[rows] == 10
     assert rows not in capture.variable_sizes
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "x.expand(len(x), 5) * 2.0",
+        "(x[:, None] - x).sum((1, 2)) / len(x)",
+        "x * torch.arange(len(x), device=x.device)[:, None]",
+        "torch.stack([x for _ in [0] * len(x.shape)])",
+    ],
+)
+def test_the_length_of_a_tensor_may_vary(captured, body: str) -> None:
+    """``len`` of Python converts the size to a number."""
+    assert captured(
+        f"import torch\n\n\n# mtmc: x=f32[N,5] N=12\ndef f(x):\n    return {body}\n", "f"
+    ).variable_sizes == ("N",)
+
+
+def test_a_list_with_an_item_for_each_row_fixes_their_number(captured) -> None:
+    text = "import torch\n\n\n# mtmc: x=f32[N,5] N=3\ndef f(x):\n    rows = [None] * len(x)\n    for i in range(len(x)):\n        rows[i] = x[i] * i\n    return torch.stack(rows)\n"
+    capture = captured(text, "f")
+    assert [str(size) for size in capture.graph.inputs[0].type.shape] == ["3", "5"]
+
+
+BIASED = (
+    HEAD
+    + """\
+# mtmc: x=f32[N,9,9] N=12
+class Biased(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.randn(5, 5, 1))
+        self.register_buffer("index", torch.arange(81) % 25)
+
+    def forward(self, x):
+        return x + self.table.view(-1)[self.index].view(9, 9)
+"""
+)
+
+
+def test_a_table_that_a_buffer_of_indices_refers_to_does_not_vary(captured) -> None:
+    assert captured(BIASED, "Biased").variable_sizes == ("N",)
+
+
+EDGES = (
+    HEAD
+    + """\
+# mtmc: x=f32[N,16] edges=i64[2,E]@0..11 N=12 E=40
+def messages(x, edges):
+    out = torch.zeros_like(x)
+    return out.index_add(0, edges[1], x[edges[0]])
+"""
+)
+
+
+def test_sizes_that_indices_do_not_refer_to_vary_whatever_the_range_of_the_indices(captured) -> None:
+    """Only the rows of ``x`` must stay: the number of edges is larger than the range, but no index counts edges."""
+    assert captured(EDGES, "messages").variable_sizes == ("E",)
+
+
+@pytest.mark.parametrize("index", ["i // 2 + 3", "(i * 0.5).long()", "torch.where(i > 3, i, 9 - i)"])
+def test_a_table_that_computed_values_of_an_input_refer_to_does_not_vary(captured, index: str) -> None:
+    text = (
+        HEAD + f"# mtmc: table=f32[V,16] i=i64[B]@0..9 V=10 B=32\ndef f(table, i):\n    return table[{index}] * 2.0\n"
+    )
+    assert captured(text, "f").variable_sizes == ("B",)
 
 
 RELATIVE = (

@@ -131,3 +131,11 @@ def test_sizes_in_fractional_operands_become_constant(captured, name: str) -> No
     assert [str(size) for size in capture.graph.inputs[0].type.shape] == ["B", "33"]
     assert capture.workload.assumed == (f"T is fixed at 33, because of line 4: `{FLOATS[name]}`",)
     assert verified(capture, fused(capture, text)).reason == ""
+
+
+@pytest.mark.parametrize("body", ["x / math.sqrt(x.shape[0])", "x * float(len(x))", "x * math.log(x.shape[0])"])
+def test_a_size_that_the_code_makes_a_number_is_fixed_with_its_line(body: str, captured) -> None:
+    text = f"import math\nimport torch\n\n\n# mtmc: x=f32[B,D] B=48 D=32\ndef f(x):\n    return {body}\n"
+    capture = captured(text, "f")
+    assert capture.variable_sizes == ("D",)
+    assert capture.workload.assumed == (f"B is fixed at 48, because of line 7: `return {body}`",)

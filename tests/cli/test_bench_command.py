@@ -119,3 +119,10 @@ def test_a_wrong_suite_or_half_is_refused_with_the_remedy(suite: Path) -> None:
         answer = mtmc(suite, "bench", *arguments)
         assert answer.code == 2, arguments
         assert words in answer.err
+
+
+def test_a_limit_for_all_problems_is_refused_where_it_has_no_effect(suite: Path) -> None:
+    answer = mtmc(suite, "bench", ".", "--seconds", "60")
+    assert answer.code == 2
+    assert "--seconds limits --suite tritonbench-g alone" in answer.err
+    assert "--time-limit" in answer.err

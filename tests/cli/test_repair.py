@@ -73,7 +73,8 @@ def test_a_fault_that_no_edit_repairs_leaves_the_file_and_is_exit_code_1(tmp_pat
             SOUND.replace("def add(x", "def add(x").replace("add_kernel[grid]", "other[grid]"),
             "add_kernel",
             "model.py:7: no function of the file launches add_kernel\n"
-            "  Write a function that launches it, with a directive such as # mtmc: x=f32[M,N] M=64 N=1024.\n",
+            "  Write a function that launches it, with a directive such as # mtmc: x=f32[M,N] M=64 N=1024,\n"
+            "  or record its launches: mtmc record -- python your_program.py\n",
         ),
         (
             source("add").replace("reference=add_reference", "reference=nothing"),
@@ -115,3 +116,12 @@ def test_a_kernel_is_profiled_at_the_sizes_of_its_workload(tmp_path: Path) -> No
         ["13", "store", "out_ptr", "contiguous"],
     ]
     assert "sm_90: " in answer.out and "registers, 0 bytes spilled" in answer.out
+
+
+@pytest.mark.gpu
+def test_kernels_are_observed_by_the_interpreter_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
+    """``tl.max`` of the kernel is a function that Triton compiles or interprets from its import on."""
+    project(tmp_path, source("softmax"))
+    answer = mtmc(tmp_path, "repair", "model.py::softmax")
+    assert answer.code == 0, answer.out + answer.err
+    assert "softmax (softmax_kernel): no fault" in answer.out

@@ -23,6 +23,13 @@ def flat(u):
     return torch.roll(u, 5) * 2 + torch.roll(u, 0, 0)
 
 
+# mtmc: p=f32[B,H,W] B=2 H=12 W=17
+def sweeps(p):
+    for _ in range(3):
+        p = 0.25 * (torch.roll(p, 1, -1) + torch.roll(p, -1, -1) + torch.roll(p, 1, -2) + torch.roll(p, -1, -2))
+    return p
+
+
 # mtmc: u=f32[B,H] B=3 H=4
 def past_the_end(u):
     return torch.roll(u * 2, 6, 1) + u
@@ -43,3 +50,14 @@ def test_rolls_beyond_the_size_run_the_original_code(captured) -> None:
     assert lower(capture.graph).opaque == {"roll"}
     assert not any(">" in text for text in capture.graph.conditions)
     assert verified(capture, fully_fused(capture, start(capture, TEXT))).reason == ""
+
+
+def test_the_code_of_repeated_rolls_reads_each_neighbour_at_one_index(captured) -> None:
+    """As two slices each, the rolls of three sweeps would be 8 ** 3 reads."""
+    capture = captured(TEXT, "sweeps")
+    candidate = fully_fused(capture, start(capture, TEXT))
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+    for kernel in candidate.source.split("@triton.jit")[1:]:
+        assert kernel.count("tl.load(") <= 4**3
+        assert len(kernel.splitlines()) < 600

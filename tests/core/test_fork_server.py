@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,16 @@ def test_a_copy_is_not_made_for_another_interpreter_or_other_variables(fork_serv
     fitting = {"python": sys.executable, "cwd": "/", "env": {"TRITON_INTERPRET": "1"}, "options": ()}
     assert fork_server.can_fork(Launch(**fitting))
     assert not fork_server.can_fork(Launch(**{**fitting, **launch}))
+
+
+def test_a_worker_that_interprets_kernels_is_no_copy_of_a_process_that_compiles_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton's functions, such as ``tl.max``, are compiled or interpreted from its import on."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    launch = Launch(python=sys.executable, cwd="/", env={"TRITON_INTERPRET": "1"}, options=())
+    assert not ForkServer(sys.executable).can_fork(launch)
+    assert ForkServer(sys.executable).can_fork(replace(launch, env={}))
 
 
 def gone(pid: int) -> bool:

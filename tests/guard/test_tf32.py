@@ -10,8 +10,11 @@ from types import ModuleType
 import pytest
 import torch
 
+from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS, TF32_HELPERS
 from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.results import CheckStatus
 from mtmc_lsp.guard.worker.observed_calls import explain
+from mtmc_lsp.verify.source_scan import scan
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from tests.codegen.checker import Checker
 from tests.planning.situations import act, start
@@ -97,3 +100,19 @@ def test_torch_compile_traces_the_condition(module: ModuleType) -> None:
 
 def test_kernels_of_full_precision_do_not_ask(checker: Checker) -> None:
     assert "_may_products_use_tf32" not in fused(checker, FULL + TARGET)
+
+
+@pytest.mark.parametrize("library", TF32_HELPERS)
+def test_the_scan_accepts_the_function_that_reads_the_setting_and_no_other_of_its_name(library: str) -> None:
+    """It handles the exception of the setting that is unused; a candidate that handles exceptions is refused."""
+    helper = f"import torch\n\n\n{GUARD_HELPERS[TF32_HELPERS[library]]}"
+    assert all(check.status is CheckStatus.PASSED for check in scan(helper, "m.py"))
+    other = helper.replace(" except RuntimeError", " except Exception")
+    assert [check.name for check in scan(other, "m.py") if check.status is CheckStatus.FAILED] == ["text: no fallback"]
+
+
+def test_the_scan_accepts_a_version_whose_guard_reads_the_setting(checker: Checker) -> None:
+    text = SETTINGS["newer"] + TARGET
+    source = fused(checker, text)
+    assert TF32_HELPERS["cublas"] in source
+    assert all(check.status is CheckStatus.PASSED for check in scan(source, "m.py", text))

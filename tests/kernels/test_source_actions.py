@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
-from mtmc_lsp.core.run import KernelLaunch
-from mtmc_lsp.device.choice import default_model
-from mtmc_lsp.kernels.actions.base import Facts, Proposal
-from mtmc_lsp.kernels.actions.catalogue import ACTIONS, WHEN_IT_PAYS, proposals
+from mtmc_lsp.kernels.actions.catalogue import ACTIONS, WHEN_IT_PAYS, excluded_kinds, proposals
 from mtmc_lsp.kernels.actions.tune import alternatives
-from mtmc_lsp.kernels.messages import Access, LaunchWork
-from mtmc_lsp.kernels.repairs.site import sites_of
+from mtmc_lsp.kernels.messages import Access
 from mtmc_lsp.kernels.search import changed_lines
-from mtmc_lsp.source.syntax import first_error, parse
 from tests.kernels.observing import HEADER
+from tests.kernels.proposing import applied, facts, proposed
 
 ADD = (
     HEADER
@@ -88,32 +82,6 @@ def product(a, b):
     return c
 """
 )
-
-
-def facts(text: str, types: str = "*fp32", accesses: Sequence[Access] = (), *, has_gpu: bool = False) -> list[Facts]:
-    """What would be known of the kernels of a file after a call with large sizes."""
-    known = []
-    for site in sites_of("model.py", text.encode()):
-        pointers = {name: types for name in site.kernel.parameters if name.endswith("_ptr")}
-        numbers = {name: 8192 for name in site.kernel.parameters if name in ("n", "M", "N", "K")}
-        launch = KernelLaunch(site.kernel.name, pointers, {"BLOCK": 32}, 4, 3)
-        work = LaunchWork(launch, (256, 256, 1), 65536, 4, 1e12, numbers)
-        large = [Access(site.kernel.name, 0, "load", "a_ptr", "contiguous", True, 1, 10**11, 10**9)]
-        known.append(Facts(site, tuple(accesses or large), (work,), (), default_model(), has_gpu, (3, 6)))
-    return known
-
-
-def proposed(text: str, name: str, **options: object) -> list[Proposal]:
-    """The edits of one kind, each of which keeps the file's syntax."""
-    found = proposals(facts(text, **options), has_gpu=False, tries_all=True)  # type: ignore[arg-type]
-    for item in found:
-        assert first_error(parse(item.applied(text.encode()))) is None, item.title
-        assert item.rationale and item.title[0].isupper()
-    return [item for item in found if item.name == name]
-
-
-def applied(text: str, name: str, **options: object) -> str:
-    return proposed(text, name, **options)[0].applied(text.encode()).decode()
 
 
 def test_autotune_replaces_fixed_values_and_keeps_all_other_lines() -> None:
@@ -249,6 +217,13 @@ def test_streamed_and_reused_tensors_get_cache_policies() -> None:
     text = applied(ADD, "cache", accesses=seen)
     assert 'x = tl.load(x_ptr + offsets, mask=mask, other=0.0, eviction_policy="evict_first")' in text
     assert 'y = tl.load(y_ptr + offsets, mask=mask, other=0.0, eviction_policy="evict_last")' in text
+
+
+def test_strict_precision_leaves_edits_out_that_change_rounding() -> None:
+    assert excluded_kinds(["cache"], [], is_strict=True) == {"cache", "fuse", "one-pass", "split-k"}
+    assert excluded_kinds([], [], is_strict=False) == frozenset()
+    assert "autotune" not in excluded_kinds([], ["autotune"], is_strict=True)
+    assert "hoist" in excluded_kinds([], ["autotune"], is_strict=False)
 
 
 def test_every_kind_of_edit_says_when_it_pays() -> None:

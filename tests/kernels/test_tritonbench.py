@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from mtmc_lsp.app.bench.tritonbench import SEPARATOR, kernel_problems, solve_kernels, summarise_kernels
+from mtmc_lsp.app.bench.tritonbench import SEPARATOR, at_deadline, kernel_problems, solve_kernels, summarise_kernels
 from mtmc_lsp.app.bench.tritonbench_torch import write_problems
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.settings import Settings
@@ -63,6 +65,7 @@ def suite(tmp_path: Path, kernel: str = KERNEL) -> Path:
 def test_a_file_is_optimised_and_the_delivered_one_prints_the_same(tmp_path: Path) -> None:
     problem = kernel_problems(suite(tmp_path))[0]
     record = solve_kernels(problem, Settings(), sys.executable, 120.0, tmp_path / "delivered")
+    assert record is not None
     assert record.read and record.runs and record.compiled, record
     assert "hoist" in record.applied and "autotune" in record.applied
     assert record.call is True and record.execution is True
@@ -77,7 +80,16 @@ def test_a_wrong_original_is_named_with_its_line(tmp_path: Path) -> None:
     wrong = KERNEL.replace("offsets < N, other", "offsets <= N, other")
     problem = kernel_problems(suite(tmp_path, wrong))[0]
     record = solve_kernels(problem, Settings(), sys.executable, 60.0, tmp_path / "delivered")
+    assert record is not None
     assert "scaled_sum_kernel: it reads element 210 of x_ptr, which has 210" in record.fault
+
+
+def test_a_file_that_the_time_limit_ends_has_no_record(tmp_path: Path) -> None:
+    problem = kernel_problems(suite(tmp_path))[0]
+    assert solve_kernels(problem, Settings(), sys.executable, 60.0, tmp_path, deadline=time.monotonic()) is None
+    ended = threading.Event()
+    with at_deadline(ended.set, time.monotonic()):
+        assert ended.wait(30.0), "processes that run at the deadline end"
 
 
 def test_a_folder_without_its_files_is_refused(tmp_path: Path) -> None:

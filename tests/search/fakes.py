@@ -118,6 +118,9 @@ class FakeMeasurer:
         if _outcome(candidate) == "no memory":
             reason, kind = "it ran out of memory", FailureKind.GPU_OUT_OF_MEMORY
             return Verdict(VerdictStatus.RUNTIME_ERROR, (), "gpu", reason=reason, failure=kind)
+        if _outcome(candidate) == "too large":
+            reason, kind = "the workload is too large for Triton's interpreter", FailureKind.TOO_LARGE
+            return Verdict(VerdictStatus.UNCERTIFIABLE, (), "interpreter", reason=reason, failure=kind)
         return Verdict(VerdictStatus.CORRECT, (), "gpu", 1e-7, 1e-7)
 
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:

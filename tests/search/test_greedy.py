@@ -84,6 +84,13 @@ def test_a_run_says_why_it_ended() -> None:
     assert search(wrong).end_reason == "the last steps in a row were not accepted"
 
 
+def test_a_workload_that_is_too_large_to_be_verified_ends_the_run_at_once() -> None:
+    """Every other version would be refused for the same reason."""
+    result = search([action(i, "too large") for i in range(6)], has_gpu=False)
+    assert len(result.steps) == 1
+    assert result.end_reason == "no version of a workload of this size can be verified without a GPU"
+
+
 class FarSeeing(FakeMeasurer):
     """Says what becomes of versions beyond 2^31 elements, by the number of steps in them."""
 

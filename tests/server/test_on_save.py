@@ -13,6 +13,7 @@ from mtmc_lsp import docs
 from mtmc_lsp.core.results import KernelReport
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.server.features.on_save import finding_at
+from mtmc_lsp.server.features.resource_findings import resource_findings
 from mtmc_lsp.source.lint.finding import Severity
 from mtmc_lsp.source.triton.launch_sites import LaunchForm
 
@@ -138,3 +139,60 @@ async def test_nothing_is_imported_in_a_folder_that_is_not_trusted(tmp_path: Pat
         assert await ide.command("jobs") == []
         assert ide.questions == []
     assert not witness.exists()
+
+
+def form(kernel: str = "k", *, is_tuned: bool = False) -> LaunchForm:
+    return LaunchForm(KernelLaunch(kernel, {}, {"BLOCK": 8192}, 4, 3), 5, 9, is_tuned=is_tuned)
+
+
+def reported(*reports: list[KernelReport], products: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+    """Codes and messages for one location with these reports of each form."""
+    forms = [(form(is_tuned=len(reports) > 1), each) for each in reports]
+    return [(finding.code, finding.message) for finding in resource_findings(forms, products)]
+
+
+def compiled(arch: str = "sm_90", registers: int = 64, spills: int = 0, occupancy: float = 0.5) -> KernelReport:
+    return KernelReport("k", arch, registers, spills, occupancy=occupancy)
+
+
+def test_spills_are_reported_for_a_launch_and_for_configurations_that_all_spill() -> None:
+    ((code, message),) = reported([compiled("sm_80", 255, 104), compiled("sm_90", 255, 128, 0.12)])
+    assert code == "register-spills"
+    assert message.startswith(
+        "k with BLOCK=8192, num_warps=4 spills 128 bytes of each thread to memory on sm_90; use smaller"
+    )
+    assert reported([compiled(spills=16)]) == []
+    assert reported([compiled(spills=64)], [compiled()]) == [], "the autotuner chooses the other one"
+    assert "like all 2 configurations" in reported([compiled(spills=64)], [compiled(spills=64)])[0][1]
+    assert reported([compiled(spills=64)], []) == [], "one was not compiled"
+
+
+def test_few_warps_are_reported_with_the_architecture_and_the_cause() -> None:
+    ((code, message),) = reported([compiled("sm_80", 168, occupancy=0.1875), compiled("sm_90", 160, occupancy=0.2)])
+    assert code == "low-occupancy"
+    assert (
+        "k with BLOCK=8192, num_warps=4 runs at 19% of the warps that sm_80 can hold, because of 168 registers"
+        in message
+    )
+    assert reported([compiled(occupancy=0.18)], [compiled(occupancy=0.5)]) == [], "the autotuner chooses the other one"
+    assert reported([compiled(occupancy=0.18)], products=("k",)) == []
+    assert reported([KernelReport("k", "gfx1100")]) == [], "nothing is known"
+    shared = KernelReport("k", "sm_90", 32, 0, shared_bytes=120_000, occupancy=0.06)
+    assert "because of 120000 bytes of shared memory" in reported([shared])[0][1]
+
+
+@pytest.mark.asyncio
+async def test_a_launch_that_spills_is_reported_at_its_line_on_save(tmp_path: Path) -> None:
+    text = (docs.FOLDER / "checks" / "register-spills.md").read_text()
+    async with editor(tmp_path, REAL, settings={"archs": ["sm_90"]}) as ide:
+        uri = ide.open(text.split("## Reported\n```python\n")[1].split("```")[0])
+        save(ide, uri)
+        (diagnostic,) = await ide.until(
+            lambda: [item for item in ide.client.diagnostics.get(uri, []) if item.code == "register-spills"]
+        )
+        assert "row_sums with BLOCK=8192, num_warps=2 spills" in diagnostic.message
+        assert "row_sums[(x.shape[0],)]" in ide.texts[uri].splitlines()[diagnostic.range.start.line]
+        ide.replace(uri, "num_warps=2", "num_warps=16")
+        await checked(ide, uri)
+        codes = {item.code for item in ide.client.diagnostics.get(uri, [])}
+        assert not codes & {"register-spills", "low-occupancy"}

@@ -180,10 +180,12 @@ def test_a_directive_inside_a_string_is_ignored() -> None:
 
 @pytest.mark.parametrize("name", ["M", "M.forward"])
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-@pytest.mark.parametrize("above_class", [True, False])
-def test_a_directive_above_the_class_or_above_forward_serves_both(above_class: bool, newline: str, name: str) -> None:
-    comment = "# mtmc: x=f32[4] init: dim=3\n"
-    code = comment + MODULE if above_class else MODULE.replace("    def forward", f"    {comment}    def forward")
+@pytest.mark.parametrize("place", ["class M", "    def __init__", "    def forward"])
+def test_a_directive_above_the_class_or_above_one_of_its_two_methods_serves_both(
+    place: str, newline: str, name: str
+) -> None:
+    indent = place[: -len(place.lstrip())]
+    code = MODULE.replace(place, f"{indent}# mtmc: x=f32[4] init: dim=3\n{place}")
     text = ("\ufeff" + code).replace("\n", newline).encode()
     workload = parse_directive(text, find_target(text, "m.py", name), "m.py")
     assert workload is not None
@@ -389,3 +391,13 @@ def test_the_suggested_directive_has_the_containers_that_the_code_takes_apart() 
     )
     assert workload is not None
     assert len(workload.tensors) == 9
+
+
+@pytest.mark.parametrize(
+    ("fields", "suggested"),
+    [("    size: int = 8", "Settings()"), ("    size: int\n    rate: float = 0.1", "Settings(size=1)")],
+)
+def test_the_suggestion_constructs_a_module_with_its_dataclass_of_settings(fields: str, suggested: str) -> None:
+    settings = f"@dataclass\nclass Settings:\n{fields}\n\n\n"
+    text = (settings + MODULE.replace("dim, heads=8", "config: Settings")).encode()
+    assert suggest_directive(text, find_target(text, "m.py", "M")) == f"# mtmc: x=f32[64,1024] init: config={suggested}"

@@ -53,6 +53,14 @@ def f(logits, t):
     nll = -logp.gather(-1, t[:, None]).squeeze(-1)
     return (0.9 * nll - 0.1 * logp.mean(-1)).mean()
 """,
+    "mean squares": """# mtmc: x=f32[B,D] y=f32[B,D] B=16 D=96 grad=x,y
+def f(x, y):
+    return F.mse_loss(x, y) + F.huber_loss(x, y, delta=0.7)
+""",
+    "smooth absolute values": """# mtmc: x=f16[B,D] y=f16[B,D] B=16 D=96 grad=x
+def f(x, y):
+    return F.smooth_l1_loss(x, y, beta=0.5)
+""",
     "divergence": """# mtmc: x=f32[B,V] t=f32[B,V] B=16 V=64 grad=x
 def f(x, t):
     return F.kl_div(F.log_softmax(x, -1), F.softmax(t, -1), reduction="batchmean")

@@ -24,6 +24,11 @@ def test_results_and_gradients_are_those_of_the_users_code(checker: Checker, nam
     assert checker.compile_errors(capture, candidate, ("sm_80", "gfx942")) == []
 
 
+@pytest.mark.parametrize("name", ["mean squares", "smooth absolute values"])
+def test_sizes_vary_though_the_gradient_of_a_mean_divides_by_them(checker: Checker, name: str) -> None:
+    assert checker.capture(HEAD + TARGETS[name]).variable_sizes == ("B", "D")
+
+
 def test_kernels_write_no_intermediate_value_that_the_backward_pass_can_compute_again(checker: Checker) -> None:
     candidate = planned(checker.capture(HEAD + TARGETS["rms norm"]))
     assert "ctx.save_for_backward(x, weight, rstd)" in candidate.source

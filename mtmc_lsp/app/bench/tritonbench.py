@@ -7,10 +7,13 @@ prints with what the original prints (execution accuracy).
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import subprocess
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,20 +105,37 @@ class KernelRecord:
 
 
 def solve_kernels(
-    problem: KernelProblem, settings: Settings, python: str, seconds: float, delivered: Path, *, tries_all: bool = True
-) -> KernelRecord:
+    problem: KernelProblem,
+    settings: Settings,
+    python: str,
+    seconds: float,
+    delivered: Path,
+    *,
+    tries_all: bool = True,
+    deadline: float = math.inf,
+) -> KernelRecord | None:
     """Read, compile, optimise and evaluate one file.
 
     Args:
         delivered: the folder for delivered files.
         tries_all: whether edits that only a measurement can judge are verified without a GPU, too.
+        deadline: value of the monotonic clock at which all processes end.
+
+    Returns:
+        The record; None if the deadline came first.
     """
     began = time.monotonic()
     record = KernelRecord(problem.name)
+    if began >= deadline:
+        return None
     try:
-        _solve(record, problem, settings, python, seconds, delivered, tries_all=tries_all)
+        _solve(
+            record, problem, settings, python, min(seconds, deadline - began), delivered, deadline, tries_all=tries_all
+        )
     except MtmcError as error:
         record.reason = error.message
+    if time.monotonic() >= deadline:
+        return None
     record.wall_seconds = round(time.monotonic() - began, 1)
     return record
 
@@ -127,6 +147,7 @@ def _solve(
     python: str,
     seconds: float,
     delivered: Path,
+    deadline: float,
     *,
     tries_all: bool,
 ) -> None:
@@ -141,13 +162,35 @@ def _solve(
     record.test = driver.qualname
     opened = open_target(parse_request(f"{problem.file}::{driver.qualname}", settings, python))
     run = KernelOptimization(opened, is_stored=False, tries_all=tries_all)
-    try:
-        result = run.run(seconds)
-    finally:
-        _note_original(record, run)
+    # Observing a kernel may take minutes, and only its processes can be ended.
+    with at_deadline(run.kill, deadline):
+        try:
+            result = run.run(seconds)
+        finally:
+            _note_original(record, run)
     _note(record, result)
     if result.final.diff:
-        evaluate(record, problem, result.final.source, delivered, python, has_gpu=bool(result.environment.gpu))
+        has_gpu = bool(result.environment.gpu)
+        evaluate(record, problem, result.final.source, delivered, python, has_gpu=has_gpu, deadline=deadline)
+
+
+@contextlib.contextmanager
+def at_deadline(action: Callable[[], None], deadline: float) -> Iterator[None]:
+    """From a value of the monotonic clock on, run an action every second until the context ends."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        if not ended.wait(max(0.0, deadline - time.monotonic())):
+            action()
+            while not ended.wait(1.0):
+                action()
+
+    if deadline < math.inf:
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _note_original(record: KernelRecord, run: KernelOptimization) -> None:
@@ -186,7 +229,14 @@ def _note(record: KernelRecord, result: RunResult) -> None:
 
 
 def evaluate(
-    record: KernelRecord, problem: KernelProblem, text: str, delivered: Path, python: str, *, has_gpu: bool
+    record: KernelRecord,
+    problem: KernelProblem,
+    text: str,
+    delivered: Path,
+    python: str,
+    *,
+    has_gpu: bool,
+    deadline: float = math.inf,
 ) -> None:
     """Their evaluation: the delivered file runs as a program, and prints what the original prints.
 
@@ -196,7 +246,7 @@ def evaluate(
     file = delivered.absolute() / problem.file.name
     file.write_text(text, encoding="utf-8")
     original = problem.file.absolute()
-    ours, theirs = (_run(each, python, has_gpu=has_gpu) for each in (file, original))
+    ours, theirs = (_run(each, python, deadline, has_gpu=has_gpu) for each in (file, original))
     if theirs is None and ours is None:
         # Without the address ranges of observation, accesses outside a tensor may end the process.
         record.call = None
@@ -204,21 +254,22 @@ def evaluate(
     record.call = ours is not None
     if ours is not None and theirs is not None:
         record.execution = ours == theirs
-        if not record.execution and theirs != _run(original, python, has_gpu=has_gpu):
+        if not record.execution and theirs != _run(original, python, deadline, has_gpu=has_gpu):
             # A test without a seed prints something else each time.
             record.execution = None
 
 
-def _run(file: Path, python: str, *, has_gpu: bool) -> str | None:
+def _run(file: Path, python: str, deadline: float, *, has_gpu: bool) -> str | None:
     """What a file prints; None if it fails or does not end."""
     command, env = [python, str(file)], dict(os.environ)
     if not has_gpu:
         command = [python, "-m", "mtmc_lsp.kernels.worker.run_on_cpu", str(file)]
         package = str(Path(mtmc_lsp.__file__).parents[1])
         env |= {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([package, env.get("PYTHONPATH", "")])}
+    seconds = min(EVALUATION_SECONDS, max(0.0, deadline - time.monotonic()))
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=EVALUATION_SECONDS, check=False, env=env, cwd=file.parent
+            command, capture_output=True, text=True, timeout=seconds, check=False, env=env, cwd=file.parent
         )
     except subprocess.TimeoutExpired:
         return None
@@ -250,8 +301,6 @@ class KernelSummary:
 
 def summarise_kernels(records: Sequence[dict[str, Any]]) -> KernelSummary:
     """The counts of a file of results."""
-    import math
-
     speedups = [float(r["speedup"]) for r in records if r.get("speedup")]
     edits: dict[str, int] = {}
     for record in records:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.capture.client import find_workload
 from mtmc_lsp.capture.recorded_calls import RECORDS
+from mtmc_lsp.capture.recorded_launches import LAUNCHES, RecordedKernel, find_launches, launch_workloads
 from mtmc_lsp.core.errors import Location, NoWorkload, RequestError
 from mtmc_lsp.core.workload import Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.kernels.repairs.site import sites_of
+from mtmc_lsp.kernels.sizes import elements_of
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.source.blocks import without_blocks
 from mtmc_lsp.source.syntax import line_of
@@ -31,6 +33,13 @@ class KernelTarget:
     workload: Workload
     reference: Workload | None
     """Of the function with the expected results; None if the file names none."""
+    observed: Workload | None = None
+    """A workload with smaller tensors, for observation; None if they follow from the named sizes of ``workload``."""
+
+    @property
+    def observed_workload(self) -> Workload:
+        """The workload that cases are derived from."""
+        return self.observed or self.workload
 
 
 def open_kernel(opened: OpenTarget) -> KernelTarget:
@@ -43,7 +52,7 @@ def open_kernel(opened: OpenTarget) -> KernelTarget:
     path, text = str(opened.path), opened.text
     launcher = _launcher(opened)
     if launcher is None:
-        return _driven(opened, _driver(opened, opened.definition.qualname))
+        return _launched(opened) or _driven(opened, _driver(opened, opened.definition.qualname))
     name = reference_name(text, launcher, path) or reference_name(text, opened.definition, path)
     reference = None
     if name:
@@ -64,12 +73,43 @@ def open_kernel(opened: OpenTarget) -> KernelTarget:
         try:
             workload = find_workload(path, text, launcher, records)
         except NoWorkload:
-            driver = _driver(opened, launcher.qualname)
-            if driver is None or reference is not None:
+            if reference is not None:
                 raise
-            return _driven(opened, driver)
+            launched = _launched(opened)
+            driver = None if launched is not None else _driver(opened, launcher.qualname)
+            if launched is None and driver is None:
+                raise
+            return launched or _driven(opened, driver)
     expected = _for_target(workload, reference, text) if reference is not None else None
     return KernelTarget(opened, launcher, workload, expected)
+
+
+def _launched(opened: OpenTarget) -> KernelTarget | None:
+    """A kernel with its recorded launches: the most frequent one is timed, the one with the smallest tensors is observed.
+
+    Raises:
+        NoWorkload: no recorded launch can be repeated.
+    """
+    target = opened.definition
+    if target.kind is not TargetKind.KERNEL:
+        return None
+    recorded = find_launches(target, opened.project / FOLDER / LAUNCHES)
+    if recorded is None:
+        return None
+    workloads = launch_workloads(target, recorded)
+    if not workloads:
+        raise _not_repeatable(opened, recorded)
+    smallest = min(workloads, key=lambda workload: elements_of(workload, {}))
+    return KernelTarget(opened, target, workloads[0], None, smallest)
+
+
+def _not_repeatable(opened: OpenTarget, recorded: RecordedKernel) -> NoWorkload:
+    return NoWorkload(
+        f"none of the {recorded.count} recorded launches of {recorded.qualname} can be repeated: "
+        f"{recorded.launches[0].unusable}",
+        where=Location(str(opened.path), opened.definition.start_line),
+        remedy="Write a function that launches it, with a directive such as # mtmc: x=f32[M,N] M=64 N=1024.",
+    )
 
 
 def _driver(opened: OpenTarget, name: str) -> Target | None:
@@ -85,7 +125,8 @@ def _driven(opened: OpenTarget, driver: Target | None) -> KernelTarget:
         raise NoLauncher(
             f"no function of the file launches {definition.qualname}",
             where=Location(str(opened.path), definition.start_line),
-            remedy="Write a function that launches it, with a directive such as # mtmc: x=f32[M,N] M=64 N=1024.",
+            remedy="Write a function that launches it, with a directive such as # mtmc: x=f32[M,N] M=64 N=1024,\n"
+            "  or record its launches: mtmc record -- python your_program.py",
         )
     assumed = (f"the inputs are those of {driver.qualname}, which calls the kernel",)
     return KernelTarget(opened, driver, Workload(driver, WorkloadSource.SCRIPT, assumed=assumed), None)

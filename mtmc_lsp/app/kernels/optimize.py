@@ -16,7 +16,7 @@ from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.results import KernelReport, Timing
 from mtmc_lsp.core.run import SCHEMA, Final, RunResult, RunStatus, Step, StepStatus
-from mtmc_lsp.kernels.actions.catalogue import WHEN_IT_PAYS
+from mtmc_lsp.kernels.actions.catalogue import excluded_kinds
 from mtmc_lsp.kernels.messages import CaseTrace
 from mtmc_lsp.kernels.optimizer import SourceOptimizer, original_fault, runs_on_a_case
 from mtmc_lsp.kernels.sizes import quick_cases
@@ -79,8 +79,8 @@ class KernelOptimization:
         self.target: KernelTarget = open_kernel(opened)
         self._events, self._fresh, self._tries_all = events, fresh, tries_all
         self._is_stored = is_stored
-        others = frozenset(WHEN_IT_PAYS) - frozenset(only) if only else frozenset()
-        self._excluded = others | frozenset(opened.settings.exclude_actions)
+        settings = opened.settings
+        self._excluded = excluded_kinds(settings.exclude_actions, only, is_strict=settings.precision == "strict")
         self._session = KernelSession(self.target, events.on_stage)
         self.traces: tuple[CaseTrace, ...] = ()
         """Of the file as it stands."""
@@ -127,6 +127,7 @@ class KernelOptimization:
                     max(1.0, seconds - (time.monotonic() - began)),
                     tries_all=self._tries_all,
                     excluded=self._excluded,
+                    keeps_launches=self.target.workload.launch is not None,
                 )
                 text = optimizer.run()
                 self.reports = optimizer.reports

@@ -17,7 +17,7 @@ from mtmc_lsp.kernels.messages import MOST_STEPS, CaseTrace, KernelCompileReques
 from mtmc_lsp.kernels.repairs.site import sites_of, with_helpers
 from mtmc_lsp.kernels.sizes import trace_cases
 from mtmc_lsp.measure.foreign_candidate import verify_foreign
-from mtmc_lsp.process.fork_server import ForkServer, likely_variables
+from mtmc_lsp.process.fork_server import INTERPRETER_ENV, ForkServer, likely_variables
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.triton.drivers import without_driver_calls
 from mtmc_lsp.verify.reference import Reference
@@ -47,7 +47,8 @@ class KernelSession:
         self._driven = kernels if target.workload.source is WorkloadSource.SCRIPT else []
 
     def __enter__(self) -> KernelSession:
-        self._fork_server = ForkServer(self.target.opened.python, likely_variables(), preload=True)
+        # Most workers interpret kernels, also on a machine with a GPU.
+        self._fork_server = ForkServer(self.target.opened.python, INTERPRETER_ENV, preload=True)
         self._resources.callback(self._fork_server.close)
         self._fork_server.start()
         self._worker = self._resources.enter_context(self._new_worker(interpreted=True))
@@ -60,6 +61,8 @@ class KernelSession:
         """End every process without waiting. Safe in a signal handler."""
         if self._fork_server is not None:
             self._fork_server.kill()
+        if self._plain is not None:
+            self._plain.kill()
 
     def trace(
         self, text: bytes, cases: Sequence[TraceCase], *, most_programs: int = 0, compares_faulty: bool = False
@@ -72,8 +75,9 @@ class KernelSession:
         assert self._worker is not None
         target, is_original = self.target, text == self.target.opened.text
         original = self.importable(target.opened.text)
+        # A sample of the programs needs no values, so it runs at the sizes of the workload.
         request = TraceRequest(
-            target.workload,
+            target.workload if most_programs else target.observed_workload,
             self.importable(text),
             tuple(cases),
             target.reference,
@@ -119,7 +123,7 @@ class KernelSession:
 
     def cases(self) -> list[TraceCase]:
         """The cases on which the launcher is observed, the smallest first."""
-        return list(trace_cases(self.target.workload, self.target.opened.text.decode()))
+        return list(trace_cases(self.target.observed_workload, self.target.opened.text.decode()))
 
     def kernel_names(self, traces: Sequence[CaseTrace]) -> tuple[str, ...]:
         """The kernels that the calls launched; all of the file if none did."""
@@ -149,9 +153,7 @@ class KernelSession:
     # Parts -----------------------------------------------------------------------------------------------------------
 
     def _new_worker(self, *, interpreted: bool) -> Worker:
-        env = dict(self._fork_server.env) if self._fork_server is not None else {}
-        if interpreted:
-            env["TRITON_INTERPRET"] = "1"
+        env = INTERPRETER_ENV if interpreted else likely_variables()
         opened = self.target.opened
         return Worker(
             opened.python, cwd=str(opened.project), env=env, memory_bytes=MEMORY, fork_server=self._fork_server

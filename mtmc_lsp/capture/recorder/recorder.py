@@ -46,6 +46,8 @@ UNREAD: Functions = {}
 """Marks a file that the recorder has not read yet."""
 TRACER: Functions = {}
 """Marks the file of ``torch.compile`` that traces Python functions."""
+LAUNCHER: Functions = {}
+"""Marks the files of Triton that launch kernels."""
 TRACER_FILE, TRACE_CALL = os.path.join("torch", "_dynamo", "symbolic_convert.py"), "inline_call"
 """That file, and its function that traces a call of a function by compiled code. Such a call has no frame of its own."""
 
@@ -89,7 +91,13 @@ def _last_name(decorator: ast.expr) -> str:
 class Recorder:
     """Records the calls of one process."""
 
-    def __init__(self, root: str, out: str, targets: dict[str, list[str]]) -> None:
+    def __init__(self, root: str, out: str, targets: dict[str, list[str]], launches: Any) -> None:
+        """Prepare.
+
+        Args:
+            launches: a ``LaunchNotes`` of ``launches.py``, which is loaded by its path.
+        """
+        self._launches = launches
         self._root = os.path.join(root, "")
         self._out = out
         self._targets = targets
@@ -125,6 +133,7 @@ class Recorder:
         # The parent process writes its records itself.
         self._lock = threading.Lock()
         self._records, self._others, self._traced, self._calls, self._calls_written = {}, {}, {}, 0, 0
+        self._launches.clear()
 
     def profile(self, frame: types.FrameType, event: str, argument: object) -> None:
         """The profile function. Python runs it at every call and return, so it checks the file name first."""
@@ -140,6 +149,9 @@ class Recorder:
             if functions is TRACER:
                 if code.co_name == TRACE_CALL:
                     self._note_traced(frame)
+                return
+            if functions is LAUNCHER:
+                self._note_launch(frame)
                 return
             function = functions.get(code.co_firstlineno) if functions else None
             if function is None or code.co_flags & NOT_SIMPLE:
@@ -160,6 +172,9 @@ class Recorder:
         if name.endswith(TRACER_FILE):
             self._files[name] = TRACER
             return TRACER
+        if name.endswith(self._launches.FILES):
+            self._files[name] = LAUNCHER
+            return LAUNCHER
         path = os.path.realpath(name)
         is_wanted = (
             path.startswith(self._root) and "site-packages" not in path and not _in_environment(path, self._root)
@@ -184,6 +199,7 @@ class Recorder:
                 Recorder._read_functions,
                 Recorder._record,
                 Recorder._note_traced,
+                Recorder._note_launch,
                 Recorder._hide_from_compiler,
             ):
                 skip(function.__code__)
@@ -205,6 +221,25 @@ class Recorder:
         with self._lock:
             self._traced[path, function[0]] = self._traced.get((path, function[0]), 0) + 1
             self._calls += 1
+
+    def _note_launch(self, frame: types.FrameType) -> None:
+        """Note the launch of a kernel of the project."""
+        torch, kernel = sys.modules.get("torch"), self._launches.launched_kernel(frame)
+        if torch is None or kernel is None or "<locals>" in kernel.__qualname__:
+            return
+        name = kernel.__code__.co_filename
+        if self._files.get(name, UNREAD) is UNREAD:
+            self._read_functions(name)
+        path = self._real.get(name, "")
+        if self._files[name] is None or (self._targets and kernel.__qualname__ not in self._targets[path]):
+            return
+        compiler = torch._C._dynamo.eval_frame.set_eval_frame(None)
+        try:
+            with self._lock, torch._C.DisableTorchFunction():
+                self._launches.note(frame, path, torch)
+        finally:
+            torch._C._dynamo.eval_frame.set_eval_frame(compiler)
+        self._count()
 
     def _record(self, frame: types.FrameType, qualname: str, is_method: bool) -> None:
         torch = sys.modules.get("torch")
@@ -301,6 +336,11 @@ class Recorder:
             if record["count"] <= RANGED_CALLS:
                 for recorded, (_, value) in zip(record["arguments"], values, strict=True):
                     update_range(recorded, value, torch)
+        self._count()
+
+    def _count(self) -> None:
+        """Count a recorded call, and write the records from time to time."""
+        with self._lock:
             self._calls += 1
             due = self._calls & (self._calls - 1) == 0 or time.monotonic() - self._written > WRITE_SECONDS
         if due:
@@ -320,12 +360,13 @@ class Recorder:
                 }
                 for path, qualname in {**self._records, **self._traced}
             ]
-            text = json.dumps(functions)
-        file = os.path.join(self._out, f"{os.getpid()}.json")
+            texts = {".json": json.dumps(functions), ".launches": json.dumps(self._launches.to_json())}
+        file = os.path.join(self._out, f"{os.getpid()}")
         try:
-            with open(f"{file}.new", "w", encoding="utf-8") as stream:
-                stream.write(text)
-            os.replace(f"{file}.new", file)
+            for ending, text in texts.items():
+                with open(f"{file}{ending}.new", "w", encoding="utf-8") as stream:
+                    stream.write(text)
+                os.replace(f"{file}{ending}.new", f"{file}{ending}")
         except OSError as error:
             if not os.path.isdir(self._out):
                 # This process outlived the recorded command, which already returned.
@@ -489,7 +530,8 @@ def _extremes(value: Any, torch: types.ModuleType) -> Iterator[Any]:
 
 def _begin() -> None:
     settings = json.loads(os.environ[SETTINGS])
-    Recorder(settings["root"], settings["out"], settings["targets"]).start()
+    launches = sys.modules["_mtmc_launches"].LaunchNotes(argument_record, update_range)
+    Recorder(settings["root"], settings["out"], settings["targets"], launches).start()
 
 
 if SETTINGS in os.environ and __name__ == "_mtmc_recorder":

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from mtmc_lsp.capture.index_bounds import sizes_of_computed_indices
+from mtmc_lsp.capture.index_bounds import sizes_behind_indices, sizes_of_computed_indices
 from mtmc_lsp.capture.messages import NO_BACKWARD, CaptureRequest, LocalValues, LocalValuesRequest
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.capture.worker.arguments.description import (
@@ -212,9 +212,7 @@ def _capture_once(
         return cleaned(graph), notes
 
     keeper = Keeper()
-    keeping = partial(
-        keeping_loops, keeper, () if trains else functions_of(module, workload.target.path, call.function)
-    )
+    keeping = partial(keeping_loops, keeper, functions_of(module, workload.target.path, call.function))
     with (
         single_recurrent_operators(),
         keeping(),
@@ -451,8 +449,17 @@ def _variable_sizes(graph: Graph, arguments: tuple[CapturedArgument, ...], workl
     bounded = {path for path, tensor in workload.tensors.items() if tensor.high_size is not None}
     for argument in (leaf for item in arguments for leaf in item.leaves):
         may_index = argument.input in indexing and argument.name not in bounded
-        if may_index and argument.high is not None and argument.high > 1:
-            fixed |= {name for name, value in graph.sizes.items() if value > argument.high}
+        if may_index and argument.input and argument.high is not None and argument.high > 1:
+            indexed = sizes_behind_indices(graph, argument.input)
+            larger = {name for name, value in graph.sizes.items() if value > argument.high}
+            fixed |= larger if indexed is None else indexed
+    held = [item for item in graph.inputs if item.kind is not InputKind.ARGUMENT]
+    for item in held:
+        if item.name in indexing:
+            # Buffers keep their values at all sizes.
+            indexed = sizes_behind_indices(graph, item.name)
+            of_module = {name for other in held for size in other.type.shape for name in size.symbols()}
+            fixed |= of_module if indexed is None else indexed
     in_shapes = {name for item in graph.inputs for size in item.type.shape for name in size.symbols()}
     return tuple(name for name in graph.sizes if name in in_shapes and name not in fixed)
 

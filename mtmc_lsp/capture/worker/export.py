@@ -39,6 +39,7 @@ from mtmc_lsp.capture.worker.passes.gradients import GradientTrace, backward_dec
 from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import Cause, NonPolynomialSize, Watch
 from mtmc_lsp.capture.worker.size_conditions import Question, recording_questions
 from mtmc_lsp.capture.worker.tracing.local_modes import AboveAutograd
+from mtmc_lsp.capture.worker.tracing.symbolic_lengths import symbolic_lengths
 from mtmc_lsp.core.errors import Location, MtmcError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.workload import Target
@@ -93,7 +94,8 @@ class _FlatTarget:
     def _results(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
         """The results with the numbers, and the results alone."""
         versions = [tensor._version for tensor in tensors]
-        value = self._function(*tensors)
+        with symbolic_lengths():
+            value = self._function(*tensors)
         numbers: list[torch.SymInt] = []
 
         def number_text(number: Any) -> str:
@@ -188,7 +190,7 @@ def export_graph(
     flat = _FlatTarget(function, class_name, target_result, gradients)
     sizes = FreeSizes([item.value for item in inputs], [item.size_names for item in inputs], windows_vary=windows_vary)
     module_inputs = {i for i, item in enumerate(inputs) if item.kind is not InputKind.ARGUMENT}
-    attempts = 0
+    attempts, numbers = 0, dict[int | float, int]()
     while attempts < ATTEMPTS:
         watch = Watch(sizes, module_inputs)
         try:
@@ -205,6 +207,7 @@ def export_graph(
             sizes.fix(sizes.units)
             continue
         attempts, written = attempts + 1, literal_inputs(program)
+        numbers = {item.answer: item.line for item in reversed(questions) if item.is_number and item.line} | numbers
         reader = Reader(program, inputs, variables, target, flat.returns, written, questions, sizes, gradients)
         non_polynomial = reader.non_polynomial_symbols()
         constants = sizes.with_same_name(dimension for dimension, symbols in reader.symbols_at.items() if not symbols)
@@ -218,7 +221,7 @@ def export_graph(
             reader = Reader(expanded, inputs, variables, target, flat.returns, written, questions, sizes, gradients)
             non_polynomial = reader.non_polynomial_symbols()
         if not non_polynomial:
-            return reader.read(), tuple(_size_notes(inputs, reader, sizes, text))
+            return reader.read(), tuple(_size_notes(inputs, reader, sizes, numbers, text))
         for dimension, symbols in reader.symbols_at.items():
             for symbol in symbols & non_polynomial.keys():
                 sizes.divide(dimension, non_polynomial[symbol])
@@ -230,8 +233,18 @@ def export_graph(
     )
 
 
-def _size_notes(inputs: Sequence[InputTensor], reader: Reader, sizes: FreeSizes, text: Sequence[str]) -> Iterator[str]:
-    """Notes on named sizes that are restricted in the graph. Sizes of 0 or 1 get no note: they are always specialised."""
+def _size_notes(
+    inputs: Sequence[InputTensor],
+    reader: Reader,
+    sizes: FreeSizes,
+    numbers: Mapping[int | float, int],
+    text: Sequence[str],
+) -> Iterator[str]:
+    """Notes on named sizes that are restricted in the graph. Sizes of 0 or 1 get no note: they are always specialised.
+
+    Args:
+        numbers: sizes that the target made plain numbers, as ``math.sqrt(n)`` does, and the lines where it did.
+    """
     reported: set[str] = set()
     for i, item in enumerate(inputs):
         for d, name in enumerate(item.size_names):
@@ -240,7 +253,7 @@ def _size_notes(inputs: Sequence[InputTensor], reader: Reader, sizes: FreeSizes,
                 continue
             reported.add(name)
             lines = (sizes.causes[dimension] for dimension in sizes.causes if sizes.name(dimension) == name)
-            line = next(filter(None, lines), 0)
+            line = next(filter(None, lines), 0) or numbers.get(value, 0)
             why = (
                 f"of line {line}: `{text[line - 1].strip()}`"
                 if 0 < line <= len(text)

@@ -332,6 +332,8 @@ class Launcher:
         assert isinstance(base, Ref)
         is_alone = graph.readers(base.name) == (node,) and base not in graph.escaping
         is_alone = is_alone and all(item.argument != number for item in node.loop.inputs)
+        # Each result needs memory: two that begin with the same values cannot share it.
+        is_alone = is_alone and sum(output.base == number for output in node.loop.outputs) == 1
         if base.name in self.input_names:
             may_overwrite = graph.written_inputs.get(ref) == base.name
         else:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,10 +30,16 @@ def bench_kernels(
     shard: str,
     jobs: int,
     seconds: float,
+    total: float | None,
     fresh: bool,
     as_json: bool,
 ) -> int:
-    """Optimise every file of TritonBench-G, and show what came of them."""
+    """Optimise every file of TritonBench-G, and show what came of them.
+
+    Args:
+        seconds: most seconds of one file.
+        total: seconds after which the command ends; files that are not finished have no result.
+    """
     from mtmc_lsp.app.bench.suite import parse_shard
     from mtmc_lsp.app.bench.tritonbench import kernel_problems, summarise_kernels
     from mtmc_lsp.app.interpreter import checked_python, find_python
@@ -45,9 +53,15 @@ def bench_kernels(
     if not problems:
         raise RequestError("no problem is left", remedy="Change --filter or --shard.")
     interpreter = checked_python(python or find_python(problems[0].file, settings))
-    _solve(problems, out, settings, interpreter, jobs, seconds, fresh=fresh)
+    deadline = time.monotonic() + total if total is not None else math.inf
+    _solve(problems, out, settings, interpreter, jobs, seconds, deadline, fresh=fresh)
     names = {problem.name for problem in problems}
     records = [record for record in read_lines(out) if record["problem"] in names]
+    if len(records) < len(problems):
+        left = len(problems) - len(records)
+        print(
+            f"{left} of {len(problems)} files have no result yet; the same command goes on with them", file=sys.stderr
+        )
     summary = summarise_kernels(records)
     if as_json:
         print(document(summary=asdict(summary), results=str(out)))
@@ -63,6 +77,7 @@ def _solve(
     python: str,
     jobs: int,
     seconds: float,
+    deadline: float,
     *,
     fresh: bool,
 ) -> None:
@@ -74,11 +89,16 @@ def _solve(
     build = asdict(current_build())
     delivered = out.with_suffix(".delivered")
 
-    def solve(problem: KernelProblem) -> dict[str, object]:
-        return solve_kernels(problem, settings, python, seconds, delivered).to_json()
+    def solve(problem: KernelProblem) -> dict[str, object] | None:
+        record = solve_kernels(problem, settings, python, seconds, delivered, deadline=deadline)
+        return record.to_json() if record is not None else None
 
     with ThreadPoolExecutor(jobs) as pool, out.open("a", encoding="utf-8") as stream:
-        for number, record in enumerate(pool.map(solve, left), 1):
+        pending = [pool.submit(solve, problem) for problem in left]
+        for number, done in enumerate(as_completed(pending), 1):
+            record = done.result()
+            if record is None:
+                continue
             stream.write(json.dumps({**record, "build": build}) + "\n")
             stream.flush()
             outcome = ", ".join(dict.fromkeys(map(str, record["applied"]))) if record["applied"] else ""  # type: ignore[call-overload]

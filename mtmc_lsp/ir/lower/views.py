@@ -179,6 +179,7 @@ def roll(c: Call) -> str:
         dims = [0]
     else:
         dims = list(_ints(c, 2))
+    is_chained = _meets_roll(c, sources=True) or _meets_roll(c, sources=False) or len(dims) > 1
     for shift, dim in zip(shifts, dims, strict=True):
         dim %= len(c.b.shape(x))
         size = c.b.shape(x)[dim]
@@ -188,10 +189,42 @@ def roll(c: Call) -> str:
             raise c.fail("rolling along a symbolic size that may be smaller than the shift")
         else:
             split_point = size - shift if shift > 0 else Size.of(-shift)
-        if split_point.terms:
+        if split_point.terms and is_chained:
+            x = _wrapped_around(c, x, dim, -(shift % size.constant) if size.is_constant else -shift)
+        elif split_point.terms:
             parts = [c.b.slice(x, dim, split_point, size - split_point), c.b.slice(x, dim, 0, split_point)]
             x = c.b.add(PrimOp.CAT, parts, c.b.shape(x), c.b.dtype(x), dim=dim)
     return c.b.reshape(x, c.out.shape)
+
+
+def _meets_roll(c: Call, *, sources: bool) -> bool:
+    """Whether the tensor is computed from the result of another roll, or the result of another roll from it."""
+    graph, pending, seen = c.b.graph, [c.node], {c.node.name}
+    while pending:
+        node = pending.pop()
+        near = [graph.named.get(ref.name) for ref in node.inputs()] if sources else graph.readers(node.name)
+        for each in near:
+            if each is None or each.name in seen:
+                continue
+            if each.op.split(".")[1] == "roll":
+                return True
+            seen.add(each.name)
+            pending.append(each)
+    return False
+
+
+def _wrapped_around(c: Call, x: str, dim: int, start: int) -> str:
+    """``x`` from ``start`` on, and then from its beginning: one read at an index.
+
+    Two slices would double the code of everything that ``x`` is computed from, with each further roll.
+    """
+    b, size = c.b, c.b.shape(x)[dim]
+    position, length = positions(b, size, start), b.size(size, "int64")
+    is_outside = (
+        b.pointwise("lt", position, 0, dtype="bool") if start < 0 else b.pointwise("ge", position, length, dtype="bool")
+    )
+    inside = b.pointwise("add" if start < 0 else "sub", position, length, dtype="int64")
+    return gathered(b, x, dim, b.pointwise("where", is_outside, inside, position, dtype="int64"))
 
 
 @lowering("embedding")

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from mtmc_lsp.kernels.actions.base import Facts, Proposal, SourceAction
+from mtmc_lsp.kernels.actions.coalesce import swapped_index
 from mtmc_lsp.kernels.actions.even import even_loops, even_offsets
+from mtmc_lsp.kernels.actions.fusion.launches import fuse_launches
+from mtmc_lsp.kernels.actions.fusion.neighbours import fuse_following, fuse_preceding
 from mtmc_lsp.kernels.actions.hoist import equal_loads, hoist
+from mtmc_lsp.kernels.actions.one_pass import online_softmax
+from mtmc_lsp.kernels.actions.persist import persist
 from mtmc_lsp.kernels.actions.products import split_float32, stored_operands
 from mtmc_lsp.kernels.actions.schedule import cache_policies, grouped_order, pipeline
+from mtmc_lsp.kernels.actions.split_k import split_k
 from mtmc_lsp.kernels.actions.tune import autotune
+from mtmc_lsp.kernels.actions.variance import one_pass_variance
 
 ACTIONS: tuple[SourceAction, ...] = (
+    fuse_following,
+    fuse_preceding,
+    fuse_launches,
+    online_softmax,
+    one_pass_variance,
+    swapped_index,
     stored_operands,
     split_float32,
     hoist,
@@ -19,6 +32,8 @@ ACTIONS: tuple[SourceAction, ...] = (
     even_offsets,
     even_loops,
     grouped_order,
+    split_k,
+    persist,
     cache_policies,
     pipeline,
     autotune,
@@ -26,17 +41,38 @@ ACTIONS: tuple[SourceAction, ...] = (
 LAST = "autotune"
 """It tunes the kernel that the other edits leave."""
 
+CHANGE_ROUNDING = frozenset({"fuse", "one-pass", "split-k"})
+"""Kinds that round otherwise than the author's code: they are left out with ``precision = "strict"``."""
+
 WHEN_IT_PAYS = {
+    "fuse": "Elementwise PyTorch operations on a tensor that only one launch reads or writes, and results that only the next "
+    "launch reads.",
+    "one-pass": "A softmax that reads its row for the maximum and again for the sum, and a variance that reads it for the mean.",
     "precision": "Products of 16-bit operands that the kernel converts to float32, and exact float32 products on a GPU with "
     "fast TF32.",
     "hoist": "Loads in loops whose pointers do not change, and the same load written twice.",
     "vectorize": "Offsets with a modulo, as in Triton's own matrix product: the compiler cannot prove that they are contiguous.",
     "even-blocks": "Loops over a length that blocks usually divide.",
+    "coalesce": "A flat index that is divided into rows and columns so that neighbouring lanes are rows apart.",
     "grouped-order": "Products whose operands are larger than the L2 cache.",
+    "split-k": "Products with fewer tiles than the GPU has multiprocessors, and a long inner dimension.",
+    "persist": "Kernels with many more programs than the GPU runs at a time.",
     "cache": "Kernels that read one tensor many times and stream another one.",
     "pipeline": "Loops that wait for loads, without a product that Triton pipelines by itself.",
     "autotune": "Fixed block sizes, warps and stages that were never measured on the GPU.",
 }
+
+
+def excluded_kinds(excluded: Collection[str], only: Collection[str], *, is_strict: bool) -> frozenset[str]:
+    """The kinds of edits that a run does not propose.
+
+    Args:
+        excluded: those of the settings.
+        only: the kinds that the user asks for; empty for all.
+        is_strict: whether rounding stays as it is.
+    """
+    others = frozenset(WHEN_IT_PAYS) - frozenset(only) if only else frozenset()
+    return others | frozenset(excluded) | (CHANGE_ROUNDING if is_strict else frozenset())
 
 
 def proposals(facts: Sequence[Facts], *, has_gpu: bool, tries_all: bool = False) -> list[Proposal]:

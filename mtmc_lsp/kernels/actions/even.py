@@ -20,7 +20,6 @@ from mtmc_lsp.kernels.actions.offsets import (
     bounded_by,
     conjuncts,
     is_start_of,
-    linear,
     loop_steps,
 )
 from mtmc_lsp.kernels.actions.signatures import (
@@ -32,6 +31,7 @@ from mtmc_lsp.kernels.actions.signatures import (
 )
 from mtmc_lsp.kernels.repairs.site import Edit, Site
 from mtmc_lsp.source.lint.kernel import argument
+from mtmc_lsp.source.lint.linear import linear
 from mtmc_lsp.source.syntax import field, line_end, line_of, line_start, text_of, walk
 
 MASK_SHARE = 0.05
@@ -81,15 +81,19 @@ def even_offsets(facts: Facts) -> Iterator[Proposal]:
     Legal because block numbers are below ``tl.cdiv(M, BLOCK)``, so no offset reaches M if BLOCK divides it.
     """
     site, found = facts.site, dict[tuple[str, str], list[tuple[Node, Node, Node]]]()
+    divided = {" ".join(text_of(node).split()) for node in walk(site.kernel.body) if node.type == "binary_operator"}
     for statement in walk(site.kernel.body):
         pair = assignment_of(statement) if statement.type == "expression_statement" else None
         value = pair[1] if pair is not None else None
         if pair is None or value is None or value.type != "binary_operator" or text_of(field(value, "operator")) != "%":
             continue
         left, right = field(value, "left"), field(value, "right")
-        terms = linear(left, site) if left is not None else None
+        terms = linear(left, site.kernel) if left is not None else None
         offsets = block_offsets(terms) if terms is not None else None
         if left is None or right is None or offsets is None or not _is_block_start(offsets):
+            continue
+        if f"{text_of(left)} // {text_of(right)}" in divided:
+            # A flat index of several dimensions exceeds the length of one.
             continue
         if right.type == "identifier" and {text_of(right), offsets.block} <= site.kernel.parameters.keys():
             found.setdefault((text_of(right), offsets.block), []).append((statement, left, pair[0]))

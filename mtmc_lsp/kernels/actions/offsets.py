@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,12 +10,8 @@ from tree_sitter import Node
 
 from mtmc_lsp.kernels.repairs.site import Site
 from mtmc_lsp.source.lint.kernel import argument
+from mtmc_lsp.source.lint.linear import ARANGE, Term, linear
 from mtmc_lsp.source.syntax import field, text_of
-
-MOST_DEPTH = 6
-ARANGE = "arange"
-Term = tuple[str, ...]
-"""Factors of a product, sorted: ``("BLOCK", "pid")``; ``("arange:BLOCK",)`` for ``tl.arange(0, BLOCK)``."""
 
 
 @dataclass(frozen=True)
@@ -67,66 +62,13 @@ def _resolved(node: Node, site: Site) -> Node:
     return values[0] if len(values) == 1 and values[0].type == "call" else node
 
 
-def linear(node: Node, site: Site) -> Counter[Term] | None:
-    """An expression as a sum of products with integer factors, names replaced by their values; None if it is none."""
-    try:
-        return _sum(ast.parse(text_of(node).replace("\n", " ").strip(), mode="eval").body, site, MOST_DEPTH)
-    except (SyntaxError, ValueError):
-        return None
-
-
-def _sum(node: ast.expr, site: Site, depth: int) -> Counter[Term]:
-    if isinstance(node, ast.Subscript):
-        return _sum(node.value, site, depth)
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return Counter({(): node.value}) if node.value else Counter()
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return Counter({term: -count for term, count in _sum(node.operand, site, depth).items()})
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
-        left, right = _sum(node.left, site, depth), _sum(node.right, site, depth)
-        sign = 1 if isinstance(node.op, ast.Add) else -1
-        total = Counter(left)
-        for term, count in right.items():
-            total[term] += sign * count
-        return Counter({term: count for term, count in total.items() if count})
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        product: Counter[Term] = Counter()
-        for one, first in _sum(node.left, site, depth).items():
-            for other, second in _sum(node.right, site, depth).items():
-                product[tuple(sorted((*one, *other)))] += first * second
-        return product
-    if isinstance(node, ast.Name):
-        values = site.kernel.values.get(node.id, ())
-        if depth and len(values) == 1 and values[0].type in ("binary_operator", "call", "parenthesized_expression"):
-            try:
-                return _sum(ast.parse(text_of(values[0]), mode="eval").body, site, depth - 1)
-            except ValueError:
-                return Counter({(node.id,): 1})
-        return Counter({(node.id,): 1})
-    if isinstance(node, ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name == ARANGE and len(node.args) == 2 and isinstance(node.args[1], ast.Name):
-            start = node.args[0]
-            if not isinstance(start, ast.Constant) or start.value != 0:
-                raise ValueError("no block from 0")
-            return Counter({(f"{ARANGE}:{node.args[1].id}",): 1})
-        if name == "program_id":
-            return Counter({(f"program_id({_axis(node)})",): 1})
-        if name in ("multiple_of", "max_contiguous") and node.args:
-            return _sum(node.args[0], site, depth)
-    raise ValueError("no sum of products")
-
-
-def _axis(call: ast.Call) -> str:
-    values = [*call.args, *(item.value for item in call.keywords if item.arg == "axis")]
-    return ast.unparse(values[0]) if values else ""
-
-
 def block_offsets(terms: Mapping[Term, int]) -> BlockOffsets | None:
     """The block that a sum of terms is; None if it is another expression."""
     blocks = [term[0].partition(":")[2] for term in terms if len(term) == 1 and term[0].startswith(f"{ARANGE}:")]
     rest = [term for term in terms if not (len(term) == 1 and term[0].startswith(f"{ARANGE}:"))]
     if len(blocks) != 1 or len(rest) > 1 or any(count != 1 for count in terms.values()):
+        return None
+    if not blocks[0].isidentifier():
         return None
     return BlockOffsets(blocks[0], rest[0] if rest else ())
 
@@ -137,7 +79,7 @@ def bounded_by(comparison: Node, site: Site, length: str) -> BlockOffsets | None
     operators = [child for child in comparison.children if not child.is_named]
     if len(comparison.named_children) != 2 or [text_of(item) for item in operators] != ["<"]:
         return None
-    one, other = linear(left, site), linear(right, site)
+    one, other = linear(left, site.kernel), linear(right, site.kernel)
     if one is None or other is None:
         return None
     total = Counter(one)

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from tree_sitter import Node
 
 from mtmc_lsp.kernels.actions.base import Facts, Proposal
-from mtmc_lsp.kernels.actions.offsets import block_offsets, linear, loop_steps
+from mtmc_lsp.kernels.actions.offsets import block_offsets, loop_steps
 from mtmc_lsp.kernels.actions.signatures import decorated, is_called, is_splatted, module_prefix
 from mtmc_lsp.kernels.repairs.site import Edit, Launch, replaced
 from mtmc_lsp.source.lint.kernel import argument
+from mtmc_lsp.source.lint.linear import linear
 from mtmc_lsp.source.syntax import field, line_of, text_of, walk
 
 OPTIONS = {"num_warps": 4, "num_stages": 3}
@@ -231,6 +232,10 @@ def _block(facts: Facts, name: str) -> _Block | None:
         if not local and [text_of(item) for item in launch.keywords.values()].count(text_of(value)) > 1:
             # The grid does not tell which of them it divides by.
             return None
+        others = [item for item in launch.positional + list(launch.keywords.values()) if item != value]
+        if any(text_of(node) == text_of(value) for item in others if item.type == "call" for node in walk(item)):
+            # Another argument depends on the block size: the number of blocks.
+            return None
         edits = _grid_edits(launch, name, local or text_of(value), is_name=bool(local))
         if edits is None:
             return None
@@ -258,7 +263,7 @@ def _is_free(facts: Facts, name: str) -> bool:
         if name in stepped:
             continue
         expressions = [v for values in site.kernel.values.values() for v in values if _contains(v, call)]
-        found = [block_offsets(terms) for v in expressions if (terms := linear(v, site)) is not None]
+        found = [block_offsets(terms) for v in expressions if (terms := linear(v, site.kernel)) is not None]
         if not any(offsets is not None and name in offsets.start for offsets in found):
             return False
     return True

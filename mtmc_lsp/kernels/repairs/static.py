@@ -14,7 +14,14 @@ from mtmc_lsp.source.lint.finding import Finding, Severity
 from mtmc_lsp.source.outline import Outliner
 from mtmc_lsp.source.syntax import line_of, parse
 
-SPEED = ("host-sync", "assumed-contiguous", "python-loop", "autotune-key")
+SPEED = (
+    "host-sync",
+    "assumed-contiguous",
+    "python-loop",
+    "autotune-key",
+    "uncoalesced-access",
+    "missed-vectorization",
+)
 """Checks that concern speed or the caller, not whether the kernel is right."""
 WITHOUT_FIX: Mapping[str, Callable[[Site], Iterator[Repair]]] = {
     "low-precision-accumulator": accumulator_repairs,

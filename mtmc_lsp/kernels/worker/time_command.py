@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.worker.calls import build_call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.kernels.messages import KernelTimeRequest
+from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, lock_seconds
 from mtmc_lsp.timing.messages import TimeAnswer
 from mtmc_lsp.timing.worker.clock import Run
@@ -69,7 +69,7 @@ def _run(request: KernelTimeRequest, text: str, seed: int) -> Run:
     if text not in _modules:
         path = request.workload.target.path
         _modules[text] = load_user_module(path, text, f"timed_kernels_{len(_modules)}")
-    call = build_call(_modules[text], request.workload, device_name(), request.workload.sizes, seed)
+    call = kernel_call(_modules[text], request.workload, device_name(), request.workload.sizes, seed)
     if request.workload.source is not WorkloadSource.SCRIPT:
         return call.bound()
     launches: list[Callable[[], Any]] = []

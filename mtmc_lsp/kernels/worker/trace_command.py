@@ -11,13 +11,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from mtmc_lsp.capture.worker.arguments.values import uninitialised
-from mtmc_lsp.capture.worker.calls import build_call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.workload import Workload, WorkloadSource
 from mtmc_lsp.kernels.messages import CaseTrace, Fault, FaultKind, TraceAnswer, TraceCase, TraceRequest
 from mtmc_lsp.kernels.worker.cuda_on_cpu import source_on_cpu, stand_in_for_cuda
 from mtmc_lsp.kernels.worker.hooks import observing
+from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.kernels.worker.memory import Memory
 from mtmc_lsp.kernels.worker.observer import Observer
 from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
@@ -103,8 +103,8 @@ def _call(module: Any, workload: Workload, case: TraceCase, *, has_values: bool 
     if not has_values:
         # Gigabytes of memory that nothing touches cost nothing; only indices need values.
         indices = [path for path, tensor in workload.tensors.items() if "int" in tensor.dtype]
-        return build_call(module, workload, "cpu", case.sizes, values=False, read=indices, blank=uninitialised)
-    call = build_call(module, workload, "cpu", case.sizes, case.seed)
+        return kernel_call(module, workload, "cpu", case.sizes, values=False, read=indices, blank=uninitialised)
+    call = kernel_call(module, workload, "cpu", case.sizes, case.seed)
     for value in call.values:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             with torch.no_grad():

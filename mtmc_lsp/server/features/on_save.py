@@ -1,4 +1,4 @@
-"""The static check that needs a compiler: on save, compiles the file's kernels for the configured architectures.
+"""The static checks that need a compiler: on save, compiles the file's kernels for the configured architectures.
 
 It needs no GPU. A worker imports the modules that the kernels use, so the check only runs in trusted folders, and never asks
 for trust. Its findings are valid until the text changes.
@@ -18,6 +18,7 @@ from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.results import KernelReport
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.settings import read_settings
+from mtmc_lsp.server.features.resource_findings import resource_findings
 from mtmc_lsp.server.server import Server
 from mtmc_lsp.server.text import Document
 from mtmc_lsp.source.lint import remove_ignored
@@ -70,6 +71,7 @@ class CompileChecks:
 
     async def _check(self, document: Document) -> None:
         # Imported lazily, because the server must start fast.
+        from mtmc_lsp.kernels.reading import OperationKind, read_kernels
         from mtmc_lsp.source.triton.launch_sites import launch_forms
         from mtmc_lsp.source.triton.standalone_kernels import standalone_kernels
 
@@ -93,11 +95,16 @@ class CompileChecks:
                 self._reports[key] for arch in archs if (key := (kernels, repr(form.launch), arch)) in self._reports
             ]
             forms_by_location.setdefault((form.start, form.end), []).append((form, reports))
-        findings = [
-            finding
-            for location_forms in forms_by_location.values()
-            if (finding := finding_at(location_forms)) is not None
-        ]
+        kernels_read = read_kernels(document.path, text)
+        products = {
+            kernel.name
+            for kernel in kernels_read
+            if any(item.kind is OperationKind.PRODUCT for item in kernel.operations)
+        }
+        findings: list[Finding] = []
+        for location_forms in forms_by_location.values():
+            oversized = finding_at(location_forms)
+            findings += [oversized] if oversized is not None else resource_findings(location_forms, products)
         if document.text.data is text:
             document.on_save = (text, remove_ignored(text, findings))
             self._server.refresh(document.uri)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tree_sitter import Node
 
-from mtmc_lsp.source.lint import blocks, grids, host, memory, precision, syncs, tuning
+from mtmc_lsp.source.lint import blocks, grids, host, memory, patterns, precision, syncs, tuning
 from mtmc_lsp.source.lint.finding import Context, Finding
 from mtmc_lsp.source.lint.kernel import Kernel, kernels_in
 from mtmc_lsp.source.outline import LAUNCH, Outline
@@ -28,6 +28,8 @@ KERNEL_CHECKS: dict[str, Callable[[Kernel], Iterator[Finding]]] = {
     "dot-operands": precision.dot_operands,
     "low-precision-accumulator": precision.low_precision_accumulator,
     "autotune-key": tuning.autotune_key,
+    "uncoalesced-access": patterns.uncoalesced_access,
+    "missed-vectorization": patterns.missed_vectorization,
 }
 HOST_CHECKS: dict[str, Callable[[Node, Context], Iterator[Finding]]] = {
     "grid-size": grids.grid_size,
@@ -37,7 +39,7 @@ HOST_CHECKS: dict[str, Callable[[Node, Context], Iterator[Finding]]] = {
 }
 CODES = (*KERNEL_CHECKS, *HOST_CHECKS)
 """Checks that run on every edit."""
-ON_SAVE = ("shared-memory",)
+ON_SAVE = ("shared-memory", "register-spills", "low-occupancy")
 """Checks that need a compiler and run when a file is saved."""
 IGNORE = re.compile(rb"#\s*mtmc:\s*ignore(?:\[([^\]]*)\])?")
 

@@ -24,9 +24,9 @@ def suggested_container(parameter: Parameter, signature: Signature, text: bytes)
     items = split_at(match[1], ",") if match is not None else []
     if items and set(items) <= TENSOR_CLASSES:
         return _tuple(len(items))
-    fields = list(_fields(annotation, text)) if annotation.isidentifier() else []
-    if fields:
-        return f"{annotation}({','.join(f'{name}={value}' for name, value in fields)})"
+    record = suggested_record(annotation, text)
+    if record and not record.endswith("()"):
+        return record
     if annotation in TENSOR_CLASSES:
         return ""
     keys = dict.fromkeys(_keys(parameter.name, signature.node))
@@ -36,12 +36,18 @@ def suggested_container(parameter: Parameter, signature: Signature, text: bytes)
     return _tuple(count) if count > 1 else ""
 
 
+def suggested_record(annotation: str, text: bytes) -> str:
+    """A call of the dataclass or the named tuple of this name in the file; empty if there is none."""
+    fields = _fields(annotation, text) if annotation.isidentifier() else None
+    return "" if fields is None else f"{annotation}({','.join(f'{name}={value}' for name, value in fields)})"
+
+
 def _tuple(count: int) -> str:
     return f"({','.join([TENSOR] * count)}{',' if count == 1 else ''})"
 
 
-def _fields(name: str, text: bytes) -> Iterator[tuple[str, str]]:
-    """The fields without default of a dataclass or a named tuple in this file, with a value for each."""
+def _fields(name: str, text: bytes) -> list[tuple[str, str]] | None:
+    """The fields without default of a dataclass or a named tuple in this file, with a value for each; ``None`` for others."""
     root, _ = parse_with_recovery(text)
     for node in walk(root):
         if node.type != "class_definition" or text_of(field(node, "name")) != name:
@@ -50,15 +56,20 @@ def _fields(name: str, text: bytes) -> Iterator[tuple[str, str]]:
             text_of(node.parent) if node.parent is not None and node.parent.type == "decorated_definition" else ""
         )
         is_dataclass = re.match(r"@(?:dataclasses\.)?dataclass\b", decorators) is not None
-        if not is_dataclass and "NamedTuple" not in text_of(field(node, "superclasses")):
-            return
-        body = field(node, "body")
-        for statement in body.named_children if body is not None else []:
-            assignment = statement.named_children[0] if statement.named_children else statement
-            annotation = text_of(field(assignment, "type"))
-            if assignment.type == "assignment" and annotation and field(assignment, "right") is None:
-                value = TENSOR if annotation in TENSOR_CLASSES else NUMBERS.get(annotation, "None")
-                yield text_of(field(assignment, "left")), value
+        if is_dataclass or "NamedTuple" in text_of(field(node, "superclasses")):
+            return list(_required(field(node, "body")))
+        return None
+    return None
+
+
+def _required(body: Node | None) -> Iterator[tuple[str, str]]:
+    """The annotated names in a class that have no value, with an example for each."""
+    for statement in body.named_children if body is not None else []:
+        assignment = statement.named_children[0] if statement.named_children else statement
+        annotation = text_of(field(assignment, "type"))
+        if assignment.type == "assignment" and annotation and field(assignment, "right") is None:
+            value = TENSOR if annotation in TENSOR_CLASSES else NUMBERS.get(annotation, "None")
+            yield text_of(field(assignment, "left")), value
 
 
 def _keys(name: str, function: Node) -> Iterator[str]:

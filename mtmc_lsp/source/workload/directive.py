@@ -113,10 +113,12 @@ def reference_name(text: bytes, target: Target, path: str) -> str:
 def _entries(text: bytes, target: Target, path: str) -> tuple[Entry, ...]:
     """The entries above the target.
 
-    A directive above a class applies to ``forward``; its ``init:`` part and ``module`` apply to every method.
+    A directive above a class, or above its ``__init__``, applies to ``forward``; its ``init:`` part and ``module`` apply to
+    every method.
     """
     reader = Reader(path)
-    above_class = _lines(text, target, target.class_name) if target.class_name else []
+    owners = (target.class_name, f"{target.class_name}.__init__") if target.class_name else ()
+    above_class = [line for owner in owners for line in _lines(text, target, owner)]
     if target.kind is TargetKind.MODULE:
         return reader.entries(above_class + _lines(text, target, f"{target.qualname}.forward"))
     target_lines = _lines(text, target, target.qualname)

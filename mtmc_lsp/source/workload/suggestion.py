@@ -12,7 +12,7 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Target, TargetKind
 from mtmc_lsp.source.syntax import field, text_of, walk
 from mtmc_lsp.source.workload.annotations import annotated_tensor
-from mtmc_lsp.source.workload.container_suggestion import suggested_container
+from mtmc_lsp.source.workload.container_suggestion import suggested_container, suggested_record
 from mtmc_lsp.source.workload.signatures import Parameter, Signature, constructor_of, signature_of
 
 SCALARS = {"int": "1", "float": "1.0", "bool": "True", "str": '""', "tl.constexpr": "128", "constexpr": "128"}
@@ -46,7 +46,7 @@ def suggest_directive(text: bytes, target: Target) -> str:
     """A valid directive to paste above the target."""
     signature = signature_of(text, target)
     constructor = constructor_of(text, target)
-    widths = _constructor_values(constructor)
+    widths = _constructor_values(constructor, text)
     inputs = _layer_inputs(signature, constructor, widths)
     parts, names = [], set()
     for parameter in signature.parameters if signature is not None else ():
@@ -82,11 +82,12 @@ def _argument(parameter: Parameter, inputs: Mapping[str, str]) -> tuple[str, set
     return ("f32[1024]" if VECTORS.fullmatch(parameter.name) else "f32[64,1024]"), set()
 
 
-def _constructor_values(constructor: Signature | None) -> dict[str, str]:
+def _constructor_values(constructor: Signature | None, text: bytes) -> dict[str, str]:
     """A value for each constructor argument: its default, or a guess based on annotation and name."""
     values = {}
     for parameter in constructor.parameters if constructor is not None else ():
         guess = SCALARS.get(parameter.annotation, "") if parameter.annotation != "int" else ""
+        guess = guess or suggested_record(parameter.annotation.strip("\"'"), text)
         small = next((str(value) for part, value in SMALL_INTEGERS.items() if part in parameter.name.lower()), "1024")
         values[parameter.name] = parameter.default or guess or small
     return values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,15 +10,25 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from mtmc_lsp.capture.worker.loops.gradients import Ends, RowLeaf, leave_with_gradients, without_gradients
 from mtmc_lsp.capture.worker.loops.iteration import Changing, NeedsPeeling, NotKept, Span, Step, known
 from mtmc_lsp.capture.worker.loops.lists import Collected
 from mtmc_lsp.capture.worker.loops.markers import operators
 from mtmc_lsp.capture.worker.loops.products import elementwise_product
+from mtmc_lsp.capture.worker.loops.sequences import Sequences, Watched, indexed
+from mtmc_lsp.capture.worker.loops.tensors import (
+    FACTORIES,
+    converted,
+    has_step,
+    is_alike,
+    number_argument,
+    storage_of,
+    targets,
+    without_tensors,
+    zeros,
+)
 
 Key = tuple[object, ...]
-IN_PLACE = frozenset(
-    f"__i{name}__" for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split()
-)
 
 
 @dataclass
@@ -29,6 +39,9 @@ class Slot:
     initial: torch.Tensor
     symbol: torch.Tensor
     """Its value at the beginning of an iteration."""
+    leaf: torch.Tensor
+    """The symbol as a leaf for autograd."""
+    name: str
     next: Any = None
 
 
@@ -87,6 +100,11 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         self._open_reads: dict[int, tuple[torch.Tensor, int, Step]] = {}
         """Reads that the body changed in place and has not written back."""
         self._reads: dict[int, tuple[torch.Tensor, int, Step]] = {}
+        self._sequences = Sequences(span)
+        self._is_trained = torch.is_grad_enabled()
+        self._row_leaves: list[RowLeaf] = []
+        self._same: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Tensors from outside that need a gradient, each with its leaf."""
 
     # Beginning and end of an iteration ---------------------------------------------------------------------------
 
@@ -114,9 +132,14 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     def _slot(self, key: Key, initial: torch.Tensor) -> Slot:
         number = len(self.slots)
         name = str(key[0]) if key[0] not in ("changed", "delayed") else "state" if key[0] == "changed" else "earlier"
-        symbol = operators().enter(initial, self.span.loop, number, name)
+        with without_gradients():
+            leaf = operators().enter(initial, self.span.loop, number, name)
+        symbol = leaf
+        if self._is_trained and leaf.dtype.is_floating_point:
+            # The user's code may change its state in place, and autograd's leaves may not be.
+            symbol = leaf.requires_grad_().clone()
         self._keep(symbol)
-        self.slots[key] = Slot(number, initial, symbol)
+        self.slots[key] = Slot(number, initial, symbol, leaf, name)
         return self.slots[key]
 
     def leave(self, values: Mapping[str, Any]) -> None:
@@ -156,8 +179,8 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                 self._is_settled = False
                 return
             slot.next = after
-            if self._is_used(slot.symbol, key) and not _is_alike(slot.symbol, after):
-                self._initial[key] = _converted(slot.initial, after)
+            if self._is_used(slot.symbol, key) and not is_alike(slot.symbol, after):
+                self._initial[key] = converted(slot.initial, after)
                 self._is_settled = False
         elif isinstance(before, Step):
             if not (isinstance(after, Step) and after.same(before + before.step)):
@@ -188,25 +211,29 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                 if isinstance(leaf, torch.Tensor) and (name, i) not in self.slots:
                     last[name, i] = len(states)
                     states.append(leaf)
-                    initial.append(_zeros(leaf))
+                    initial.append(zeros(leaf))
         for key, slot in self.slots.items():
             last[key] = slot.number
-            if not _is_alike(slot.next, slot.initial):
+            if not is_alike(slot.next, slot.initial):
                 # Nothing reads it at the beginning of an iteration.
-                initial[slot.number] = _zeros(slot.next)
+                initial[slot.number] = zeros(slot.next)
         writes = [write for write in self._written.values() if write.row is not None]
-        results = operators().leave(
+        slots = list(self.slots.values())
+        further = [None] * (len(states) - len(slots))
+        ends = Ends(
+            self.span,
+            [slot.name for slot in slots] + ["last"] * len(further),
+            [*(slot.leaf for slot in slots), *further],
             states,
             initial,
-            [write.row for write in writes],
+            [write.row for write in writes if write.row is not None],
             [write.tensor for write in writes],
             [item.value for item in self.items.values()],
-            self.span.loop,
-            self.span.count,
             [write.dim for write in writes],
-            [write.step.first for write in writes],
-            [write.step.step for write in writes],
+            [write.step for write in writes],
+            [self._is_used(slot.symbol, key) for key, slot in self.slots.items()] + [False] * len(further),
         )
+        results = leave_with_gradients(ends, self._row_leaves, list(self._same.values()))
         for write, result in zip(writes, results[len(states) :], strict=False):
             write.tensor.copy_(result)
         for storage, tensor in self._changed.items():
@@ -228,7 +255,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                 finals.append(leaf)
                 continue
             value, slot = results[last[name, i]], self.slots.get((name, i))
-            if slot is not None and _storage(slot.symbol) in self._mutated:
+            if slot is not None and storage_of(slot.symbol) in self._mutated:
                 # The user's code changes the tensor from before the loop in place.
                 if leaf is not slot.symbol or (name, i) in self._initial:
                     raise NotKept("it changes a tensor in place and replaces it, too")
@@ -249,51 +276,114 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is torch.Tensor.__getitem__ and _has_step(args[1]):
+        if function is torch.Tensor.__getitem__ and has_step(args[1]):
             return self._read(*args)
-        if function is torch.Tensor.__setitem__ and _has_step(args[1]):
+        if function is torch.Tensor.__setitem__ and has_step(args[1]):
             return self._write(*args)
         if function in (torch.select, torch.Tensor.select) and len(args) == 3 and isinstance(args[2], Step):
             return self._read(args[0], (slice(None),) * (args[1] % args[0].dim()) + (args[2],))
-        tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
-        if any(isinstance(item, Changing) for item in tree_leaves((args, kwargs))):
+        if function in FACTORIES and (number := number_argument(function, args)) is not None:
+            return self._filled(function, args, kwargs, number)
+        leaves = tree_leaves((args, kwargs))
+        tensors = [item for item in leaves if isinstance(item, torch.Tensor)]
+        numbers = [item for item in leaves if isinstance(item, Changing)]
+        is_sequence = all(map(self._is_known_before, tensors))
+        is_changing = bool(numbers) or any(item in self._sequences for item in tensors)
+        given = args, kwargs
+        if numbers:
             if not tensors:
                 raise NotKept("a function of the number of the iteration has no tensor")
             args, kwargs = tree_map(
-                lambda item: item.tensor(tensors[0]) if isinstance(item, Changing) else item, (args, kwargs)
+                lambda item: self._scalar(item, tensors[0]) if isinstance(item, Changing) else item, (args, kwargs)
             )
         for tensor in tensors:
             self._note(tensor)
-        for tensor in _targets(function, args, kwargs):
+        if self._is_trained:
+            args, kwargs = tree_map(self._leaf, (args, kwargs))
+        changed = list(targets(function, args, kwargs))
+        for tensor in changed:
             self._prepare_change(tensor)
+            self._sequences.forget(storage_of(tensor), storage_of)
+        watched = Watched()
         product = elementwise_product(function, args) if not kwargs else None
         result = product if product is not None else function(*args, **kwargs)
         computed = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
-        if computed and any(_storage(tensor) in self._written for tensor in tensors):
+        if computed and any(storage_of(tensor) in self._written for tensor in tensors):
             raise NotKept("it reads all of a tensor that it writes slice by slice")
+        if computed and not changed and is_sequence and is_changing:
+            self._sequences.add_call(function, *given, result)
+            if watched.leaves_loop():
+                result = self._rows_of_all_iterations(result)
+                computed = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
         for item in computed:
-            if _storage(item) not in self._outside:
+            if storage_of(item) not in self._outside:
                 self._keep(item)
         return result
 
+    def _leaf(self, item: Any) -> Any:
+        """A tensor from outside as a leaf, whose gradient is the sum over all iterations."""
+        if not isinstance(item, torch.Tensor) or not item.requires_grad or storage_of(item) in self._local:
+            return item
+        if id(item) not in self._same:
+            self._same[id(item)] = item, item.detach().requires_grad_()
+        return self._same[id(item)][1]
+
+    def _is_known_before(self, tensor: torch.Tensor) -> bool:
+        """Whether a value depends on no state, so that it can be computed before the loop."""
+        key = storage_of(tensor)
+        if tensor in self._sequences:
+            return True
+        return key not in self._local and key not in self._changed and key not in self._written
+
+    def _rows_of_all_iterations(self, result: Any) -> Any:
+        """A result that is computed for all iterations before the loop, as the body reads it."""
+        leaves, spec = tree_flatten(result)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        rows = {}
+        for value, sequence in zip(tensors, self._sequences.all_iterations(tensors), strict=True):
+            step = Step(self.span, 0, 1)
+            row = self._read_row(sequence, 0, step)
+            row = row.squeeze(0) if self._is_trained else row.select(0, 0)
+            self._outside.setdefault(storage_of(sequence), sequence)
+            self._sequences.add_row(row, sequence, 0, step, (0,))
+            rows[id(value)] = row
+        return tree_unflatten([rows.get(id(leaf), leaf) for leaf in leaves], spec)
+
+    def _scalar(self, number: Changing, like: torch.Tensor) -> torch.Tensor:
+        value = number.tensor(like)
+        self._keep(value)
+        return value
+
+    def _filled(self, function: Any, args: Any, kwargs: Any, number: Changing) -> torch.Tensor:
+        """``torch.tensor(t)`` or ``torch.full(shape, t)``."""
+        like = torch.empty((), device=kwargs.get("device"))
+        dtype = kwargs.get("dtype") or (torch.int64 if number.is_whole else torch.get_default_dtype())
+        value = self._scalar(number, like).to(dtype)
+        if function is torch.full:
+            value = value.expand(args[0] if isinstance(args[0], (tuple, list)) else (args[0],)).clone()
+        self._keep(value)
+        return value
+
     def _keep(self, tensor: torch.Tensor) -> None:
         # Holding the tensor keeps its storage, so that no other one gets the same key.
-        self._local.setdefault(_storage(tensor), []).append(tensor)
+        self._local.setdefault(storage_of(tensor), []).append(tensor)
 
     def _note(self, tensor: torch.Tensor) -> None:
         self._used.add(id(tensor))
-        key = _storage(tensor)
+        key = storage_of(tensor)
         if key not in self._local:
             self._outside.setdefault(key, tensor)
 
     def _prepare_change(self, tensor: torch.Tensor) -> None:
-        key = _storage(tensor)
+        key = storage_of(tensor)
         if key in self._local:
             self._mutated.add(key)
             if key in self._reads:
                 self._open_reads[key] = self._reads[key]
             return
         outer = self._outside[key]
+        if self._is_trained:
+            raise NotKept("it changes a tensor in place, and its gradient is computed")
         if key not in self._changed:
             self._saved.append((outer, outer.clone()))
             self._changed[key] = outer
@@ -302,16 +392,22 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     # Reads and writes at the number of the iteration ---------------------------------------------------------------
 
     def _read(self, source: torch.Tensor, index: Any) -> torch.Tensor:
+        index, indices = without_tensors(index)
         dim, step, rest = self._located(source, index)
         row = self._row(source, dim, step)
-        value = row[rest]
+        value = indexed(row, dim, rest) if self._is_trained else row[rest]
         self._keep(value)
-        self._reads[_storage(value)] = source, dim, step
+        self._reads[storage_of(value)] = source, dim, step
+        if self._is_known_before(source) and storage_of(source) not in self._local:
+            self._sequences.add_row(value, source, dim, step, rest)
+        if indices is not None:
+            # As in eager mode, numbers select before tensors index.
+            return self.__torch_function__(torch.Tensor.__getitem__, (), (value, indices))
         return value
 
     def _row(self, source: torch.Tensor, dim: int, step: Step) -> torch.Tensor:
         """The slice of length 1 that an iteration reads."""
-        key = _storage(source)
+        key = storage_of(source)
         if key in self._local:
             raise NotKept("it reads an intermediate value at the number of the iteration")
         self._outside.setdefault(key, source)
@@ -326,8 +422,18 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                 raise NotKept("it reads and writes a tensor at unrelated positions")
         elif write is not None:
             raise NotKept("it reads and writes a tensor along different dimensions")
-        row = operators().read(source, self.span.loop, dim, step.first, step.step)
+        return self._read_row(source, dim, step)
+
+    def _read_row(self, source: torch.Tensor, dim: int, step: Step) -> torch.Tensor:
+        """The slice of a tensor that is the same in all iterations."""
+        for read in self._row_leaves:
+            if read.source is source and read.dim == dim and read.step.same(step):
+                return read.leaf
+        with without_gradients():
+            row: torch.Tensor = operators().read(source, self.span.loop, dim, step.first, step.step)
         self._keep(row)
+        if self._is_trained and source.requires_grad:
+            self._row_leaves.append(RowLeaf(source, dim, step, row.requires_grad_()))
         return row
 
     @staticmethod
@@ -356,7 +462,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
 
     def _write(self, target: torch.Tensor, index: Any, value: Any) -> None:
         dim, step, rest = self._located(target, index)
-        key = _storage(target)
+        key = storage_of(target)
         if key in self._local:
             raise NotKept("it writes an intermediate value at the number of the iteration")
         if key in self._changed:
@@ -373,8 +479,8 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             value = value.tensor(target)
         if isinstance(value, torch.Tensor):
             self._used.add(id(value))
-            if self._open_reads.get(_storage(value), (None, 0, step))[0] is target:
-                del self._open_reads[_storage(value)]
+            if self._open_reads.get(storage_of(value), (None, 0, step))[0] is target:
+                del self._open_reads[storage_of(value)]
         shape = [1 if d == dim else size for d, size in enumerate(target.shape)]
         if all(item == slice(None) or (d == dim and item == 0) for d, item in enumerate(rest)):
             slot = shape if rest[dim] == slice(None) else [size for d, size in enumerate(shape) if d != dim]
@@ -400,7 +506,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         at = next(i for i, item in enumerate(items) if item is Ellipsis)
         items[at : at + 1] = [slice(None)] * (tensor.dim() - used)
         dims = [sum(1 for item in items[:i] if item is not None) for i in range(len(items))]
-        places = [i for i, item in enumerate(items) if _has_step(item)]
+        places = [i for i, item in enumerate(items) if has_step(item)]
         if len(places) != 1:
             raise NotKept("it reads a tensor at the number of the iteration in several dimensions")
         place = places[0]
@@ -436,41 +542,3 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             raise NotKept("it appends several items, or none that is a tensor")
         self._used.add(id(value))
         self.items[name] = Item(items, value, at_front)
-
-
-def _zeros(like: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _is_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
-    same_rank = first.dim() == second.dim() and first.dtype == second.dtype
-    return same_rank and all(known(a == b) for a, b in zip(first.shape, second.shape, strict=True))
-
-
-def _converted(initial: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The initial state in the shape and dtype that it has after the first iteration."""
-    try:
-        return initial.to(like.dtype).expand(like.shape).clone()
-    except RuntimeError:
-        raise NotKept("the shape of its state changes from iteration to iteration") from None
-
-
-def _has_step(index: Any) -> bool:
-    if isinstance(index, tuple):
-        return any(map(_has_step, index))
-    if isinstance(index, slice):
-        return any(isinstance(item, Changing) for item in (index.start, index.stop, index.step))
-    return isinstance(index, Changing)
-
-
-def _targets(function: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors that a torch call changes in place."""
-    name = str(getattr(function, "__name__", ""))
-    in_place = name in IN_PLACE or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-    if in_place and args and isinstance(args[0], torch.Tensor):
-        yield args[0]
-    yield from (item for item in tree_leaves(kwargs.get("out")) if isinstance(item, torch.Tensor))

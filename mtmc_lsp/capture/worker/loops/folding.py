@@ -12,27 +12,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from mtmc_lsp.capture.worker.loops.hoisting import hoist_products
-from mtmc_lsp.capture.worker.loops.iteration import MOST_UNROLLED, NotKept
-from mtmc_lsp.capture.worker.loops.markers import NAMESPACE
+from mtmc_lsp.capture.worker.loops.iteration import MOST_UNROLLED, NotKept, OutsideLoop
+from mtmc_lsp.capture.worker.loops.markers import NAMESPACE, mark_of
+from mtmc_lsp.capture.worker.loops.reversing import with_bodies_again
+from mtmc_lsp.capture.worker.loops.sums import sink_sums
+from mtmc_lsp.capture.worker.loops.supported import PRODUCTS, SHIFTS, runs_step_by_step
+from mtmc_lsp.capture.worker.passes.graph_cleanup import remove_dead_nodes
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.loop import LOOP, MOST_BLOCK, MOST_MATRIX_TILES, Loop, LoopInput, LoopOutput, Position, pruned
 from mtmc_lsp.core.sizes import Size, product
 
-REDUCTIONS = frozenset(
-    "sum mean amax amin prod logsumexp softmax log_softmax _softmax _log_softmax max min any all linalg_vector_norm norm var std "
-    "layer_norm rms_norm".split()
-)
-"""Reductions that a body may contain."""
-MOVING = frozenset(
-    "clone copy _to_copy to expand view reshape permute transpose t unsqueeze squeeze select slice alias detach "
-    "select_scatter slice_scatter full full_like zeros zeros_like ones ones_like scalar_tensor fill where masked_fill "
-    "contiguous _unsafe_view cat split unsafe_split chunk split_with_sizes type_as lift_fresh_copy __and__ __or__ __xor__".split()
-)
-"""Operations that move or create values, which a body may contain."""
-PRODUCTS = frozenset("mm bmm matmul addmm baddbmm linear".split())
-"""Matrix products, which a body may contain."""
-SHIFTS = frozenset("stack pad constant_pad_nd flip roll cumsum cumprod".split())
-"""Operations that combine or move elements of a row. A body may contain them if a program instance holds a whole row."""
 VIEWS = frozenset(
     "expand view permute transpose t unsqueeze squeeze select slice alias detach _unsafe_view split unsafe_split chunk "
     "split_with_sizes".split()
@@ -48,14 +37,20 @@ def fold_loops(graph: Graph) -> Graph:
     Raises:
         NotKept: the body contains something that no kernel can run step by step.
     """
-    while (leave := next((node for node in graph.nodes if _mark(node) == "leave"), None)) is not None:
+    graph = remove_dead_nodes(with_bodies_again(graph))
+    while (leave := next((node for node in graph.nodes if mark_of(node) == "leave"), None)) is not None:
         graph = _Folding(graph, leave).folded()
     graph = _with_layouts(_without_copies(graph))
-    if (lost := next((node for node in graph.nodes if _mark(node)), None)) is not None:
+    if (lost := next((node for node in graph.nodes if mark_of(node)), None)) is not None:
         raise NotKept("a value of one iteration is read after the loop", lost.line)
-    graph = hoist_products(graph)
+    graph = sink_sums(hoist_products(graph))
     for node in graph.nodes:
-        if node.loop is None or node.loop.matrix_tiles(graph) <= MOST_MATRIX_TILES:
+        if node.loop is None:
+            continue
+        words = {each.word for each in node.loop.nodes}
+        if node.name in graph.backward_nodes and "cat" in words and words & PRODUCTS:
+            raise NotKept("no kernel runs its backward pass: it multiplies by concatenated gradients", node.line)
+        if node.loop.matrix_tiles(graph) <= MOST_MATRIX_TILES:
             continue
         # Unrolled, the operations of an iteration fuse. A longer loop stays a loop of torch calls.
         if node.loop.count.value(graph.sizes) <= MOST_UNROLLED:
@@ -72,12 +67,6 @@ def remove_dead_traces(graph: torch.fx.Graph) -> None:
         is_functional = isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable
         if node.op == "call_function" and not node.users and is_functional and not is_random:
             graph.erase_node(node)
-
-
-def _mark(node: Node) -> str:
-    """``enter`` for an operator that marks a loop; empty for other nodes."""
-    namespace, name, _ = node.op.split(".")
-    return name if namespace == NAMESPACE else ""
 
 
 def _refs(argument: Argument) -> tuple[Ref, ...]:
@@ -114,8 +103,8 @@ class _Folding:
         inputs: dict[Ref, LoopInput] = {}
         for node in body:
             self._add_inputs(node, arguments, inputs, _refs(states), _refs(initial))
-        marks = [node for node in body if _mark(node)]
-        working = [node for node in body if not _mark(node)]
+        marks = [node for node in body if mark_of(node)]
+        working = [node for node in body if not mark_of(node)]
         kinds = self.leave.outputs
         n_states, n_rows = len(_refs(states)), len(_refs(rows))
         read = {ref for node in self.graph.nodes for ref in node.inputs()} | self.graph.escaping
@@ -133,7 +122,7 @@ class _Folding:
                 value = _refs(items)[i - n_states - n_rows]
                 outputs.append(LoopOutput(value, Position(0, Size.of(0), 1)))
         loop_value = Loop(_size(count), tuple(inputs.values()), tuple(working), tuple(outputs))
-        variables = {node.name: str(node.args[3]) for node in marks if _mark(node) == "enter"}
+        variables = {node.name: str(node.args[3]) for node in marks if mark_of(node) == "enter"}
         loop_value = _named(_Copies(loop_value).result(), self.graph, tuple(arguments), variables)
         taken = {each.name for each in self.graph.nodes} | {item.name for item in self.graph.sources}
         name = next(name for i in itertools.count(1) if (name := f"loop_{i}" if i > 1 else "loop") not in taken)
@@ -160,7 +149,7 @@ class _Folding:
         """The nodes that change from iteration to iteration and that the end of the loop needs."""
         changing: set[str] = set()
         for node in self.graph.nodes:
-            is_mark = _mark(node) in ("enter", "read", "index") and _number(node.args[1]) == loop
+            is_mark = mark_of(node) in ("enter", "read", "index") and _number(node.args[1]) == loop
             if node is self.leave:
                 break
             if is_mark or any(ref.name in changing for ref in node.inputs()):
@@ -175,21 +164,20 @@ class _Folding:
         return needed
 
     def _check(self, node: Node) -> None:
-        if _mark(node) in ("enter", "read"):
+        if mark_of(node) in ("enter", "read"):
             if any(ref.name in self.inside for ref in node.inputs()):
                 raise NotKept("it reads an intermediate value at the number of the iteration", self.leave.line)
             return
-        if _mark(node) == "index":
+        if mark_of(node) == "index":
             return
         namespace, name, overload = node.op.split(".")
         operator = getattr(getattr(torch.ops.aten, name, None), overload, None) if namespace == "aten" else None
-        is_pointwise = operator is not None and torch.Tag.pointwise in operator.tags
         if torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ()):
             raise NotKept("it draws random numbers", self.leave.line)
         if name in SHIFTS and self._elements_per_row(node) <= MOST_BLOCK:
             return
-        if not is_pointwise and name not in REDUCTIONS | MOVING | PRODUCTS:
-            raise NotKept(f"its body contains {node.word}, which no kernel computes step by step", self.leave.line)
+        if not runs_step_by_step(node.op):
+            raise OutsideLoop(f"its body contains {node.word}, which no kernel computes step by step", self.leave.line)
 
     def _elements_per_row(self, node: Node) -> int:
         """The elements of a value for one element of its first dimension, which is the batch as a rule."""
@@ -204,7 +192,7 @@ class _Folding:
         states: Sequence[Ref],
         initial: Sequence[Ref],
     ) -> None:
-        ref, mark = Ref(node.name), _mark(node)
+        ref, mark = Ref(node.name), mark_of(node)
         if mark == "enter":
             slot = _number(node.args[2])
             inputs[ref] = self._state(node.name, node.type, states[slot], initial[slot], arguments)
@@ -373,7 +361,7 @@ def _without_copies(graph: Graph) -> Graph:
 
 def _with_layouts(graph: Graph) -> Graph:
     """Let loops write stacked results in the order of dimensions in which they are read."""
-    while (node := next((item for item in graph.nodes if _mark(item) == "stack"), None)) is not None:
+    while (node := next((item for item in graph.nodes if mark_of(item) == "stack"), None)) is not None:
         source, dim = node.args[0], _number(node.args[1])
         assert isinstance(source, Ref)
         producer = graph.named.get(source.name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from operator import length_hint
 from typing import Any
 
@@ -24,6 +26,10 @@ class NotKept(Exception):
         super().__init__(why)
         self.line = line
         """The line of the loop; 0 for the one whose body runs."""
+
+
+class OutsideLoop(NotKept):
+    """The body contains an operation that no kernel runs step by step. If it reads no state, it may run before the loop."""
 
 
 class TooLong(Exception):
@@ -51,38 +57,117 @@ class Span:
     count: Any
 
 
+Numbering = Callable[["Step"], torch.Tensor]
+"""The number of the iteration as a scalar tensor."""
+
+
 class Changing:
     """A number that is computed from the number of the iteration. Tensors that meet it see it as a scalar tensor."""
 
-    def __init__(self, span: Span, build: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, span: Span, at: Callable[[Numbering], torch.Tensor], *, is_whole: bool = False) -> None:
         self.span = span
-        self.tensor = build
-        """The number as a scalar tensor on the device of another tensor."""
+        self.at = at
+        """The number as a scalar tensor, from those of the iteration."""
+        self.is_whole = is_whole
+        """Whether it is an integer."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise NotKept(f"the number of the iteration is an argument of {getattr(function, '__name__', function)}")
 
+    def tensor(self, like: torch.Tensor) -> torch.Tensor:
+        """The number as a scalar tensor on the device of another tensor."""
+        return self.at(lambda step: operators().index(like, step.span.loop, step.first, step.step))
+
+    def passed_through(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        """The result of a function of numbers.
+
+        Raises:
+            NotKept: no function of tensors does the same.
+        """
+        # While it exports, torch replaces ``min`` and ``max``.
+        function = getattr(function, "keywords", {}).get("real_callable", function)
+        if function in (int, round) and self.is_whole and len(arguments) == 1:
+            return self
+        replacement = NUMBER_FUNCTIONS.get(function)
+        if replacement is None or not all(isinstance(item, (int, float, torch.SymInt, Changing)) for item in arguments):
+            raise NotKept(f"the number of the iteration is an argument of {getattr(function, '__name__', function)}")
+        is_whole = function in (abs, min, max) and all(map(_is_whole, arguments))
+
+        def at(numbering: Numbering) -> torch.Tensor:
+            dtype = torch.int64 if is_whole else torch.float64
+            zero = self.at(numbering).to(dtype) * 0
+            values = [item.at(numbering).to(dtype) if isinstance(item, Changing) else zero + item for item in arguments]
+            return reduce(replacement, values) if len(values) > 1 else replacement(values[0])
+
+        return Changing(self.span, at, is_whole=is_whole)
+
     def _combined(self, function: Callable[[Any, Any], Any], other: Any, *, swapped: bool) -> Any:
         if isinstance(other, torch.Tensor):
-            number = self.tensor(other)
-            return function(other, number) if swapped else function(number, other)
+            return ON_TENSORS[function](*((other, self) if swapped else (self, other)))
         if not isinstance(other, (int, float, torch.SymInt, Changing)):
             return NotImplemented
+        is_whole = self.is_whole and _is_whole(other) and function in WHOLE
 
-        def build(like: torch.Tensor) -> torch.Tensor:
+        def at(numbering: Numbering) -> torch.Tensor:
             # Python computes with float64.
-            number = self.tensor(like).to(torch.float64)
-            value = other.tensor(like) if isinstance(other, Changing) else other
+            number = self.at(numbering) if is_whole else self.at(numbering).to(torch.float64)
+            value = other.at(numbering) if isinstance(other, Changing) else other
             return function(value, number) if swapped else function(number, value)
 
-        return Changing(self.span, build)
+        return Changing(self.span, at, is_whole=is_whole)
 
     def _refused(self, *_: Any) -> Any:
         raise NotKept("its body looks at the number of the iteration in a way that differs between iterations")
 
     __bool__ = __int__ = __float__ = __index__ = __hash__ = _refused
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = __floordiv__ = _refused
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused
+
+    def __neg__(self) -> Any:
+        return self._combined(operator.mul, -1, swapped=False)
+
+
+WHOLE = (operator.add, operator.sub, operator.mul, operator.mod, operator.floordiv)
+"""Functions of integers that return integers."""
+
+
+ON_TENSORS: dict[Callable[..., Any], Callable[..., Any]] = {
+    operator.add: torch.add,
+    operator.sub: torch.sub,
+    operator.mul: torch.mul,
+    operator.truediv: torch.true_divide,
+    operator.pow: torch.pow,
+    operator.mod: torch.remainder,
+    operator.floordiv: torch.floor_divide,
+    operator.eq: torch.eq,
+    operator.ne: torch.ne,
+    operator.lt: torch.lt,
+    operator.le: torch.le,
+    operator.gt: torch.gt,
+    operator.ge: torch.ge,
+}
+"""Operators as torch calls, which the trace of the body sees with the number of the iteration as an argument."""
+
+
+def _is_whole(value: Any) -> bool:
+    return value.is_whole if isinstance(value, Changing) else isinstance(value, (int, torch.SymInt))
+
+
+NUMBER_FUNCTIONS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
+    float: torch.clone,
+    abs: torch.abs,
+    min: torch.minimum,
+    max: torch.maximum,
+    math.sqrt: torch.sqrt,
+    math.exp: torch.exp,
+    math.log: torch.log,
+    math.log1p: torch.log1p,
+    math.log2: torch.log2,
+    math.sin: torch.sin,
+    math.cos: torch.cos,
+    math.tanh: torch.tanh,
+}
+"""Functions of numbers as functions of float64 tensors; ``min`` and ``max`` for each pair of arguments."""
 
 
 def _arithmetic(name: str, *, swapped: bool) -> Any:
@@ -90,7 +175,7 @@ def _arithmetic(name: str, *, swapped: bool) -> Any:
     return lambda self, other: self._combined(function, other, swapped=swapped)
 
 
-for _name in ("add", "sub", "mul", "truediv", "pow"):
+for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):
     setattr(Changing, f"__{_name}__", _arithmetic(_name, swapped=False))
     setattr(Changing, f"__r{_name}__", _arithmetic(_name, swapped=True))
 
@@ -99,10 +184,7 @@ class Step(Changing):
     """The integer ``first + step * i`` in iteration ``i``."""
 
     def __init__(self, span: Span, first: Any, step: int) -> None:
-        def build(like: torch.Tensor) -> torch.Tensor:
-            return operators().index(like, span.loop, first, step)
-
-        super().__init__(span, build)
+        super().__init__(span, lambda numbering: numbering(self), is_whole=True)
         self.first, self.step = first, step
 
     @property
@@ -145,7 +227,7 @@ class Step(Changing):
 
     def _compared(self, compare: Callable[[Any, Any], Any], other: Any) -> Any:
         if isinstance(other, torch.Tensor):
-            return compare(self.tensor(other), other)
+            return ON_TENSORS[compare](self, other)
         if not isinstance(other, (int, torch.SymInt)):
             return self._refused()
         answers = [self._always(compare, self.first, self.last, other)]

@@ -22,11 +22,13 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode
 from mtmc_lsp.capture.worker.loops.body import Body
 from mtmc_lsp.capture.worker.loops.iteration import (
     MOST_UNROLLED,
+    Changing,
     Counting,
     Enumerated,
     NeedsPeeling,
     NotKept,
     Other,
+    OutsideLoop,
     Range,
     Reversed,
     Rows,
@@ -38,6 +40,7 @@ from mtmc_lsp.capture.worker.loops.iteration import (
 )
 from mtmc_lsp.capture.worker.loops.lists import Collected
 from mtmc_lsp.capture.worker.loops.rewriting import LOOPS, rewritten_code
+from mtmc_lsp.capture.worker.tracing.local_modes import refuse_above_autograd
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.process.worker.failures import exception_chain
 
@@ -59,6 +62,8 @@ class Keeper:
     """Why loops are unrolled."""
     peeled: dict[int, dict[str, int]] = field(default_factory=dict)
     """Iterations at the ends that run separately."""
+    below_autograd: set[int] = field(default_factory=set)
+    """Loops that are traced below autograd's dispatch, where parts of their bodies can leave them."""
     kept: set[int] = field(default_factory=set)
     """Loops that were long enough; they are kept for all sizes."""
     number: int = 0
@@ -106,7 +111,12 @@ class Keeper:
         refusal = next((item for item in causes if isinstance(item, NotKept)), None)
         end = next((item.args[0] for item in causes if isinstance(item, NeedsPeeling)), None)
         line = refusal.line if refusal is not None and refusal.line else self.active.line if self.active else 0
+        # The nodes of a backward pass may have another line.
+        line = line if line in self.kept else 0
         self.restart()
+        if isinstance(refusal, OutsideLoop) and line not in self.below_autograd:
+            self.below_autograd.add(line)
+            return True
         if end is not None and line:
             counts = self.peeled.setdefault(line, {})
             counts[end] = counts.get(end, 0) + 1
@@ -171,6 +181,13 @@ class Keeper:
     def last(self, items: Any, index: int) -> Any:
         """The item at an end of a list to which a loop appends, if it has one."""
         return items[index] if isinstance(items, list) and (isinstance(items, Collected) or items) else UNBOUND
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """A function of numbers, in a body perhaps of the number of the iteration."""
+        first = next((item for item in arguments if isinstance(item, Changing)), None)
+        if first is None:
+            return function(*arguments, **keywords)
+        return first.passed_through(function, arguments)
 
     def range(self, *arguments: Any) -> Steps:
         """``range(...)``."""
@@ -274,6 +291,8 @@ class KeptLoop:
         if not self._is_kept():
             yield from self.keeper.unrolling(self.line, self.steps)
             return
+        if self.line in self.keeper.below_autograd:
+            refuse_above_autograd()
         peeled = self.keeper.peeled.get(self.line, {})
         first, last = peeled.get("first", 0), peeled.get("last", 0)
         for i in range(first):
@@ -316,22 +335,41 @@ class KeptLoop:
         if self._body is not None:
             if self._before is None:
                 self._before = {name: value for name, value in values.items() if value is not UNBOUND}
-            values = self._body.enter(self._before)
+            values |= self._body.enter({name: self._before[name] for name in self._before if self._is_state(name)})
             self._body.__enter__()
         return tuple(values.get(name, UNBOUND) for name in self.carried)
 
     def _after(self) -> dict[str, Any]:
         """The variables after the kept iterations, for the first iteration or statement that follows them."""
         finals, self._finals = self._finals, None
-        return {name: value for name, value in (finals or {}).items() if value is not UNBOUND}
+        result = {name: value for name, value in (finals or {}).items() if value is not UNBOUND}
+        for name in result.keys() & set(self.written):
+            # Other variables may hold the container, too.
+            container = (self._before or {})[name]
+            if isinstance(container, list):
+                container[:] = result[name]
+            else:
+                container.update(result[name])
+            result[name] = container
+        return result
 
     def leave(self, values: Mapping[str, Any]) -> None:
         """Note the end of an iteration."""
         if self._body is not None:
             self._body.__exit__(None, None, None)
-            if any(not isinstance(values[name], torch.Tensor) for name in self.written):
-                raise NotKept("it changes items of a Python container")
-            self._body.leave({name: values[name] for name in self.carried if values[name] is not UNBOUND})
+            left = (name for name in self.carried if self._is_state(name) and values[name] is not UNBOUND)
+            self._body.leave({name: values[name] for name in left})
+
+    def _is_state(self, name: str) -> bool:
+        """Whether iterations carry a variable to the next one: all that they assign, and containers with tensors.
+
+        Raises:
+            NotKept: the body writes items of another object.
+        """
+        before = (self._before or {}).get(name)
+        if name in self.written and not isinstance(before, (list, dict, torch.Tensor)):
+            raise NotKept("it changes items of an object")
+        return name not in self.written or not isinstance(before, torch.Tensor)
 
     def append(self, name: str, items: list[Any], value: Any, at_front: bool) -> None:
         """``items.append(value)`` or ``items.insert(0, value)`` in the body."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.worker.loops.gradients import stacked
 from mtmc_lsp.capture.worker.loops.iteration import NotKept
 from mtmc_lsp.capture.worker.loops.markers import operators
 
@@ -46,8 +47,8 @@ class Collected(list):  # type: ignore[type-arg]
                 pieces += [torch.stack(part, dim) if is_stack else torch.cat(part, dim)] if part else []
                 continue
             rank = part.dim() if is_stack else part.dim() - 1
-            stacked = operators().stack(part, dim % rank)
-            pieces.append(stacked if is_stack else stacked.flatten(dim % rank, dim % rank + 1))
+            joined = stacked(part, dim % rank) if part.requires_grad else operators().stack(part, dim % rank)
+            pieces.append(joined if is_stack else joined.flatten(dim % rank, dim % rank + 1))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
     def __len__(self) -> Any:

@@ -17,6 +17,7 @@ import __future__
 
 import ast
 import builtins
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -50,6 +51,8 @@ LEAVING = (
 )
 """Statements in the body of a loop that is never kept."""
 SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+NUMBERS = ("float", "int", "min", "max", "abs", "round")
+"""Builtins that a body may call with the number of the iteration; likewise the functions of ``math``."""
 CHANGING = frozenset("append extend insert add update setdefault pop popitem remove clear sort reverse discard".split())
 """Methods that change a Python container."""
 
@@ -63,10 +66,11 @@ def rewritten_code(function: FunctionType) -> CodeType | None:
     hidden = _assigned(definition.body) | {item.arg for item in ast.walk(definition.args) if isinstance(item, ast.arg)}
     hidden |= {
         name
-        for name in ITERATORS
+        for name in (*ITERATORS, *NUMBERS)
         if function.__globals__.get(name, getattr(builtins, name)) is not getattr(builtins, name)
     }
-    rewriter = _Rewriter(hidden)
+    modules = {name for name, value in function.__globals__.items() if value is math} - hidden
+    rewriter = _Rewriter(hidden, modules)
     rewriter.suite(definition.body)
     if not rewriter.count:
         return None
@@ -123,9 +127,11 @@ def _assigned(nodes: Sequence[ast.AST]) -> set[str]:
 class _Rewriter:
     """Rewrites the loops of one function."""
 
-    def __init__(self, hidden: set[str]) -> None:
+    def __init__(self, hidden: set[str], modules: set[str]) -> None:
         self.hidden = hidden
         """Names that are not the builtins of that name."""
+        self.modules = modules
+        """Names of the module ``math``."""
         self.count = 0
 
     def suite(self, statements: list[ast.stmt]) -> None:
@@ -188,12 +194,9 @@ class _Rewriter:
     def _kept(self, loop: ast.For, lists: tuple[str, ...]) -> list[ast.stmt]:
         self.count += 1
         targets = sorted(_assigned([loop.target]))
-        written = sorted(_subscripted(loop.body) - set(targets))
-        carried = sorted(
-            name
-            for name in _assigned(loop.body) - set(targets) - set(lists)
-            if not name.startswith((LOOP_VARIABLE, COUNTER))
-        )
+        assigned = {name for name in _assigned(loop.body) if not name.startswith((LOOP_VARIABLE, COUNTER))}
+        written = sorted(_subscripted(loop.body) - set(targets) - assigned)
+        carried = sorted((assigned | set(written)) - set(targets) - set(lists))
         variable = f"{LOOP_VARIABLE}{loop.lineno}_{loop.col_offset}_"
         names = ", ".join(repr(tuple(item)) for item in (carried, targets, lists, written))
         before = ast.parse(f"{variable} = {LOOPS}.loop({loop.lineno}, 0, {names})").body
@@ -204,6 +207,8 @@ class _Rewriter:
         leave = ast.parse(f"{variable}.leave(locals())").body
         loop.body = [*enter, *(_with_appends(item, variable) for item in loop.body), *leave]
         after = _assignment([*carried, *targets, *lists], f"{variable}.results(locals())")
+        numbers = _Numbers(set(NUMBERS) - self.hidden, self.modules)
+        loop.body = [numbers.visit(item) for item in loop.body]
         for statement in (*before, *enter, *leave, *after):
             _locate(statement, loop)
         return [*before, loop, *after]
@@ -345,6 +350,21 @@ class _LastItems(ast.NodeTransformer):
         call: Any = node.value
         call.args[-1] = ast.Name(self._variable, ast.Load())
         return [ast.fix_missing_locations(ast.copy_location(each, node)) for each in (assignment, node)]
+
+
+class _Numbers(ast.NodeTransformer):
+    """Lets functions of numbers take the number of the iteration: ``LOOPS.call(float, t)`` for ``float(t)``."""
+
+    def __init__(self, names: set[str], modules: set[str]) -> None:
+        self._names, self._modules = names, modules
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """Call the function through the loop."""
+        self.generic_visit(node)
+        function = node.func
+        is_builtin = isinstance(function, ast.Name) and function.id in self._names
+        is_math = isinstance(function, ast.Attribute) and ast.unparse(function.value) in self._modules
+        return _call("call", [function, *node.args], node.keywords, node) if is_builtin or is_math else node
 
 
 def _with_appends(statement: ast.stmt, variable: str) -> ast.stmt:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
-from mtmc_lsp.capture.worker.passes.decompositions import MEAN
+from mtmc_lsp.capture.worker.passes.decompositions import MEAN, SUM
 from mtmc_lsp.core.graph import BATCH_NORM, Graph, InputKind, Mutation, Ref
 
 TANGENT = "mtmc.tangent.default"
@@ -114,9 +114,12 @@ def backward_decompositions() -> dict[Any, Callable[..., Any]]:
         aten.nll_loss_backward.default: _nll_loss_backward,
         aten.nll_loss2d_backward.default: _nll_loss_backward,
     }
+    ours |= {op: _divided_by_count(table[op]) for op in (getattr(aten, name).default for name in MEAN_LOSSES)}
     return {**chosen, **more, **ours}
 
 
+MEAN_LOSSES = ("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward")
+"""Gradients of losses whose mean PyTorch's decompositions compute by a factor of ``1 / numel``."""
 FORWARD = frozenset(
     "native_layer_norm.default native_group_norm.default _native_batch_norm_legit.no_stats nll_loss_forward.default "
     "nll_loss2d_forward.default _softmax.default _log_softmax.default binary_cross_entropy_with_logits.default "
@@ -127,6 +130,22 @@ FORWARD = frozenset(
 
 def _is_backward(name: str) -> bool:
     return name.endswith(("_backward", "_backward_data")) and "conv" not in name and "max_pool" not in name
+
+
+def _divided_by_count(of_sum: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of a mean by that of the sum.
+
+    A quotient of a number by sizes would fix the sizes; a tensor may be divided by them.
+    """
+
+    def backward(gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, *rest: Any) -> Any:
+        if reduction != MEAN:
+            return of_sum(gradient, x, target, reduction, *rest)
+        # In float16, a mean's gradient would be denormal.
+        exact = gradient if gradient.dtype == torch.float64 else gradient.float()
+        return of_sum(exact / x.numel(), x, target, SUM, *rest)
+
+    return backward
 
 
 def _nll_loss_backward(

@@ -18,6 +18,7 @@ def with_layouts(graph: Graph, layouts: list[Layout]) -> Graph:
     """Set the strides of the results to those of the eager run.
 
     A dimension of size 1 leaves the order of dimensions open, and the export can choose another order than eager code.
+    A graph that was traced with other flags can have results of other ranks, which keep their strides.
     """
     nodes = {node.name: node for node in graph.nodes}
     for ref, eager_layout in zip(graph.outputs, layouts, strict=False):
@@ -26,6 +27,8 @@ def with_layouts(graph: Graph, layouts: list[Layout]) -> Graph:
         node = nodes[ref.name]
         kind = node.outputs[ref.index]
         strides = [stride.value(graph.sizes) for stride in kind.stride]
+        if len(strides) != len(eager_layout[1]):
+            continue
         if all(a == b or size == 1 for size, a, b in zip(eager_layout[0], strides, eager_layout[1], strict=True)):
             continue
         inner_first = sorted(range(len(strides)), key=lambda dim: (eager_layout[1][dim], eager_layout[0][dim], -dim))

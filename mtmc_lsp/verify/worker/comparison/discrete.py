@@ -91,8 +91,11 @@ def discrete_difference(
     if not limit:
         return detail
     count = int((candidate != oracle).sum())
-    if count <= limit and _largest_difference(candidate, oracle) <= max(1, _largest_difference(reference, oracle)):
-        return ""
+    if count <= limit:
+        largest, allowed = (_largest_difference(result, oracle) for result in (candidate, reference))
+        if largest <= max(1, allowed):
+            return ""
+        return f"{detail}, by up to {largest} from the float64 oracle; your code differs from it by up to {allowed}"
     return (
         f"{detail}; {count} differ from the float64 oracle, {reference_count} in your code, the limit is {int(limit)}"
     )

@@ -1,0 +1,1 @@
+"""Fusion of the code around launches into kernels."""
