@@ -23,8 +23,11 @@ _REPEATED = "repeated"
 Repeated = Annotated[T, _REPEATED]
 """Type of a dataclass field that is large and the same in many messages, for example ``capture: Repeated[Capture]``.
 
-Decoding a value that is equal to the last one of its type gives the same object again.
+Encoding the same object as the last time, or decoding a value that is equal to the last one of its type, gives the same object
+again.
 """
+_last_encoded: dict[tuple[type, str], tuple[Any, Any]] = {}
+"""The last value of each :data:`Repeated` field, with its JSON data."""
 _last_decoded: dict[Any, tuple[str, Any]] = {}
 """The last value of each type of a :data:`Repeated` field, with its JSON text."""
 
@@ -40,7 +43,7 @@ def to_json(value: Any) -> Any:
         return encode()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         tag = {TAG: value.json_tag} if hasattr(value, "json_tag") else {}
-        return tag | {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return tag | {field.name: _field_to_json(value, field) for field in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -52,6 +55,18 @@ def to_json(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
+
+
+def _field_to_json(value: Any, field: dataclasses.Field[Any]) -> Any:
+    item = getattr(value, field.name)
+    # Annotations are text, because modules postpone their evaluation.
+    if not str(field.type).startswith("Repeated["):
+        return to_json(item)
+    key = (type(value), field.name)
+    last = _last_encoded.get(key)
+    if last is None or last[0] is not item:
+        last = _last_encoded[key] = item, to_json(item)
+    return last[1]
 
 
 def _key(key: object) -> str:

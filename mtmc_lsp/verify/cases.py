@@ -20,6 +20,8 @@ FIXED_SLACK = 30.0
 """Factor on the element limit if sizes cannot be reduced further."""
 FIXED_PRODUCT_SLACK = 100.0
 """The same for multiply-adds; it is larger because matrix kernels have large tiles and few program instances."""
+LEAST_OTHER = 3
+"""Lower limit for sizes that become smaller because others became larger."""
 VERSION_SLACK, VERSION_PRODUCT_SLACK = 250.0, 1000.0
 """The same for versions of the user's file, which cannot run with smaller parameters. Programs of large tensors have large
 blocks: 63 operations on 57 million elements took about 20 s of processor time a step."""
@@ -134,6 +136,8 @@ class Case:
     """Whether a candidate may raise an exception, because the sizes are larger than the workload's."""
     has_oracle: bool = True
     """Whether the reference is also computed in float64, which takes several times as long."""
+    has_all_draws: bool = False
+    """Whether the limit of an error always follows from all draws of rounding, as it otherwise does if fewer refuse it."""
 
     @property
     def expects_kernel(self) -> bool:
@@ -487,8 +491,11 @@ def _reduced(capture: Capture, least: int, part: float) -> dict[str, int]:
 
 
 def _with_rows(graph: Graph, base: Mapping[str, int], changed: Mapping[str, int]) -> dict[str, int]:
-    """``base`` with some sizes changed, then enlarged until the matrix products have enough rows again."""
-    sizes = {**base, **changed}
+    """``base`` with some sizes changed, then enlarged until the matrix products have enough rows again.
+
+    If that takes more elements than ``base``, the other sizes become smaller.
+    """
+    sizes, raised = {**base, **changed}, set[str]()
     wanted = [min(rows, LEAST_ROWS) for rows in _product_rows(graph, base)]
     for name in changed:
         while True:
@@ -498,6 +505,15 @@ def _with_rows(graph: Graph, base: Mapping[str, int], changed: Mapping[str, int]
             if not any(rows < least and rows < more for rows, more, least in zip(now, then, wanted, strict=True)):
                 break
             sizes = larger
+            raised.add(name)
+    others = [name for name in changed if name not in raised and sizes[name] > LEAST_OTHER] if raised else []
+    while others and _elements(graph, sizes) > _elements(graph, base):
+        largest = max(others, key=lambda name: sizes[name])
+        smaller = {**sizes, largest: max(LEAST_OTHER, sizes[largest] // 2 | 1)}
+        if smaller == sizes or _product_rows(graph, smaller) != _product_rows(graph, sizes):
+            others.remove(largest)
+        else:
+            sizes = smaller
     return sizes
 
 

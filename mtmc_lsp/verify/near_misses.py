@@ -64,7 +64,8 @@ def settle(outcome: CaseOutcome, run: Callable[[Case], CaseOutcome | None], prec
     """
     measured = [outcome.measurements]
     for number in range(1, FURTHER_SEEDS + 1):
-        other = run(replace(outcome.case, seed=outcome.case.seed + number * SEED_STEP))
+        seed = outcome.case.seed + number * SEED_STEP
+        other = run(replace(outcome.case, seed=seed, has_all_draws=True))
         if other is None:
             continue
         if not _failed(other) <= {item.name for item in other.measurements} or (

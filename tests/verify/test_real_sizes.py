@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from mtmc_lsp.core.results import CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.verify.edge_cases import compared_numbers_in, numbers_in
+from mtmc_lsp.verify.foreign import real_sizes
 from mtmc_lsp.verify.outcomes import REAL_SIZES
 from mtmc_lsp.verify.worker.interpreter.stores import ATOMICS, Stores
 from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
@@ -126,6 +127,13 @@ def test_mistakes_of_the_last_programs_at_the_workloads_sizes_are_found(
     verdict = judge(reference, name, text.replace("FACTOR", factor), "fast")
     assert verdict.status is VerdictStatus.INCORRECT
     assert "N=2000" in verdict.reason or "M=2048" in verdict.reason, verdict.reason
+
+
+@pytest.fixture(autouse=True)
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of few programs, however fast they are."""
+    monkeypatch.setattr(real_sizes, "WHOLE_SECONDS", 0.01)
+    monkeypatch.setattr(real_sizes, "SAMPLE_SECONDS", 0.01)
 
 
 def test_a_kernel_that_reads_the_results_of_a_sampled_one_is_not_refused(judge: Judge) -> None:

@@ -122,7 +122,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
             grids.sampled(0.5, 1.0, must_compare=must_compare) as stores,
         ):
             stores.has_atomics = atomic
-            assert grids._run_sample(program, total, stores) == len(numbers)
+            assert grids._run_sample(grids._one_by_one(program), total, stores) == len(numbers)
         return numbers
 
     return ran

@@ -220,3 +220,32 @@ def test_what_is_expected_of_doubtful_results_can_go_through_a_file(tmp_path, mo
     export_({"ill_conditioned": want["ill_conditioned"]}, path, in_memory=False)
     again = import_(path, "cpu")["ill_conditioned"][0]
     assert torch.equal(again["spread"], want["ill_conditioned"][0]["spread"]) and again["is_unexplained"] is False
+
+
+WELL_CONDITIONED: dict[str, Function] = {
+    "a scalar": lambda x: x.float().square().mean(),
+    "rounded to bfloat16": lambda x: x.float().exp().to(torch.bfloat16).float() * 3,
+    "in bfloat16": lambda x: torch.softmax(x.float(), -1).to(x.dtype) * 2,
+}
+
+
+@pytest.mark.parametrize("name", WELL_CONDITIONED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fewer_draws_of_rounding_permit_no_larger_errors(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a candidate within their limits is within those of all draws."""
+    function, inputs = WELL_CONDITIONED[name], {"x": sample().to(dtype)}
+    few, every = (expected(function, inputs, monkeypatch, all_draws=all_draws) for all_draws in (False, True))
+    assert not every["omits_draws"]
+    assert few["sensitivity"][0] <= every["sensitivity"][0]
+    assert few["ill_conditioned"].keys() == every["ill_conditioned"].keys()
+    for key, facts in few["ill_conditioned"].items():
+        assert (facts["spread"] <= every["ill_conditioned"][key]["spread"]).all() and facts["outliers"] == 0.0
+    if dtype is torch.bfloat16:
+        assert few["omits_draws"]
+
+
+def test_results_that_are_noise_get_all_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = sample(8, 48) - sample(8, 48).mean(-1, keepdim=True)
+    assert not expected(lambda x: x / x.sum(-1, keepdim=True), {"x": x}, monkeypatch, all_draws=False)["omits_draws"]

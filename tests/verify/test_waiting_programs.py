@@ -10,8 +10,7 @@ import pytest
 from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.verify.messages import GridOrder
 from mtmc_lsp.verify.worker.interpreter import grids
-from mtmc_lsp.verify.worker.interpreter.grids import _has_while
-from mtmc_lsp.verify.worker.interpreter.turns import DEADLOCK, Turns
+from mtmc_lsp.verify.worker.interpreter.turns import DEADLOCK, Turns, has_while
 
 Judge = Callable[..., Verdict]
 ORDER = "depend on the order in which the programs of a launch run"
@@ -109,8 +108,8 @@ def far_loop(count: int, *, waits: bool) -> Callable[..., None]:
 
 @pytest.mark.parametrize("count", [1, 400])
 def test_only_while_loops_can_wait(count: int) -> None:
-    assert _has_while(far_loop(count, waits=True).__code__)
-    assert not _has_while(far_loop(count, waits=False).__code__)
+    assert has_while(far_loop(count, waits=True).__code__)
+    assert not has_while(far_loop(count, waits=False).__code__)
 
 
 @pytest.mark.parametrize("order", list(GridOrder))
@@ -141,7 +140,7 @@ def test_programs_take_turns_only_in_samples_that_must_be_compared(must_compare:
         grids.in_order(GridOrder.REVERSED, 0),
         grids.sampled(0.5, 1.0, must_compare=must_compare) as stores,
     ):
-        grids._run(kernel, {}, builder, waits=True)
+        grids.Launch(kernel, builder, {}, waits=True).run({})
     assert took_turns == [must_compare] * 20
     assert stores.launches == [("kernel", 20, 20)]
 

@@ -18,7 +18,9 @@ from mtmc_lsp.verify.worker.run_target import flatten
 Function = Callable[..., Any]
 
 
-def expected(function: Function, inputs: Mapping[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def expected(
+    function: Function, inputs: Mapping[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, *, all_draws: bool = True
+) -> dict[str, Any]:
     """The result of :func:`expectations.expected_of` for a function of named tensors."""
 
     def run_case(module: object, capture: object, tensors: dict[str, torch.Tensor], *rest: Any, **more: Any) -> Any:
@@ -29,7 +31,7 @@ def expected(function: Function, inputs: Mapping[str, torch.Tensor], monkeypatch
     monkeypatch.setattr(expectations, "run_case", run_case)
     graph = Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={})
     capture: Any = SimpleNamespace(graph=graph, uses_random=False)
-    return expectations.expected_of(None, capture, dict(inputs), "cpu", Case({}, "normal", 3))
+    return expectations.expected_of(None, capture, dict(inputs), "cpu", Case({}, "normal", 3), all_draws=all_draws)
 
 
 def compared(

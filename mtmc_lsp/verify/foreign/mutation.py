@@ -19,7 +19,7 @@ from mtmc_lsp.verify.error_limits import FACTORS, judge
 from mtmc_lsp.verify.foreign.value_mix import VARIED, ValueMix
 from mtmc_lsp.verify.outcomes import CaseOutcome, checked
 
-MOST_SECONDS, PART = 3.0, 0.6
+MOST_SECONDS, PART = 3.0, 0.4
 """Time for the search: at most this many seconds, and this part of the time that the fixed cases took."""
 MOST_CASES = 48
 """Limit for the changed cases, which an idle machine tries in less time."""

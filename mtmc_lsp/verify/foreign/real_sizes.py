@@ -21,7 +21,7 @@ from mtmc_lsp.verify.outcomes import ALL_PROGRAMS, REAL_SIZES, CaseOutcome, skip
 from mtmc_lsp.verify.reference import Reference
 from mtmc_lsp.verify.trials import full_trial
 
-SAMPLE_SECONDS, WHOLE_SECONDS = 1.0, 3.0
+SAMPLE_SECONDS, WHOLE_SECONDS = 0.5, 3.0
 """Processor time for a sample of the programs of one launch, and the time that all of them may take instead."""
 UNREAD_SECONDS = 48.0
 """The time that all programs may take if they seem to leave out elements, which only all of them show."""

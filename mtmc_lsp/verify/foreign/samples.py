@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from mtmc_lsp.verify.messages import CallPlan
 from mtmc_lsp.verify.outcomes import CaseOutcome
 
-SECONDS = 8.0
+SECONDS = 4.0
 """Processor time for the programs of all cases that may be sampled."""
 PART = 8
 """All programs of a launch run if they take at most this part of the time that is left."""
-SAMPLE_SECONDS = 0.25
-"""Processor time for the programs of a sample: 200 of 3x3 max pooling, 2,000 of a row's norm."""
+SAMPLE_SECONDS = 0.125
+"""Processor time for the programs of a sample."""
 LEAST_ELEMENTS = 4096
 """Cases whose arguments have fewer elements run whole: they have few programs."""
 

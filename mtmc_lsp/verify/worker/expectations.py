@@ -41,6 +41,11 @@ FEW, FEW_DRAWS = 32, 3
 norm of n independent errors has a relative standard deviation of about 1 / sqrt(2 n), 12 % for 32."""
 MANY_DRAWS, SMALL = 8, 1 << 22
 """The number of draws if the inputs have at most ``SMALL`` elements: the largest of eight is unlikely to be too small."""
+CERTAIN = {name: NOISE if tolerance <= FACTORS["budget"] * NOISE else -1.0 for name, tolerance in TOLERANCE.items()}
+"""By dtype: results with at most this error, and that rounding moves by at most this distance, are no noise. The limits of noise
+are higher than all others for these dtypes."""
+LEAST_DRAWS = 1
+"""The number of draws that most candidates need."""
 SUSPECT = 0.02
 """A reference error above this exceeds every tolerance except float8's: either rounding is magnified, or the oracle differs."""
 SCAN_ERROR, EQUAL_SCAN_ERROR = 0.05, 0.012
@@ -61,15 +66,21 @@ def expected_of(
     case: Case,
     *,
     is_first: bool = False,
+    all_draws: bool = True,
 ) -> dict[str, Any]:
     """The reference's results on a case's inputs, and the oracle's.
+
+    Args:
+        all_draws: whether to draw the rounding of operations several times, where that only permits larger errors. It takes
+            most of the time, and few candidates need it.
 
     Returns:
         The entries of :func:`run_case`, and: ``oracle`` and ``oracle_after``, the same in float64; ``sensitivity``, by result
         (or by name of a changed input), how far rounding of inputs and operations moves the oracle; ``conditioning``, how far
         rounding of inputs alone does; ``ill_conditioned``, by result, the facts about a reference result far from the oracle;
         ``zeros``, by gradient, where it is 0 whatever rounding does; ``ties``, by result, the fields of :class:`Ties` of an
-        integer result that an index of a score decides; ``has_oracle``, whether float64 fitted into memory.
+        integer result that an index of a score decides; ``has_oracle``, whether float64 fitted into memory; ``omits_draws``,
+        whether draws are left out that may permit larger errors.
     """
     kind, seed = case.kind, case.seed
 
@@ -92,6 +103,7 @@ def expected_of(
         "ill_conditioned": {},
         "zeros": {},
         "has_oracle": True,
+        "omits_draws": False,
     }
     if kind not in (VALUES, FORWARD) and (kind != AUTOGRAD or capture.uses_random):
         return {**reference, **defaults}
@@ -103,7 +115,7 @@ def expected_of(
             "has_oracle": False,
         }
     try:
-        oracle = _oracle(module, capture, inputs, device, case, is_first, reference, random_mode)
+        oracle = _oracle(module, capture, inputs, device, case, is_first, reference, random_mode, all_draws=all_draws)
         return {**reference, **defaults, **oracle}
     except torch.OutOfMemoryError:
         if is_first:
@@ -121,6 +133,8 @@ def _oracle(
     is_first: bool,
     reference: dict[str, Any],
     random_mode: Callable[[], contextlib.AbstractContextManager[Any]],
+    *,
+    all_draws: bool,
 ) -> dict[str, Any]:
     """The oracle's results, and how far rounding moves them; ``reference`` is the reference's run on these inputs."""
     kind, seed, results = case.kind, case.seed, reference["results"]
@@ -261,7 +275,16 @@ def _oracle(
         **following,
     }
     # In a result with many elements, the errors average out, so one draw is enough.
-    if ill_conditioned or float64_mode.rounding_epsilon or (is_small and _has_few_elements(outcome(reference))):
+    has_draws = ill_conditioned or float64_mode.rounding_epsilon or (is_small and _has_few_elements(outcome(reference)))
+    # Further draws can only raise the limits of a result that is no noise, also of single elements.
+    is_certain = all(max(errors[i], sensitivity.get(i, 0.0)) <= CERTAIN[_name(expected[i])] for i in errors)
+    omits_draws = bool(has_draws) and not all_draws and is_certain and not suspects and not following
+    if omits_draws:
+        draws = LEAST_DRAWS if magnified else 0
+        for i in magnified:
+            # The part of these elements may be another one with all draws.
+            ill_conditioned[i].outliers = 0.0
+    if has_draws:
         for draw in range(draws):
             # Start with independent rounding of each element, which most operations do.
             perturbed = perturbed_run(seed + draw, mode, rounds_results=True, shares_draw=draw % 2 == 1)
@@ -286,6 +309,7 @@ def _oracle(
         "ties": {i: vars(result) for i, result in ties.items() if result.choices or result.alternatives},
         "ill_conditioned": {i: vars(result) for i, result in ill_conditioned.items()},
         "zeros": noise.zeros,
+        "omits_draws": omits_draws,
     }
 
 

@@ -65,7 +65,7 @@ def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
     data = request.data
     module, inputs = inputs_of(data)
     let_timings_pass()
-    expected = expected_results(data, module, inputs)
+    expected = expected_results(data, module, inputs, all_draws=data.is_first or data.case.has_all_draws)
     if data.is_first:
         _require_numbers(data.capture, outcome(expected))
     operations = _operations(data, module, inputs) if request.counts_operations else 0.0
@@ -119,11 +119,14 @@ def inputs_of(data: CaseRequest) -> tuple[Any, dict[str, torch.Tensor]]:
     return module, other_layout(inputs, names, case.layout)
 
 
-def expected_results(data: CaseRequest, module: Any, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """The expected results on these inputs."""
+def expected_results(
+    data: CaseRequest, module: Any, inputs: dict[str, torch.Tensor], *, all_draws: bool
+) -> dict[str, Any]:
+    """The expected results on these inputs; ``all_draws`` is as in :func:`expected_of`."""
     capture, case = data.call, data.case
+    device, is_first = device_for(capture, case.kind), data.is_first
     try:
-        return expected_of(module, capture, inputs, device_for(capture, case.kind), case, is_first=data.is_first)
+        return expected_of(module, capture, inputs, device, case, is_first=is_first, all_draws=all_draws)
     except Exception as error:
         raise user_error(error, capture.workload.target, f"on {case.text(capture.graph)}") from error
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from mtmc_lsp.verify.worker.interpreter.bfloat16 import patch_bfloat16
 from mtmc_lsp.verify.worker.interpreter.grids import patch_grids
+from mtmc_lsp.verify.worker.interpreter.lane_operations import patch_lanes
 from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
 from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
 
@@ -18,5 +19,7 @@ def prepare_interpreter(replace: Any = setattr) -> None:
     """
     patch_interpreter(replace)
     patch_bfloat16(replace)
-    patch_grids(replace)
     speed_up_interpreter()
+    # What is sped up takes the arrays of several programs, too.
+    patch_lanes(replace)
+    patch_grids(replace)

@@ -59,7 +59,8 @@ def _narrow(values: Any) -> Any:
     single = values
     if values.dtype != numpy.float32:
         with numpy.errstate(over="ignore"):
-            single = numpy.asarray(values.astype(numpy.float32))
+            # An index makes an array of a number.
+            single = values.astype(numpy.float32)[...]
     bits = single.view(numpy.uint32)
     if values.dtype == numpy.float64:
         # Rounding twice is wrong where the first rounding gives a tie.
@@ -67,7 +68,7 @@ def _narrow(values: Any) -> Any:
         bits = numpy.where(tie, numpy.where(numpy.abs(values) > numpy.abs(single), bits + 1, bits - 1), bits)
     rounded = ((bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16).astype(numpy.uint16)
     is_nan = numpy.isnan(single)
-    return numpy.where(is_nan, numpy.uint16(0x7FC0), rounded) if is_nan.any() else numpy.asarray(rounded)
+    return numpy.where(is_nan, numpy.uint16(0x7FC0), rounded) if is_nan.any() else rounded[...]
 
 
 def _patch_elementwise(interpreter: Any, replace: Any) -> None:

@@ -7,28 +7,36 @@ real sizes, all programs of a grid may take too long. Then the first, the last a
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
 from random import Random
 from time import process_time
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import numpy
 
 from mtmc_lsp.verify.messages import GridOrder
+from mtmc_lsp.verify.worker.interpreter.accesses import ProgramsDepend, StoredMemoryIsLoaded
+from mtmc_lsp.verify.worker.interpreter.batches import FEWEST as FEWEST_AT_ONCE
+from mtmc_lsp.verify.worker.interpreter.batches import Batches, known_of, memories_of
+from mtmc_lsp.verify.worker.interpreter.lane_operations import programs
+from mtmc_lsp.verify.worker.interpreter.lanes import Lanes, spread
+from mtmc_lsp.verify.worker.interpreter.memory import Memories
+from mtmc_lsp.verify.worker.interpreter.operators import is_observed
 from mtmc_lsp.verify.worker.interpreter.stores import Stores
-from mtmc_lsp.verify.worker.interpreter.turns import Turns
+from mtmc_lsp.verify.worker.interpreter.turns import Turns, may_wait
 
 Index = tuple[int, int, int]
+Run = Callable[[Sequence[int], Callable[[], bool]], int]
+"""Runs programs until a function returns true, and returns how many ran."""
 ENDS = 4
 """The number of programs at each end of a grid that a sample contains."""
 FEWEST = 8
 """The number of random programs in a sample, however long they take."""
-BESIDE_SECONDS = 2.0
+BESIDE_SECONDS = 1.0
 """Processor time that the programs beside powers of two may take in a sample; slower ones are left out."""
 LEAST_POWER = 5
 """The exponent of the lowest power of two whose neighbours a sample contains: 32, then 64, 128, ..."""
@@ -38,10 +46,6 @@ MOST_WAITING = 16
 """The programs that take turns in a launch whose programs may wait for each other. They begin by their index."""
 MOST_SECONDS = 20.0
 """Processor time after which no further program of a sample starts, unless the time of a whole grid is longer."""
-WAITS = frozenset(("atomic_cas", "atomic_xchg", "atomic_poll", "volatile"))
-"""Names of operations and arguments by which a program may wait for another one, which would then have to run before it."""
-ATOMIC, WHILE = "atomic_", "while"
-"""How names of atomic operations begin, and the mark of a ``while`` loop: there a program may wait by any of them."""
 
 
 class Grids:
@@ -132,18 +136,20 @@ def patch_grids(replace: Callable[[Any, str, Any], None]) -> None:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         kernel = self.fn
         is_usual = current.stores is None and current.order is GridOrder.USUAL
-        waits = not is_usual and _may_wait(kernel)
-        if is_usual:
+        if is_usual and is_observed():
             return call(self, *args, **kwargs)
-        if waits:
+        waits = may_wait(kernel)
+        if waits and not is_usual:
             current.waiting.add(kernel.__name__)
-        if current.stores is not None:
-            current.stores.begin({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
-        self.fn = _once(kernel, lambda arguments: _run(kernel, arguments, builder, waits=waits))
+        given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        launch = Launch(kernel, builder, given, waits=waits)
+        grid = self.grid
+        self.fn = _like(kernel, launch.run)
+        self.grid = lambda meta: _Once(grid(meta) if callable(grid) else grid)
         try:
             return call(self, *args, **kwargs)
         finally:
-            self.fn = kernel
+            self.fn, self.grid = kernel, grid
 
     replace(executor, "__call__", __call__)
     for name, record in (("create_masked_load", "loaded"), ("create_masked_store", "stored")):
@@ -153,48 +159,21 @@ def patch_grids(replace: Callable[[Any, str, Any], None]) -> None:
         replace(interpreter.InterpreterBuilder, name, operation)
 
 
-@functools.lru_cache(maxsize=64)
-def _may_wait(kernel: Any) -> bool:
-    """Whether a kernel, or a function that it calls, has an operation by which programs wait for each other."""
-    names = _names(kernel, frozenset())
-    return bool(names & WAITS) or (WHILE in names and any(name.startswith(ATOMIC) for name in names))
+class _Once(tuple[int, ...]):
+    """The size of a grid for which the interpreter makes one step: that runs all programs."""
+
+    def __getitem__(self, _: Any) -> Any:
+        return 1
+
+    def __add__(self, other: Any) -> _Once:
+        return _Once((*self, *other))
 
 
-def _names(kernel: Any, seen: frozenset[str]) -> frozenset[str]:
-    """The names in a kernel and in the functions that it calls, and :data:`WHILE` if they have such a loop."""
-    code = kernel.__code__
-    # Names of keyword arguments are constants.
-    keywords = (name for constant in code.co_consts if isinstance(constant, tuple) for name in constant)
-    names = frozenset((*code.co_names, *(name for name in keywords if isinstance(name, str))))
-    names |= {WHILE} if _has_while(code) else set()
-    called = (getattr(kernel.__globals__.get(name), "fn", None) for name in names - seen)
-    functions = [function for function in called if hasattr(function, "__code__")]
-    return names.union(*(_names(function, seen | names) for function in functions))
-
-
-def _has_while(code: CodeType) -> bool:
-    """Whether some jump goes back, but not to the next element of a ``for`` loop."""
-    jumps = {*dis.hasjrel, *dis.hasjabs}
-    steps = list(dis.get_instructions(code))
-    targets = {step.argval for step in steps if step.opcode in jumps and step.argval <= step.offset}
-    # A far jump goes to the prefix of its target.
-    operations = iter([step for step in steps if step.opname != "EXTENDED_ARG"])
-    operation, reached = next(operations), list[str]()
-    for target in sorted(targets):
-        while operation.offset < target:
-            operation = next(operations)
-        reached.append(operation.opname)
-    return any(name != "FOR_ITER" for name in reached)
-
-
-def _once(kernel: Any, run: Callable[[dict[str, Any]], None]) -> Any:
-    """A function that the interpreter takes for the kernel and calls for each program; it runs all at the first call."""
-    pending = [True]
+def _like(kernel: Any, run: Callable[[dict[str, Any]], None]) -> Any:
+    """A function that the interpreter takes for the kernel."""
 
     def program(**arguments: object) -> None:
-        if pending:
-            pending.clear()
-            run(arguments)
+        run(arguments)
 
     # The interpreter looks up the modules of Triton in the function's globals.
     like = FunctionType(program.__code__, kernel.__globals__, kernel.__name__, None, program.__closure__)
@@ -203,32 +182,87 @@ def _once(kernel: Any, run: Callable[[dict[str, Any]], None]) -> Any:
     return like
 
 
-def _run(kernel: Any, arguments: dict[str, Any], builder: Any, *, waits: bool) -> None:
-    grid: Index = builder.grid_dim
+class Launch:
+    """One launch of a kernel."""
 
-    def program(number: int) -> None:
-        x, rest = divmod(number, grid[1] * grid[2])
-        builder.set_grid_idx(x, *divmod(rest, grid[2]))
+    def __init__(self, kernel: Any, builder: Any, given: Mapping[str, Any], *, waits: bool) -> None:
+        """Prepare without running a program.
+
+        Args:
+            given: the arguments as the caller passes them.
+            waits: whether programs may wait for each other.
+        """
+        self._kernel, self._builder, self._given, self._waits = kernel, builder, given, waits
+
+    def run(self, arguments: dict[str, Any]) -> None:
+        """Run the programs with the arguments as the interpreter passes them."""
+        total, stores = math.prod(self._builder.grid_dim), current.stores
+        if not total:
+            return
+        self._begin()
+        began = process_time()
+        programs.memories = None if is_observed() else Memories(memories_of(self._given.values()))
+        try:
+            ran = self._run_at_once(arguments, total)
+            if ran is None:
+                ran = self._run_one_by_one(arguments, total)
+        finally:
+            programs.memories = None
+        if stores is not None:
+            stores.end(self._kernel.__name__, ran, total, process_time() - began)
+
+    def _begin(self) -> None:
         if current.stores is not None:
-            current.stores.begin_program()
-        kernel(**arguments)
+            current.stores.begin(self._given)
 
-    total = math.prod(grid)
-    began, ran = process_time(), total
-    stores = current.stores
-    if waits and stores is not None and not current.must_compare:
-        ran = _run_waiting(program, total)
-    elif waits and current.order is not GridOrder.USUAL:
-        _run_in_turns(program, total, MOST_WAITING)
-    elif current.order is GridOrder.INTERLEAVED and 1 < total <= MOST_INTERLEAVED:
-        _run_in_turns(program, total, MOST_INTERLEAVED)
-    elif stores is not None and not waits:
-        ran = _run_sample(program, total, stores)
-    else:
-        for number in _ordered(total):
-            program(number)
-    if stores is not None:
-        stores.end(kernel.__name__, ran, total, process_time() - began)
+    def _run_at_once(self, arguments: dict[str, Any], total: int) -> int | None:
+        """Run several programs at a time; returns how many ran, or ``None`` if they must run one after the other."""
+        known = known_of(self._kernel, arguments)
+        if self._waits or is_observed() or total < FEWEST_AT_ONCE or not known.is_fit:
+            return None
+        batches = Batches(self._kernel, arguments, self._builder, known, _begin_program)
+        try:
+            with batches.recording():
+                batches.try_alone(_ordered(total)[0])
+                if current.stores is None:
+                    return batches.run(_ordered(total), _never)
+                return _run_sample(batches.run, total, current.stores)
+        except Exception as error:
+            # An error of the kernel occurs again.
+            self._begin()
+            return self._run_at_once(arguments, total) if isinstance(error, StoredMemoryIsLoaded) else None
+
+    def _run_one_by_one(self, arguments: dict[str, Any], total: int) -> int:
+        builder, stores = self._builder, current.stores
+        grid: Index = builder.grid_dim
+
+        def program(number: int) -> None:
+            x, rest = divmod(number, grid[1] * grid[2])
+            builder.set_grid_idx(x, *divmod(rest, grid[2]))
+            _begin_program()
+            self._kernel(**arguments)
+
+        if self._waits and stores is not None and not current.must_compare:
+            return _run_waiting(program, total)
+        if self._waits and current.order is not GridOrder.USUAL:
+            _run_in_turns(program, total, MOST_WAITING)
+        elif current.order is GridOrder.INTERLEAVED and 1 < total <= MOST_INTERLEAVED:
+            _run_in_turns(program, total, MOST_INTERLEAVED)
+        elif stores is not None and not self._waits:
+            return _run_sample(_one_by_one(program), total, stores)
+        else:
+            for number in _ordered(total):
+                program(number)
+        return total
+
+
+def _never() -> bool:
+    return False
+
+
+def _begin_program() -> None:
+    if current.stores is not None:
+        current.stores.begin_program()
 
 
 def _run_in_turns(program: Callable[[int], None], total: int, most: int) -> None:
@@ -239,6 +273,17 @@ def _run_in_turns(program: Callable[[int], None], total: int, most: int) -> None
         current.turns.run(functools.partial(program, number) for number in range(total))
     finally:
         current.turns = None
+
+
+def _one_by_one(program: Callable[[int], None]) -> Run:
+    def run(numbers: Sequence[int], is_over: Callable[[], bool]) -> int:
+        for ran, number in enumerate(numbers):
+            if is_over():
+                return ran
+            program(number)
+        return len(numbers)
+
+    return run
 
 
 def _run_waiting(program: Callable[[int], None], total: int) -> int:
@@ -262,14 +307,13 @@ def _ordered(total: int) -> Sequence[int]:
     return numbers
 
 
-def _run_sample(program: Callable[[int], None], total: int, stores: Stores) -> int:
+def _run_sample(run: Run, total: int, stores: Stores) -> int:
     """Run the programs of a grid of ``total`` in the current order, or as many as there is time for; returns their number."""
     order = _ordered(total)
     # In the usual order, the last programs may take longer than the first, as in attention with a causal mask.
     first = _ends(total) if current.order is GridOrder.USUAL else order[: 2 * ENDS]
     began, most = process_time(), max(MOST_SECONDS, current.whole_seconds)
-    for number in first:
-        program(number)
+    run(first, _never)
     each = (process_time() - began) / len(first)
     later: Iterable[int] = order
     is_long = each * total > current.whole_seconds and stores.may_be_complete(total)
@@ -280,14 +324,9 @@ def _run_sample(program: Callable[[int], None], total: int, stores: Stores) -> i
         chosen = {*_ends(total), *random, *(beside if each * len(beside) <= BESIDE_SECONDS else ())}
         is_sorted = isinstance(order, range)
         later = sorted(chosen, reverse=order[0] > 0) if is_sorted else [number for number in order if number in chosen]
-    ran, done = len(first), set(first)
-    for number in later:
-        if number not in done:
-            if not current.must_compare and process_time() - began > most:
-                break
-            program(number)
-            ran += 1
-    return ran
+    done = set(first)
+    rest = [number for number in later if number not in done]
+    return len(done) + run(rest, lambda: not current.must_compare and process_time() - began > most)
 
 
 def _ends(total: int) -> Sequence[int]:
@@ -313,7 +352,11 @@ def _recorded(original: Any, record: str) -> Any:
         if current.stores is not None:
             # The mask follows the values in a store, and the addresses in a load.
             mask = rest[1] if stores else rest[0]
-            getattr(current.stores, record)(ptrs.data, mask.data)
+            arrays, counts = [ptrs.data, mask.data], None
+            if any(isinstance(array, Lanes) for array in arrays):
+                arrays = spread(arrays)
+                counts = arrays[1].reshape(len(arrays[1]), -1).sum(axis=1)
+            getattr(current.stores, record)(*arrays, counts)
         return original(self, ptrs, *rest, **named)
 
     return operation
@@ -329,6 +372,9 @@ def _pause(builder: Any, turns: Turns) -> None:
 def _atomic(original: Any, *, has_mask: bool) -> Any:
     def operation(self: Any, ptr: Any, *rest: Any) -> Any:
         _check_time()
+        if programs.accesses is not None:
+            # It could not be undone.
+            raise ProgramsDepend
         if current.stores is not None:
             current.stores.has_atomics = True
         turns = current.turns

@@ -59,6 +59,11 @@ def through_the_builder() -> Iterator[None]:
         _observers.pop()
 
 
+def is_observed() -> bool:
+    """Whether something looks on at each operation."""
+    return bool(_observers)
+
+
 def direct_operator(name: str, original: Callable[..., Any], interpreter: Any) -> Callable[..., Any]:
     """An operator of tiles that gives the results of ``original``; that runs where operands need a conversion.
 

@@ -18,6 +18,7 @@ OTHER_NAME = {
     "cyl_bessel_i1": "special.i1", "llrint": "round", "rcp_rn": "reciprocal",
 }  # fmt: skip
 """libdevice functions, with the torch functions that compute the same."""
+LIBDEVICE = ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice")
 
 
 _patched: list[Any] = []
@@ -165,7 +166,7 @@ def _define_libdevice(interpreter: Any, replace: Any) -> None:
     import torch
 
     names = {**{name: name for name in SAME_NAME}, **OTHER_NAME}
-    for module_name in ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice"):
+    for module_name in LIBDEVICE:
         with contextlib.suppress(ImportError):
             module = importlib.import_module(module_name)
             for name, path in names.items():

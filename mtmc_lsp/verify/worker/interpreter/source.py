@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 GPU_TO_CPU = (
@@ -24,6 +25,7 @@ HELPER = re.compile(r"def (_\w+)\(")
 """The definition of a helper function of generated code."""
 
 
+@functools.lru_cache(maxsize=8)
 def on_cpu(candidate: str, original: str) -> str:
     """The candidate with GPU names replaced by CPU names, so that its guard accepts calls under the interpreter.
 

@@ -32,8 +32,8 @@ class Stores(HiddenMode):
         self.unread = ""
         """Which elements no program of a launch loads, judged by those that ran; empty if they may load all."""
         self._names: dict[Range, str] = {}
-        self._loaded: dict[Range, int] = {}
-        """How many elements of an argument the current program loaded."""
+        self._loaded: dict[Range, Any] = {}
+        """How many elements of an argument the current program loaded; an array if several programs run at once."""
         self._most_loaded: dict[Range, int] = {}
         """The largest such numbers of the current launch."""
         self._partial: list[Range] = []
@@ -42,8 +42,8 @@ class Stores(HiddenMode):
         self._stored: list[Any] = []
         """The addresses that each store of the current launch wrote."""
         self._all: list[Any] = []
-        self._of_program = 0
-        """How many elements the current program stored."""
+        self._of_program: Any = 0
+        """How many elements the current program stored; an array if several programs run at once."""
         self._most = 0
         """The largest such number of the current launch."""
 
@@ -56,8 +56,14 @@ class Stores(HiddenMode):
 
     def begin_program(self) -> None:
         """The next program of the launch begins."""
-        self._most, self._of_program = max(self._most, self._of_program), 0
+        self._most, self._of_program = self._most_stored, 0
         self._end_loads()
+
+    @property
+    def _most_stored(self) -> int:
+        import numpy
+
+        return max(self._most, int(numpy.max(self._of_program)))
 
     @property
     def is_partial(self) -> bool:
@@ -88,22 +94,22 @@ class Stores(HiddenMode):
         """
         memories = {_memory(t): t.element_size() for t in self._arguments if self._is_stored(_memory(t))}
         elements = sum((end - start) // size for (start, end), size in memories.items())
-        return bool(max(self._most, self._of_program) * total >= elements)
+        return bool(self._most_stored * total >= elements)
 
-    def stored(self, addresses: Any, mask: Any) -> None:
-        """A program stores to these addresses."""
+    def stored(self, addresses: Any, mask: Any, counts: Any = None) -> None:
+        """A program stores to these addresses; or several programs at once, each as many elements as ``counts`` has."""
         written = addresses[mask]
-        self._of_program += written.size
+        self._of_program = self._of_program + (written.size if counts is None else counts)
         self._stored.append(written)
 
-    def loaded(self, addresses: Any, mask: Any) -> None:
-        """A program loads from these addresses."""
+    def loaded(self, addresses: Any, mask: Any, counts: Any = None) -> None:
+        """A program loads from these addresses; or several programs at once, each as many elements as ``counts`` has."""
         loaded = addresses[mask]
         # A load has addresses in one tensor.
         first = loaded.flat[0] if loaded.size else 0
         for memory in self._names:
             if memory[0] <= first < memory[1]:
-                self._loaded[memory] = self._loaded.get(memory, 0) + loaded.size
+                self._loaded[memory] = self._loaded.get(memory, 0) + (loaded.size if counts is None else counts)
         for start, end in self._partial if not self.reason else ():
             if (mask & (addresses >= start) & (addresses < end)).any():
                 self.reason = READ_LATER
@@ -133,8 +139,10 @@ class Stores(HiddenMode):
         return stored.as_strided(result.size(), result.stride(), result.storage_offset()).clone()
 
     def _end_loads(self) -> None:
+        import numpy
+
         for memory, count in self._loaded.items():
-            self._most_loaded[memory] = max(count, self._most_loaded.get(memory, 0))
+            self._most_loaded[memory] = max(int(numpy.max(count)), self._most_loaded.get(memory, 0))
         self._loaded = {}
 
     def _note_unread(self, name: str, total: int) -> None:

@@ -7,16 +7,24 @@ A program that waits for another one, for example for a lock, lets the others co
 from __future__ import annotations
 
 import contextlib
+import dis
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
+from types import CodeType
+from typing import Any
 
 from mtmc_lsp.verify.messages import GridOrder
 
 MOST_IDLE_ROUNDS = 300
 """So many rounds in which no program ends or changes memory are a deadlock."""
 DEADLOCK = "the programs of the launch wait for each other forever"
+WAITS = frozenset(("atomic_cas", "atomic_xchg", "atomic_poll", "volatile"))
+"""Names of operations and arguments by which a program may wait for another one, which would then have to run before it."""
+ATOMIC, WHILE = "atomic_", "while"
+"""How names of atomic operations begin, and the mark of a ``while`` loop: there a program may wait by any of them."""
 
 
 class _Stopped(BaseException):
@@ -139,3 +147,37 @@ class Turns:
             # It pauses, or has had no turn yet.
             self._turn(program)
             program.join()
+
+
+@functools.lru_cache(maxsize=64)
+def may_wait(kernel: Any) -> bool:
+    """Whether a kernel, or a function that it calls, has an operation by which programs wait for each other."""
+    names = _names(kernel, frozenset())
+    return bool(names & WAITS) or (WHILE in names and any(name.startswith(ATOMIC) for name in names))
+
+
+def _names(kernel: Any, seen: frozenset[str]) -> frozenset[str]:
+    """The names in a kernel and in the functions that it calls, and :data:`WHILE` if they have such a loop."""
+    code = kernel.__code__
+    # Names of keyword arguments are constants.
+    keywords = (name for constant in code.co_consts if isinstance(constant, tuple) for name in constant)
+    names = frozenset((*code.co_names, *(name for name in keywords if isinstance(name, str))))
+    names |= {WHILE} if has_while(code) else set()
+    called = (getattr(kernel.__globals__.get(name), "fn", None) for name in names - seen)
+    functions = [function for function in called if hasattr(function, "__code__")]
+    return names.union(*(_names(function, seen | names) for function in functions))
+
+
+def has_while(code: CodeType) -> bool:
+    """Whether some jump goes back, but not to the next element of a ``for`` loop."""
+    jumps = {*dis.hasjrel, *dis.hasjabs}
+    steps = list(dis.get_instructions(code))
+    targets = {step.argval for step in steps if step.opcode in jumps and step.argval <= step.offset}
+    # A far jump goes to the prefix of its target.
+    operations = iter([step for step in steps if step.opname != "EXTENDED_ARG"])
+    operation, reached = next(operations), list[str]()
+    for target in sorted(targets):
+        while operation.offset < target:
+            operation = next(operations)
+        reached.append(operation.opname)
+    return any(name != "FOR_ITER" for name in reached)

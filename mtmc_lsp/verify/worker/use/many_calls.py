@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from time import process_time
 from typing import Any
 
+import numpy
 import torch
 
 from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
@@ -50,14 +51,14 @@ def values_of_calls(inputs: Mapping[str, torch.Tensor], calls: int, seed: int) -
     After the equal calls, each element takes one value in each of as many parts of its range as there are calls.
     """
     generator = torch.Generator().manual_seed(seed)
-    rows = {}
+    rows = dict[str, torch.Tensor]()
     for name, value in inputs.items():
         if not value.is_floating_point() or not value.numel():
             continue
         usual = value.detach().float().cpu()
         equal = usual.expand(min(EQUAL_CALLS, calls // 4), *usual.shape)
         count = calls - len(equal)
-        order = torch.rand(count, *usual.shape, generator=generator).argsort(0)
+        order = _orders(count, usual.numel(), seed + len(rows)).reshape(count, *usual.shape)
         part = (order + torch.rand(order.shape, generator=generator)) / count
         low, high = float(usual.min()), float(usual.max())
         if low < 0 < high:
@@ -69,6 +70,13 @@ def values_of_calls(inputs: Mapping[str, torch.Tensor], calls: int, seed: int) -
             varied = low + part * (high - low)
         rows[name] = torch.cat([equal, varied]).to(value.dtype).to(value.device)
     return rows
+
+
+def _orders(count: int, elements: int, seed: int) -> torch.Tensor:
+    """The numbers below ``count`` in a random order for each element, in columns."""
+    numbers = numpy.broadcast_to(numpy.arange(count, dtype=numpy.int16), (elements, count))
+    shuffled = numpy.random.default_rng(seed).permuted(numbers, axis=1)
+    return torch.from_numpy(shuffled).T.contiguous()
 
 
 @OF_MANY_CALLS.step("many_calls")

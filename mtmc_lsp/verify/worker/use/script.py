@@ -25,8 +25,10 @@ from mtmc_lsp.verify.worker.use.steps import Entry
 from mtmc_lsp.verify.worker.use.subject import Constructor, Subject, changed_number, is_number, repeated_to
 
 STEPS = {**OF_CALLS, **OF_MODULES, **OF_CONSTRUCTION, **OF_MANY_CALLS}
-DRAWS = 2
-"""Calls of the reference on slightly changed inputs."""
+DRAWS, RANDOM_DRAWS = 2, 8
+"""Calls of the reference on slightly changed inputs; more if it draws random numbers, which may leave a small result as it is."""
+PLAIN = ("keywords", "positional", "inference_mode")
+"""Steps with one call as in the step of many calls."""
 ROUNDINGS = 1.0
 """The largest relative change of these inputs, in units of their precision."""
 MOST_SUBMODULES = 4
@@ -76,19 +78,28 @@ def expectations(subject: Subject, *, least: float = 0.0) -> tuple[list[Expectat
     calls = int(next((use.value for use in uses if use.kind == "many_calls"), 0))
     rows = values_of_calls(subject.inputs, calls, subject.seed) if calls else {}
     subject = replace(subject, states=states, rows=rows)
-    rounded = [_rounded(subject, draw) for draw in range(DRAWS)]
-    expected = []
+    is_random = subject.capture.uses_random
+    rounded = [_rounded(subject, draw) for draw in range(RANDOM_DRAWS if is_random else DRAWS)]
+    expected, varies = [], False
     for use in uses:
         entries = _entries(subject, use)
-        draws = [_entries(other, use) for other in rounded] if entries is not None else []
+        others = rounded[:DRAWS] if use.kind == "many_calls" else rounded
+        draws = [_entries(other, use) for other in others] if entries is not None else []
         if entries is not None and all(draw is not None and len(draw) == len(entries) for draw in draws):
             sensitivity = [
                 _sensitivity(entry, [draw[i] for draw in draws if draw is not None], least)
                 for i, entry in enumerate(entries)
             ]
-            told = [
-                entry if limit <= NOISE or limit == _least(entry.value, least) else replace(entry, value=None)
+            proves = [
+                limit <= NOISE or limit == _least(entry.value, least)
                 for entry, limit in zip(entries, sensitivity, strict=True)
+            ]
+            varies |= is_random and use.kind in PLAIN and not all(proves)
+            if use.kind == "many_calls" and varies:
+                # Other random numbers leave the results of some calls as they are, by chance.
+                proves = [not isinstance(entry.value, torch.Tensor) for entry in entries]
+            told = [
+                entry if is_told else replace(entry, value=None) for entry, is_told in zip(entries, proves, strict=True)
             ]
             if any(entry.value is not None for entry in told):
                 expected.append(Expectation(use, told, sensitivity))
