@@ -55,9 +55,6 @@ FEW_CHANNELS, FEW_CHANNELS_WIDTH = 0.4, 48
 """Share of the peak of fp32 units that the library reaches with few input channels, and the output channels that this needs.
 Measured on an H200: 7, 16, 21 and 25 of 60 TFLOP/s with 16, 24, 64 and 64."""
 
-LAUNCHES_OF_A_COLUMN = 3
-"""Launches of PyTorch's bilinear layer for each output feature: two products and an addition (``_trilinear`` in Linear.cpp)."""
-
 NO_CALL = 10.0
 """Factor on the time of operations without a torch call, so that they become kernels."""
 
@@ -77,8 +74,6 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
     flops = matmul_flops(ir, node.name)
     moved = read * max(1, _passes(graph, node) - 1) + written
     launches = 1 if name not in ("cross_entropy_loss", "nll_loss_nd") else 3
-    if name == "_trilinear":
-        launches = LAUNCHES_OF_A_COLUMN * node.type.shape[-1].value(graph.sizes)
     if not node.op.startswith("aten."):
         # No torch call computes this operation; it must become a kernel.
         return Cost(

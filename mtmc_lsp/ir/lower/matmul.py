@@ -106,23 +106,6 @@ def linear(c: Call) -> str:
     return value if bias is None else c.b.pointwise("add", value, bias, dtype=c.out.dtype)
 
 
-BILINEAR = ((1, 3), (0,), (1, 2), (2, 3))
-"""The dimensions that ``bilinear`` expands its first input, weight and second input by, and those that it sums over."""
-
-
-@lowering("_trilinear")
-def bilinear(c: Call) -> str:
-    """``sum_ij x[m, i] * w[o, i, j] * y[m, j]`` as a product of the weight with all pairs of ``x`` and ``y``."""
-    if tuple(tuple(item) if isinstance(item, (tuple, list)) else () for item in c.node.args[3:7]) != BILINEAR:
-        raise c.fail("a trilinear form other than that of bilinear layers")
-    x, weight, y = c.tensor(0), c.tensor(1), c.tensor(2)
-    (rows, first), (columns, _, second) = c.b.shape(x), c.b.shape(weight)
-    left, right = c.b.reshape(x, [rows, first, 1]), c.b.reshape(y, [rows, 1, second])
-    pairs = c.b.reshape(c.b.pointwise("mul", left, right, dtype=c.out.dtype), [rows, first * second])
-    flat_weight = c.b.permute(c.b.reshape(weight, [columns, first * second]), (1, 0))
-    return matmul(c.b, pairs, flat_weight, c.out.dtype)
-
-
 @lowering("scaled_dot_product_attention")
 def attention(c: Call) -> str:
     q, k, v = c.tensor(0), c.tensor(1), c.tensor(2)

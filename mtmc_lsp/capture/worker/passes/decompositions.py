@@ -48,7 +48,72 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten.addmv.default] = _addmv
     table[aten.addbmm.default] = _addbmm
     table[aten.eye.default] = table[aten.eye.m] = _eye
+    table[aten._trilinear.default] = _trilinear
+    table[aten._thnn_fused_gru_cell.default] = fused_gru_cell
+    table[aten._thnn_fused_lstm_cell.default] = fused_lstm_cell
     return table
+
+
+BILINEAR = ([1, 3], [0], [1, 2], [2, 3])
+"""The dimensions that ``bilinear`` expands its first input, weight and second input by, and those that it sums over."""
+
+
+def _trilinear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    y: torch.Tensor,
+    *dims: list[int],
+    unroll_dim: int = 1,
+) -> Any:
+    """``sum_j (sum_i x[m, i] * weight[o, i, j]) * y[m, j]``, in torch's order.
+
+    A product of the weight with all pairs of ``x`` and ``y`` would be NaN for an infinite ``y`` where torch's result is infinite.
+    """
+    if tuple(dims[:4]) != BILINEAR:
+        return NotImplemented
+    return ((x @ weight) * y).sum(-1).t()
+
+
+def fused_gru_cell(
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    state: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What ``gru_cell`` calls on a GPU; it computes in float32 and rounds once. Returns the state and what backward reads."""
+    own = _biased(input_gates, input_bias).chunk(3, 1)
+    recurrent = _biased(hidden_gates, hidden_bias).chunk(3, 1)
+    before = _wide(state)
+    reset, update = (torch.sigmoid(a + b) for a, b in zip(own[:2], recurrent[:2], strict=True))
+    new = torch.tanh(own[2] + reset * recurrent[2])
+    after = new + update * (before - new)
+    saved = torch.cat([reset, update, new, before, recurrent[2]], 1)
+    return after.to(state.dtype), saved.to(state.dtype)
+
+
+def fused_lstm_cell(
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    memory: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What ``lstm_cell`` calls on a GPU; float32, rounded once. Returns state, memory and what backward reads."""
+    gates = _biased(input_gates, input_bias) + _biased(hidden_gates, hidden_bias)
+    enter, forget, new, leave = gates.chunk(4, 1)
+    enter, forget, new, leave = enter.sigmoid(), forget.sigmoid(), new.tanh(), leave.sigmoid()
+    after = forget * _wide(memory) + enter * new
+    saved = torch.cat([enter, forget, new, leave], 1)
+    return (leave * after.tanh()).to(memory.dtype), after.to(memory.dtype), saved.to(memory.dtype)
+
+
+def _biased(gates: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return _wide(gates) if bias is None else _wide(gates) + _wide(bias)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _dist(x: torch.Tensor, y: torch.Tensor, p: float = 2) -> torch.Tensor:
