@@ -53,7 +53,7 @@ def case_request(capture: Capture, folder: Path, sizes: dict[str, int]) -> CaseR
 def test_where_float64_does_not_fit_the_users_results_are_compared_with(
     captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(*_: object) -> None:
+    def no_room(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(expectations, "_oracle", no_room)
