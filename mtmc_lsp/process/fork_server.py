@@ -30,6 +30,8 @@ START_SECONDS = 120.0
 INTERPRET = "TRITON_INTERPRET"
 INTERPRETER_ENV = {INTERPRET: "1"}
 """Triton reads this variable at import, and then interprets kernels instead of compiling them."""
+HIDDEN_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+"""Existing kernels are interpreted with what launches them, on the CPU: files that ask for a GPU must not get one."""
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 LENT = "MTMC_FORK_SERVER"
 """Environment variable that describes the fork server that a parent process lends to this one."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from honest import own
@@ -50,3 +54,38 @@ def test_a_wrong_function_of_cudas_library_is_found(judge: Callable[..., Verdict
     """The library's functions compute; they do not only pass."""
     text = changed(POINTWISE.replace("FORMULA", "libdevice.sinh(x)"), LIBDEVICE)
     assert not judge(own("torch.tanh(x)"), "own", text, "fast").is_correct
+
+
+BLOCK_POINTERS = """
+import numpy, sys, torch, triton, triton.language as tl
+from triton.runtime import interpreter
+from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
+
+if not hasattr(interpreter, "BlockPointerHandle"):
+    sys.exit(f"no block pointers in Triton {triton.__version__}")
+patch_interpreter()
+seen = []
+original = interpreter.InterpreterBuilder.create_masked_load
+interpreter.InterpreterBuilder.create_masked_load = lambda *a, **k: seen.append(type(a[2]).__name__) or original(*a, **k)
+
+@triton.jit
+def doubled(x_ptr, out_ptr, N, BLOCK: tl.constexpr):
+    x = tl.make_block_ptr(x_ptr, (N,), (1,), (0,), (BLOCK,), (0,))
+    out = tl.make_block_ptr(out_ptr, (N,), (1,), (0,), (BLOCK,), (0,))
+    tl.store(out, tl.load(x, boundary_check=(0,)) * 2, boundary_check=(0,))
+
+x, out = torch.arange(5.0), torch.zeros(5)
+doubled[(1,)](x, out, 5, BLOCK=8)
+print(out.tolist(), seen)
+"""
+
+
+def test_masks_of_block_pointers_are_tiles(tmp_path: Path) -> None:
+    """Observers of loads ask for the type of the mask."""
+    file = tmp_path / "program.py"
+    file.write_text(BLOCK_POINTERS)
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    done = subprocess.run([sys.executable, str(file)], env=env, capture_output=True, text=True, timeout=120)
+    if "no block pointers in Triton" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.stdout.strip() == "[0.0, 2.0, 4.0, 6.0, 8.0] ['TensorHandle']", done.stderr

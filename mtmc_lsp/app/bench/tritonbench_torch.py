@@ -13,6 +13,7 @@ from mtmc_lsp.app.bench.tritonbench import SEPARATOR
 from mtmc_lsp.capture.recorded_calls import merge_records
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.workload import Target, TargetKind
+from mtmc_lsp.process.fork_server import HIDDEN_GPU, INTERPRETER_ENV
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.triton.drivers import find_driver, without_driver_calls
 
@@ -80,7 +81,8 @@ def _record(file: Path, driver: str, python: str) -> list[dict[str, object]] | s
     """The recorded calls of a test on the CPU, or why it does not run."""
     package = str(Path(mtmc_lsp.__file__).parents[1])
     env = os.environ | {
-        "TRITON_INTERPRET": "1",
+        **INTERPRETER_ENV,
+        **HIDDEN_GPU,
         "PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")]),
     }
     with tempfile.TemporaryDirectory() as folder:

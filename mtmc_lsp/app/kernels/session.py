@@ -17,7 +17,7 @@ from mtmc_lsp.kernels.messages import MOST_STEPS, CaseTrace, KernelCompileReques
 from mtmc_lsp.kernels.repairs.site import sites_of, with_helpers
 from mtmc_lsp.kernels.sizes import trace_cases
 from mtmc_lsp.measure.foreign_candidate import verify_foreign
-from mtmc_lsp.process.fork_server import INTERPRETER_ENV, ForkServer, likely_variables
+from mtmc_lsp.process.fork_server import HIDDEN_GPU, INTERPRETER_ENV, ForkServer, likely_variables
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.triton.drivers import without_driver_calls
 from mtmc_lsp.verify.reference import Reference
@@ -153,7 +153,7 @@ class KernelSession:
     # Parts -----------------------------------------------------------------------------------------------------------
 
     def _new_worker(self, *, interpreted: bool) -> Worker:
-        env = INTERPRETER_ENV if interpreted else likely_variables()
+        env = {**INTERPRETER_ENV, **HIDDEN_GPU} if interpreted else likely_variables()
         opened = self.target.opened
         return Worker(
             opened.python, cwd=str(opened.project), env=env, memory_bytes=MEMORY, fork_server=self._fork_server

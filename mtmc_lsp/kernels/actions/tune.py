@@ -77,7 +77,11 @@ def autotune(facts: Facts) -> Iterator[Proposal]:
     configurations = _configurations(facts, current)
     removed = [edit for launch in site.launches for edit in _without(launch, facts, [block.name for block in blocks])]
     grids = {edit.start: edit for block in blocks for edit in block.grids}
-    head = decorated(facts, _decorator(facts, prefix, configurations), is_outer=True)
+    restored = [name for name in site.kernel.parameters if name in facts.stored and _is_read(facts, name)]
+    if any(name in work.numbers for work in facts.launches for name in restored):
+        # A launch passes 0 in place of a tensor, which the autotuner cannot copy.
+        return
+    head = decorated(facts, _decorator(facts, prefix, configurations, restored), is_outer=True)
     if head is None or len(configurations) < 2:
         return
     if any(b"#" in site.text[edit.start : edit.end] for edit in removed):
@@ -114,9 +118,10 @@ def alternatives(proposal: Proposal, text: bytes) -> list[bytes]:
     return texts[1:]
 
 
-def _decorator(facts: Facts, prefix: str, configurations: Sequence[Configuration]) -> list[str]:
+def _decorator(
+    facts: Facts, prefix: str, configurations: Sequence[Configuration], restored: Sequence[str]
+) -> list[str]:
     key = ", ".join(f'"{name}"' for name in _key(facts))
-    restored = [name for name in facts.site.kernel.parameters if name in facts.stored and _is_read(facts, name)]
     return [
         f"@{prefix}.autotune(",
         "    configs=[",

@@ -47,6 +47,7 @@ def patch_interpreter(replace: Any = setattr) -> None:
         _accept_launches_as_compiled,
         _read_scalars_as_integers,
         _ignore_nan_in_extremes,
+        _make_tiles_of_masks,
     ):
         with contextlib.suppress(AttributeError, ImportError):
             patch(interpreter, replace)
@@ -238,3 +239,15 @@ def _ignore_nan_in_extremes(interpreter: Any, replace: Any) -> None:
     builder = interpreter.InterpreterBuilder
     replace(builder, "create_maxnumf", lambda self, lhs, rhs: self.binary_op(lhs, rhs, numpy.fmax))
     replace(builder, "create_minnumf", lambda self, lhs, rhs: self.binary_op(lhs, rhs, numpy.fmin))
+
+
+def _make_tiles_of_masks(interpreter: Any, replace: Any) -> None:
+    """Make the masks of block pointers tiles, as all others are; Triton 3.6 to 3.8 have block pointers."""
+    handle = interpreter.BlockPointerHandle
+    original = handle.materialize_pointers
+
+    def materialize_pointers(self: Any, boundary_check: Any) -> Any:
+        pointers, masks = original(self, boundary_check)
+        return pointers, interpreter.TensorHandle(masks, interpreter.tl.int1)
+
+    replace(handle, "materialize_pointers", materialize_pointers)
