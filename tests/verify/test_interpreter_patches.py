@@ -89,3 +89,31 @@ def test_masks_of_block_pointers_are_tiles(tmp_path: Path) -> None:
     if "no block pointers in Triton" in done.stderr:
         pytest.skip(done.stderr.strip())
     assert done.stdout.strip() == "[0.0, 2.0, 4.0, 6.0, 8.0] ['TensorHandle']", done.stderr
+
+
+DESCRIPTORS = """
+import torch, triton, triton.language as tl
+from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
+
+prepare_interpreter()
+
+@triton.jit
+def doubled(x_ptr, out_ptr, N, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    x = tl.make_tensor_descriptor(x_ptr, (8, N), (16, 1), (1, BLOCK))
+    out = tl.make_tensor_descriptor(out_ptr + row * 16, (1, N), (16, 1), (1, BLOCK))
+    out.store([0, 0], x.load([row, 0]) * 2)
+
+x, out = torch.arange(128.0).reshape(8, 16), torch.zeros(8, 16)
+doubled[(8,)](x, out, 13, BLOCK=16)
+print(torch.equal(out[:, :13], 2 * x[:, :13]), out[:, 13:].any().item())
+"""
+
+
+def test_descriptors_load_and_store(tmp_path: Path) -> None:
+    """Triton 3.6 gives their masks as arrays, not as tiles."""
+    file = tmp_path / "program.py"
+    file.write_text(DESCRIPTORS)
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    done = subprocess.run([sys.executable, str(file)], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "True False", done.stderr

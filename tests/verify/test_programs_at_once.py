@@ -121,6 +121,20 @@ for kernel in GRIDS:
     # The loops of persistent programs begin at different numbers.
     is_fit = all(value.is_fit and value.largest for value in known(kernel))
     assert is_fit == (kernel is not persistent), kernel.fn.__name__
+
+
+@triton.jit
+def differences(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x, others = tl.load(x_ptr + at), tl.load(x_ptr + tl.arange(0, BLOCK))
+    tl.store(out_ptr + at, tl.sum(tl.abs(x[:, None] - others[None, :]), axis=1))
+
+
+x, out = torch.randn(512), torch.zeros(512)
+differences[(8,)](x, out, BLOCK=64)
+assert torch.allclose(out, (x[:, None] - x[None, :64]).abs().sum(1), rtol=1e-5)
+# A tile that is neither loaded nor stored counts.
+assert [value.largest for value in known(differences)] == [64 * 64]
 print("the same")
 """
 )
@@ -164,6 +178,46 @@ for kernel in (next_block, one_place, counted, overlapping):
         results.append(expected)
     assert not all(value.is_fit for value in known(kernel))
     assert kernel in (counted, overlapping) or not torch.equal(*results)
+
+
+@triton.jit
+def sums(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + tl.program_id(0) + tl.arange(0, BLOCK) * 0, tl.cumsum(tl.load(x_ptr + at), 0))
+
+
+@triton.jit
+def equal_sums(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + tl.program_id(0) + tl.arange(0, BLOCK) * 0, tl.sum(tl.load(x_ptr + at), 0) + at * 0.0)
+
+
+x = torch.ones(8192)
+for kernel in (sums, equal_sums):
+    for count in (1, 512):
+        last = []
+        for order in GridOrder:
+            out = torch.zeros(count)
+            with grids.in_order(order, 3):
+                kernel[(count,)](x, out, BLOCK=16)
+            last.append(bool((out == 16).all()))
+        assert last[0] and all(last[1:]) == (kernel is equal_sums) and (any(last[1:]) == all(last[1:]) or count == 1), last
+
+
+@triton.jit
+def shifted(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
+
+
+for order in GridOrder:
+    def run():
+        x = torch.arange(256.0)
+        shifted[(16,)](x, torch.from_dlpack(x[1:]), 255, BLOCK=16)
+        return x
+    with grids.in_order(order, 0):
+        assert torch.equal(run(), one_by_one(run)), order
+assert not all(value.is_fit for value in known(shifted))
 
 
 @triton.jit

@@ -36,7 +36,7 @@ class _Known:
         self.is_fit = True
         self.records_loads = False
         self.largest = 0
-        """The most elements of an access of one program; 0 before the first launch."""
+        """The most elements of a tile of one program; 0 before the first launch."""
 
 
 _known: dict[tuple[Any, ...], _Known] = {}
@@ -60,6 +60,24 @@ def memories_of(values: Any) -> list[tuple[int, int]]:
         elif hasattr(value, "base"):
             memories += memories_of((value.base,))
     return memories
+
+
+@contextmanager
+def _measured() -> Iterator[set[int]]:
+    """The numbers of elements that tiles have; also those that are neither loaded nor stored, as differences of all pairs."""
+    from triton.runtime.interpreter import TensorHandle
+
+    sizes, original = {1}, TensorHandle.__init__
+
+    def __init__(self: Any, data: Any, *rest: Any, **named: Any) -> None:
+        sizes.add(data.size)
+        original(self, data, *rest, **named)
+
+    TensorHandle.__init__ = __init__
+    try:
+        yield sizes
+    finally:
+        TensorHandle.__init__ = original
 
 
 class Batches:
@@ -122,11 +140,12 @@ class Batches:
             return
         mark = self._accesses.mark()
         self._accesses.stored = []
-        self.run_one(number)
+        with _measured() as sizes:
+            self.run_one(number)
         self._expected = number, self._accesses.stored
         self._accesses.stored = None
         self._accesses.undo(mark)
-        self._known.largest = self._accesses.largest
+        self._known.largest = max(sizes)
 
     def run(self, numbers: Sequence[int], is_over: Callable[[], bool]) -> int:
         """Run programs, several at once, until the time is over; returns how many ran.

@@ -201,7 +201,8 @@ class Launch:
             return
         self._begin()
         began = process_time()
-        programs.memories = None if is_observed() else Memories(memories_of(self._given.values()))
+        seed = None if current.order is GridOrder.USUAL else current.seed
+        programs.memories = None if is_observed() else Memories(memories_of(self._given.values()), seed)
         try:
             ran = self._run_at_once(arguments, total)
             if ran is None:

@@ -29,8 +29,8 @@ class Memory:
 class Selection:
     """The elements of an access that a mask selects; all are in one tensor."""
 
-    def __init__(self, memory: Memory, index: Any, size: int, *, is_whole: bool) -> None:
-        self.memory, self.index, self.size, self.is_whole = memory, index, size, is_whole
+    def __init__(self, memory: Memory, index: Any, size: int, *, is_whole: bool, random: Any) -> None:
+        self.memory, self.index, self.size, self.is_whole, self._random = memory, index, size, is_whole, random
 
     def load(self, mask: Any, other: Any, dtype: Any) -> Any:
         """The elements, with ``other`` where the mask is not set."""
@@ -42,16 +42,33 @@ class Selection:
         return loaded
 
     def store(self, values: Any, mask: Any) -> None:
-        """Store the values where the mask is set."""
-        self.memory.elements(values.dtype)[self.index] = values.reshape(-1) if self.is_whole else values[mask]
+        """Store the values where the mask is set; of several values for one address, the last or a random one remains."""
+        elements, chosen = self.memory.elements(values.dtype), values.reshape(-1) if self.is_whole else values[mask]
+        elements[self.index] = chosen
+        # Another value remained only if an address occurs twice. NaN looks like one, and is stored again.
+        if self._random is not None and (elements[self.index] != chosen).any():
+            order = self._random.permutation(chosen.size)
+            elements[self.index[order]] = chosen[order]
 
 
 class Memories:
     """The memory of all tensors of a launch."""
 
-    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Describe the memory by first addresses, and the ones after the last."""
-        self._all = [Memory(start, end) for start, end in sorted(set(ranges))]
+    def __init__(self, ranges: Sequence[tuple[int, int]], seed: int | None = None) -> None:
+        """Describe the memory.
+
+        Args:
+            ranges: the first address of each tensor, and the one after the last; tensors that share memory are one.
+            seed: if set, which elements of a store remain where several have one address is random, as on a GPU.
+        """
+        merged: list[tuple[int, int]] = []
+        for start, end in sorted(ranges):
+            if merged and start < merged[-1][1]:
+                merged[-1] = merged[-1][0], max(end, merged[-1][1])
+            else:
+                merged.append((start, end))
+        self._all = [Memory(start, end) for start, end in merged]
+        self._random = None if seed is None else numpy.random.default_rng(seed)
 
     def select(self, addresses: Any, mask: Any, size: int) -> Selection | None:
         """The elements of ``size`` bytes at these addresses; ``None`` if they are not in one tensor, or if there are none."""
@@ -68,4 +85,4 @@ class Memories:
         if (offsets & numpy.uint64(size - 1)).any():
             return None
         index = (offsets >> numpy.uint64(size.bit_length() - 1)).view(numpy.int64)
-        return Selection(memory, index, size, is_whole=is_whole)
+        return Selection(memory, index, size, is_whole=is_whole, random=self._random)

@@ -242,12 +242,17 @@ def _ignore_nan_in_extremes(interpreter: Any, replace: Any) -> None:
 
 
 def _make_tiles_of_masks(interpreter: Any, replace: Any) -> None:
-    """Make the masks of block pointers tiles, as all others are; Triton 3.6 to 3.8 have block pointers."""
-    handle = interpreter.BlockPointerHandle
-    original = handle.materialize_pointers
+    """Make the masks of block pointers and descriptors tiles, as all others are; Triton 3.6 to 3.8 give arrays."""
+    for name in ("BlockPointerHandle", "TensorDescHandle"):
+        handle = getattr(interpreter, name, None)
+        if handle is not None:
+            replace(handle, "materialize_pointers", _with_tile(interpreter, handle.materialize_pointers))
 
-    def materialize_pointers(self: Any, boundary_check: Any) -> Any:
-        pointers, masks = original(self, boundary_check)
-        return pointers, interpreter.TensorHandle(masks, interpreter.tl.int1)
 
-    replace(handle, "materialize_pointers", materialize_pointers)
+def _with_tile(interpreter: Any, original: Any) -> Any:
+    def materialize_pointers(self: Any, offsets: Any) -> Any:
+        pointers, masks = original(self, offsets)
+        is_tile = isinstance(masks, interpreter.TensorHandle)
+        return pointers, masks if is_tile else interpreter.TensorHandle(masks, interpreter.tl.int1)
+
+    return materialize_pointers
