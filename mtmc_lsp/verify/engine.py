@@ -51,7 +51,10 @@ USE_SEED = 200
 SEARCH_SEED = 400
 TOO_LARGE = "the workload is too large for Triton's interpreter"
 INSTEAD = "verify on a GPU, or name sizes that can vary"
-ORDER = "the results depend on the order of a launch's programs, or of stores to one address, which is not fixed on a GPU"
+ORDER = (
+    "the results depend on the order in which the programs of a launch run, or in which one store writes its elements, "
+    "which is not fixed on a GPU"
+)
 OTHER_RANDOM = "the reference draws random numbers, and a candidate may draw others in another order"
 
 

@@ -192,8 +192,15 @@ def equal_sums(x_ptr, out_ptr, BLOCK: tl.constexpr):
     tl.store(out_ptr + tl.program_id(0) + tl.arange(0, BLOCK) * 0, tl.sum(tl.load(x_ptr + at), 0) + at * 0.0)
 
 
-x = torch.ones(8192)
-for kernel in (sums, equal_sums):
+@triton.jit
+def sums_in_two(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    sums = tl.cumsum(tl.load(x_ptr + tl.program_id(0) * BLOCK + at), 0)
+    tl.store(tl.where(at < 2, x_ptr + 8192, out_ptr + tl.program_id(0)), sums)
+
+
+x = torch.ones(8193)
+for kernel in (sums, equal_sums, sums_in_two):
     for count in (1, 512):
         last = []
         for order in GridOrder:

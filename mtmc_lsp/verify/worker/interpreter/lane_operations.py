@@ -143,7 +143,8 @@ def _masked_store(interpreter: Any, original: Any) -> Any:
         if selection is not None:
             selection.store(arrays[1], arrays[2])
             return None
-        operands = [handle(array, operand.dtype) for array, operand in zip(arrays, given, strict=True)]
+        shuffled = programs.memories.shuffled(arrays)
+        operands = [handle(array, operand.dtype) for array, operand in zip(shuffled, given, strict=True)]
         return original(self, *operands, *rest, **named)
 
     return create_masked_store

@@ -86,3 +86,10 @@ class Memories:
             return None
         index = (offsets >> numpy.uint64(size.bit_length() - 1)).view(numpy.int64)
         return Selection(memory, index, size, is_whole=is_whole, random=self._random)
+
+    def shuffled(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """The arrays of a store whose elements are not in one tensor, in a random order if a seed is set."""
+        if self._random is None:
+            return arrays
+        order = self._random.permutation(arrays[0].size)
+        return [array.reshape(-1)[order] for array in arrays]
