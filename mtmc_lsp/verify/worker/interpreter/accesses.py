@@ -48,6 +48,8 @@ class Accesses:
         self._undo: list[tuple[Memory, Any, Any]] = []
         self.numbers: Any = numpy.zeros(1, dtype=numpy.int32)
         """The numbers of the programs that run now, plus one."""
+        self.largest = 1
+        """The most elements of an access of one program."""
         self.stored: list[tuple[Any, Any]] | None = None
         """If set, the addresses and values of all stores are appended, those of each program alone."""
 
@@ -57,6 +59,7 @@ class Accesses:
         Args:
             is_wide: whether the first dimension of the mask is that of the programs; if not, all load the same.
         """
+        self._note_size(mask, is_wide=is_wide)
         if selection is None:
             return self._require_none(mask)
         users = self._users_of(selection)
@@ -81,6 +84,7 @@ class Accesses:
         Raises:
             ProgramsDepend: another program stored to the same address.
         """
+        self._note_size(mask, is_wide=is_wide)
         if not is_wide and len(self.numbers) > 1:
             raise ProgramsDepend
         if self.stored is not None:
@@ -124,6 +128,10 @@ class Accesses:
         while len(self._undo) > mark:
             memory, index, before = self._undo.pop()
             memory.elements(before.dtype)[index] = before
+
+    def _note_size(self, mask: Any, *, is_wide: bool) -> None:
+        size = mask.size // len(mask) if is_wide else mask.size
+        self.largest = max(self.largest, size)
 
     @staticmethod
     def _require_none(mask: Any) -> None:

@@ -22,6 +22,8 @@ FEWEST = 4
 """Launches with fewer programs run one after the other."""
 MOST_ELEMENTS = 1 << 17
 """Limit for the elements of one operation of all programs: more do not fit into the processor's cache."""
+TILES_TO_ACCESSES = 8
+"""So many times this limit is that for tiles that are neither loaded nor stored."""
 MOST_PROGRAMS = 1024
 MOST_SPLITS = 64
 """How often in a launch programs are divided because they differ in a branch; later ones run alone."""
@@ -36,7 +38,7 @@ class _Known:
         self.is_fit = True
         self.records_loads = False
         self.largest = 0
-        """The most elements of a tile of one program; 0 before the first launch."""
+        """The most elements of an access of one program, or a share of its largest tile; 0 before the first launch."""
 
 
 _known: dict[tuple[Any, ...], _Known] = {}
@@ -145,7 +147,7 @@ class Batches:
         self._expected = number, self._accesses.stored
         self._accesses.stored = None
         self._accesses.undo(mark)
-        self._known.largest = max(sizes)
+        self._known.largest = max(self._accesses.largest, max(sizes) // TILES_TO_ACCESSES)
 
     def run(self, numbers: Sequence[int], is_over: Callable[[], bool]) -> int:
         """Run programs, several at once, until the time is over; returns how many ran.
