@@ -103,6 +103,8 @@ class Batches:
             self._accesses.undo()
             if isinstance(error, StoredMemoryIsLoaded):
                 self._known.records_loads = True
+                # The programs begin again, and the first one runs alone again.
+                self._known.largest = 0
             else:
                 self._known.is_fit = False
             raise
