@@ -17,6 +17,8 @@ from mtmc_lsp.source.syntax import field, text_of, walk
 
 DESCRIPTIONS = frozenset("shape dtype device stride size numel ndim dim element_size is_contiguous is_cuda".split())
 """Attributes and methods of a tensor that do not read its elements."""
+LAUNCH_US = 4.0
+"""Estimated time that one more launch costs in a sequence of small kernels."""
 NEW = re.compile(r"(^|\.)(empty|empty_like|new_empty)$")
 """Functions that create a tensor without values."""
 
