@@ -73,13 +73,18 @@ def merge_launches(records: Iterable[list[dict[str, Any]]]) -> list[RecordedKern
 
 
 def _identity(launch: Mapping[str, Any]) -> str:
-    parts = [
-        [item["name"], [item["tensor"][name] for name in ("shape", "stride", "dtype")]]
-        if "tensor" in item
-        else [item["name"], "float" if isinstance(item.get("constant"), float) else repr(item.get("constant"))]
-        for item in launch["arguments"]
-    ]
+    """What is the same for equal launches, as text."""
+    parts = [_identity_of_argument(item) for item in launch["arguments"]]
     return json.dumps([parts, launch["grid"], launch["options"]], sort_keys=True)
+
+
+def _identity_of_argument(item: Mapping[str, Any]) -> Any:
+    if "tensor" in item:
+        return [item["name"], [item["tensor"][name] for name in ("shape", "stride", "dtype")]]
+    if "items" in item:
+        return [item["name"], item["container"], [_identity_of_argument(part) for part in item["items"]]]
+    constant = item.get("constant")
+    return [item["name"], "float" if isinstance(constant, float) else repr(constant), item.get("other")]
 
 
 def _sum_of(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
