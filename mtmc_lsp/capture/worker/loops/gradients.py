@@ -163,8 +163,8 @@ class _Reverse:
                 arriving.append(self._read(gradient, 0, Step(ends.span, 0, 1)).select(0, 0))
         carried = [leaf for leaf in ends.leaves if leaf is not None and leaf.requires_grad]
         leaves = [*carried, *(read.leaf for read in self._reads), *(leaf for _, leaf in self._same)]
-        found = torch.autograd.grad(inner, leaves, arriving, allow_unused=True, retain_graph=True)
-        of_leaf = {id(leaf): gradient for leaf, gradient in zip(leaves, found, strict=True)}
+        leaf_gradients = torch.autograd.grad(inner, leaves, arriving, allow_unused=True, retain_graph=True)
+        of_leaf = {id(leaf): gradient for leaf, gradient in zip(leaves, leaf_gradients, strict=True)}
         return self._left(of_leaf, gradients)
 
     def _has_gradient(self, number: int, gradients: Sequence[torch.Tensor | None]) -> bool:
