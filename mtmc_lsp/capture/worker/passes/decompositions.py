@@ -82,11 +82,11 @@ def fused_gru_cell(
     hidden_bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What ``gru_cell`` calls on a GPU; it computes in float32 and rounds once. Returns the state and what backward reads."""
-    own = _biased(input_gates, input_bias).chunk(3, 1)
+    from_input = _biased(input_gates, input_bias).chunk(3, 1)
     recurrent = _biased(hidden_gates, hidden_bias).chunk(3, 1)
     before = _wide(state)
-    reset, update = (torch.sigmoid(a + b) for a, b in zip(own[:2], recurrent[:2], strict=True))
-    new = torch.tanh(own[2] + reset * recurrent[2])
+    reset, update = (torch.sigmoid(a + b) for a, b in zip(from_input[:2], recurrent[:2], strict=True))
+    new = torch.tanh(from_input[2] + reset * recurrent[2])
     after = new + update * (before - new)
     saved = torch.cat([reset, update, new, before, recurrent[2]], 1)
     return after.to(state.dtype), saved.to(state.dtype)
