@@ -113,7 +113,8 @@ def evaluate(
                 exported.parent.mkdir(parents=True, exist_ok=True)
                 exported.write_text(text, encoding="utf-8")
                 row |= _judged(checkout, problem, exported, python, device)
-            append_result(out, row)
+            if present.get(problem.name) != row:
+                append_result(out, row)
             yield row
 
 
