@@ -71,7 +71,7 @@ def merge_launches(records: Iterable[list[dict[str, Any]]]) -> list[RecordedKern
 
 
 def _identity(launch: Mapping[str, Any]) -> str:
-    """What is the same for equal launches, as text."""
+    """A text that is the same for equal launches."""
     parts = [_identity_of_argument(item) for item in launch["arguments"]]
     return json.dumps([parts, launch["grid"], launch["options"]], sort_keys=True)
 

@@ -21,7 +21,7 @@ SERVICE = "mtmc_lsp.evolve.service"
 
 @dataclass(frozen=True)
 class Conditions:
-    """What versions of an evolution are tried for."""
+    """The workloads and architectures for which versions of an evolution are tried."""
 
     points: tuple[tuple[str, dict[str, int]], ...]
     """The workloads: name and sizes."""

@@ -12,7 +12,7 @@ BATCH, WIDTH, HIDDEN = 5, 6, 4
 
 
 def gates(cell: nn.RNNCellBase, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What the fused operations get: products without biases, and the biases."""
+    """The arguments of the fused operations: products without biases, and the biases."""
     return x @ cell.weight_ih.T, h @ cell.weight_hh.T
 
 

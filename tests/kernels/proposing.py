@@ -14,7 +14,7 @@ from mtmc_lsp.source.syntax import first_error, parse
 
 
 def facts(text: str, types: str = "*fp32", accesses: Sequence[Access] = (), *, has_gpu: bool = False) -> list[Facts]:
-    """What would be known of the kernels of a file after a call with large sizes."""
+    """The facts about the kernels of a file after a call with large sizes."""
     known = []
     for site in sites_of("model.py", text.encode()):
         pointers = {name: types for name in site.kernel.parameters if name.endswith("_ptr")}

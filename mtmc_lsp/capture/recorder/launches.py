@@ -139,7 +139,7 @@ def _shared(arguments: dict[str, Any], torch: types.ModuleType) -> dict[str, str
 
 
 def _key(value: Any, torch: types.ModuleType) -> object:
-    """What distinguishes launches. Floating-point numbers do not: learning rates vary. No tensor elements are read."""
+    """A key that distinguishes launches, without tensor elements. It leaves out floating-point numbers: learning rates vary."""
     if isinstance(value, torch.Tensor):
         return (value.shape, value.stride(), value.dtype)
     if isinstance(value, (tuple, list)):

@@ -196,7 +196,7 @@ def is_interpretable(capture: Capture, *, is_version: bool = False) -> bool:
 
 
 def why_not_interpretable(capture: Capture) -> str:
-    """What is too large for the interpreter at the smallest sizes: ``x has 6,422,528 elements``."""
+    """The reason why the smallest sizes are too large for the interpreter: ``x has 6,422,528 elements``."""
     graph, sizes = capture.graph, reduced_sizes(capture)
     elements = interpreted_elements(graph, sizes)
     products, work = product_work(graph, sizes), sum(elements.values())

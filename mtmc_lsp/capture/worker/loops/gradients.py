@@ -38,11 +38,11 @@ class RowLeaf:
 
 @dataclass(frozen=True)
 class Ends:
-    """What a loop returns: the last states, tensors with the rows that it writes, and the stacked items."""
+    """The results of a loop: the last states, tensors with the rows that it writes, and the stacked items."""
 
     span: Span
     names: Sequence[str]
-    """Of the states."""
+    """Names of the states."""
     leaves: Sequence[torch.Tensor | None]
     """The states at the beginning of an iteration; ``None`` for a value that only the code after the loop reads."""
     states: Sequence[torch.Tensor]

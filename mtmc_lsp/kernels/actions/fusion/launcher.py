@@ -30,9 +30,9 @@ class OneLaunch:
     facts: Facts
     launch: Launch
     statements: tuple[Node, ...]
-    """Of the function."""
+    """The statements of the function."""
     position: int
-    """Of the launch among them."""
+    """The index of the launch among them."""
 
     @cached_property
     def passed(self) -> dict[str, Node]:
