@@ -50,8 +50,14 @@ class Memories:
     """The memory of all tensors of a launch."""
 
     def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Describe the memory by first addresses, and the ones after the last."""
-        self._all = [Memory(start, end) for start, end in sorted(set(ranges))]
+        """Describe the memory by first addresses, and the ones after the last; tensors that overlap are one memory."""
+        merged: list[tuple[int, int]] = []
+        for start, end in sorted(ranges):
+            if merged and start < merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((start, end))
+        self._all = [Memory(start, end) for start, end in merged]
 
     def select(self, addresses: Any, mask: Any, size: int) -> Selection | None:
         """The elements of ``size`` bytes at these addresses; ``None`` if they are not in one tensor, or if there are none."""
