@@ -19,7 +19,9 @@ ORDER = [
 ]  # fmt: skip
 FACES = {"__init__.py", "__main__.py", "cli.py", "launch.py"}
 """Files beside the folders, which may import any of them."""
-IN_USERS_PROGRAM = [f"capture/recorder/{name}.py" for name in ("hook/sitecustomize", "launches", "recorder")]
+IN_USERS_PROGRAM = [
+    f"capture/recorder/{name}.py" for name in ("hook/sitecustomize", "arguments", "launches", "recorder")
+]
 """Files that ``mtmc record`` loads into the user's program: they need the standard library alone."""
 HEAVY = {"torch", "triton", "numpy", "transformers", "peft"}
 PROTOCOL = {"pygls", "lsprotocol"}

@@ -26,7 +26,7 @@ from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.timing.bounds import bound_us
 from mtmc_lsp.timing.messages import KernelRow, ProfileAnswer, ProfileRequest
 from mtmc_lsp.tuning.torch_cost import torch_cost
-from mtmc_lsp.verify.cases import product_work
+from mtmc_lsp.verify.sizes.interpreter_limits import product_work
 
 CALL_SECONDS = 3.0
 """Approximate duration of the measurement."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mtmc_lsp.capture.recorded_files import read_recorded, store_recorded
 from mtmc_lsp.core.dtypes import SHORT, is_float, short_dtype
-from mtmc_lsp.core.errors import Location, RequestError
-from mtmc_lsp.core.json_codec import from_json, to_json
+from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import (
     ArgumentSpec,
@@ -24,7 +24,6 @@ from mtmc_lsp.core.workload import (
     WorkloadSource,
     leaves_of,
 )
-from mtmc_lsp.process.project_files import read_bytes, replace_bytes
 
 RECORDS = "records.jsonl"
 """The file in the project's ``.mtmc`` folder, with one :class:`RecordedTarget` per line."""
@@ -288,25 +287,12 @@ def read_records(file: Path) -> list[RecordedTarget]:
         RequestError: the file has invalid content.
         UnsafeFile: the file is a link, a pipe or a device.
     """
-    records = []
-    for number, line in enumerate((read_bytes(file) or b"").splitlines(), 1):
-        try:
-            records.append(from_json(RecordedTarget, json.loads(line)))
-        except (ValueError, TypeError, KeyError) as error:
-            raise RequestError(
-                f"the file of recorded calls is invalid: {error}",
-                where=Location(str(file), number),
-                remedy="Delete the file and record again.",
-            ) from None
-    return records
+    return read_recorded(file, RecordedTarget, "calls")
 
 
 def store_records(file: Path, targets: Iterable[RecordedTarget]) -> None:
     """Store new records, which atomically replace older records of the same targets."""
-    new = {(target.path, target.qualname): target for target in targets}
-    stored = {(target.path, target.qualname): target for target in read_records(file)}
-    text = "".join(json.dumps(to_json(target)) + "\n" for target in {**stored, **new}.values())
-    replace_bytes(file, text.encode())
+    store_recorded(file, [*read_records(file), *targets])
 
 
 def find_record(target: Target, file: Path) -> RecordedTarget | None:

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.capture.recorded_calls import argument_spec, merged_argument, unusable_argument
+from mtmc_lsp.capture.recorded_files import read_recorded, store_recorded
 from mtmc_lsp.core.dtypes import is_float
-from mtmc_lsp.core.errors import Location, RequestError
-from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.workload import ArgumentSpec, RecordedGrid, Target, Workload, WorkloadSource
-from mtmc_lsp.process.project_files import read_bytes, replace_bytes
 
 LAUNCHES = "launches.jsonl"
 """The file in the project's ``.mtmc`` folder, with one :class:`RecordedKernel` per line."""
@@ -73,13 +71,18 @@ def merge_launches(records: Iterable[list[dict[str, Any]]]) -> list[RecordedKern
 
 
 def _identity(launch: Mapping[str, Any]) -> str:
-    parts = [
-        [item["name"], [item["tensor"][name] for name in ("shape", "stride", "dtype")]]
-        if "tensor" in item
-        else [item["name"], "float" if isinstance(item.get("constant"), float) else repr(item.get("constant"))]
-        for item in launch["arguments"]
-    ]
+    """A text that is the same for equal launches."""
+    parts = [_identity_of_argument(item) for item in launch["arguments"]]
     return json.dumps([parts, launch["grid"], launch["options"]], sort_keys=True)
+
+
+def _identity_of_argument(item: Mapping[str, Any]) -> Any:
+    if "tensor" in item:
+        return [item["name"], [item["tensor"][name] for name in ("shape", "stride", "dtype")]]
+    if "items" in item:
+        return [item["name"], item["container"], [_identity_of_argument(part) for part in item["items"]]]
+    constant = item.get("constant")
+    return [item["name"], "float" if isinstance(constant, float) else repr(constant), item.get("other")]
 
 
 def _sum_of(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -111,25 +114,12 @@ def read_launches(file: Path) -> list[RecordedKernel]:
         RequestError: the file has invalid content.
         UnsafeFile: the file is a link, a pipe or a device.
     """
-    kernels = []
-    for number, line in enumerate((read_bytes(file) or b"").splitlines(), 1):
-        try:
-            kernels.append(from_json(RecordedKernel, json.loads(line)))
-        except (ValueError, TypeError, KeyError) as error:
-            raise RequestError(
-                f"the file of recorded launches is invalid: {error}",
-                where=Location(str(file), number),
-                remedy="Delete the file and record again.",
-            ) from None
-    return kernels
+    return read_recorded(file, RecordedKernel, "launches")
 
 
 def store_launches(file: Path, kernels: Iterable[RecordedKernel]) -> None:
     """Store new launches, which atomically replace older ones of the same kernels."""
-    new = {(kernel.path, kernel.qualname): kernel for kernel in kernels}
-    stored = {(kernel.path, kernel.qualname): kernel for kernel in read_launches(file)}
-    text = "".join(json.dumps(to_json(kernel)) + "\n" for kernel in {**stored, **new}.values())
-    replace_bytes(file, text.encode())
+    store_recorded(file, [*read_launches(file), *kernels])
 
 
 def find_launches(target: Target, file: Path) -> RecordedKernel | None:

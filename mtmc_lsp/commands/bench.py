@@ -251,7 +251,7 @@ def _verified_suite(checkout: Path, folder: Path | None, suite: str, out: Path) 
 def _evaluate(
     checkout: Path, problems: Sequence[Problem], results: Mapping[str, Path], out: Path, python: str, *, as_json: bool
 ) -> int:
-    """Have KernelBench-Verified's evaluator judge what was delivered, and show its scores."""
+    """Run KernelBench-Verified's evaluator on the delivered files, and show its scores."""
     from dataclasses import asdict
 
     from mtmc_lsp.app.bench.verified import evaluate, scores

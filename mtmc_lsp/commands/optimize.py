@@ -197,18 +197,8 @@ def _run(
     from mtmc_lsp.search.components import Events
 
     has_kernels = is_kernel_target(target)
-    if has_kernels and (resumed is not None or explicit):
-        raise RequestError(
-            f"{target.qualname} consists of Triton kernels, which are edited without a model and in one go",
-            where=Location(str(target.path), target.definition.start_line),
-            remedy="Leave out --resume, --planner llm and --coder llm.",
-        )
-    if has_kernels and view.cluster:
-        raise RequestError(
-            f"{target.qualname} consists of Triton kernels, which are optimised on this machine",
-            where=Location(str(target.path), target.definition.start_line),
-            remedy="Leave out --cluster.",
-        )
+    if has_kernels:
+        _check_kernel_options(target, view, needs_pipeline=resumed is not None or bool(explicit))
     if explicit is not None:
         backends = limit_to_consent(
             target, Backends.from_settings(target.settings), explicit=explicit, may_ask=not view.as_json
@@ -245,6 +235,30 @@ def _run(
         show_written(out, target.path, written)
     shown.next_commands(result, applied=written is not None)
     return result
+
+
+def _check_kernel_options(target: OpenTarget, view: _View, *, needs_pipeline: bool) -> None:
+    """Check the options of a target that consists of Triton kernels.
+
+    Args:
+        needs_pipeline: whether the command line continues a run, or names a model.
+
+    Raises:
+        RequestError: an option does not apply to kernels.
+    """
+    where = Location(str(target.path), target.definition.start_line)
+    if needs_pipeline:
+        raise RequestError(
+            f"{target.qualname} consists of Triton kernels, which are edited without a model and in one go",
+            where=where,
+            remedy="Leave out --resume, --planner llm and --coder llm.",
+        )
+    if view.cluster:
+        raise RequestError(
+            f"{target.qualname} consists of Triton kernels, which are optimised on this machine",
+            where=where,
+            remedy="Leave out --cluster.",
+        )
 
 
 def _run_all(specs: Sequence[str], optimize_one: Callable[[str], RunResult]) -> tuple[list[RunResult], list[MtmcError]]:

@@ -110,7 +110,7 @@ def run_here(here: Here, pipeline: Pipeline) -> TrialRunner:
 
 
 def run_on(remote: RemoteTarget) -> MakeRunner:
-    """What tries versions on the workers of a cluster."""
+    """A function that creates the runner of trials on the workers of a cluster."""
 
     def make(here: Here, pipeline: Pipeline) -> TrialRunner:
         return RemoteRunner(remote, here, pipeline.measurer())

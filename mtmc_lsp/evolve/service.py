@@ -21,7 +21,7 @@ SERVICE = "mtmc_lsp.evolve.service"
 
 @dataclass(frozen=True)
 class Conditions:
-    """What versions of an evolution are tried for."""
+    """The workloads and architectures for which versions of an evolution are tried."""
 
     points: tuple[tuple[str, dict[str, int]], ...]
     """The workloads: name and sizes."""
@@ -71,7 +71,7 @@ class _Trials:
         if self._runner is None or self._runner[0] != conditions:
             self._resources.close()
             target, pipeline = self._service.pipeline.target, self._service.pipeline
-            # The process that asks ends what takes too long.
+            # The calling process limits the time of each trial.
             here = Here(
                 pipeline.capture(),
                 target.plain.decode(),

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from mtmc_lsp.capture.recorded_calls import RecordedCall, RecordedTarget
 from mtmc_lsp.core.graph import Graph, TensorType
 from mtmc_lsp.core.workload import Capture, TensorSpec, leaves_of
-from mtmc_lsp.verify.cases import conditions_allow, product_work
+from mtmc_lsp.verify.sizes.case_sizes import conditions_allow
+from mtmc_lsp.verify.sizes.interpreter_limits import product_work
 
 MOST_WORKLOADS = 4
 LEAST_SIZE = 2

@@ -127,7 +127,7 @@ class AxisTable:
             self._same(self._classes[a.id], self._classes[b.id])
 
     def align(self, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> None:
-        """Unify two sequences of axes with equal products of sizes, of which one may be split more finely."""
+        """Unify two sequences of axes with equal products of sizes; one may be split more finely."""
         self._axes_of.clear()
         self._reshape([self._classes[a.id] for a in left], [self._classes[b.id] for b in right])
 

@@ -7,7 +7,7 @@ from mtmc_lsp.core.dtypes import itemsize
 from mtmc_lsp.core.graph import Graph, GraphInput, Ref, TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.verify.cases import product_work
+from mtmc_lsp.verify.sizes.interpreter_limits import product_work
 
 PARTIAL_READS = {"embedding", "index", "gather", "index_select", "select", "slice", "narrow", "take", "split", "unbind"}
 """ATen operations that read only part of their first operand."""

@@ -15,17 +15,11 @@ from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.process.sandbox import Isolation
 from mtmc_lsp.source.sibling.disk import read_kernels
 from mtmc_lsp.source.sibling.pair import FilePair, kernels_path, separated, without_block
-from mtmc_lsp.verify.cases import (
-    VALUES,
-    Case,
-    foreign_cases,
-    is_interpretable,
-    verification_cases,
-    version_cases,
-)
+from mtmc_lsp.verify.cases import VALUES, Case, foreign_cases, verification_cases, version_cases
 from mtmc_lsp.verify.edge_cases import edge_cases
 from mtmc_lsp.verify.messages import CandidateSource, GuardRequest, KernelsFile, SeparateCandidate
 from mtmc_lsp.verify.outcomes import LARGER, CaseOutcome, real_size_notes
+from mtmc_lsp.verify.sizes.case_sizes import is_interpretable
 from mtmc_lsp.verify.source_scan import scan
 from mtmc_lsp.verify.trials import Trial, trials
 

@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.core.dtypes import is_float
-from mtmc_lsp.core.graph import MATRIX_PRODUCTS, RECURRENT_GATES, Graph, InputKind, Node, Ref
-from mtmc_lsp.core.sizes import Size, conditions_hold, names_in, product
+from mtmc_lsp.core.graph import MATRIX_PRODUCTS, Graph, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
+from mtmc_lsp.verify.sizes.case_sizes import (
+    LOOP_OPERATIONS,
+    conditions_allow,
+    first_allowed,
+    loop_operations,
+    raised_sizes,
+    reduced_sizes,
+    smaller_sizes,
+    with_rows,
+    with_short_loops,
+)
+from mtmc_lsp.verify.sizes.interpreter_limits import INTERPRETER_PRODUCT, product_work, too_large
 
-INTERPRETER_ELEMENTS = 60_000
-"""Limit for the elements of all inputs of an interpreted call, which takes about one second."""
-INTERPRETER_PRODUCT = 2.0e6
-"""Limit for the multiply-adds of an interpreted call."""
-FIXED_SLACK = 30.0
-"""Factor on the element limit if sizes cannot be reduced further."""
-FIXED_PRODUCT_SLACK = 100.0
-"""The same for multiply-adds; it is larger because matrix kernels have large tiles and few program instances."""
-LEAST_OTHER = 3
-"""Lower limit for sizes that become smaller because others became larger."""
-VERSION_SLACK, VERSION_PRODUCT_SLACK = 250.0, 1000.0
-"""The same for versions of the user's file, which cannot run with smaller parameters. Programs of large tensors have large
-blocks: 63 operations on 57 million elements took about 20 s of processor time a step."""
 SMALL_PART = 0.2
 """Share of the interpreter's limits for the cases with unusual values and layouts, and for all cases of a foreign candidate
 but the first: these cases are many."""
-LEAST, FEWEST = 4, 2
-"""Lower limits for a reduced size."""
-LARGE_PART = 4
-"""An input with this part of all work is what makes a workload too large."""
-EDGE_SLACK = 4.0
-"""Factor on the element limit for one long dimension: the interpreter computes a row at once."""
 FULL_PRODUCT = 20 * INTERPRETER_PRODUCT
 """Limit for the multiply-adds of an interpreted call at the parameters' full sizes."""
-LEAST_ROWS = 32
-"""Some matrix kernels fall back to the user's code for products with fewer rows."""
-VALUES_ELEMENTS = 1 << 24
-"""Above this number of elements in the graph's tensors, a GPU tries distributions of values on smaller sizes."""
-LEAST_PART = 130
-"""Lower limit for these smaller sizes: more than one block of any kernel."""
-LOOP_OPERATIONS = 2000
-"""Limit for the operations of all iterations of the user's loops in most cases, on a GPU too: each is a launch of about 10 us,
-about three times as much in float64, and each case runs the loop three times or more."""
 LARGER_BYTES = 8.0e9
 """Workloads that move more bytes than this get no case with larger sizes, which might not fit in memory."""
 CPU_WORK = 2.0e11
@@ -96,15 +78,6 @@ EXACT_OPERATIONS = frozenset(MATRIX_PRODUCTS) | frozenset(
 )
 """ATen operations that map small whole numbers to whole numbers without rounding."""
 
-VIEWS = frozenset(
-    "expand view permute transpose t unsqueeze squeeze select slice alias detach _unsafe_view split unsafe_split chunk "
-    "split_with_sizes unbind unfold as_strided".split()
-)
-"""Operations that return views."""
-LOOKUPS = frozenset("embedding index _unsafe_index index_select gather".split())
-"""Operations that read their first argument at indices."""
-TABLE_PART = 1 / 32
-"""Work for an element of a table: it gets a random value, and no kernel loads it."""
 
 AUTOMATIC = re.compile(r"s\d+")
 """Names of sizes that the user gave none."""
@@ -293,7 +266,7 @@ def _unusual_cases(capture: Capture, cases: Sequence[Case], interpreted: bool, s
     small = verification_cases(capture, interpreted=True, seed=seed, part=SMALL_PART) if interpreted else cases
     model = next((case for case in small if case.distribution == "constant" and case.kind == VALUES), cases[0])
     # The same sizes as an earlier case with other contents.
-    is_long = _loop_operations(capture.graph, cases[0].sizes) > LOOP_OPERATIONS
+    is_long = loop_operations(capture.graph, cases[0].sizes) > LOOP_OPERATIONS
     unusual = [replace(model if interpreted or is_long else cases[0], distribution="normal")]
     if any(is_float(item.type.dtype) for item in arguments):
         names = [*SPECIAL_DISTRIBUTIONS, *(("integers", "bits") if is_exact(capture) else ())]
@@ -324,15 +297,15 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: 
         last = base
     else:
         # At the workload's length, loops run in its own case and in the one with larger sizes.
-        short = _with_short_loops(graph, base, variable)
-        odd = _with_rows(graph, short, {name: _odd(short[name], i) for i, name in enumerate(variable)})
+        short = with_short_loops(graph, base, variable)
+        odd = with_rows(graph, short, {name: _odd(short[name], i) for i, name in enumerate(variable)})
         # Each size is 1 in one of the two.
         small = {**base, **{name: (1, 2, 1, 3)[i % 4] for i, name in enumerate(variable)}}
         other = {**base, **{name: (2, 1, 3, 1)[i % 4] for i, name in enumerate(variable)}}
         small, other = (raised_sizes(graph, sizes, variable) for sizes in (small, other))
         empty = {**other, variable[0]: 0}
         more = {name: base[name] + base[name] // 4 for name in variable}
-        larger = _first_allowed(
+        larger = first_allowed(
             graph, ({**base, **{name: turn(size, 1) for name, size in more.items()}} for turn in (_uneven, _odd))
         )
         huge = capture.bytes > LARGER_BYTES and not interpreted
@@ -340,16 +313,18 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: 
         plans += [] if from_get_inputs and huge else [(base, "normal")]
         plans += [(odd, "normal"), (small, "normal"), (other, "mixed")]
         # The effect of values does not depend on the size, so small sizes do.
-        less = {name: -(-short[name] // 2) for name in variable} if interpreted else _smaller(graph, short, variable)
-        middle = _first_allowed(
+        less = (
+            {name: -(-short[name] // 2) for name in variable} if interpreted else smaller_sizes(graph, short, variable)
+        )
+        middle = first_allowed(
             graph,
             (
-                _with_rows(graph, base, {name: turn(less[name], i) for i, name in enumerate(variable)})
+                with_rows(graph, base, {name: turn(less[name], i) for i, name in enumerate(variable)})
                 for turn in (_uneven, _odd)
             ),
         )
         plans += [(middle, d) for d in ("uniform", "tiny", "mixed", "constant", "large")] + [(empty, "normal")]
-        if not (_too_large(graph, larger, 2.0) if interpreted else huge):
+        if not (too_large(graph, larger, 2.0) if interpreted else huge):
             plans.append((larger, "normal"))
         last = small
     cases = [Case(sizes, distribution, seed + i) for i, (sizes, distribution) in enumerate(plans)]
@@ -383,229 +358,3 @@ def _uneven(value: int, position: int) -> int:
     if value < 2 * UNITS:
         return _odd(value, position)
     return value // UNITS * UNITS + (UNITS // 2 if position % 2 else -UNITS // 2)
-
-
-MOST_RAISED = 256
-"""Limit for the search of the smallest allowed sizes."""
-
-
-def raised_sizes(graph: Graph, sizes: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:
-    """The sizes, each enlarged in steps of one until the graph's conditions hold."""
-    raised = dict(sizes)
-    for _ in range(MOST_RAISED):
-        failing = next((text for text in graph.conditions if not conditions_hold([text], raised)), None)
-        if failing is None:
-            return raised
-        raised |= {name: raised[name] + 1 for name in names_in(failing) & set(variable)}
-    return dict(sizes)
-
-
-def _first_allowed(graph: Graph, choices: Iterable[dict[str, int]]) -> dict[str, int]:
-    """The first sizes that the graph's conditions allow; the last ones if none do."""
-    sizes: dict[str, int] = {}
-    for sizes in choices:
-        if conditions_allow(graph, sizes):
-            break
-    return sizes
-
-
-def conditions_allow(graph: Graph, sizes: Mapping[str, int]) -> bool:
-    """Whether the graph is valid for these sizes."""
-    return conditions_hold(graph.conditions, sizes)
-
-
-def is_small_enough(graph: Graph, sizes: Mapping[str, int], *, interpreted: bool) -> bool:
-    """Whether a case of these sizes is allowed, and is quick enough that there may be many."""
-    if not conditions_allow(graph, sizes):
-        return False
-    return not _too_large(graph, sizes, EDGE_SLACK) if interpreted else _elements(graph, sizes) <= VALUES_ELEMENTS
-
-
-def _smaller(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:
-    """Variable sizes, the largest halved repeatedly until the tensors are small; never below two tiles."""
-    sizes = dict(base)
-    while _elements(graph, sizes) > VALUES_ELEMENTS:
-        largest = max(variable, key=lambda name: sizes[name])
-        if sizes[largest] <= LEAST_PART:
-            break
-        sizes[largest] = max(LEAST_PART, math.ceil(sizes[largest] / 2))
-    return sizes
-
-
-def _with_short_loops(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:
-    """The sizes, those that count iterations halved until loops are short; never below two tiles."""
-    sizes = dict(base)
-    counts = {name for node in graph.nodes if node.loop is not None for name in node.loop.count.symbols()}
-    reducible = counts & set(variable)
-    while reducible and _loop_operations(graph, sizes) > LOOP_OPERATIONS:
-        longest = max(sorted(reducible), key=lambda name: sizes[name])
-        smaller = {**sizes, longest: max(LEAST_PART, math.ceil(sizes[longest] / 2))}
-        if sizes[longest] > LEAST_PART and conditions_allow(graph, smaller):
-            sizes = smaller
-        else:
-            reducible.remove(longest)
-    return sizes
-
-
-def _loop_operations(graph: Graph, sizes: Mapping[str, int]) -> int:
-    """The number of operations in all iterations of the user's loops."""
-    loops = [node.loop for node in graph.nodes if node.loop is not None]
-    return sum(loop.count.value(sizes) * len(loop.nodes) for loop in loops)
-
-
-def _elements(graph: Graph, sizes: Mapping[str, int]) -> int:
-    kinds = [item.type for item in graph.inputs] + [kind for node in graph.nodes for kind in node.outputs]
-    return sum(kind.numel.value(sizes) for kind in kinds)
-
-
-def reduced_sizes(capture: Capture, *, least: int = LEAST, part: float = 1.0) -> dict[str, int]:
-    """The workload's sizes, the largest variable one halved repeatedly until the interpreter can run them.
-
-    Matrix products keep at least :data:`LEAST_ROWS` rows if they have as many, since their kernels may require that. Sizes go
-    below :data:`LEAST` where calls would still take minutes, for example because images have constant sizes.
-
-    Args:
-        least: lower limit for each size.
-        part: share of the interpreter's limits to use.
-    """
-    sizes = _reduced(capture, least, part)
-    if least > FEWEST and _too_large(capture.graph, sizes, FIXED_SLACK):
-        return _reduced(capture, FEWEST, part)
-    return sizes
-
-
-def _reduced(capture: Capture, least: int, part: float) -> dict[str, int]:
-    graph = capture.graph
-    sizes = dict(graph.sizes)
-    rows = _product_rows(graph, sizes)
-    reducible = set(capture.variable_sizes)
-    while reducible and _too_large(graph, sizes, part):
-        largest = max(sorted(reducible), key=lambda name: sizes[name])
-        smaller = {**sizes, largest: max(least, math.ceil(sizes[largest] / 2))}
-        row_counts = zip(rows, _product_rows(graph, smaller), strict=True)
-        if sizes[largest] > least and all(now >= LEAST_ROWS or before < LEAST_ROWS for before, now in row_counts):
-            sizes = smaller
-        else:
-            reducible.remove(largest)
-    return sizes
-
-
-def _with_rows(graph: Graph, base: Mapping[str, int], changed: Mapping[str, int]) -> dict[str, int]:
-    """``base`` with some sizes changed, then enlarged until the matrix products have enough rows again.
-
-    If that takes more elements than ``base``, the other sizes become smaller.
-    """
-    sizes, raised = {**base, **changed}, set[str]()
-    wanted = [min(rows, LEAST_ROWS) for rows in _product_rows(graph, base)]
-    for name in changed:
-        while True:
-            larger = {**sizes, name: 2 * sizes[name] + 1}
-            now, then = _product_rows(graph, sizes), _product_rows(graph, larger)
-            # Enlarging this size must help at least one product that lacks rows.
-            if not any(rows < least and rows < more for rows, more, least in zip(now, then, wanted, strict=True)):
-                break
-            sizes = larger
-            raised.add(name)
-    others = [name for name in changed if name not in raised and sizes[name] > LEAST_OTHER] if raised else []
-    while others and _elements(graph, sizes) > _elements(graph, base):
-        largest = max(others, key=lambda name: sizes[name])
-        smaller = {**sizes, largest: max(LEAST_OTHER, sizes[largest] // 2 | 1)}
-        if smaller == sizes or _product_rows(graph, smaller) != _product_rows(graph, sizes):
-            others.remove(largest)
-        else:
-            sizes = smaller
-    return sizes
-
-
-def _product_rows(graph: Graph, sizes: Mapping[str, int]) -> list[int]:
-    """The number of rows of each matrix product, in each batch if both operands are batched."""
-    products = [node for node in graph.nodes if node.op.split(".")[1] in MATRIX_PRODUCTS and node.outputs]
-    return [math.prod(size.value(sizes) for size in _row_shape(graph, node)) for node in products]
-
-
-def _row_shape(graph: Graph, product: Node) -> tuple[Size, ...]:
-    is_batched = all(len(graph.type_of(ref).shape) > 2 for ref in list(product.inputs())[-2:])
-    return product.type.shape[-2:-1] if is_batched else product.type.shape[:-1]
-
-
-def is_interpretable(capture: Capture, *, is_version: bool = False) -> bool:
-    """Whether the interpreter can run the target in reasonable time with reduced variable sizes.
-
-    Args:
-        is_version: whether a version of the user's file is verified, which cannot run with smaller parameters.
-    """
-    sizes = reduced_sizes(capture)
-    slack = VERSION_SLACK if is_version else FIXED_SLACK
-    product_slack = VERSION_PRODUCT_SLACK if is_version else FIXED_PRODUCT_SLACK
-    return not _too_large(capture.graph, sizes, slack, product_slack)
-
-
-def why_not_interpretable(capture: Capture) -> str:
-    """What is too large for the interpreter at the smallest sizes: ``x has 6,422,528 elements``."""
-    graph, sizes = capture.graph, reduced_sizes(capture)
-    elements = interpreted_elements(graph, sizes)
-    products, work = product_work(graph, sizes), sum(elements.values())
-    if products / (FIXED_PRODUCT_SLACK * INTERPRETER_PRODUCT) > work / (FIXED_SLACK * INTERPRETER_ELEMENTS):
-        return f"its matrix products have {products:,.0f} multiply-adds"
-    largest = max(graph.inputs, key=lambda item: elements.get(item.name, 0.0), default=None)
-    if largest is not None and elements.get(largest.name, 0.0) >= work / LARGE_PART:
-        return f"{largest.access} has {largest.type.numel.value(sizes):,} elements"
-    return (
-        f"its results have {sum(kind.numel.value(sizes) for node in graph.nodes for kind in node.outputs):,} elements"
-    )
-
-
-def _too_large(graph: Graph, sizes: Mapping[str, int], slack: float = 1.0, product_slack: float = 0.0) -> bool:
-    too_many = sum(interpreted_elements(graph, sizes).values()) > slack * INTERPRETER_ELEMENTS
-    return too_many or product_work(graph, sizes) > (product_slack or slack) * INTERPRETER_PRODUCT
-
-
-def interpreted_elements(graph: Graph, sizes: Mapping[str, int]) -> dict[str, float]:
-    """How many elements each input and each result adds to the work of an interpreted call, by name.
-
-    Views are computed by no kernel. Of a table, kernels read the rows that indices choose, so the table is only to be created.
-    """
-    variable = set(sizes)
-    elements = {
-        item.name: item.type.numel.value(sizes) * (TABLE_PART if _is_table(graph, item.name) else 1.0)
-        for item in graph.inputs
-        if item.kind is InputKind.ARGUMENT or set(_names(item.type.shape)) & variable
-    }
-    for node in graph.nodes:
-        if node.op.split(".")[1] not in VIEWS:
-            elements[node.name] = sum(kind.numel.value(sizes) for kind in node.outputs) / 4
-    return elements
-
-
-def _is_table(graph: Graph, name: str) -> bool:
-    """Whether an input is only read at indices."""
-    readers = graph.readers(name)
-    is_written = any(mutation.input == name for mutation in graph.mutations)
-    return (
-        bool(readers)
-        and not is_written
-        and all(node.op.split(".")[1] in LOOKUPS and node.args[0] == Ref(name) for node in readers)
-    )
-
-
-def _names(shape: tuple[Size, ...]) -> list[str]:
-    return [name for size in shape for name in size.symbols()]
-
-
-def product_work(graph: Graph, sizes: Mapping[str, int]) -> float:
-    """The multiply-adds of the graph's matrix products."""
-    total = 0.0
-    for node in graph.nodes:
-        name = node.op.split(".")[1]
-        operands = [graph.type_of(ref) for ref in node.inputs()]
-        computed = float(node.type.numel.value(sizes)) if node.outputs else 0.0
-        if name in MATRIX_PRODUCTS:
-            total += computed * operands[MATRIX_PRODUCTS[name]].shape[-1].value(sizes)
-        elif name == "scaled_dot_product_attention":
-            # Two products, each over the length of the keys.
-            total += 2 * computed * operands[1].shape[-2].value(sizes)
-        elif name in RECURRENT_GATES and len(node.outputs) > 1:
-            # At each step every row of the batch is multiplied by every weight.
-            rows = product(operands[0].shape[:2]).value(sizes)
-            total += rows * sum(kind.numel.value(sizes) for kind in operands if len(kind.shape) == 2)
-    return total

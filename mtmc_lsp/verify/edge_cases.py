@@ -33,12 +33,9 @@ from mtmc_lsp.verify.cases import (
     WITHIN,
     Case,
     argument_elements,
-    conditions_allow,
-    is_small_enough,
-    product_work,
-    raised_sizes,
-    reduced_sizes,
 )
+from mtmc_lsp.verify.sizes.case_sizes import conditions_allow, is_small_enough, raised_sizes, reduced_sizes
+from mtmc_lsp.verify.sizes.interpreter_limits import product_work
 
 MOST_SIZES = 24
 """Limit for the cases with sizes from the text."""

@@ -15,7 +15,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.adapters import Adapter
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.case_runner import MANY_CALLS, CaseRunner
-from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case, why_not_interpretable
+from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case
 from mtmc_lsp.verify.delivery import REFUSED, delivery_check
 from mtmc_lsp.verify.foreign.further_calls import FurtherCalls
 from mtmc_lsp.verify.foreign.mutation import MutationSearch
@@ -36,6 +36,7 @@ from mtmc_lsp.verify.outcomes import (
 )
 from mtmc_lsp.verify.reference import PreparedCase, Reference
 from mtmc_lsp.verify.sanitizer import Sanitizer
+from mtmc_lsp.verify.sizes.case_sizes import why_not_interpretable
 from mtmc_lsp.verify.trials import Trial
 from mtmc_lsp.verify.use.check import use_case, used_outcome
 

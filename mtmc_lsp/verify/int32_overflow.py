@@ -10,8 +10,9 @@ from mtmc_lsp.core.graph import InputKind, TensorType
 from mtmc_lsp.core.results import Check, CheckStatus, VerdictStatus
 from mtmc_lsp.core.sizes import conditions_hold
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.verify.cases import Case, product_work
+from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.outcomes import CaseOutcome
+from mtmc_lsp.verify.sizes.interpreter_limits import product_work
 
 FAR_CHECK = "offsets beyond 2^31"
 FAR_SEED = 1000

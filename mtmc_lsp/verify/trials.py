@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.verify.cases import is_interpretable, least_size_that_runs, reduced_sizes
+from mtmc_lsp.verify.cases import least_size_that_runs
+from mtmc_lsp.verify.sizes.case_sizes import is_interpretable, reduced_sizes
 
 LEAST = 16
 """Lower limit for reduced parameter sizes."""

@@ -12,7 +12,7 @@ BATCH, WIDTH, HIDDEN = 5, 6, 4
 
 
 def gates(cell: nn.RNNCellBase, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What the fused operations get: products without biases, and the biases."""
+    """The arguments of the fused operations: products without biases, and the biases."""
     return x @ cell.weight_ih.T, h @ cell.weight_hh.T
 
 
@@ -20,8 +20,8 @@ def gates(cell: nn.RNNCellBase, x: torch.Tensor, h: torch.Tensor) -> tuple[torch
 def test_a_fused_gru_cell_computes_what_the_cell_computes(bias: bool) -> None:
     torch.manual_seed(0)
     cell, x, h = nn.GRUCell(WIDTH, HIDDEN, bias), torch.randn(BATCH, WIDTH), torch.randn(BATCH, HIDDEN)
-    own, recurrent = gates(cell, x, h)
-    after, _ = fused_gru_cell(own, recurrent, h, cell.bias_ih, cell.bias_hh)
+    from_input, recurrent = gates(cell, x, h)
+    after, _ = fused_gru_cell(from_input, recurrent, h, cell.bias_ih, cell.bias_hh)
     torch.testing.assert_close(after, cell(x, h))
 
 
@@ -34,8 +34,8 @@ def test_a_fused_lstm_cell_computes_what_the_cell_computes(bias: bool) -> None:
         torch.randn(BATCH, HIDDEN),
         torch.randn(BATCH, HIDDEN),
     )
-    own, recurrent = gates(cell, x, h)
-    state, memory, _ = fused_lstm_cell(own, recurrent, c, cell.bias_ih, cell.bias_hh)
+    from_input, recurrent = gates(cell, x, h)
+    state, memory, _ = fused_lstm_cell(from_input, recurrent, c, cell.bias_ih, cell.bias_hh)
     expected = cell(x, (h, c))
     torch.testing.assert_close(state, expected[0])
     torch.testing.assert_close(memory, expected[1])

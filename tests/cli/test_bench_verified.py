@@ -201,7 +201,8 @@ def test_the_evaluator_judges_exported_files_and_resumes(
     # A second call takes the answer from the file.
     (checkout / "src/eval.py").write_text("raise RuntimeError('not evaluated again')")
     again = list(evaluate(checkout, problems, out, file, sys.executable, device="cpu"))
-    assert again[0] == rows[0]
+    assert again == rows
+    assert len(file.read_text().splitlines()) == len(problems), "a line for each problem"
 
 
 def test_wrong_and_failing_files_are_not_correct(

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 from runner import mtmc, project
 
+from mtmc_lsp.capture.recorded_launches import merge_launches
+from mtmc_lsp.capture.recorder.arguments import argument_record, update_range
+from mtmc_lsp.capture.recorder.launches import LaunchNotes
 from tests.kernels.scaled_sum import KERNEL
 
 INTERPRETED = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
@@ -116,3 +122,38 @@ def test_launches_that_cannot_be_repeated_are_refused_with_the_argument(recorded
     assert answer.code == 2
     assert "none of the 1 recorded launches of cast_kernel can be repeated: argument 'TYPE' was a dtype" in answer.err
     assert "# mtmc: x=f32[M,N]" in answer.err
+
+
+@dataclass(repr=False)
+class Descriptor:
+    """Like a tensor descriptor of Triton; its text would read the elements of its tensor."""
+
+    base: torch.Tensor
+
+    def __repr__(self) -> str:
+        raise AssertionError("the elements of a tensor were read")
+
+
+def noted(*calls: tuple[Any, ...]) -> list[dict[str, Any]]:
+    """The records of launches of one kernel, in one process."""
+
+    def kernel(values: Any) -> None:
+        """The kernel."""
+
+    notes = LaunchNotes(argument_record, update_range)
+    for arguments in calls:
+        values = {"self": SimpleNamespace(fn=kernel), "grid": (4,), "args": arguments, "kwargs": {}}
+        notes.note(cast("FrameType", SimpleNamespace(f_locals=values, f_back=None)), "model.py", torch)
+    return notes.to_json()
+
+
+def test_launches_with_descriptors_differ_by_the_shapes_of_their_tensors() -> None:
+    calls = [(Descriptor(torch.ones(4)),), (Descriptor(torch.zeros(4)),), (Descriptor(torch.ones(5)),)]
+    assert [launch["count"] for launch in noted(*calls)[0]["launches"]] == [2, 1]
+
+
+def test_launches_of_several_processes_with_other_tuples_stay_apart() -> None:
+    """A tuple of another length is another launch, in one process and in several."""
+    one, two = torch.ones(4), torch.ones(8)
+    (kernel,) = merge_launches([noted(((one, two),), ((one, 3),)), noted(((one,),), ((one, two),))])
+    assert sorted(launch.count for launch in kernel.launches) == [1, 1, 2]

@@ -14,7 +14,7 @@ from mtmc_lsp.source.syntax import first_error, parse
 
 
 def facts(text: str, types: str = "*fp32", accesses: Sequence[Access] = (), *, has_gpu: bool = False) -> list[Facts]:
-    """What would be known of the kernels of a file after a call with large sizes."""
+    """The facts about the kernels of a file after a call with large sizes."""
     known = []
     for site in sites_of("model.py", text.encode()):
         pointers = {name: types for name in site.kernel.parameters if name.endswith("_ptr")}
@@ -27,12 +27,12 @@ def facts(text: str, types: str = "*fp32", accesses: Sequence[Access] = (), *, h
 
 
 def proposed(text: str, name: str, **options: object) -> list[Proposal]:
-    """The edits of one kind, each of which keeps the file's syntax."""
-    found = proposals(facts(text, **options), has_gpu=False, tries_all=True)  # type: ignore[arg-type]
-    for item in found:
+    """The edits of one kind. Each must keep the file's syntax."""
+    proposed = proposals(facts(text, **options), has_gpu=False, tries_all=True)  # type: ignore[arg-type]
+    for item in proposed:
         assert first_error(parse(item.applied(text.encode()))) is None, item.title
         assert item.rationale and item.title[0].isupper()
-    return [item for item in found if item.name == name]
+    return [item for item in proposed if item.name == name]
 
 
 def applied(text: str, name: str, **options: object) -> str:

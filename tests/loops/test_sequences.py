@@ -1,4 +1,4 @@
-"""What depends on no state leaves a loop, and the number of the iteration is a number like others."""
+"""Values that depend on no state are computed before the loop; the number of the iteration is a number like others."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_the_backward_loop_runs_from_the_last_step_to_the_first(captured) -> Non
 
 
 def test_products_that_no_step_waits_for_are_outside_of_both_loops(captured) -> None:
-    """Of three products in each pass, one iteration waits for one: that with the state, or with its gradient."""
+    """Each pass has three products. Only one runs in each iteration: that with the state, or with its gradient."""
     graph = captured(TRAINED, "elman").graph
     inside = [[node.word for node in each.loop.nodes].count("mm") for each in graph.nodes if each.loop is not None]
     assert inside == [1, 1]

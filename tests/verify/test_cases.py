@@ -7,17 +7,9 @@ from dataclasses import replace
 import pytest
 from handwritten import ADD_IN_PLACE, RMS, SCALE_MODULE, Handwritten
 
-from mtmc_lsp.verify.cases import (
-    AUTOGRAD,
-    FLOAT64,
-    ON_CPU,
-    VALUES,
-    interpreted_elements,
-    is_interpretable,
-    reduced_sizes,
-    verification_cases,
-    why_not_interpretable,
-)
+from mtmc_lsp.verify.cases import AUTOGRAD, FLOAT64, ON_CPU, VALUES, verification_cases
+from mtmc_lsp.verify.sizes.case_sizes import is_interpretable, reduced_sizes, why_not_interpretable
+from mtmc_lsp.verify.sizes.interpreter_limits import interpreted_elements
 
 
 def cases_of(capture, *, interpreted: bool = True):

@@ -246,9 +246,69 @@ assert x[95] == 95 and not x[96:].any(), x
 print("as one by one")
 """
 )
+LOADED_LATER = (
+    HEAD
+    + """
+@triton.jit
+def loads_later(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, at * 1.0, mask=at < n)
+    # The first program loads nothing that it stores.
+    value = tl.load(x_ptr + at, mask=(at < n) & (at >= BLOCK), other=0.0)
+    tl.store(x_ptr + at, value + 1.0, mask=at < n)
 
 
-@pytest.mark.parametrize(("program", "printed"), [(KERNELS, "the same"), (DEPENDENT, "as one by one")])
+compare, compared = batches.Batches._compare, []
+batches.Batches._compare = lambda self, stored: (compared.append(len(stored)), compare(self, stored))
+x = torch.zeros(256)
+loads_later[(8,)](x, 128, BLOCK=16)
+expected = torch.arange(128.0) + 1.0
+expected[:16] = 1.0
+assert torch.equal(x[:128], expected), x
+assert all(value.is_fit and value.records_loads for value in known(loads_later))
+assert compared == [2], compared
+print("compared once")
+"""
+)
+OVERLAPPING = (
+    HEAD
+    + """
+import numpy
+
+
+@triton.jit
+def copies(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at))
+
+
+def run():
+    # Two storages in the same memory: each program loads the last element that the program before stores.
+    array = numpy.arange(129, dtype=numpy.float32)
+    copies[(8,)](torch.from_numpy(array[:-1]), torch.from_numpy(array[1:]), BLOCK=16)
+    return torch.from_numpy(array)
+
+
+expected = one_by_one(run)
+assert not torch.equal(expected[1:], torch.arange(128.0))
+# After a launch of separate tensors, no program runs alone first.
+copies[(8,)](torch.arange(128.0), torch.zeros(128), BLOCK=16)
+assert all(value.is_fit and value.largest for value in known(copies))
+assert torch.equal(run(), expected), (run(), expected)
+print("one memory")
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        (KERNELS, "the same"),
+        (DEPENDENT, "as one by one"),
+        (LOADED_LATER, "compared once"),
+        (OVERLAPPING, "one memory"),
+    ],
+)
 def test_programs_at_once_store_what_they_store_one_by_one(program: str, printed: str, tmp_path: Path) -> None:
     """In all orders and dtypes; programs that depend on others run in their order, and an error leaves what came before."""
     file = tmp_path / "programs.py"

@@ -1,6 +1,6 @@
 """A process that stays open and answers one request after the other, and the loop that it runs.
 
-Requests are lines of JSON on its standard input, the first of which opens it. Answers are lines on a pipe of their own, because
+Requests are lines of JSON on its standard input; the first line opens it. Answers are lines on a separate pipe, because
 libraries may print on standard output.
 """
 
@@ -130,7 +130,7 @@ def converse(prepare: Callable[[Any], AbstractContextManager[Answering]]) -> Non
     """Answer requests until the parent ends the process or closes its input.
 
     Args:
-        prepare: makes what answers from the JSON data of the opening.
+        prepare: returns the function that answers, from the JSON data of the opening.
     """
     end_with_parent()
     number = int(sys.argv[-1])

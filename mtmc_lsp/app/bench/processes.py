@@ -145,7 +145,7 @@ class Processes:
         try:
             return conversation.ask(command, data, seconds)
         except WorkerFailed:
-            # What it still computes is no answer to the next request.
+            # A late answer must not be read as the answer to the next request.
             self.close_conversation()
             raise
 

@@ -29,7 +29,7 @@ from mtmc_lsp.search.store import Store
 PROBLEMS, EVALUATOR, HIDDEN = "KernelBench", "src/eval.py", "hidden_tests"
 """Parts of a copy of the suite."""
 SETTING = '\n\n\ntorch.set_float32_matmul_precision("high")\n'
-"""What is appended to each problem: the suite's baselines run with TF32, and practitioners set it in their files."""
+"""The line that is appended to each problem: the suite's baselines run with TF32, and practitioners set it in their files."""
 JUDGE = Path(mtmc_lsp.__file__).parent / "app" / "worker" / "kernelbench_verified.py"
 SECONDS = 1800.0
 """The time limit of one evaluation; `torch.compile` may take minutes."""
@@ -113,7 +113,8 @@ def evaluate(
                 exported.parent.mkdir(parents=True, exist_ok=True)
                 exported.write_text(text, encoding="utf-8")
                 row |= _judged(checkout, problem, exported, python, device)
-            append_result(out, row)
+            if present.get(problem.name) != row:
+                append_result(out, row)
             yield row
 
 

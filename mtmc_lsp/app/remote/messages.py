@@ -1,4 +1,4 @@
-"""What a service on a worker is opened with, and the requests that it answers."""
+"""Messages to a service on a worker: the target that it opens, its requests and their answers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class IsolationRequest(Request[Isolation], command="remote.isolation"):
     """The level of the sandbox."""
 
     index: int
-    """Of the region, here and in all further requests."""
+    """Index of the region, here and in all further requests."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Tried:
     is_timed: bool = False
     """Whether the timing ended."""
     error: dict[str, object] | None = None
-    """What the stage after these raised, as JSON data."""
+    """The error of the stage after these, as JSON data."""
 
 
 @dataclass(frozen=True)

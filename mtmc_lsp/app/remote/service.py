@@ -88,7 +88,7 @@ class Service:
         return to_json(handler(from_json(kind, data)))
 
     def measurer(self, index: int) -> PipelineMeasurer:
-        """What measures versions of a region."""
+        """The measurer for versions of a region."""
         self.pipeline.select(index)
         return self.pipeline.measurer()
 

@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def evaluated(request: dict[str, Any]) -> dict[str, Any]:
-    """What the evaluator says of an exported file.
+    """The evaluator's result for an exported file.
 
     Args:
         request: ``checkout``, ``reference`` and ``exported`` (paths), ``level``, ``number`` and ``device``.

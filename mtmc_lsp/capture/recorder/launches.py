@@ -139,7 +139,12 @@ def _shared(arguments: dict[str, Any], torch: types.ModuleType) -> dict[str, str
 
 
 def _key(value: Any, torch: types.ModuleType) -> object:
-    """What distinguishes launches. Floating-point numbers do not: learning rates vary."""
+    """A key that distinguishes launches, without tensor elements. It leaves out floating-point numbers: learning rates vary."""
     if isinstance(value, torch.Tensor):
         return (value.shape, value.stride(), value.dtype)
+    if isinstance(value, (tuple, list)):
+        return (type(value), *(_key(item, torch) for item in value))
+    if hasattr(type(value), "__dataclass_fields__"):
+        # The text of a tensor descriptor would contain the elements of its tensor.
+        return (type(value), *(_key(getattr(value, name, None), torch) for name in type(value).__dataclass_fields__))
     return float if type(value) is float else repr(value)

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator
 from typing import Any
 
 SETTINGS = "MTMC_RECORD"
@@ -24,18 +23,9 @@ MOST_SIGNATURES = 64
 """Signatures recorded per function. Calls with further signatures are only counted."""
 RANGED_CALLS = 8
 """Calls per signature whose value ranges are recorded. Reading a range on a GPU waits for the device."""
-LARGEST_RANGED = 1 << 27
-"""Elements of the largest tensor whose range is recorded."""
-LONGEST = 64
-"""Elements of the longest list, or characters of the longest string, that is recorded as a constant."""
 WRITE_SECONDS = 5.0
 SKIPPED = frozenset({"staticmethod", "classmethod", "property", "cached_property", "jit", "overload", "setter"})
 """Decorators of functions that cannot be targets: not called on an instance, or not executed as Python."""
-PLAIN = (bool, int, float, str, type(None))
-FIELDS = "fields"
-"""Kind of named tuples and dataclasses. The kinds are those of ``mtmc_lsp.core.workload``."""
-FURTHER = {"*": "positional", "**": "keywords"}
-"""Kinds of further arguments."""
 LAMBDA = "<lambda>"
 NOT_SIMPLE = 0x20 | 0x80 | 0x200
 """Code flags of generators, coroutines and asynchronous generators."""
@@ -91,13 +81,14 @@ def _last_name(decorator: ast.expr) -> str:
 class Recorder:
     """Records the calls of one process."""
 
-    def __init__(self, root: str, out: str, targets: dict[str, list[str]], launches: Any) -> None:
+    def __init__(self, root: str, out: str, targets: dict[str, list[str]], arguments: Any, launches: Any) -> None:
         """Prepare.
 
         Args:
+            arguments: the module ``arguments.py``, which is loaded by its path.
             launches: a ``LaunchNotes`` of ``launches.py``, which is loaded by its path.
         """
-        self._launches = launches
+        self._arguments, self._launches = arguments, launches
         self._root = os.path.join(root, "")
         self._out = out
         self._targets = targets
@@ -274,7 +265,7 @@ class Recorder:
     ) -> None:
         import weakref
 
-        arguments = [argument_record(name, value, torch) for name, value in values]
+        arguments = [self._arguments.argument_record(name, value, torch) for name, value in values]
         name = qualname.rpartition(".")[0]
         reference, classes = self._constructed.get(id(instance), (None, {}))
         if reference is None or reference() is not instance:
@@ -304,7 +295,7 @@ class Recorder:
         *,
         is_compiled: bool,
     ) -> None:
-        tensors = [tensor for _, value in values for tensor in _tensors(value, torch)]
+        tensors = [tensor for _, value in values for tensor in self._arguments.tensors_of(value, torch)]
         plain = (torch.Tensor, torch.nn.Parameter)
         # Tensor subclasses are fake tensors of a tracer or wrappers. Their calls are not calls of the user.
         if not tensors or any(type(value) not in plain for value in tensors):
@@ -312,7 +303,7 @@ class Recorder:
         init = self._constructor(path, qualname, instance) if instance is not None else self._inits["[]"]
         dtype = _first_dtype(instance) if instance is not None else None
         autocast = _autocast_dtype(torch)
-        key = (id(init), dtype, autocast, *(_key(value, torch) for _, value in values))
+        key = (id(init), dtype, autocast, *(self._arguments.key_of(value, torch) for _, value in values))
         with self._lock:
             records = self._records.setdefault((path, qualname), {})
             record = records.get(key)
@@ -320,7 +311,7 @@ class Recorder:
                 if len(records) >= MOST_SIGNATURES:
                     self._others[path, qualname] = self._others.get((path, qualname), 0) + 1
                     return
-                arguments = [argument_record(name, value, torch) for name, value in values]
+                arguments = [self._arguments.argument_record(name, value, torch) for name, value in values]
                 record = {"count": 0, "training": 0, "grad": 0, "compiled": 0, "arguments": arguments, "init": init}
                 # Checked once, because checking all parameters takes longer than a small call.
                 record["has_gradients"] = instance is not None and any(p.requires_grad for p in instance.parameters())
@@ -335,7 +326,7 @@ class Recorder:
             record["compiled"] += is_compiled
             if record["count"] <= RANGED_CALLS:
                 for recorded, (_, value) in zip(record["arguments"], values, strict=True):
-                    update_range(recorded, value, torch)
+                    self._arguments.update_range(recorded, value, torch)
         self._count()
 
     def _count(self) -> None:
@@ -397,29 +388,6 @@ def _parameters(code: types.CodeType) -> tuple[list[str], list[str]]:
     return list(code.co_varnames[:count]), [star + name for star, name in zip(stars, further, strict=True)]
 
 
-def argument_record(name: str, value: Any, torch: types.ModuleType) -> dict[str, Any]:
-    """The record of one argument. ``*`` and ``**`` before a name mark further arguments."""
-    stars, name = name[: name.count("*")], name.lstrip("*")
-    if type(value) in (torch.Tensor, torch.nn.Parameter):
-        if value.layout is not torch.strided:
-            return {"name": name, "other": "tensor that is not strided"}
-        tensor: dict[str, Any] = {"shape": list(value.shape), "stride": list(value.stride())}
-        tensor["dtype"] = str(value.dtype).replace("torch.", "")
-        tensor["requires_grad"] = value.requires_grad and torch.is_grad_enabled()
-        return {"name": name, "tensor": tensor}
-    if _is_constant(value):
-        return {"name": name, "constant": value}
-    container = _container(value)
-    if container is None:
-        return {"name": name, "other": type(value).__name__}
-    if stars:
-        container["kind"] = FURTHER[stars]
-    has_fields = container["kind"] == FIELDS
-    paths = (f"{name}.{key}" if has_fields else f"{name}[{key!r}]" for key in container["keys"])
-    items = [argument_record(path, item, torch) for path, item in zip(paths, _items(value), strict=True)]
-    return {"name": name, "container": container, "items": items}
-
-
 def _first_dtype(instance: Any) -> Any:
     """The dtype of the module's first parameter, which is quick to read in every call."""
     parameter = next(instance.parameters(), None)
@@ -441,97 +409,11 @@ def _module_dtype(instance: Any) -> str:
     return dtypes.pop() if len(dtypes) == 1 else ""
 
 
-def _is_constant(value: Any) -> bool:
-    if type(value) is list:
-        return len(value) <= LONGEST and all(type(item) in PLAIN and _is_constant(item) for item in value)
-    if type(value) is float:
-        return value - value == 0
-    return type(value) in PLAIN and (not isinstance(value, str) or len(value) <= LONGEST)
-
-
-def _container(value: Any) -> dict[str, Any] | None:
-    """Kind, keys and class of a tuple, list, dictionary, named tuple or dataclass; ``None`` for others and for long ones."""
-    kind = type(value)
-    keys, class_name, name = None, "", FIELDS
-    if kind in (list, tuple):
-        keys, name = list(range(len(value))), kind.__name__
-    elif kind is dict and all(type(key) in (int, str) for key in value):
-        keys, name = list(value), "dict"
-    elif isinstance(value, tuple) and hasattr(kind, "_fields"):
-        keys, class_name = list(kind._fields), kind.__qualname__
-    elif hasattr(kind, "__dataclass_fields__"):
-        keys, class_name = list(kind.__dataclass_fields__), kind.__qualname__
-    if keys is None or len(keys) > LONGEST or "<locals>" in class_name:
-        return None
-    return {"kind": name, "keys": keys, "class_name": class_name}
-
-
-def _items(value: Any) -> list[Any]:
-    """The items of a container."""
-    if type(value) is dict:
-        return list(value.values())
-    if isinstance(value, (list, tuple)):
-        return list(value)
-    return [getattr(value, name, None) for name in type(value).__dataclass_fields__]
-
-
-def _tensors(value: Any, torch: types.ModuleType) -> Iterator[Any]:
-    """The tensors in an argument."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif type(value) not in PLAIN and _container(value) is not None:
-        for item in _items(value):
-            yield from _tensors(item, torch)
-
-
-def _key(value: Any, torch: types.ModuleType) -> object:
-    """The part of an argument that distinguishes signatures. Numbers are not part of it: step counts and learning rates vary."""
-    kind = type(value)
-    if kind is torch.Tensor or kind is torch.nn.Parameter:
-        return (value.shape, value.stride(), value.dtype) if value.layout is torch.strided else kind
-    if kind is bool or kind is str or value is None:
-        return value
-    if kind in PLAIN:
-        return kind
-    if _is_constant(value):
-        return (kind, repr(value))
-    container = _container(value)
-    if container is None:
-        return kind
-    return (kind, *container["keys"], *(_key(item, torch) for item in _items(value)))
-
-
-def update_range(recorded: dict[str, Any], value: Any, torch: types.ModuleType) -> None:
-    """Add the value of another call to the record: extend the range of a tensor, or note that a number varies."""
-    for item, part in zip(recorded.get("items", ()), _items(value) if "items" in recorded else (), strict=True):
-        update_range(item, part, torch)
-    if "constant" in recorded:
-        recorded["varies"] = recorded.get("varies", False) or value != recorded["constant"]
-    if "tensor" not in recorded or not 0 < value.numel() <= LARGEST_RANGED or value.device.type == "meta":
-        return
-    if value.dtype is torch.bool or value.is_complex():
-        return
-    if value.is_cuda and torch.cuda.is_current_stream_capturing():
-        return
-    low, high = (float(item) for item in _extremes(value, torch))
-    if low - low == 0 and high - high == 0:
-        tensor = recorded["tensor"]
-        tensor["low"], tensor["high"] = min(low, tensor.get("low", low)), max(high, tensor.get("high", high))
-
-
-def _extremes(value: Any, torch: types.ModuleType) -> Iterator[Any]:
-    try:
-        pair = torch.aminmax(value.detach())
-    except (RuntimeError, NotImplementedError):
-        # torch has no minimum for float8, and a tensor inside vmap has more than one.
-        return iter((float("nan"), float("nan")))
-    return iter([item.item() for item in pair])
-
-
 def _begin() -> None:
     settings = json.loads(os.environ[SETTINGS])
-    launches = sys.modules["_mtmc_launches"].LaunchNotes(argument_record, update_range)
-    Recorder(settings["root"], settings["out"], settings["targets"], launches).start()
+    arguments = sys.modules["_mtmc_arguments"]
+    launches = sys.modules["_mtmc_launches"].LaunchNotes(arguments.argument_record, arguments.update_range)
+    Recorder(settings["root"], settings["out"], settings["targets"], arguments, launches).start()
 
 
 if SETTINGS in os.environ and __name__ == "_mtmc_recorder":

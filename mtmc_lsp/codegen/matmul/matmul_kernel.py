@@ -6,7 +6,7 @@ Precision modes of float32 products (``config.precision``): ``ieee``, ``tf32``, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from mtmc_lsp.codegen.kernel.axis_groups import Mask
 from mtmc_lsp.codegen.kernel.expressions import Expressions
@@ -322,7 +322,6 @@ class ProductWriter:
 
     def _loop(self) -> None:
         """Write the loop over K; operands are loaded (and computed) inside it."""
-        operand = self.axes.ir.prims[self.axes.prim.inputs[0]]
         kernel_positions = self.axes.kernel_positions if self.config.kernel_positions else ()
         axes = self.axes.k[len(kernel_positions) :]
         depth = product([axis.size for axis in axes])
@@ -359,20 +358,7 @@ class ProductWriter:
             else self._operand(i, (self.axes.m, "m"), (axes, k_row), masks_a, body, kernel_positions, inside_a)
             for i in range(len(self.axes.operands))
         ]
-        a, b = operands[:2]
-        if has_split_operands(self.axes.prim):
-            dots = promoted_sum((operands[2], a), (operands[3], b))
-        elif self.config.split_on_load is SplitOnLoad.BOTH:
-            dots = split_on_load_sum(self.parameters.names, a, b)
-        elif is_low_precision(operand.dtype) or operand.dtype == "float64":
-            dots = [
-                f"{acc} = tl.dot({a}, {each}, {acc})"
-                for acc, each in zip(self._accumulators, [b, *operands[2:]], strict=True)
-            ]
-        elif self.config.precision is PrecisionMode.TF32:
-            dots = [f'acc = tl.dot(_tf32({a}), _tf32({b}), acc, input_precision="tf32")']
-        else:
-            dots = [f'acc = tl.dot({a}, {b}, acc, input_precision="{self.config.precision.value}")']
+        dots = self._dots(operands)
         if kernel_positions:
             n_positions = self.parameters.size(product([axis.size for axis in kernel_positions])).text
             self.lines += [
@@ -391,6 +377,23 @@ class ProductWriter:
             first_lines += dict.fromkeys(map(loop_start, packed.values()))
         before, inside = hoist_invariants([*body, *dots], {"kernel_position", "k", "start", INTEGERS})
         self.lines += [*before, head, *(f"    {line}" for line in [*first_lines, *inside])]
+
+    def _dots(self, operands: Sequence[str]) -> list[str]:
+        """The statements that multiply the loaded operands and add the products to the accumulators."""
+        a, b = operands[:2]
+        dtype = self.axes.ir.prims[self.axes.prim.inputs[0]].dtype
+        if has_split_operands(self.axes.prim):
+            return promoted_sum((operands[2], a), (operands[3], b))
+        if self.config.split_on_load is SplitOnLoad.BOTH:
+            return split_on_load_sum(self.parameters.names, a, b)
+        if is_low_precision(dtype) or dtype == "float64":
+            return [
+                f"{acc} = tl.dot({a}, {each}, {acc})"
+                for acc, each in zip(self._accumulators, [b, *operands[2:]], strict=True)
+            ]
+        if self.config.precision is PrecisionMode.TF32:
+            return [f'acc = tl.dot(_tf32({a}), _tf32({b}), acc, input_precision="tf32")']
+        return [f'acc = tl.dot({a}, {b}, acc, input_precision="{self.config.precision.value}")']
 
     def _descriptor_load(self, index: int, operand: OperandLayout, body: list[str]) -> str:
         """Write the load of a tile by a descriptor that is created before the loop; returns the tile's variable."""

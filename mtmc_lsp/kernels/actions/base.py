@@ -211,6 +211,12 @@ def after(text: bytes, node: Node, line: str) -> Edit:
     return Edit(end, end, f"{indent_at(text, node)}{line}\n")
 
 
+def language_of(facts: Facts) -> str:
+    """``triton.language`` as the kernel names it, usually ``tl``."""
+    heads = (text_of(field(call, "function")).rpartition(".")[0] for _, call in facts.site.kernel.calls)
+    return next(filter(None, heads), "tl")
+
+
 def uses(node: Node) -> set[str]:
     """Names that an expression reads."""
     return set(names_in(node))

@@ -1,4 +1,4 @@
-"""*Persist*: fewer programs, each of which computes several blocks."""
+"""*Persist*: fewer programs, which compute several blocks each."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ GAIN = 0.05
 def persist(facts: Facts) -> Iterator[Proposal]:
     """A kernel with many more programs than the GPU runs at a time: fewer programs, each with several blocks.
 
-    Legal for a grid of one dimension if the kernel asks for its program once, returns at its end only, and assigns no
-    parameter: then the body runs for each block as it ran in a program of its own.
+    Legal for a grid of one dimension if the kernel calls ``program_id`` once, returns at its end only, and assigns no
+    parameter: then the body runs for each block as it ran in a separate program.
     """
     one, site = one_launch(facts), facts.site
     grid = field(field(one.launch.call, "function"), "subscript") if one is not None else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tree_sitter import Node
 
-from mtmc_lsp.kernels.actions.base import Facts, Proposal, after, assignment_of, loops_of
+from mtmc_lsp.kernels.actions.base import Facts, Proposal, after, assignment_of, language_of, loops_of
 from mtmc_lsp.kernels.actions.numbers import trips
 from mtmc_lsp.kernels.repairs.site import Edit, appended
 from mtmc_lsp.source.lint.kernel import argument
@@ -71,7 +71,7 @@ def _of_two_dimensions(facts: Facts) -> Edit | None:
     if any(len(facts.site.kernel.values.get(name, ())) != 1 for name in (first, second)):
         return None
     last = max(one, other, key=lambda node: node.start_byte)
-    prefix = _language(facts)
+    prefix = language_of(facts)
     sizes = f"{prefix}.num_programs(1), {prefix}.num_programs(0)"
     # Programs of the first dimension start first, so it is the inner one.
     return after(facts.site.text, last, f"{second}, {first} = {prefix}.swizzle2d({second}, {first}, {sizes}, {GROUP})")
@@ -105,22 +105,13 @@ def _of_one_dimension(facts: Facts) -> Edit | None:
     if any(len(kernel.values.get(name, ())) != 1 for name in (row, column)):
         return None
     last = max(one, other, key=lambda node: node.start_byte)
-    prefix = _language(facts)
+    prefix = language_of(facts)
     sizes = f"{prefix}.num_programs(0) // {key[1]}, {key[1]}"
     return after(facts.site.text, last, f"{row}, {column} = {prefix}.swizzle2d({row}, {column}, {sizes}, {GROUP})")
 
 
 def _has_product_grid(facts: Facts) -> bool:
     return bool(facts.site.launches) and all("*" in text_of(launch.grid) for launch in facts.site.launches)
-
-
-def _language(facts: Facts) -> str:
-    """``tl`` as the kernel writes it."""
-    for _, call in facts.site.kernel.calls:
-        head, _, _ = text_of(field(call, "function")).rpartition(".")
-        if head:
-            return head
-    return "tl"
 
 
 def pipeline(facts: Facts) -> Iterator[Proposal]:
@@ -139,7 +130,7 @@ def pipeline(facts: Facts) -> Iterator[Proposal]:
         if not loads or (count is not None and count < LEAST_TRIPS):
             continue
         for stages in STAGES:
-            name = f"{_language(facts)}.range"
+            name = f"{language_of(facts)}.range"
             renamed = [] if text_of(function) == name else [Edit(function.start_byte, function.end_byte, name)]
             yield Proposal(
                 "pipeline",

@@ -268,8 +268,8 @@ def _is_free(facts: Facts, name: str) -> bool:
         if name in stepped:
             continue
         expressions = [v for values in site.kernel.values.values() for v in values if _contains(v, call)]
-        found = [block_offsets(terms) for v in expressions if (terms := linear(v, site.kernel)) is not None]
-        if not any(offsets is not None and name in offsets.start for offsets in found):
+        blocks_of = [block_offsets(terms) for v in expressions if (terms := linear(v, site.kernel)) is not None]
+        if not any(offsets is not None and name in offsets.start for offsets in blocks_of):
             return False
     return True
 

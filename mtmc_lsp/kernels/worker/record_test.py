@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.recorder.recorder import argument_record, functions_of, update_range
+from mtmc_lsp.capture.recorder.arguments import argument_record, update_range
+from mtmc_lsp.capture.recorder.recorder import functions_of
 from mtmc_lsp.kernels.worker.cuda_on_cpu import source_on_cpu, stand_in_for_cuda
 
 

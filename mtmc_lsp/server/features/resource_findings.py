@@ -23,7 +23,7 @@ LOW_OCCUPANCY = 0.25
 def resource_findings(
     location_forms: Sequence[tuple[LaunchForm, list[KernelReport]]], products: Collection[str]
 ) -> Iterator[Finding]:
-    """What the registers of all launch forms of one source location suggest.
+    """Findings about the registers of all launch forms of one source location.
 
     Args:
         products: kernels with products of matrices, which run well with few warps.

@@ -13,11 +13,12 @@ from time import monotonic
 
 from mtmc_lsp.core.results import Check, CheckStatus
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.verify.cases import VALUES, Case, argument_elements, is_small_enough, raised_sizes
+from mtmc_lsp.verify.cases import VALUES, Case, argument_elements
 from mtmc_lsp.verify.edge_cases import exceeds_workload
 from mtmc_lsp.verify.error_limits import FACTORS, judge
 from mtmc_lsp.verify.foreign.value_mix import VARIED, ValueMix
 from mtmc_lsp.verify.outcomes import CaseOutcome, checked
+from mtmc_lsp.verify.sizes.case_sizes import is_small_enough, raised_sizes
 
 MOST_SECONDS, PART = 3.0, 0.4
 """Time for the search: at most this many seconds, and this part of the time that the fixed cases took."""

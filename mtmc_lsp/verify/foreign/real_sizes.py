@@ -14,11 +14,13 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.adapters import Adapter
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.case_runner import STOPS, CaseRunner
-from mtmc_lsp.verify.cases import PEAKS_IN_PART, Case, conditions_allow, product_work
+from mtmc_lsp.verify.cases import PEAKS_IN_PART, Case
 from mtmc_lsp.verify.edge_cases import exceeds_workload, long_sizes, reduces, with_blocks
 from mtmc_lsp.verify.messages import CallPlan
 from mtmc_lsp.verify.outcomes import ALL_PROGRAMS, REAL_SIZES, CaseOutcome, skipped
 from mtmc_lsp.verify.reference import Reference
+from mtmc_lsp.verify.sizes.case_sizes import conditions_allow
+from mtmc_lsp.verify.sizes.interpreter_limits import product_work
 from mtmc_lsp.verify.trials import full_trial
 
 SAMPLE_SECONDS, WHOLE_SECONDS = 0.5, 3.0

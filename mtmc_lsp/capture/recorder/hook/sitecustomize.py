@@ -24,7 +24,7 @@ def _start() -> None:
     # The user's program must see its usual ``sys.path``. Its child processes find this folder through ``PYTHONPATH``.
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
     if "MTMC_RECORD" in os.environ:
-        for name in ("launches", "recorder"):
+        for name in ("arguments", "launches", "recorder"):
             _run(f"_mtmc_{name}", os.path.join(os.path.dirname(_HERE), f"{name}.py"))
     users_module = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if users_module is not None and users_module.origin:

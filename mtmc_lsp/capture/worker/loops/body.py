@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from mtmc_lsp.capture.worker.loops.gradients import Ends, RowLeaf, leave_with_gradients, without_gradients
-from mtmc_lsp.capture.worker.loops.iteration import Changing, NeedsPeeling, NotKept, Span, Step, known
+from mtmc_lsp.capture.worker.loops.iteration import Changing, NeedsPeeling, NotKept, Span, Step
 from mtmc_lsp.capture.worker.loops.lists import Collected
 from mtmc_lsp.capture.worker.loops.markers import operators
 from mtmc_lsp.capture.worker.loops.products import elementwise_product
@@ -21,6 +21,8 @@ from mtmc_lsp.capture.worker.loops.tensors import (
     converted,
     has_step,
     is_alike,
+    iterations_between,
+    located,
     number_argument,
     storage_of,
     targets,
@@ -393,7 +395,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
 
     def _read(self, source: torch.Tensor, index: Any) -> torch.Tensor:
         index, indices = without_tensors(index)
-        dim, step, rest = self._located(source, index)
+        dim, step, rest = located(self.span, source, index)
         row = self._row(source, dim, step)
         value = indexed(row, dim, rest) if self._is_trained else row[rest]
         self._keep(value)
@@ -416,7 +418,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             if step.same(write.step):
                 if write.row is not None:
                     return write.row
-            elif (distance := self._distance(step, write.step)) > 0:
+            elif (distance := iterations_between(step, write.step)) > 0:
                 return self._earlier(source, key, dim, step, write, distance)
             elif distance == 0:
                 raise NotKept("it reads and writes a tensor at unrelated positions")
@@ -436,16 +438,6 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             self._row_leaves.append(RowLeaf(source, dim, step, row.requires_grad_()))
         return row
 
-    @staticmethod
-    def _distance(read: Step, written: Step) -> int:
-        """How many iterations ago the slice was written; negative if it will be written later, 0 if that is unknown."""
-        if read.step != written.step:
-            return 0
-        for distance in (1, 2, 3, 4, -1, -2, -3, -4):
-            if known(read.first + distance * read.step == written.first):
-                return distance
-        return 0
-
     def _earlier(
         self, source: torch.Tensor, key: int, dim: int, step: Step, write: Write, distance: int
     ) -> torch.Tensor:
@@ -461,7 +453,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         return slot.symbol
 
     def _write(self, target: torch.Tensor, index: Any, value: Any) -> None:
-        dim, step, rest = self._located(target, index)
+        dim, step, rest = located(self.span, target, index)
         key = storage_of(target)
         if key in self._local:
             raise NotKept("it writes an intermediate value at the number of the iteration")
@@ -494,47 +486,6 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             row[tuple(rest)] = value
         self._keep(row)
         self._written[key] = Write(target, dim, step, row)
-
-    def _located(self, tensor: torch.Tensor, index: Any) -> tuple[int, Step, tuple[Any, ...]]:
-        """The dimension and position of an index, and the index with which the slice of length 1 is read."""
-        items = list(index) if isinstance(index, tuple) else [index]
-        used = sum(1 for item in items if item is not None and item is not Ellipsis)
-        if any(isinstance(item, torch.Tensor) for item in items):
-            raise NotKept("it reads a tensor at the number of the iteration and at indices")
-        if not any(item is Ellipsis for item in items):
-            items.append(Ellipsis)
-        at = next(i for i, item in enumerate(items) if item is Ellipsis)
-        items[at : at + 1] = [slice(None)] * (tensor.dim() - used)
-        dims = [sum(1 for item in items[:i] if item is not None) for i in range(len(items))]
-        places = [i for i, item in enumerate(items) if has_step(item)]
-        if len(places) != 1:
-            raise NotKept("it reads a tensor at the number of the iteration in several dimensions")
-        place = places[0]
-        dim, item = dims[place], items[place]
-        if isinstance(item, slice):
-            start, stop = item.start, item.stop
-            is_one = isinstance(start, Step) and item.step in (None, 1) and isinstance(stop, Step)
-            if not (is_one and stop.same(start + 1)):
-                raise NotKept("it reads a range of steps")
-            items[place], step = slice(None), start
-        else:
-            items[place], step = 0, item
-        if not isinstance(step, Step) or step.step == 0:
-            raise NotKept("it reads a tensor at a position that changes irregularly")
-        return dim, self._positioned(step, tensor.shape[dim]), tuple(items)
-
-    def _positioned(self, step: Step, size: Any) -> Step:
-        """The position counted from the beginning of the dimension, inside it for all iterations."""
-        if isinstance(step.first, int) and step.first < 0:
-            if not (step.step < 0 or known(step.last < 0)):
-                raise NeedsPeeling("first")
-            step = Step(self.span, step.first + size, step.step)
-        low, high = (step.first, step.last) if step.step > 0 else (step.last, step.first)
-        # Where the last iteration is at the end of the dimension, that is the relation of the sizes.
-        is_at_end = known(high + 1 == size) or bool(high + 1 == size)
-        if not (known(low >= 0) or bool(low >= 0)) or not (is_at_end or known(high < size) or bool(high < size)):
-            raise NotKept("it reads outside a tensor")
-        return step
 
     def append(self, name: str, items: list[Any], value: Any, *, at_front: bool) -> None:
         """Note what the iteration appends to a list."""

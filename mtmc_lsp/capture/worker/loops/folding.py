@@ -14,7 +14,7 @@ import torch
 from mtmc_lsp.capture.worker.loops.hoisting import hoist_products
 from mtmc_lsp.capture.worker.loops.iteration import MOST_UNROLLED, NotKept, OutsideLoop
 from mtmc_lsp.capture.worker.loops.markers import NAMESPACE, mark_of
-from mtmc_lsp.capture.worker.loops.reversing import with_bodies_again
+from mtmc_lsp.capture.worker.loops.reversing import needed_nodes, with_bodies_again
 from mtmc_lsp.capture.worker.loops.sums import sink_sums
 from mtmc_lsp.capture.worker.loops.supported import PRODUCTS, SHIFTS, runs_step_by_step
 from mtmc_lsp.capture.worker.passes.graph_cleanup import remove_dead_nodes
@@ -154,14 +154,8 @@ class _Folding:
                 break
             if is_mark or any(ref.name in changing for ref in node.inputs()):
                 changing.add(node.name)
-        needed: set[str] = set()
-        pending = [ref.name for part in (0, 2, 4) for ref in _refs(self.leave.args[part])]
-        while pending:
-            name = pending.pop()
-            if name in changing and name not in needed:
-                needed.add(name)
-                pending += [ref.name for ref in self.graph.node(name).inputs()]
-        return needed
+        results = [ref for part in (0, 2, 4) for ref in _refs(self.leave.args[part])]
+        return needed_nodes(self.graph, results, changing)
 
     def _check(self, node: Node) -> None:
         if mark_of(node) in ("enter", "read"):

@@ -38,11 +38,11 @@ class RowLeaf:
 
 @dataclass(frozen=True)
 class Ends:
-    """What a loop returns: the last states, tensors with the rows that it writes, and the stacked items."""
+    """The results of a loop: the last states, tensors with the rows that it writes, and the stacked items."""
 
     span: Span
     names: Sequence[str]
-    """Of the states."""
+    """Names of the states."""
     leaves: Sequence[torch.Tensor | None]
     """The states at the beginning of an iteration; ``None`` for a value that only the code after the loop reads."""
     states: Sequence[torch.Tensor]
@@ -163,8 +163,8 @@ class _Reverse:
                 arriving.append(self._read(gradient, 0, Step(ends.span, 0, 1)).select(0, 0))
         carried = [leaf for leaf in ends.leaves if leaf is not None and leaf.requires_grad]
         leaves = [*carried, *(read.leaf for read in self._reads), *(leaf for _, leaf in self._same)]
-        found = torch.autograd.grad(inner, leaves, arriving, allow_unused=True, retain_graph=True)
-        of_leaf = {id(leaf): gradient for leaf, gradient in zip(leaves, found, strict=True)}
+        leaf_gradients = torch.autograd.grad(inner, leaves, arriving, allow_unused=True, retain_graph=True)
+        of_leaf = {id(leaf): gradient for leaf, gradient in zip(leaves, leaf_gradients, strict=True)}
         return self._left(of_leaf, gradients)
 
     def _has_gradient(self, number: int, gradients: Sequence[torch.Tensor | None]) -> bool:

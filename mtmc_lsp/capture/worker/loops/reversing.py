@@ -6,7 +6,7 @@ states are rows that the forward loop saved, and whose other reads go backwards 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from mtmc_lsp.capture.worker.loops.markers import NAMESPACE, mark_of
@@ -56,7 +56,7 @@ class _Reversing:
     def result(self) -> Graph:
         """The graph with the backward loop, which reads nothing of the forward loop's body."""
         before, backwards = self._changing(self.forward), self._changing(self.loop)
-        needed = self._needed(before | backwards)
+        needed = needed_nodes(self.graph, self.results, before | backwards)
         copied = [each for each in self.graph.nodes if each.name in needed & before - backwards]
         renamed: dict[Ref, Ref] = {}
         copies: list[Node] = []
@@ -84,17 +84,6 @@ class _Reversing:
             if is_mark or any(ref.name in changing for ref in node.inputs()):
                 changing.add(node.name)
         return changing
-
-    def _needed(self, changing: set[str]) -> set[str]:
-        """The nodes of iterations that the results of the backward loop depend on."""
-        needed: set[str] = set()
-        pending = [ref.name for ref in self.results]
-        while pending:
-            name = pending.pop()
-            if name in changing and name not in needed:
-                needed.add(name)
-                pending += [ref.name for ref in self.graph.node(name).inputs()]
-        return needed
 
     def _copies(self, node: Node, renamed: dict[Ref, Ref]) -> Iterator[Node]:
         """The nodes that compute a value of the forward loop's iteration again."""
@@ -135,3 +124,15 @@ class _Reversing:
 def _refs(argument: Argument) -> tuple[Ref, ...]:
     assert isinstance(argument, tuple)
     return tuple(item for item in argument if isinstance(item, Ref))
+
+
+def needed_nodes(graph: Graph, results: Iterable[Ref], changing: set[str]) -> set[str]:
+    """Names of the nodes of ``changing`` that results depend on, along paths inside ``changing``."""
+    needed: set[str] = set()
+    pending = [ref.name for ref in results]
+    while pending:
+        name = pending.pop()
+        if name in changing and name not in needed:
+            needed.add(name)
+            pending += [ref.name for ref in graph.node(name).inputs()]
+    return needed

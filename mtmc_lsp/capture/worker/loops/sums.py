@@ -1,8 +1,8 @@
-"""Moves what is left to do with a sum over all iterations behind the loop.
+"""Finishes sums over all iterations after the loop, instead of in each iteration.
 
-The gradient of what is the same in all iterations is such a sum. Of ``total += g.sum(0)``, the loop only adds ``g`` up; the
-sum over the batch follows once. Of ``total += p.T @ q``, the loop writes the rows of ``p`` and ``q``, and one product of all
-rows follows. Both add up the same terms.
+The gradient of a tensor that is the same in all iterations is such a sum. For ``total += g.sum(0)``, the loop only adds up
+``g``; the sum over the batch follows once. For ``total += p.T @ q``, the loop writes the rows of ``p`` and ``q``, and one
+product of all rows follows. Both add up the same terms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the trace of a loop's body asks about tensors, their indices, and the calls that change them."""
+"""Properties of tensors and indices in the trace of a loop's body, and the calls that change tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from mtmc_lsp.capture.worker.loops.iteration import Changing, NotKept, Step, known
+from mtmc_lsp.capture.worker.loops.iteration import Changing, NeedsPeeling, NotKept, Span, Step, known
 
 FACTORIES = (torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.full)
 """Functions that create a tensor from a number."""
@@ -77,3 +77,64 @@ def targets(function: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[tor
     if in_place and args and isinstance(args[0], torch.Tensor):
         yield args[0]
     yield from (item for item in tree_leaves(kwargs.get("out")) if isinstance(item, torch.Tensor))
+
+
+# Positions at the number of the iteration ------------------------------------------------------------------------------
+
+
+def iterations_between(read: Step, written: Step) -> int:
+    """How many iterations ago the slice was written; negative if it will be written later, 0 if that is unknown."""
+    if read.step != written.step:
+        return 0
+    for distance in (1, 2, 3, 4, -1, -2, -3, -4):
+        if known(read.first + distance * read.step == written.first):
+            return distance
+    return 0
+
+
+def located(span: Span, tensor: torch.Tensor, index: Any) -> tuple[int, Step, tuple[Any, ...]]:
+    """The dimension and position of an index, and the index with which the slice of length 1 is read.
+
+    Raises:
+        NotKept: the position does not change by a constant, or it may be outside the tensor.
+        NeedsPeeling: only the first iteration counts from the end of the dimension.
+    """
+    items = list(index) if isinstance(index, tuple) else [index]
+    used = sum(1 for item in items if item is not None and item is not Ellipsis)
+    if any(isinstance(item, torch.Tensor) for item in items):
+        raise NotKept("it reads a tensor at the number of the iteration and at indices")
+    if not any(item is Ellipsis for item in items):
+        items.append(Ellipsis)
+    at = next(i for i, item in enumerate(items) if item is Ellipsis)
+    items[at : at + 1] = [slice(None)] * (tensor.dim() - used)
+    dims = [sum(1 for item in items[:i] if item is not None) for i in range(len(items))]
+    places = [i for i, item in enumerate(items) if has_step(item)]
+    if len(places) != 1:
+        raise NotKept("it reads a tensor at the number of the iteration in several dimensions")
+    place = places[0]
+    dim, item = dims[place], items[place]
+    if isinstance(item, slice):
+        start, stop = item.start, item.stop
+        is_one = isinstance(start, Step) and item.step in (None, 1) and isinstance(stop, Step)
+        if not (is_one and stop.same(start + 1)):
+            raise NotKept("it reads a range of steps")
+        items[place], step = slice(None), start
+    else:
+        items[place], step = 0, item
+    if not isinstance(step, Step) or step.step == 0:
+        raise NotKept("it reads a tensor at a position that changes irregularly")
+    return dim, _positioned(span, step, tensor.shape[dim]), tuple(items)
+
+
+def _positioned(span: Span, step: Step, size: Any) -> Step:
+    """The position counted from the beginning of the dimension, inside it for all iterations."""
+    if isinstance(step.first, int) and step.first < 0:
+        if not (step.step < 0 or known(step.last < 0)):
+            raise NeedsPeeling("first")
+        step = Step(span, step.first + size, step.step)
+    low, high = (step.first, step.last) if step.step > 0 else (step.last, step.first)
+    # Where the last iteration is at the end of the dimension, that is the relation of the sizes.
+    is_at_end = known(high + 1 == size) or bool(high + 1 == size)
+    if not (known(low >= 0) or bool(low >= 0)) or not (is_at_end or known(high < size) or bool(high < size)):
+        raise NotKept("it reads outside a tensor")
+    return step

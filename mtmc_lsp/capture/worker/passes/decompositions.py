@@ -81,12 +81,12 @@ def fused_gru_cell(
     input_bias: torch.Tensor | None = None,
     hidden_bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What ``gru_cell`` calls on a GPU; it computes in float32 and rounds once. Returns the state and what backward reads."""
-    own = _biased(input_gates, input_bias).chunk(3, 1)
+    """The operator of ``gru_cell`` on a GPU, in float32, rounded once. Returns the state and the tensors for backward."""
+    from_input = _biased(input_gates, input_bias).chunk(3, 1)
     recurrent = _biased(hidden_gates, hidden_bias).chunk(3, 1)
     before = _wide(state)
-    reset, update = (torch.sigmoid(a + b) for a, b in zip(own[:2], recurrent[:2], strict=True))
-    new = torch.tanh(own[2] + reset * recurrent[2])
+    reset, update = (torch.sigmoid(a + b) for a, b in zip(from_input[:2], recurrent[:2], strict=True))
+    new = torch.tanh(from_input[2] + reset * recurrent[2])
     after = new + update * (before - new)
     saved = torch.cat([reset, update, new, before, recurrent[2]], 1)
     return after.to(state.dtype), saved.to(state.dtype)
@@ -99,7 +99,7 @@ def fused_lstm_cell(
     input_bias: torch.Tensor | None = None,
     hidden_bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What ``lstm_cell`` calls on a GPU; float32, rounded once. Returns state, memory and what backward reads."""
+    """The operator of ``lstm_cell`` on a GPU, in float32, rounded once. Returns state, memory and tensors for backward."""
     gates = _biased(input_gates, input_bias) + _biased(hidden_gates, hidden_bias)
     enter, forget, new, leave = gates.chunk(4, 1)
     enter, forget, new, leave = enter.sigmoid(), forget.sigmoid(), new.tanh(), leave.sigmoid()

@@ -17,7 +17,7 @@ import torch
 
 from mtmc_lsp.capture.messages import LocalValue, LocalValues
 from mtmc_lsp.capture.recorded_calls import argument_spec
-from mtmc_lsp.capture.recorder.recorder import argument_record, update_range
+from mtmc_lsp.capture.recorder.arguments import argument_record, update_range
 from mtmc_lsp.capture.regions.statements import Statements, suites_of
 from mtmc_lsp.capture.worker.autocast.regions import current_dtype
 from mtmc_lsp.capture.worker.calls import build_call, user_error

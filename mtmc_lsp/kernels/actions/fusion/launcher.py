@@ -17,6 +17,8 @@ from mtmc_lsp.source.syntax import field, text_of, walk
 
 DESCRIPTIONS = frozenset("shape dtype device stride size numel ndim dim element_size is_contiguous is_cuda".split())
 """Attributes and methods of a tensor that do not read its elements."""
+LAUNCH_US = 4.0
+"""Estimated time that one more launch costs in a sequence of small kernels."""
 NEW = re.compile(r"(^|\.)(empty|empty_like|new_empty)$")
 """Functions that create a tensor without values."""
 
@@ -28,9 +30,9 @@ class OneLaunch:
     facts: Facts
     launch: Launch
     statements: tuple[Node, ...]
-    """Of the function."""
+    """The statements of the function."""
     position: int
-    """Of the launch among them."""
+    """The index of the launch among them."""
 
     @cached_property
     def passed(self) -> dict[str, Node]:
@@ -120,7 +122,7 @@ def is_fresh(one: OneLaunch, tensor: str) -> Node | None:
 
 def only_accesses(facts: Facts, parameter: str, operation: str) -> list[Node] | None:
     """The loads or stores of a pointer's tensor; None if the kernel does anything else with the pointer."""
-    site, found = facts.site, list[Node]()
+    site, calls = facts.site, list[Node]()
     for name, call in site.kernel.calls:
         if name in (*MEMORY, *ATOMICS):
             pointer = argument(call, 0, "pointer")
@@ -131,7 +133,7 @@ def only_accesses(facts: Facts, parameter: str, operation: str) -> list[Node] | 
             if parameter in bases:
                 if bases != [parameter] or name != operation:
                     return None
-                found.append(call)
+                calls.append(call)
     values = site.kernel.values.items()
     derived = {parameter, *(name for name, each in values if any(parameter in site.bases(value) for value in each))}
     for call in (node for node in walk(site.kernel.body) if node.type == "call"):
@@ -140,7 +142,7 @@ def only_accesses(facts: Facts, parameter: str, operation: str) -> list[Node] | 
             continue
         if any(text_of(item) in derived for item in walk(call) if item.type == "identifier"):
             return None
-    return found or None
+    return calls or None
 
 
 def _values(node: Node) -> Iterator[str]:

@@ -9,6 +9,7 @@ from tree_sitter import Node
 
 from mtmc_lsp.kernels.actions.base import Facts, Proposal, indent_at
 from mtmc_lsp.kernels.actions.fusion.launcher import (
+    LAUNCH_US,
     OneLaunch,
     assignment_in,
     is_created,
@@ -22,8 +23,6 @@ from mtmc_lsp.source.lint.kernel import argument
 from mtmc_lsp.source.syntax import field as child
 from mtmc_lsp.source.syntax import line_end, line_of, line_start, text_of, walk
 
-LAUNCH_US = 4.0
-"""Estimated time that a launch costs in a sequence of small kernels."""
 LANES = frozenset(
     "load store program_id num_programs arange cdiv where maximum minimum abs exp exp2 log log2 sqrt sqrt_rn rsqrt sin cos erf "
     "sigmoid floor ceil fma div_rn fdiv clamp multiple_of max_contiguous cast".split()

@@ -7,9 +7,10 @@ from typing import TypeGuard
 
 from tree_sitter import Node
 
-from mtmc_lsp.kernels.actions.base import Facts, Proposal, assignment_of, before, statement_of
+from mtmc_lsp.kernels.actions.base import Facts, Proposal, assignment_of, before, language_of, statement_of
 from mtmc_lsp.kernels.actions.fusion.elementwise import Elementwise, elementwise
 from mtmc_lsp.kernels.actions.fusion.launcher import (
+    LAUNCH_US,
     OneLaunch,
     assignment_in,
     is_description,
@@ -22,8 +23,6 @@ from mtmc_lsp.kernels.repairs.site import Edit, replaced
 from mtmc_lsp.source.lint.kernel import argument, names_in
 from mtmc_lsp.source.syntax import field, line_end, line_of, line_start, text_of, walk
 
-LAUNCH_US = 4.0
-"""Estimated time that a launch of PyTorch costs a sequence of small kernels."""
 NARROW, FLOATS = ("*fp16", "*bf16"), ("*fp16", "*bf16", "*fp32")
 
 
@@ -221,7 +220,7 @@ def _is_alone(statement: Node, text: bytes) -> bool:
 
 def _stored(facts: Facts, store: Node, expression: Elementwise, kind: str) -> list[Edit]:
     """The edits that store the result of an expression instead of the value; none if that is not possible."""
-    value, language = argument(store, 1, "value"), _language(facts)
+    value, language = argument(store, 1, "value"), language_of(facts)
     statement = statement_of(store, facts.site.kernel.body)
     if value is None or statement is None:
         return []
@@ -240,7 +239,7 @@ def _stored(facts: Facts, store: Node, expression: Elementwise, kind: str) -> li
 
 def _loaded(facts: Facts, load: Node, expression: Elementwise, kind: str, parameter: str) -> Edit | None:
     """The edit that computes an expression of what is loaded; None if that is not possible."""
-    language = _language(facts)
+    language = language_of(facts)
     mask, other = argument(load, 1, "mask"), argument(load, 2, "other")
     if mask is not None and other is not None and not expression.keeps(text_of(other)):
         return None
@@ -270,15 +269,6 @@ def _bracketed(text: str, node: Node) -> str:
         "comparison_operator",
     )
     return f"({text})" if (is_operand and not text.endswith(")")) or (is_operand and " " in text) else text
-
-
-def _language(facts: Facts) -> str:
-    """``tl`` as the file names it."""
-    for _, call in facts.site.kernel.calls:
-        head, _, _ = text_of(field(call, "function")).rpartition(".")
-        if head:
-            return head
-    return "tl"
 
 
 def _new_name(facts: Facts, name: str) -> str:

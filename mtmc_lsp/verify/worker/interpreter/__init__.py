@@ -20,6 +20,6 @@ def prepare_interpreter(replace: Any = setattr) -> None:
     patch_interpreter(replace)
     patch_bfloat16(replace)
     speed_up_interpreter()
-    # What is sped up takes the arrays of several programs, too.
+    # The faster functions also take the arrays of several programs.
     patch_lanes(replace)
     patch_grids(replace)

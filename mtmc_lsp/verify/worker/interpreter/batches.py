@@ -1,8 +1,9 @@
 """Runs several programs of a launch at once, as one numpy operation each. Runs in workers.
 
-That gives the results of all orders in which programs can run, if no program stores to memory that another one loads or stores.
-Otherwise all stores are undone, and the programs run one after the other in the order of the case. So they do if the kernel
-does what several programs cannot do at once. The first program of each kernel runs alone as well, and must store the same.
+The results are then those of all orders in which programs can run, if no program stores to memory that another one loads or
+stores. Otherwise all stores are undone, and the programs run one after the other in the order of the case. The same happens if
+the kernel has an operation that several programs cannot run at once. The first program of each kernel runs alone as well, and
+must store the same.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Stored = list[tuple[Any, Any]]
 
 
 class _Known:
-    """What is known about a kernel with certain types and constants, in this process."""
+    """Facts about a kernel with certain types and constants, from earlier launches in this process."""
 
     def __init__(self) -> None:
         self.is_fit = True
@@ -45,7 +46,7 @@ _known: dict[tuple[Any, ...], _Known] = {}
 
 
 def known_of(kernel: Any, arguments: Mapping[str, Any]) -> _Known:
-    """What is known about a kernel with these arguments."""
+    """The facts about a kernel with the types and constants of these arguments."""
     types = (str(getattr(value, "type", None) or repr(value)) for value in arguments.values())
     return _known.setdefault((kernel, *types), _Known())
 
@@ -123,6 +124,8 @@ class Batches:
             self._accesses.undo()
             if isinstance(error, StoredMemoryIsLoaded):
                 self._known.records_loads = True
+                # The programs begin again, and the first one runs alone again.
+                self._known.largest = 0
             else:
                 self._known.is_fit = False
             raise

@@ -1,0 +1,1 @@
+"""Sizes of verification cases, and the limits of Triton's interpreter."""
