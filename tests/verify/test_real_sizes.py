@@ -101,6 +101,7 @@ def sizes_check(verdict: Verdict) -> str:
     return next((c.detail for c in verdict.checks if c.name == REAL_SIZES and c.status is CheckStatus.PASSED), "")
 
 
+@pytest.mark.usefixtures("long_times")
 def test_all_programs_run_at_the_workloads_sizes_if_there_is_time(judge: Judge) -> None:
     verdict = judge(DOUBLED.replace("SIZE", "2000"), "doubled", ROWS.replace("FACTOR", "2.0"), "fast")
     assert verdict.status is VerdictStatus.CORRECT, verdict.reason
@@ -132,8 +133,14 @@ def test_mistakes_of_the_last_programs_at_the_workloads_sizes_are_found(
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples of few programs, however fast they are."""
-    monkeypatch.setattr(real_sizes, "WHOLE_SECONDS", 0.01)
-    monkeypatch.setattr(real_sizes, "SAMPLE_SECONDS", 0.01)
+    monkeypatch.setattr(real_sizes, "WHOLE_SECONDS", 1e-9)
+    monkeypatch.setattr(real_sizes, "SAMPLE_SECONDS", 1e-9)
+
+
+@pytest.fixture
+def long_times(monkeypatch: pytest.MonkeyPatch, short_times: None) -> None:
+    """All programs, however slow they are."""
+    monkeypatch.setattr(real_sizes, "WHOLE_SECONDS", 300.0)
 
 
 def test_a_kernel_that_reads_the_results_of_a_sampled_one_is_not_refused(judge: Judge) -> None:
@@ -322,6 +329,7 @@ def weighed(x, y, mask):
 """
 
 
+@pytest.mark.usefixtures("long_times")
 @pytest.mark.parametrize(("factor", "status"), [("1.0", VerdictStatus.CORRECT), ("1.05", VerdictStatus.INCORRECT)])
 def test_a_kernel_that_rounds_less_than_the_user_is_right_at_the_workloads_sizes(
     judge: Judge, factor: str, status: VerdictStatus

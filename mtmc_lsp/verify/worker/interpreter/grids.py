@@ -327,7 +327,19 @@ def _run_sample(run: Run, total: int, stores: Stores) -> int:
         later = sorted(chosen, reverse=order[0] > 0) if is_sorted else [number for number in order if number in chosen]
     done = set(first)
     rest = [number for number in later if number not in done]
-    return len(done) + run(rest, lambda: not current.must_compare and process_time() - began > most)
+
+    def is_over() -> bool:
+        return not current.must_compare and process_time() - began > most
+
+    sample_began = process_time()
+    ran = run(rest, is_over)
+    if is_long and ran == len(rest) and current.order is GridOrder.USUAL:
+        # A few programs alone take longer than as many of a large batch, so the sample tells better what all of them take.
+        done.update(rest)
+        left = [number for number in order if number not in done]
+        if (process_time() - sample_began) / max(ran, 1) * len(left) <= current.whole_seconds:
+            ran += run(left, is_over)
+    return len(first) + ran
 
 
 def _ends(total: int) -> Sequence[int]:
