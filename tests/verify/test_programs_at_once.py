@@ -299,11 +299,27 @@ print("one memory")
 """
 )
 
+EMPTY = (
+    HEAD
+    + """
+@triton.jit
+def ones(out_ptr):
+    tl.store(out_ptr + tl.program_id(0), 1.0)
+
+
+out = torch.zeros(4)
+for grid in ((0,), (2, 0), (2, 2, 0)):
+    ones[grid](out)
+print("nothing ran" if not out.any() else out)
+"""
+)
+
 
 @pytest.mark.parametrize(
     ("program", "printed"),
     [
         (KERNELS, "the same"),
+        (EMPTY, "nothing ran"),
         (DEPENDENT, "as one by one"),
         (LOADED_LATER, "compared once"),
         (OVERLAPPING, "one memory"),

@@ -160,10 +160,10 @@ def patch_grids(replace: Callable[[Any, str, Any], None]) -> None:
 
 
 class _Once(tuple[int, ...]):
-    """The size of a grid for which the interpreter makes one step: that runs all programs."""
+    """The size of a grid for which the interpreter makes one step, which runs all programs; none for an empty grid."""
 
     def __getitem__(self, _: Any) -> Any:
-        return 1
+        return int(0 not in self)
 
     def __add__(self, other: Any) -> _Once:
         return _Once((*self, *other))
