@@ -138,7 +138,7 @@ def weight_kernel(x_ptr, bins_ptr, out_ptr, n, BLOCK: tl.constexpr):
 ''',
     """\
     out = torch.empty((16,), dtype=x.dtype, device=x.device)
-    weight_kernel[(16,)](x, bins, out, x.numel(), BLOCK=1024, num_warps=4)
+    weight_kernel[(16,)](x, bins, out, bins.numel(), BLOCK=1024, num_warps=4)
     return out
 """,
 )
