@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 
 def gain_of(version: dict[str, Any]) -> float | None:
     """How many times as fast as the user's code, over all workloads; None if the version was not scored."""
     gains = [score["gain"] for score in version["scores"]]
-    return math.exp(sum(map(math.log, gains)) / len(gains)) if gains else None
+    return geometric_mean(gains) if gains else None
 
 
 def summary(document: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     evolutions = [summary(json.loads(path.read_text(encoding="utf-8"))) for path in options.documents]
     ratios = [item["over_start"] for item in evolutions if item["over_start"]]
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+    mean = geometric_mean(ratios) if ratios else None
     for item in evolutions:
         start, ratio = (f"{v:.2f}x" if v else "-" for v in (item["start"], item["over_start"]))
         print(f"{item['target']:32} start {start:>8}  best {item['best']:.2f}x  over the start {ratio}")

@@ -6,7 +6,7 @@ import base64
 import zlib
 
 MOST_BYTES = 64 << 20
-"""A larger document is not unpacked: a foreign store may contain one that expands without end."""
+"""Limit for an unpacked document: a store from elsewhere may contain one that expands to any size."""
 
 
 def pack(text: str) -> str:

@@ -107,7 +107,7 @@ class Workers:
             if tried.report is not None and tried.report.ok and request.verifies:
                 tried = replace(tried, verdict=fake.verify(candidate))
             if request.times and (tried.report is None or tried.report.ok):
-                tried = replace(tried, timing=fake.time(candidate, request.previous), is_timed=True)
+                tried = replace(tried, timing=fake.time(candidate, request.previous))
         except MtmcError as error:
             return replace(tried, error=error.to_json())
         return tried

@@ -68,6 +68,18 @@ def x_w(rows=16, columns=96):
     """Arguments of a norm."""
     return torch.randn(rows, columns, requires_grad=True), torch.randn(columns, requires_grad=True)
 '''
+ON_TWO_RANKS = """
+import os
+
+child = os.fork()
+rank = 0 if child else 1
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store", rank=rank, world_size=2)
+work(rank)
+dist.destroy_process_group()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+"""The end of a program that calls ``work(rank)`` in two processes."""
 
 
 def run(folder: Path, user_text: str, candidate: Candidate, program: str, *, replaces_autocast: bool = True) -> None:

@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.codegen.checker import Checker
-from tests.training.programs import run
+from tests.training.programs import ON_TWO_RANKS, run
 from tests.training.targets import HEAD, MODULES, planned, text_of
 
 PROGRAM = """
-import os
-
 import torch.distributed as dist
 
 from torch.distributed.device_mesh import init_device_mesh
@@ -74,8 +72,7 @@ def error_of(call):
     return ""
 
 
-def work(rank, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+def work(rank):
     mesh = init_device_mesh("cpu", (2,))
     both = ["forward", "backward"] * 4
     # The target's parameters belong to the root, to itself (freed after the forward pass, or kept), or to its parts.
@@ -112,18 +109,10 @@ def work(rank, folder):
     results = [each.block(replicated) for each in (net, optimised)]
     assert runs() == [] and isinstance(results[1], DTensor)
     close(results[1].full_tensor(), results[0].full_tensor())
-    dist.destroy_process_group()
-
-
-children = [os.fork() for _ in range(1)]
-rank = 1 if children[0] == 0 else 0
-work(rank, os.getcwd())
-if rank == 0:
-    assert os.waitpid(children[0], 0)[1] == 0
 """
 
 
 @pytest.mark.slow
 def test_a_sharded_module_trains_as_the_users_module(checker: Checker, tmp_path: Path) -> None:
     capture = checker.capture(HEAD + MODULES["perceptron"])
-    run(tmp_path, text_of(capture), planned(capture), PROGRAM)
+    run(tmp_path, text_of(capture), planned(capture), PROGRAM + ON_TWO_RANKS)

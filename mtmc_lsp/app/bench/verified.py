@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import mtmc_lsp
@@ -202,5 +202,5 @@ def _times(row: Mapping[str, Any]) -> list[float]:
 
 
 def _mean(ratios: Sequence[float]) -> float | None:
-    """The geometric mean; None of nothing."""
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+    """The geometric mean; None without ratios."""
+    return geometric_mean(ratios) if ratios else None

@@ -85,12 +85,8 @@ class RemoteMeasurer:
 
     def compile(self, candidate: Candidate) -> CompileReport:
         """Compile each kernel for each configured architecture."""
-        tried = self._tried(candidate)
-        if tried is not None and tried.report is not None:
-            return tried.report
-        if tried is not None and tried.error is not None:
-            raise error_from_json(tried.error)
-        return self._call(CompileRequest(self._index, candidate))
+        report = self._stage(lambda tried: tried.report, candidate)
+        return report or self._call(CompileRequest(self._index, candidate))
 
     def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
         """Verify that the candidate computes the same results as the user's code.
@@ -98,11 +94,9 @@ class RemoteMeasurer:
         Raises:
             WorkerFailed: of kind ``CANCELLED`` if the verification is no longer wanted; its worker still ends it.
         """
-        tried = self._tried(candidate, verifies=True)
-        if tried is not None and tried.verdict is not None:
-            return tried.verdict
-        if tried is not None and tried.error is not None:
-            raise error_from_json(tried.error)
+        ahead = self._stage(lambda tried: tried.verdict, candidate, verifies=True)
+        if ahead is not None:
+            return ahead
         pending = self._target.submit(VerifyRequest(self._index, candidate), self._deadline)
         while not _is_done(pending):
             if not is_wanted():
@@ -114,12 +108,8 @@ class RemoteMeasurer:
         """Time a candidate for a short time, against the version before; ``None`` without a GPU. Errors as on one machine."""
         if not self.has_gpu:
             return None
-        tried = self._tried(candidate, previous)
-        if tried is not None and tried.is_timed:
-            return tried.timing
-        if tried is not None and tried.error is not None:
-            raise error_from_json(tried.error)
-        return self._call(TimeRequest(self._index, candidate, previous)).timing
+        timing = self._stage(lambda tried: tried.timing, candidate, previous)
+        return timing or self._call(TimeRequest(self._index, candidate, previous)).timing
 
     def time_with_baselines(
         self, candidate: Candidate, previous: Candidate | None, wait: float | None
@@ -155,7 +145,7 @@ class RemoteMeasurer:
     # Several at the same time ------------------------------------------------------------------------------------
 
     def compile_variants(self, candidates: Sequence[Candidate]) -> list[CompileReport]:
-        """Compile configurations, spread over the workers, each of which also times its share: see :meth:`quick`.
+        """Compile and time configurations. Each worker gets a share of them; :meth:`quick` returns the times.
 
         Args:
             candidates: the first is the version that the others change. Each worker times it too, so times of several GPUs
@@ -184,7 +174,7 @@ class RemoteMeasurer:
         return [reports.get(candidate.source, CompileReport()) for candidate in candidates]
 
     def quick(self, candidates: Sequence[Candidate]) -> list[float | None]:
-        """The median time of each configuration of :meth:`compile_variants` in microseconds; None for one that fails.
+        """The median microseconds of configurations that :meth:`compile_variants` timed; None for a configuration that failed.
 
         Times are those of the first worker's GPU: a time on another one is scaled by the time of the version before on both.
         """
@@ -208,6 +198,28 @@ class RemoteMeasurer:
         if key not in self._ahead:
             request = TryRequest(self._index, candidate, previous, verifies=verifies, times=self.has_gpu)
             self._ahead[key] = self._target.submit(request, self._deadline)
+
+    def _stage(
+        self,
+        result_of: Callable[[Tried], T | None],
+        candidate: Candidate,
+        previous: Candidate | None = None,
+        *,
+        verifies: bool = False,
+    ) -> T | None:
+        """The result of a stage of a trial that began ahead; None if there is none.
+
+        Args:
+            previous, verifies: those of :meth:`_tried`.
+
+        Raises:
+            MtmcError: a stage up to this one failed.
+        """
+        tried = self._tried(candidate, previous, verifies=verifies)
+        result = result_of(tried) if tried is not None else None
+        if result is None and tried is not None and tried.error is not None:
+            raise error_from_json(tried.error)
+        return result
 
     def _tried(
         self, candidate: Candidate, previous: Candidate | None = None, *, verifies: bool = False

@@ -106,8 +106,6 @@ class Tried:
     report: CompileReport | None = None
     verdict: Verdict | None = None
     timing: Timing | None = None
-    is_timed: bool = False
-    """Whether the timing ended."""
     error: dict[str, object] | None = None
     """The error of the stage after these, as JSON data."""
 

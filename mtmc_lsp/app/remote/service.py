@@ -120,7 +120,7 @@ class Service:
                 tried = Tried(report, measurer.verify(candidate))
             is_correct = tried.verdict is None or tried.verdict.is_correct
             if request.times and report.ok and is_correct:
-                tried = replace(tried, timing=measurer.time(candidate, request.previous), is_timed=True)
+                tried = replace(tried, timing=measurer.time(candidate, request.previous))
         except MtmcError as error:
             return replace(tried, error=error.to_json())
         return tried

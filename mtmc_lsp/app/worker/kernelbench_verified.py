@@ -125,7 +125,7 @@ def _evaluator(checkout: str) -> Any:
 
 
 def _replace_missing(name: str, attribute: str) -> None:
-    """Provide an empty package for one that is not installed."""
+    """Replace a package that is not installed by an empty one."""
     package, _, inner = name.partition(".")
     try:
         if importlib.util.find_spec(name) is not None:

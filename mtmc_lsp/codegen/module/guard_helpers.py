@@ -84,7 +84,7 @@ def _do_not_overlap(tensors, updated) -> bool:
     return result
 ''',
     HAS_CLASS: '''def _has_class(module, kind) -> bool:
-    """Whether a module has this class, or the one that FSDP2 (fully_shard) makes from it with the same forward."""
+    """Whether a module has this class, or the subclass that FSDP2 (fully_shard) gives it."""
     fsdp = getattr(torch.distributed, "fsdp", None)  # loaded where it is used
     return type(module) is kind or (
         hasattr(fsdp, "FSDPModule") and type(module).__bases__ == (fsdp.FSDPModule, kind)

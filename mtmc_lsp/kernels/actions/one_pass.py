@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from tree_sitter import Node
@@ -94,17 +94,25 @@ def _merged(facts: Facts, first: Node, maximum: _Maximum, total: _Sum) -> Propos
     ]
     indent = indent_at(text, total.statement)
     start = (total.extra or total.statement).start_byte
-    moved = passed_bytes(facts, first)
+    merged = Edit(start, total.statement.end_byte, f"\n{indent}".join(lines))
+    return one_pass_proposal(facts, first, (maximum.name, total.name), (without_lines(text, first), merged))
+
+
+def one_pass_proposal(facts: Facts, loop: Node, names: tuple[str, str], edits: tuple[Edit, ...]) -> Proposal:
+    """The edits that leave out a loop whose elements the next one loads as well.
+
+    Args:
+        names: the two results that one loop then computes.
+    """
+    loads = [call for name, call in facts.site.accesses if name == "load" and _is_in(call, loop)]
+    moved = float(sum(access.bytes for load in loads if (access := facts.access_at(load)) is not None))
     is_cached = moved <= facts.device.l2_bytes
     return Proposal(
         "one-pass",
         facts.name,
-        f"Compute {maximum.name} and {total.name} in one pass",
-        (
-            Edit(line_start(text, first.start_byte), line_end(text, first.end_byte - 1), ""),
-            Edit(start, total.statement.end_byte, f"\n{indent}".join(lines)),
-        ),
-        line_of(first),
+        f"Compute {names[0]} and {names[1]} in one pass",
+        edits,
+        line_of(loop),
         "both loops load the same elements",
         facts.cache_us(moved) if is_cached else facts.memory_us(moved),
         facts.moved,
@@ -112,10 +120,9 @@ def _merged(facts: Facts, first: Node, maximum: _Maximum, total: _Sum) -> Propos
     )
 
 
-def passed_bytes(facts: Facts, loop: Node) -> float:
-    """Bytes that the loads of a loop read."""
-    loads = [call for name, call in facts.site.accesses if name == "load" and _is_in(call, loop)]
-    return float(sum(access.bytes for load in loads if (access := facts.access_at(load)) is not None))
+def without_lines(text: bytes, node: Node) -> Edit:
+    """Remove the lines of a statement."""
+    return Edit(line_start(text, node.start_byte), line_end(text, node.end_byte - 1), "")
 
 
 # Reading -------------------------------------------------------------------------------------------------------------
@@ -149,9 +156,13 @@ def statements_between(first: Node, second: Node) -> list[Node]:
 
 
 def _stays_between(first: Node, second: Node) -> bool:
-    """Whether the statements between the loops are assignments that use nothing of the first loop."""
-    changed = assigned_in(first)
-    pairs = [assignment_of(item) for item in statements_between(first, second)]
+    """Whether all statements between the loops are assignments without the values of the first loop."""
+    return are_independent(statements_between(first, second), assigned_in(first))
+
+
+def are_independent(statements: Sequence[Node], changed: Set[str]) -> bool:
+    """Whether all statements are assignments that neither read nor write these names."""
+    pairs = [assignment_of(item) for item in statements]
     return all(pair is not None and not uses(pair[1]) & changed and text_of(pair[0]) not in changed for pair in pairs)
 
 

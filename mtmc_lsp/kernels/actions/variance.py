@@ -17,21 +17,22 @@ from mtmc_lsp.kernels.actions.base import (
     before,
     indent_at,
     loops_of,
-    uses,
 )
 from mtmc_lsp.kernels.actions.offsets import loop_steps
 from mtmc_lsp.kernels.actions.one_pass import (
+    are_independent,
     are_neighbours,
     free_name,
     header_of,
+    one_pass_proposal,
     only_assigns,
-    passed_bytes,
     statements_between,
     statements_of,
+    without_lines,
 )
 from mtmc_lsp.kernels.repairs.site import Edit, Site, replaced
 from mtmc_lsp.source.lint.kernel import argument
-from mtmc_lsp.source.syntax import field, line_end, line_of, line_start, text_of, walk
+from mtmc_lsp.source.syntax import field, text_of, walk
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,7 @@ def one_pass_variance(facts: Facts) -> Iterator[Proposal]:
         ):
             continue
         rest = [item for item in between if item != mean.statement]
-        changed = assigned_in(first) | {mean.name}
-        is_apart = all(
-            (pair := assignment_of(item)) is not None
-            and not uses(pair[1]) & changed
-            and text_of(pair[0]) not in changed
-            for item in rest
-        )
+        is_apart = are_independent(rest, assigned_in(first) | {mean.name})
         if is_apart and all(only_assigns(site, item) for item in bodies[1][:-2]):
             yield _merged(facts, first, second, mean, squares, variance)
 
@@ -115,30 +110,15 @@ def _merged(
     indent = indent_at(text, squares.difference)
     apart = f"({mean.total} - {mean.name})"
     old, new = text_of(mean.statement), text_of(mean.sum).replace(mean.total, f"{count} * {mean.total}", 1)
-    moved = passed_bytes(facts, first)
-    is_cached = moved <= facts.device.l2_bytes
-    return Proposal(
-        "one-pass",
-        facts.name,
-        f"Compute {mean.name} and {text_of(variance[0])} in one pass",
-        (
-            _without(text, first),
-            _without(text, mean.statement),
-            before(text, second, f"{count} = {language}.zeros_like({mean.total})"),
-            Edit(squares.difference.start_byte, squares.update.end_byte, f"\n{indent}".join(lines)),
-            after(text, second, old.replace(text_of(mean.sum), new, 1)),
-            replaced(variance[1], f"{squares.total} + {count} * {apart} * {apart}"),
-        ),
-        line_of(first),
-        "both loops load the same elements",
-        facts.cache_us(moved) if is_cached else facts.memory_us(moved),
-        facts.moved,
-        facts.moved - moved,
+    edits = (
+        without_lines(text, first),
+        without_lines(text, mean.statement),
+        before(text, second, f"{count} = {language}.zeros_like({mean.total})"),
+        Edit(squares.difference.start_byte, squares.update.end_byte, f"\n{indent}".join(lines)),
+        after(text, second, old.replace(text_of(mean.sum), new, 1)),
+        replaced(variance[1], f"{squares.total} + {count} * {apart} * {apart}"),
     )
-
-
-def _without(text: bytes, node: Node) -> Edit:
-    return Edit(line_start(text, node.start_byte), line_end(text, node.end_byte - 1), "")
+    return one_pass_proposal(facts, first, (mean.name, text_of(variance[0])), edits)
 
 
 def _added(statement: Node) -> str:

@@ -70,7 +70,7 @@ async def keep_version(ls: Server, *arguments: Any) -> dict[str, Any] | None:
 
 
 def _is_written(stored: StoredEvolution, number: object) -> bool:
-    """Whether an evolution has this version, with code of its own."""
+    """Whether an evolution has a version with this number, and it has code."""
     versions = stored.lineage.versions
     return isinstance(number, int) and 0 < number < len(versions) and versions[number].candidate is not None
 

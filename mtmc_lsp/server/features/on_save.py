@@ -16,9 +16,8 @@ from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.compile.occupancy import SHARED_LIMIT
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.results import KernelReport
-from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.settings import read_settings
-from mtmc_lsp.server.features.resource_findings import resource_findings
+from mtmc_lsp.server.features.resource_findings import described, resource_findings
 from mtmc_lsp.server.server import Server
 from mtmc_lsp.server.text import Document
 from mtmc_lsp.source.lint import remove_ignored
@@ -173,7 +172,7 @@ def finding_at(location_forms: Sequence[tuple[LaunchForm, list[KernelReport]]]) 
     fitting_archs = [report.arch for report in reports if report.shared_bytes and not _is_over(report)]
     needed_bytes = max(report.shared_bytes for report in reports if _is_over(report))
     limits = ", ".join(f"{report.arch} has {SHARED_LIMIT[report.arch]}" for report in reports if _is_over(report))
-    message = f"{_described(form.launch)} needs {needed_bytes} bytes of shared memory, and {limits}"
+    message = f"{described(form.launch, 'num_stages')} needs {needed_bytes} bytes of shared memory, and {limits}"
     message += f"; it fits {', '.join(fitting_archs)}" if fitting_archs else "; use smaller blocks or fewer stages"
     if len(oversized) > 1:
         message = f"{len(oversized)} of {len(location_forms)} configurations are too large: {message}"
@@ -184,11 +183,3 @@ def finding_at(location_forms: Sequence[tuple[LaunchForm, list[KernelReport]]]) 
 
 def _is_over(report: KernelReport) -> bool:
     return report.shared_bytes > SHARED_LIMIT[report.arch]
-
-
-def _described(launch: KernelLaunch) -> str:
-    sizes = {
-        name: v for name, v in launch.constexprs.items() if isinstance(v, int) and not isinstance(v, bool) and v > 1
-    }
-    parameters = ", ".join(f"{name}={value}" for name, value in {**sizes, "num_stages": launch.num_stages}.items())
-    return f"{launch.kernel} with {parameters}"

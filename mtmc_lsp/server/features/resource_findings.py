@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mtmc_lsp.compile.occupancy import occupancy
 from mtmc_lsp.core.results import KernelReport
@@ -37,7 +37,7 @@ def resource_findings(
     if all(spilling):
         worst = max((report for reports in spilling for report in reports), key=lambda report: report.spills or 0)
         message = (
-            f"{described(form.launch)} spills {worst.spills} bytes of each thread to memory on {worst.arch}"
+            f"{described(form.launch, 'num_warps')} spills {worst.spills} bytes of each thread to memory on {worst.arch}"
             f"{_every(compiled)}; use smaller blocks or more warps"
         )
         yield Finding(SPILLS, Severity.HINT, form.start, form.end, message)
@@ -49,7 +49,7 @@ def resource_findings(
         is_shared = without_shared is not None and without_shared > (worst.occupancy or 0.0)
         cause = f"{worst.shared_bytes} bytes of shared memory" if is_shared else f"{worst.registers} registers"
         message = (
-            f"{described(form.launch)} runs at {worst.occupancy:.0%} of the warps that {worst.arch} can hold, "
+            f"{described(form.launch, 'num_warps')} runs at {worst.occupancy:.0%} of the warps that {worst.arch} can hold, "
             f"because of {cause}{_every(compiled)}; use smaller blocks or more warps"
         )
         yield Finding(OCCUPANCY, Severity.HINT, form.start, form.end, message)
@@ -63,10 +63,10 @@ def _every(forms: Sequence[object]) -> str:
     return f", like all {len(forms)} configurations" if len(forms) > 1 else ""
 
 
-def described(launch: KernelLaunch) -> str:
-    """A launch with its block sizes: ``add_kernel with BLOCK=1024, num_warps=4``."""
+def described(launch: KernelLaunch, option: Literal["num_warps", "num_stages"]) -> str:
+    """A launch with its block sizes and one option: ``add_kernel with BLOCK=1024, num_warps=4``."""
     sizes = {
         name: v for name, v in launch.constexprs.items() if isinstance(v, int) and not isinstance(v, bool) and v > 1
     }
-    parameters = ", ".join(f"{name}={value}" for name, value in {**sizes, "num_warps": launch.num_warps}.items())
+    parameters = ", ".join(f"{name}={value}" for name, value in {**sizes, option: getattr(launch, option)}.items())
     return f"{launch.kernel} with {parameters}"

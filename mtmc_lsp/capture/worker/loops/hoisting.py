@@ -290,14 +290,10 @@ class _Hoisting:
         return self.outside[ref.name] if ref.name in self.outside else self.graph.type_of(ref)
 
     def _unique(self, name: str) -> str:
-        result = next(text for i in itertools.count() if (text := f"{name}_{i}" if i else name) not in self.used)
-        self.used.add(result)
-        return result
+        return unused_name(name, self.used)
 
     def _unique_outside(self, name: str) -> str:
-        result = next(text for i in itertools.count() if (text := f"{name}_{i}" if i else name) not in self.taken)
-        self.taken.add(result)
-        return result
+        return unused_name(name, self.taken)
 
     def _add_before(
         self, name: str, op: str, args: tuple[Argument, ...], kind: TensorType, like: Node | None = None
@@ -326,3 +322,10 @@ class _Hoisting:
 
 def _dense(shape: tuple[Size, ...], dtype: str) -> TensorType:
     return TensorType(shape, dtype, contiguous_stride(shape))
+
+
+def unused_name(name: str, taken: set[str]) -> str:
+    """The name, with a number if it is taken; it is taken afterwards."""
+    result = next(text for i in itertools.count() if (text := f"{name}_{i}" if i else name) not in taken)
+    taken.add(result)
+    return result

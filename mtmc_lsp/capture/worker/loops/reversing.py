@@ -54,7 +54,7 @@ class _Reversing:
         self.taken = {each.name for each in graph.nodes} | {item.name for item in graph.sources}
 
     def result(self) -> Graph:
-        """The graph with the backward loop, which reads nothing of the forward loop's body."""
+        """The graph with the backward loop. It reads no value inside the forward loop's body."""
         before, backwards = self._changing(self.forward), self._changing(self.loop)
         needed = needed_nodes(self.graph, self.results, before | backwards)
         copied = [each for each in self.graph.nodes if each.name in needed & before - backwards]
@@ -75,10 +75,9 @@ class _Reversing:
     def _changing(self, loop: int) -> set[str]:
         """The nodes that change from iteration to iteration of a loop."""
         changing: set[str] = set()
-        ends = {"leave": 5, "reverse": 5}
         for node in self.graph.nodes:
             mark = mark_of(node)
-            if mark in ends and node.args[ends[mark]] == loop:
+            if mark in ("leave", "reverse") and node.args[5] == loop:
                 continue
             is_mark = mark in ("enter", "read", "index") and node.args[1] == loop
             if is_mark or any(ref.name in changing for ref in node.inputs()):

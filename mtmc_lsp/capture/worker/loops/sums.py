@@ -7,9 +7,9 @@ product of all rows follows. Both add up the same terms.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
+from mtmc_lsp.capture.worker.loops.hoisting import unused_name
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.loop import Loop, LoopInput, LoopOutput, Position, pruned
 from mtmc_lsp.core.sizes import Size
@@ -192,10 +192,8 @@ class _Sums:
         return next(each.type for each in self.after if each.name == ref.name)
 
     def _unique(self, name: str) -> str:
-        used = self.taken | self.nodes.keys() | self.inputs.keys()
-        result = next(text for i in itertools.count() if (text := f"{name}_{i}" if i else name) not in used)
-        self.taken.add(result)
-        return result
+        self.taken |= self.nodes.keys() | self.inputs.keys()
+        return unused_name(name, self.taken)
 
 
 def _dense(shape: tuple[Size, ...], dtype: str) -> TensorType:
