@@ -31,8 +31,6 @@ from mtmc_lsp.kernels.repairs.site import sites_of
 from mtmc_lsp.source.files import unified_diff
 from mtmc_lsp.source.syntax import first_error, parse, with_decorators
 
-MOST_TUNED = 4
-"""Configurations with other block sizes that are observed."""
 MOST_STEPS_TRIED = 24
 VALUES = "values"
 
@@ -182,7 +180,7 @@ class SourceOptimizer:
         self.reporter.on_stage("observing the edited kernels")
         texts = [text]
         if proposal.name == "autotune":
-            texts += alternatives(proposal, current)[:MOST_TUNED]
+            texts += alternatives(proposal, current)
         verdict = None
         for version in texts:
             traces = self.tools.observe(version, self.cases)
