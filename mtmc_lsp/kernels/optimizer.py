@@ -25,7 +25,7 @@ from mtmc_lsp.core.results import (
 from mtmc_lsp.core.run import ORIGINAL, Candidate, Step, StepStatus
 from mtmc_lsp.kernels.actions.base import Facts, Proposal
 from mtmc_lsp.kernels.actions.catalogue import proposals
-from mtmc_lsp.kernels.actions.tune import alternatives
+from mtmc_lsp.kernels.actions.tuning.autotune import alternatives
 from mtmc_lsp.kernels.messages import CaseTrace, Fault, FaultKind, TraceCase
 from mtmc_lsp.kernels.repairs.site import sites_of
 from mtmc_lsp.source.files import unified_diff

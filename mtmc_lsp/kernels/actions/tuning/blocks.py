@@ -90,30 +90,39 @@ def _passed(launch: Launch, facts: Facts, name: str) -> Node | None:
 
 
 def _programs(facts: Facts, name: str) -> frozenset[str] | None:
-    """What counts the blocks that programs compute, as ``program_id(0)`` for ``pid * BLOCK + tl.arange(0, BLOCK)``.
+    """What counts the blocks that programs compute; None if the results may depend on the block size."""
+    counters = block_counters(facts, name)
+    if counters is None or not all(_is_bounded(facts, name, set(counters), *access) for access in facts.site.accesses):
+        return None
+    return counters - _loop_variables(facts, name)
 
-    Empty for the blocks of a loop; None if the results may depend on the block size.
+
+def block_counters(facts: Facts, name: str) -> frozenset[str] | None:
+    """What counts the blocks of a size: variables of loops, and ``program_id(0)`` for ``pid * BLOCK + tl.arange(0, BLOCK)``.
+
+    None if a block does not start at a multiple of its size.
     """
-    site = facts.site
-    aranges = [c for n, c in site.kernel.calls if n == "arange" and name in text_of(c)]
-    loops = [node for node in walk(site.kernel.body) if node.type == "for_statement" and _is_step(node, name)]
-    variables = {text_of(field(loop, "left")) for loop in loops}
-    starts: set[str] = set()
+    site, counters = facts.site, set(_loop_variables(facts, name))
+    aranges = [call for function, call in site.kernel.calls if function == "arange" and name in text_of(call)]
     for call in aranges:
         if text_of(argument(call, 1, "end")) != name:
             return None
         expressions = [v for values in site.kernel.values.values() for v in values if _contains(v, call)]
         blocks = [block_offsets(terms) for v in expressions if (terms := linear(v, site.kernel)) is not None]
-        found = {term for offsets in blocks if offsets is not None and name in offsets.start for term in offsets.start}
-        if not found and not loops:
+        starts = {term for offsets in blocks if offsets is not None and name in offsets.start for term in offsets.start}
+        counters |= starts - {name}
+        if not counters:
             return None
-        starts |= found - {name}
-    if not aranges or not all(_is_bounded(facts, name, variables | starts, *access) for access in site.accesses):
-        return None
-    return frozenset(starts - variables)
+    return frozenset(counters) if aranges else None
 
 
-def _is_step(loop: Node, name: str) -> bool:
+def _loop_variables(facts: Facts, name: str) -> frozenset[str]:
+    """The variables of the loops over blocks of a size."""
+    loops = [node for node in walk(facts.site.kernel.body) if node.type == "for_statement" and is_step(node, name)]
+    return frozenset(text_of(field(loop, "left")) for loop in loops)
+
+
+def is_step(loop: Node, name: str) -> bool:
     """Whether a loop goes over blocks: ``range(0, N, BLOCK)`` or ``range(0, tl.cdiv(N, BLOCK))``."""
     steps = field(loop, "right")
     if steps is None or steps.type != "call" or not text_of(field(steps, "function")).endswith("range"):
@@ -191,7 +200,7 @@ def _grid_edits(launch: Launch, parameter: str, value: str, *, is_name: bool, sh
         return None
     is_lambda = holder.type == "lambda"
     meta = text_of(field(holder, "parameters")) if is_lambda else "META"
-    sizes = [item for node in walk(holder) for item in _rounded_up(node, value)]
+    sizes = [item for node in walk(holder) for item in rounded_up(node, value)]
     counts = _counts(launch, holder, value)
     if is_name:
         inside = [node for node in _uses_of(launch, value) if _contains(holder, node)]
@@ -210,13 +219,13 @@ def _grid_edits(launch: Launch, parameter: str, value: str, *, is_name: bool, sh
     edits = [replaced(item, f'{meta}["{parameter}"]') for item in sizes]
     for name, count in counts:
         edits += [replaced(name, f"{text_of(name)}({meta})"), Edit(count.start_byte, count.start_byte, "lambda META: ")]
-        edits += [replaced(item, f'META["{parameter}"]') for item in _rounded_up(count, value)]
+        edits += [replaced(item, f'META["{parameter}"]') for item in rounded_up(count, value)]
     if is_lambda:
         return edits
     return [Edit(holder.start_byte, holder.start_byte, "lambda META: "), *edits]
 
 
-def _rounded_up(node: Node, value: str) -> list[Node]:
+def rounded_up(node: Node, value: str) -> list[Node]:
     """The places of a size in ``triton.cdiv(n, size)`` or ``(n + size - 1) // size``; empty for other expressions."""
     if node.type == "call" and text_of(field(node, "function")).endswith("cdiv"):
         divisor = argument(node, 1, "y")
@@ -240,7 +249,7 @@ def _counts(launch: Launch, holder: Node, value: str) -> list[tuple[Node, Node]]
     counts = []
     for node in walk(holder):
         values = launch.values.get(text_of(node), []) if node.type == "identifier" else []
-        if len(values) != 1 or not _rounded_up(values[0], value):
+        if len(values) != 1 or not rounded_up(values[0], value):
             continue
         uses = [use for use in _uses_of(launch, text_of(node)) if not _is_target(use, launch)]
         if uses == [node]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mtmc_lsp.kernels.actions.base import Facts, Proposal
-from mtmc_lsp.kernels.actions.blocks import free_blocks
 from mtmc_lsp.kernels.actions.signatures import decorated, is_called, is_splatted, module_prefix
+from mtmc_lsp.kernels.actions.tuning.blocks import free_blocks
 from mtmc_lsp.kernels.repairs.site import Edit, Launch
 from mtmc_lsp.source.lint.kernel import argument
 from mtmc_lsp.source.syntax import field, line_end, line_of, line_start, text_of, walk
