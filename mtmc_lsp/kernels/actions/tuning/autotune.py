@@ -25,6 +25,8 @@ USUAL_BLOCKS = (256, 1024)
 LARGEST_TILE = 256
 """Largest block of a dimension of a product."""
 MOST_CONFIGS = 12
+MOST_OTHER_SIZES = 4
+"""Most sets of block sizes besides the present one."""
 EXPECTED = 0.1
 """Estimated share of the time that tuned options save, where the kernel is far from the roofline."""
 
@@ -152,9 +154,12 @@ def _configurations(facts: Facts, current: Configuration) -> list[Configuration]
     sizes = [dict(current.blocks)]
     for name, size in current.blocks:
         usual = [other for other in USUAL_BLOCKS if other > 4 * size and len(current.blocks) == 1 and not has_product]
-        for other in (2 * size, 4 * size, size // 2, *usual):
+        more = [] if len(current.blocks) > 1 else [4 * size, *usual]
+        for other in (2 * size, size // 2, *more):
             if LEAST_BLOCK <= other <= (LARGEST_TILE if has_product else LARGEST_BLOCK):
                 sizes.append({**dict(current.blocks), name: other})
+    # The interpreter runs each of them on all cases.
+    sizes = sizes[: 1 + MOST_OTHER_SIZES]
     found = [current]
     for blocks in sizes:
         lanes = 1
