@@ -25,6 +25,7 @@ from mtmc_lsp.app.provenance import current_build
 from mtmc_lsp.app.target_file import OpenTarget, open_target, parse_request
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.workload import TargetKind
+from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.outline import Outliner
 from mtmc_lsp.source.syntax import parse
 from mtmc_lsp.source.targets import find_target, find_targets
@@ -58,12 +59,12 @@ def _launchable(file: Path) -> list[str]:
     return [t.qualname for t in find_targets(text, path) if t.kind is TargetKind.KERNEL and t.qualname in names]
 
 
-def profile_text(file: Path, name: str) -> dict[str, Any]:
+def profile_text(file: Path, name: str, worker: Worker) -> dict[str, Any]:
     """Profile one kernel without example inputs."""
     began = time.monotonic()
     record: dict[str, Any] = {"kernel": name, "file": file.name, "read": False}
     try:
-        profile = read_profile(open_target(parse_request(f"{file}::{name}", python=sys.executable)))
+        profile = read_profile(open_target(parse_request(f"{file}::{name}", python=sys.executable)), worker)
         record["read"] = bool(profile.readings)
         record["operations"] = sum(len(reading.operations) for reading in profile.readings)
         record["compiled"] = [not report.error for report in profile.reports]
@@ -112,15 +113,15 @@ def main() -> None:
     counts = {"kernels": 0, "read": 0, "compiled": 0, "launchers": 0, "observed": 0}
     with options.out.open("w", encoding="utf-8") as stream:
         for package in manifest["packages"]:
-            for file, name in kernels_of(
-                options.site / package["folder"], package["kernels"], manifest["other_hardware"]
-            ):
-                record = {"package": package["name"], **profile_text(file.resolve(), name)}
-                stream.write(json.dumps({**record, "commit": build.commit}) + "\n")
-                stream.flush()
-                counts["kernels"] += 1
-                counts["read"] += record["read"]
-                counts["compiled"] += bool(record.get("compiled")) and all(record["compiled"])
+            folder = (options.site / package["folder"]).resolve()
+            with Worker(sys.executable, cwd=str(folder.parent)) as worker:
+                for file, name in kernels_of(folder, package["kernels"], manifest["other_hardware"]):
+                    record = {"package": package["name"], **profile_text(file, name, worker)}
+                    stream.write(json.dumps({**record, "commit": build.commit}) + "\n")
+                    stream.flush()
+                    counts["kernels"] += 1
+                    counts["read"] += record["read"]
+                    counts["compiled"] += bool(record.get("compiled")) and all(record["compiled"])
         for item in manifest["observed"]:
             file = (options.site / item["folder"] / item["file"]).resolve()
             record = profile_inputs(file, item["launcher"], item["directive"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from mtmc_lsp.app.kernels.session import COMPILE_SECONDS, COMPILE_SLACK, KernelSession
@@ -86,8 +87,11 @@ def profile_kernel(session: KernelSession) -> KernelProfile:
     )
 
 
-def read_profile(opened: OpenTarget) -> KernelProfile:
+def read_profile(opened: OpenTarget, worker: Worker | None = None) -> KernelProfile:
     """A kernel without example inputs: its operations by its text, compiled in the forms that the file launches or tunes.
+
+    Args:
+        worker: a worker that has imported the package already; None for a new one.
 
     Raises:
         RequestError: the file defines no such kernel.
@@ -109,7 +113,7 @@ def read_profile(opened: OpenTarget) -> KernelProfile:
         request = CompileRequest(
             path, module_name(opened.path), opened.text.decode(), launches, opened.settings.archs[:1], COMPILE_SECONDS
         )
-        with Worker(opened.python, cwd=str(opened.project)) as worker:
-            reports = worker.call(KernelCompileRequest(request), COMPILE_SECONDS + COMPILE_SLACK).kernels
+        with nullcontext(worker) if worker is not None else Worker(opened.python, cwd=str(opened.project)) as used:
+            reports = used.call(KernelCompileRequest(request), COMPILE_SECONDS + COMPILE_SLACK).kernels
     assumed = {item: form.launch.constexprs[item] for form in forms for item in form.assumed}
     return KernelProfile("", {}, readings, None, reports, assumed)

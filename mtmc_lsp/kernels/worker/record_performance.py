@@ -21,6 +21,8 @@ from mtmc_lsp.kernels.worker.record_test import loaded, record_functions, record
 
 MEMORY = 16 << 30
 """A script creates the inputs of all its sizes at once."""
+MOST_BYTES = 1 << 30
+"""Larger inputs are not chosen if there are others: several versions of several files are timed on one GPU."""
 PACKAGE = "TritonBench_v1"
 """Scripts import the file as a module of this package."""
 
@@ -44,8 +46,13 @@ def record_largest(file: Path, script: Path) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     measured.get_input_tensors()
     with contextlib.suppress(_CallNoted):
-        measured.call_op(measured.to_cuda(max(measured.input_tensors, key=_bytes)))
+        measured.call_op(measured.to_cuda(_largest(measured.input_tensors)))
     return records_of(file, calls)
+
+
+def _largest(choices: list[Any]) -> Any:
+    small = [inputs for inputs in choices if _bytes(inputs) <= MOST_BYTES]
+    return max(small, key=_bytes) if small else min(choices, key=_bytes)
 
 
 def _bytes(inputs: Any) -> int:
