@@ -94,6 +94,14 @@ def test_a_size_that_both_dimensions_of_programs_share_stays() -> None:
     assert all('"BLOCK_M"' not in edit.new for item in proposed(both, "autotune") for edit in item.edits)
 
 
+def test_rows_that_are_one_block_are_tried_with_more_warps_the_longer_they_are() -> None:
+    whole = SHIFT.replace("pid * BLOCK + tl.arange", "pid * n + tl.arange").replace(
+        "(x, by, out, n, BLOCK)", "(x, by, out, n, size)"
+    )
+    assert "num_warps=16" in applied(whole, "autotune") and "num_warps=32" not in applied(whole, "autotune")
+    assert "num_warps=32" in applied(whole, "autotune", constants={"BLOCK": 16384})
+
+
 def test_a_comment_behind_the_argument_before_stays() -> None:
     lines = "\n        x, out, x.shape[0],\n        x.shape[1],  # columns\n        BLOCK_M=BLOCK,\n        BLOCK_N=BLOCK,\n    )"
     text = applied(ROWS.replace("x, out, x.shape[0], x.shape[1], BLOCK_M=BLOCK, BLOCK_N=BLOCK)", lines), "autotune")

@@ -24,6 +24,8 @@ USUAL_BLOCKS = (256, 1024)
 """Block sizes of elementwise kernels that are tried in place of smaller ones."""
 LARGEST_TILE = 256
 """Largest block of a dimension of a product."""
+ROW_OF_A_WARP = 512
+"""Elements of a row for each warp that is tried: a block may contain a whole row."""
 MOST_CONFIGS = 12
 MOST_OTHER_SIZES = 4
 """Most sets of block sizes besides the present one."""
@@ -151,6 +153,8 @@ def _configurations(facts: Facts, current: Configuration) -> list[Configuration]
     """The present configuration first, then those with other blocks, warps and stages, pruned to sensible ones."""
     has_product = any(name == "dot" for name, _ in facts.site.kernel.calls)
     has_loop = any(node.type == "for_statement" for node in walk(facts.site.kernel.body))
+    ends = {text_of(argument(call, 1, "end")) for name, call in facts.site.kernel.calls if name == "arange"}
+    row = max((value for name, value in facts.constants.items() if name in ends and isinstance(value, int)), default=0)
     sizes = [dict(current.blocks)]
     for name, size in current.blocks:
         usual = [other for other in USUAL_BLOCKS if other > 4 * size and len(current.blocks) == 1 and not has_product]
@@ -169,7 +173,7 @@ def _configurations(facts: Facts, current: Configuration) -> list[Configuration]
             # At least one, and at most 64 elements for each thread of a block.
             if blocks and not has_product and not THREADS * warps <= lanes <= 64 * THREADS * warps:
                 continue
-            near = current.warps / 2 <= warps <= current.warps * 4
+            near = current.warps / 2 <= warps <= max(current.warps * 4, row // ROW_OF_A_WARP)
             for stages in STAGES if has_product else (2, 4) if has_loop else ():
                 if near:
                     found.append(Configuration(tuple(blocks.items()), warps, stages))
