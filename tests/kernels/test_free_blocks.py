@@ -60,6 +60,11 @@ def test_a_block_size_that_is_passed_last_and_counted_by_hand_is_tuned() -> None
     assert 'triton.Config({"BLOCK": 1024}, num_warps=4' in text, "blocks of 4 elements leave most lanes idle"
 
 
+def test_small_blocks_are_made_larger_and_not_persistent() -> None:
+    assert proposed(SHIFT.replace("BLOCK = 4\n", "BLOCK = 256\n"), "persist")
+    assert proposed(SHIFT, "persist") == []
+
+
 def test_of_two_parameters_with_one_size_the_grid_counts_the_blocks_of_programs() -> None:
     text = applied(ROWS, "autotune")
     assert 'grid = lambda META: (triton.cdiv(x.shape[0], META["BLOCK_M"]),)' in text
