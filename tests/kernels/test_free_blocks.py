@@ -92,6 +92,12 @@ def test_a_block_size_stays_where_something_else_depends_on_it(change: tuple[str
     assert all('"BLOCK"' not in edit.new for item in proposed(text, "autotune") for edit in item.edits)
 
 
+def test_a_block_that_a_mask_leaves_out_stays() -> None:
+    rows = ROWS.replace("inside = (rows[:, None] < M) & (columns[None, :] < N)", "inside = rows[:, None] < M")
+    edits = [edit.new for item in proposed(rows, "autotune") for edit in item.edits]
+    assert edits and not any('"BLOCK_N"' in new for new in edits)
+
+
 def test_a_size_that_both_dimensions_of_programs_share_stays() -> None:
     both = ROWS.replace("for start in range(0, N, BLOCK_N):", "for start in range(0, 1):").replace(
         "columns = start + ", "columns = tl.program_id(1) * BLOCK_N + "

@@ -31,9 +31,9 @@ class Block:
 def free_blocks(facts: Facts) -> list[Block]:
     """The block sizes of a kernel that may change.
 
-    Legal if each of its blocks starts at a multiple of it, each access of a block is masked, no other access depends on the
-    number of a block, and nothing is computed by an element's place in its block. Each launch passes the size as a number, and
-    nothing but the grid depends on it there.
+    Legal if each of its blocks starts at a multiple of it, the mask of each access of a block depends on the block, no other
+    access depends on the number of a block, and nothing is computed by an element's place in its block. Each launch passes the
+    size as a number, and nothing but the grid depends on it there.
     """
     if any(name in ORDERED for name, _ in facts.site.kernel.calls):
         return []
@@ -143,18 +143,35 @@ def _is_bounded(facts: Facts, name: str, counters: set[str], kind: str, call: No
         counters: names of the numbers of blocks.
     """
     kernel, pointer = facts.site.kernel, call_pointer(call)
-    sources = kernel.sources(pointer) if pointer is not None else []
-    nodes = [node for source in sources for node in walk(source)]
-    calls = [(kernel.triton_name(field(node, "function")), node) for node in nodes if node.type == "call"]
-    if not any(function == "arange" and name in text_of(node) for function, node in calls):
-        used = {text_of(node) for node in nodes if node.type == "identifier"}
-        used |= {f"program_id({text_of(argument(n, 0, 'axis'))})" for function, n in calls if function == "program_id"}
-        is_counted = bool(used & counters) or any(function == "num_programs" for function, _ in calls)
+    mask = argument(call, 1 if kind == "load" else 2, "mask")
+    functions = _calls_in(facts, pointer)
+    if not _has_block(functions, name):
+        used = {text_of(node) for node in _nodes_in(facts, pointer) if node.type == "identifier"}
+        used |= {
+            f"program_id({text_of(argument(n, 0, 'axis'))})" for function, n in functions if function == "program_id"
+        }
+        is_counted = bool(used & counters) or any(function == "num_programs" for function, _ in functions)
         return pointer is not None and not is_counted and name not in used
-    if argument(call, 1 if kind == "load" else 2, "mask") is not None:
+    if _has_block(_calls_in(facts, mask), name):
         return True
     conditions = kernel.enclosing.ancestors(call, "if_statement")
     return any(text_of(field(item, "condition")).startswith("EVEN_") for item in conditions)
+
+
+def _nodes_in(facts: Facts, node: Node | None) -> Iterator[Node]:
+    """The nodes of an expression and of the values of its names."""
+    for source in facts.site.kernel.sources(node) if node is not None else ():
+        yield from walk(source)
+
+
+def _calls_in(facts: Facts, node: Node | None) -> list[tuple[str, Node]]:
+    """The calls of Triton's functions that an expression depends on, with the names of the functions."""
+    calls = (item for item in _nodes_in(facts, node) if item.type == "call")
+    return [(facts.site.kernel.triton_name(field(call, "function")), call) for call in calls]
+
+
+def _has_block(calls: list[tuple[str, Node]], name: str) -> bool:
+    return any(function == "arange" and name in text_of(call) for function, call in calls)
 
 
 def _contains(node: Node, other: Node) -> bool:
