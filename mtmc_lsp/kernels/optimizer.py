@@ -108,7 +108,7 @@ class SourceOptimizer:
     def run(self) -> bytes:
         """Try the proposals one after the other; returns the text with the accepted ones."""
         deadline = time.monotonic() + self.seconds
-        current, tried = self.text, set[tuple[str, str, str]]()
+        current, tried, failed = self.text, set[tuple[str, str, str]](), set[tuple[str, str, str]]()
         timing: Timing | None = None
         while len(self.steps) < MOST_STEPS_TRIED:
             if time.monotonic() >= deadline:
@@ -118,6 +118,7 @@ class SourceOptimizer:
             possible = proposals(facts, has_gpu=self.tools.has_gpu, tries_all=self.tries_all)
             if self.keeps_launches:
                 possible = [proposal for proposal in possible if within_kernels(proposal, facts)]
+            possible = [p for p in possible if not p.fallback_for or (p.name, p.kernel, p.fallback_for) in failed]
             following = next((p for p in possible if p.key not in tried and p.name not in self.excluded), None)
             if following is None:
                 self.end_reason = "no further edit is legal and promises a gain"
@@ -126,6 +127,8 @@ class SourceOptimizer:
             step = self._step(following, current, facts, timing is not None)
             self.steps.append(step)
             self.reporter.on_step(step)
+            if step.status is StepStatus.FAILED:
+                failed.add(following.key)
             if step.status is StepStatus.ACCEPTED and step.candidate is not None:
                 current, timing = step.candidate.source.encode(), step.timing
         return current

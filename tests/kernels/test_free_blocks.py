@@ -60,6 +60,12 @@ def test_a_block_size_that_is_passed_last_and_counted_by_hand_is_tuned() -> None
     assert 'triton.Config({"BLOCK": 1024}, num_warps=4' in text, "blocks of 4 elements leave most lanes idle"
 
 
+def test_if_other_block_sizes_fail_warps_alone_are_tuned() -> None:
+    whole, fixed = proposed(ROWS, "autotune")
+    assert fixed.fallback_for == whole.title
+    assert "BLOCK_M=BLOCK, BLOCK_N=BLOCK)" in fixed.applied(ROWS.encode()).decode()
+
+
 def test_small_blocks_are_made_larger_and_not_persistent() -> None:
     assert proposed(SHIFT.replace("BLOCK = 4\n", "BLOCK = 256\n"), "persist")
     assert proposed(SHIFT, "persist") == []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from mtmc_lsp.kernels.actions.base import Facts, Proposal
 from mtmc_lsp.kernels.actions.signatures import decorated, is_called, is_splatted, module_prefix
-from mtmc_lsp.kernels.actions.tuning.blocks import free_blocks
+from mtmc_lsp.kernels.actions.tuning.blocks import Block, free_blocks
 from mtmc_lsp.kernels.repairs.site import Edit, Launch
 from mtmc_lsp.source.lint.kernel import argument
 from mtmc_lsp.source.syntax import field, line_end, line_of, line_start, text_of, walk
@@ -60,6 +60,18 @@ def autotune(facts: Facts) -> Iterator[Proposal]:
     if any(is_splatted(launch) for launch in site.launches) or _is_used_by_name(facts):
         return
     blocks = free_blocks(facts)
+    whole = _tuned(facts, prefix, blocks)
+    if whole is not None:
+        yield whole
+    fixed = _tuned(facts, prefix, []) if whole is not None and blocks else None
+    if whole is not None and fixed is not None:
+        # The interpreter may not end in time with smaller blocks.
+        yield replace(fixed, fallback_for=whole.title)
+
+
+def _tuned(facts: Facts, prefix: str, blocks: Sequence[Block]) -> Proposal | None:
+    """The kernel with an autotuner that chooses warps, stages and some block sizes; None if that is not possible."""
+    site = facts.site
     current = Configuration(
         tuple((block.name, block.size) for block in blocks),
         facts.launches[0].launch.num_warps,
@@ -71,15 +83,15 @@ def autotune(facts: Facts) -> Iterator[Proposal]:
     restored = [name for name in site.kernel.parameters if name in facts.stored and _is_read(facts, name)]
     if any(name in work.numbers for work in facts.launches for name in restored):
         # A launch passes 0 in place of a tensor, which the autotuner cannot copy.
-        return
+        return None
     head = decorated(facts, _decorator(facts, prefix, configurations, restored), is_outer=True)
     if head is None or len(configurations) < 2:
-        return
+        return None
     if any(b"#" in site.text[edit.start : edit.end] for edit in removed):
         # A comment of the author is between the arguments.
-        return
+        return None
     sizes = f" and the size of {', '.join(block.name for block in blocks)}" if blocks else ""
-    yield Proposal(
+    return Proposal(
         "autotune",
         facts.name,
         f"Tune warps, stages{sizes} by {len(configurations)} configurations",
