@@ -130,6 +130,11 @@ def test_a_run_without_gain(folder: Path, monkeypatch: pytest.MonkeyPatch, capsy
     check("no_gain", "mtmc optimize model.py::f", capsys.readouterr().out)
 
 
+def test_a_run_without_time(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_with_gpu(folder, monkeypatch, ("late",)) == 1
+    check("unfinished", "mtmc optimize model.py::f", capsys.readouterr().out)
+
+
 def test_a_run_with_branches(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     landscape = Landscape({"0": 80.0, "1": 90.0, "1+2": 60.0}, savings={0: 20.0})
     parts = LandscapePlanner(landscape), LandscapeCoder(landscape)
