@@ -36,7 +36,7 @@ from mtmc_lsp.capture.worker.export import export_graph
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
 from mtmc_lsp.capture.worker.loops.folding import fold_loops
 from mtmc_lsp.capture.worker.loops.keeping import Keeper, functions_of, keeping_loops
-from mtmc_lsp.capture.worker.module_state import StateFound, non_parameter_tensors, refuse_new_state
+from mtmc_lsp.capture.worker.module_state import StateFound, non_parameter_tensors, refuse_new_state, refuse_unset_state
 from mtmc_lsp.capture.worker.module_structure import aliases_in, class_name, used_modules
 from mtmc_lsp.capture.worker.modules.attribute_tensors import containers_of
 from mtmc_lsp.capture.worker.modules.irrelevant_values import without_irrelevant_values
@@ -238,6 +238,7 @@ def _capture_once(
     calling.replace_codes(keeper.codes.values())
     notes = (*notes, *keeper.notes(text))
     uses.refuse_writes(workload.target, {item.access for item in workload.state})
+    refuse_unset_state(call.state_homes, workload.state, uses.overwritten, workload.target)
     refuse_random(graph, workload.target)
     refuse_hidden_mutations(graph, workload.target)
     if trains and (why := why_not_trainable(graph)):
@@ -259,7 +260,8 @@ def _capture_once(
         autocast=settings.autocast,
         deterministic=settings.deterministic,
     )
-    graph = separate_unread_inputs(remove_dead_nodes(with_returned_inputs(graph, returned_inputs)), uses.tensors)
+    graph = remove_dead_nodes(with_returned_inputs(graph, returned_inputs))
+    graph = separate_unread_inputs(graph, uses.tensors, uses.overwritten)
     _check_graph(graph, workload.target)
     if device == "cuda":
         copies = (laid_out(item.value, item.value.stride()) for item in inputs)
