@@ -15,6 +15,7 @@ from mtmc_lsp.core.errors import (
     Location,
     MtmcError,
     OutOfMemory,
+    TargetRaises,
     TargetUnsupported,
     WorkerFailed,
 )
@@ -100,6 +101,16 @@ def test_a_failure_in_a_function_that_a_statement_calls_is_found_by_bisection() 
     regions, _ = search(BODY, refuse)
     assert lines_of(regions) == ["lines 2 to 3", "lines 5 to 7"]
     assert [cut.line for cut in regions.cuts] == [4]
+
+
+def test_a_statement_that_raises_alone_is_cut_and_the_reason_says_so() -> None:
+    def refuse(text: str, line: int) -> MtmcError | None:
+        return TargetRaises("f raises AttributeError", where=Location(PATH, line)) if "bad" in text else None
+
+    regions, _ = search(BODY, refuse)
+    assert [(cut.line, cut.reason) for cut in regions.cuts] == [
+        (4, "without the lines before it raises AttributeError"),
+    ]
 
 
 def test_a_worker_that_crashes_cuts_the_statement_too() -> None:

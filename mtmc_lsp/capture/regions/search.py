@@ -181,7 +181,9 @@ class RegionSearch:
         return outcome if isinstance(outcome, MtmcError) else None
 
     def _reason(self, error: MtmcError) -> str:
-        return error.message.removeprefix(f"{self.workload.target.qualname} ")
+        reason = error.message.removeprefix(f"{self.workload.target.qualname} ")
+        # The whole target ran, so the statement needs what other statements do, such as an attribute that they assign.
+        return f"without the lines before it {reason}" if isinstance(error, TargetRaises) else reason
 
 
 def no_region(workload: Workload, regions: Regions, error: MtmcError) -> MtmcError:
