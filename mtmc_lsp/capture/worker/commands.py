@@ -55,6 +55,7 @@ from mtmc_lsp.capture.worker.passes.one_hot_gradients import compare_instead_of_
 from mtmc_lsp.capture.worker.passes.recurrent_layers import single_recurrent_operators
 from mtmc_lsp.capture.worker.passes.redundant_nodes import remove_redundant_nodes
 from mtmc_lsp.capture.worker.passes.row_writes import stack_rows
+from mtmc_lsp.capture.worker.passes.size_names import size_names, widths_of
 from mtmc_lsp.capture.worker.precision_settings import precision_settings
 from mtmc_lsp.capture.worker.regions.local_values import local_values
 from mtmc_lsp.capture.worker.regions.region_errors import in_region
@@ -359,13 +360,14 @@ def _for_body(call: Call, workload: Workload) -> Workload:
 def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
     """Input tensors: arguments, then parameters, then buffers. The name of a parameter is its access without ``self.``."""
     specs = workload.tensors
+    widths = widths_of(spec.shape for spec in specs.values())
     state = {item.name: item.access for item in workload.state}
     leaf_names = names_of_leaves(call)
     result: list[InputTensor] = []
     for path, value in zip(call.names, call.values, strict=True):
         if isinstance(value, torch.Tensor):
             spec = specs.get(path)
-            sizes = tuple(str(s) if s.is_symbol else "" for s in spec.shape) if spec else ()
+            sizes = size_names(spec.shape, widths) if spec else ()
             access = state.get(path, path)
             result.append(InputTensor(leaf_names[path], access, InputKind.ARGUMENT, value.detach(), sizes, path))
     used_names = {item.name for item in result}
