@@ -22,6 +22,7 @@ from mtmc_lsp.schedule.configs import (
     TileConfig,
     field_names,
 )
+from mtmc_lsp.schedule.matmul_configs import can_scale
 from mtmc_lsp.schedule.schedule import KernelPlan
 
 CONFIG_TYPES: Mapping[RegionKind, type[KernelConfig]] = {
@@ -118,6 +119,10 @@ def _check_kind(ir: KernelIR, region: Region, config: KernelConfig) -> None:
         dtype = ir.prims[product_in(ir, region).inputs[0]].dtype
         if config.precision is PrecisionMode.NATIVE and dtype in ("float32", "float64"):
             raise IllegalConfig(f"precision cannot be 'native': the operands are {dtype}, which has other modes")
+        if config.precision is PrecisionMode.FP16_SCALED and not can_scale(ir, product_in(ir, region)):
+            raise IllegalConfig(
+                "precision cannot be 'fp16-scaled': that is for float32 products of at least 32 rows that your code runs in TF32"
+            )
         if config.is_split and (count := len(products_in(ir, region))) > 1:
             name, value = ("stream_k", config.stream_k) if config.stream_k else ("split_k", config.split_k)
             raise IllegalConfig(f"{name} cannot be {value}: the kernel computes {count} products")
