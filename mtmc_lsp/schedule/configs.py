@@ -264,6 +264,13 @@ class AttentionConfig(_Blocks, _Config):
     """Keys of a block."""
     warps: Warps
     stages: Stages
+    split: Power = 1
+    """Programs that share the keys of each block of queries; another kernel combines their parts."""
+
+    @property
+    def is_split(self) -> bool:
+        """Whether programs share the keys of a query."""
+        return self.split > 1
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,10 @@ from mtmc_lsp.ir.memory_order import contiguous_axes, transposed_axis, windows_a
 from mtmc_lsp.ir.primitives import CENTRED, KernelIR, Prim, PrimOp, ProductSizes, has_split_operands
 from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch, weight_bytes
 from mtmc_lsp.ir.regions import Region, RegionKind, product_in
+from mtmc_lsp.schedule.attention_configs import programs_of_attention
 from mtmc_lsp.schedule.configs import (
     SPLIT_PRECISION_MODES,
+    AttentionConfig,
     KernelConfig,
     LoopConfig,
     MatmulConfig,
@@ -168,6 +170,11 @@ def kernel_cost(
             )
         stream = parts_bytes(ir, region, matmul)
         launches += stream > 0
+    elif isinstance(config, AttentionConfig):
+        rate *= busy
+        if config.is_split:
+            launches += 1
+            moved += 2.0 * config.split * ITEMSIZE["float32"] * region.rows.value(graph.sizes)
     elif parts > 1:
         launches += 1 + _varies_along_columns(ir, region)
     time = roofline_us(moved, flops, device, rate, TRITON_EFFICIENCY * busy)
@@ -366,6 +373,8 @@ def programs_of(ir: KernelIR, region: Region, config: KernelConfig) -> int:
     sizes = ir.graph.sizes
     if isinstance(config, MatmulConfig):
         return config.stream_k or Waves.of(ir, region, config).tiles * config.split_k
+    if isinstance(config, AttentionConfig):
+        return programs_of_attention(ir, region, config)
     if not isinstance(config, TileConfig):
         return region.rows.value(sizes)
     if region.kind is RegionKind.MAP:
@@ -379,6 +388,6 @@ def _parallelism(ir: KernelIR, region: Region, config: KernelConfig, device: Dev
     """Share of the device that the grid uses: a reduction has one program per group of rows, a product one per tile."""
     if region.kind in (RegionKind.REDUCE, RegionKind.SCAN):
         return min(1.0, programs_of(ir, region, config) / (PROGRAMS_PER_SM * device.sm_count))
-    if region.kind is RegionKind.MATMUL:
+    if region.kind in (RegionKind.MATMUL, RegionKind.ATTENTION):
         return min(1.0, programs_of(ir, region, config) / device.sm_count)
     return 1.0

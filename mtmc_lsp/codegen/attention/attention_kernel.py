@@ -1,5 +1,9 @@
 """Attention in one pass: a block of queries stays in registers while a loop streams keys and values.
 
+With few queries (decoding), several programs share the keys of each block of queries, and a second kernel combines their
+unnormalised results, maxima and sums in a fixed order. Heads that read the same keys and values (grouped heads) are then rows of
+one block of queries, so that each key is loaded once for all of them.
+
 Running maximum and sum: online softmax (Milakov & Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135). Elementwise
 operations on the scores before the softmax (scale, mask, bias, causality) are applied to the tile.
 """
@@ -12,9 +16,9 @@ from mtmc_lsp.codegen.attention.logits import Logits
 from mtmc_lsp.codegen.kernel.axis_groups import Mask
 from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index
-from mtmc_lsp.codegen.kernel.kernel import Kernel, assemble
+from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.codegen.kernel.parameters import Parameters
-from mtmc_lsp.codegen.kernel.snippets import SUM, TRITON_DTYPES, Code, blocks_text
+from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, TRITON_DTYPES, Code, blocks_text
 from mtmc_lsp.codegen.matmul.operands import ProductAxes, Tile, int32_limit, mask_needed
 from mtmc_lsp.codegen.module.naming import ATTENTION_NAMES
 from mtmc_lsp.codegen.tile.tile_reductions import LOWEST
@@ -23,7 +27,7 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.attention_mask import attention_band
-from mtmc_lsp.ir.attention_pattern import AttentionForm, attention_form
+from mtmc_lsp.ir.attention_pattern import AttentionForm, attention_form, grouped_axes
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region
@@ -31,6 +35,10 @@ from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import AttentionConfig
 
 LOG2E = 1.4426950408889634
+SMALLEST_BLOCK = 16
+"""Queries of a program that combines parts."""
+FEW_QUERIES = 16
+"""Queries below which the heads of a group are rows of one block: a tensor-core instruction has as many rows."""
 Side = tuple[tuple[Axis, ...], str]
 
 
@@ -38,15 +46,15 @@ def _all(conditions: Sequence[str]) -> str:
     return " & ".join(f"({text})" if len(conditions) > 1 and not text.isidentifier() else text for text in conditions)
 
 
-def write_attention_kernel(
+def write_attention_kernels(
     ir: KernelIR,
     region: Region,
     buffers: Mapping[str, TensorType],
     config: AttentionConfig,
     name: str,
     docstring: str,
-) -> Kernel:
-    """Write the kernel of an attention region.
+) -> list[Kernel]:
+    """Write the kernel of an attention region, or two kernels if programs share the keys.
 
     Raises:
         CannotCode: the region contains an unsupported operation or size.
@@ -54,7 +62,14 @@ def write_attention_kernel(
     form = attention_form([ir.prims[prim] for prim in region.prims])
     if form is None:
         raise CannotCode("the region is not an attention pattern (product, softmax, product); use matmul kernels")
-    return _AttentionWriter(ir, region, buffers, config, form).kernel(name, docstring)
+    writer = _AttentionWriter(ir, region, buffers, config, form)
+    if not config.is_split:
+        return [writer.kernel(name, docstring)]
+    if writer.band.limits:
+        raise CannotCode("split is not supported where a mask limits the keys of each query; use split = 1")
+    first = writer.kernel(f"{name}_parts", "Unnormalised results, maxima and sums for parts of the keys.")
+    last = _PartsCombiner(ir, region, buffers, config, form)
+    return [first, last.combine(name, docstring, writer.exponent_factor)]
 
 
 class _AttentionWriter:
@@ -76,6 +91,10 @@ class _AttentionWriter:
         """Offset from a query's position to the first key that the mask may hide; None if unknown."""
         self.scores = ProductAxes(ir, region, form.scores)
         self.result = ProductAxes(ir, region, form.result)
+        self.exponent_factor = 1.0
+        """Factor of the row maxima in the exponents of base 2."""
+        self.grouped = self._group_heads()
+        """Heads that are rows of a block of queries; keys and values are the same for all of them."""
         self.batch = tuple(dict.fromkeys((*self.result.batch, *self.scores.batch)))
         self.parameters = Parameters(ir, buffers, ATTENTION_NAMES)
         self.lines: list[str] = []
@@ -83,6 +102,18 @@ class _AttentionWriter:
         self.head, self.width = (self._constant(axes) for axes in (self.scores.k, self.result.n))
         self.parameters.name_size(product([a.size for a in self.scores.m]), "n_queries")
         self.parameters.name_size(product([a.size for a in self.scores.n]), "n_keys")
+
+    def _group_heads(self) -> tuple[Axis, ...]:
+        """Make batch axes that keys and values do not depend on (heads of a group) rows, if there are few queries."""
+        few = self._size(self.scores.m).value(self.ir.graph.sizes) < FEW_QUERIES
+        if self.band.limits or not few or self.scores.m != self.result.m:
+            return ()
+        region = self.result.region
+        grouped = tuple(grouped_axes(self.ir.prims, region.inputs, region.table, self.form))
+        for axes in (self.scores, self.result):
+            axes.batch = tuple(axis for axis in axes.batch if axis not in grouped)
+            axes.m = (*grouped, *axes.m)
+        return grouped
 
     def _constant(self, axes: tuple[Axis, ...]) -> int:
         """A head size as an integer. A named size is fixed to the workload's value by a limit."""
@@ -150,16 +181,20 @@ class _AttentionWriter:
             "row_max = new_max",
         ]
         self.lines += self._loops(n_keys, body)
-        if self.form.zero_if_fully_masked:
-            self.lines.append("row_total = tl.where(row_total == 0.0, 1.0, row_total)")
-        self.lines.append("acc = acc / row_total[:, None]")
-        self._store(m_masks, width_block)
+        if self.config.is_split:
+            self._store_parts(m_masks)
+        else:
+            self._normalise()
+            self._store(m_masks, width_block)
         grid, sizes = [blocks_text("n_q", block_m)], {"n_q": queries, "n_k": keys}
         if self.batch:
             grid.append("n_batch")
             sizes["n_batch"] = self._size(self.batch)
             if not self._size(self.batch).is_constant:
                 self.limits.append(f"{self._size(self.batch)} <= 65535")
+        if self.config.is_split:
+            blocks["PARTS"] = self.config.split
+            grid.append(str(self.config.split))
         return assemble(
             name,
             self.parameters,
@@ -172,7 +207,41 @@ class _AttentionWriter:
             num_stages=self.config.stages,
             dynamic=dynamic,
             limits=tuple(dict.fromkeys(self.limits)),
+            scratch_written=self._scratch() if self.config.is_split else (),
         )
+
+    def _normalise(self) -> None:
+        if self.form.zero_if_fully_masked:
+            self.lines.append("row_total = tl.where(row_total == 0.0, 1.0, row_total)")
+        self.lines.append("acc = acc / row_total[:, None]")
+
+    def _scratch(self) -> tuple[tuple[str, Scratch], ...]:
+        """Pointers to the parts' results, maxima and sums, and their buffers."""
+        rows = Size.of(self.config.split) * self._size(self.batch) * self._size(self.scores.m)
+        width = Size.of(max(16, next_power_of_two(self.width)))
+        buffers = (
+            Scratch("parts", (rows, width), "float32"),
+            Scratch("maxima", (rows,), "float32"),
+            Scratch("totals", (rows,), "float32"),
+        )
+        return tuple((f"{buffer.name}_ptr", buffer) for buffer in buffers)
+
+    def _row_of_part(self) -> str:
+        """The statement that computes the rows of a part in the buffers."""
+        queries = self.parameters.size(self._size(self.scores.m)).text
+        block = "tl.cast(part, tl.int64)"
+        if self.batch:
+            block = f"({block} * {self.parameters.size(self._size(self.batch)).at(PRODUCT)} + batch)"
+        return f"row = {block} * {queries} + m"
+
+    def _store_parts(self, m_masks: list[Mask]) -> None:
+        mask = f", mask={m_masks[0].text}" if m_masks else ""
+        self.lines += [
+            self._row_of_part(),
+            f"tl.store(parts_ptr + row * WIDTH + width, acc{mask})",
+            f"tl.store(maxima_ptr + row, row_max[:, None]{mask})",
+            f"tl.store(totals_ptr + row, row_total[:, None]{mask})",
+        ]
 
     def _block_of_queries(self) -> list[str]:
         if not self.band.limits:
@@ -186,6 +255,14 @@ class _AttentionWriter:
 
     def _loops(self, n_keys: str, body: list[str]) -> list[str]:
         """The loop over the keys that any query of the block may see; it starts at a multiple of the block size."""
+        if self.config.is_split:
+            return [
+                "# Each part of the keys has a separate program.",
+                f"part = tl.program_id({2 if self.batch else 1})",
+                f"part_keys = tl.cdiv(tl.cdiv({n_keys}, BLOCK_N), PARTS) * BLOCK_N",
+                f"for start in range(part * part_keys, tl.minimum((part + 1) * part_keys, {n_keys}), BLOCK_N):",
+                *(f"    {line}" for line in body),
+            ]
         if self.band.first is None and self.band.last is None:
             return [f"for start in range(0, {n_keys}, BLOCK_N):", *(f"    {line}" for line in body)]
         first, end, lines = "0", n_keys, []
@@ -245,7 +322,8 @@ class _AttentionWriter:
         """A tile of an operand in the product's dtype; 0 where ``inside`` (the bound of the contracted axis) is false."""
         is_plain = axes.is_plain(side)
         name = axes.prim.inputs[side]
-        code = self._tile(rows, cols, masks, lines, {}, name, widen=not is_plain)
+        fixed = self.grouped if side == 1 else ()
+        code = self._tile(rows, cols, masks, lines, {}, name, widen=not is_plain, fixed=fixed)
         code = axes.over_tile(side, code, shape, axes.k, inside)
         dtype = self.ir.prims[name].dtype
         if is_plain or not is_low_precision(dtype):
@@ -264,13 +342,19 @@ class _AttentionWriter:
         prim: str,
         *,
         widen: bool = True,
+        fixed: tuple[Axis, ...] = (),
     ) -> Code:
-        """Evaluate a primitive over a tile: a first pass with separate axes finds the axes that can be fused."""
+        """Evaluate a primitive over a tile: a first pass with separate axes finds the axes that can be fused.
+
+        Args:
+            fixed: axes along which the value does not change.
+        """
         accesses: list[Index] = []
         for is_final in (False, True):
             tile = self._make_tile(
                 rows, cols, masks, lines if is_final else [], values, accesses, is_final, widen=widen
             )
+            tile.expressions.fixed = {axis: Index() for axis in fixed}
             code = tile.value(prim)
             accesses = tile.expressions.accesses
         self._limit(accesses)
@@ -327,6 +411,7 @@ class _AttentionWriter:
         factor = peeled.factor * LOG2E
         # Other operations, such as adding a mask of the lowest finite number, may become infinite in base 2.
         is_fused = is_low_precision(self._dtype(self.scores)) and peeled.text == "scores"
+        self.exponent_factor = 1.0 if is_fused else factor
         edge_conditions = [*peeled.at_edge, *([n_row] if n_row else [])]
         statements = [] if peeled.text == "scores" else [f"scores = {peeled.text}"]
         if peeled.allowed:
@@ -378,6 +463,62 @@ class _AttentionWriter:
                 value = tile.value(prim.name)
                 offset = tile.expressions.offset(self.ir.graph.type_of(ref), tile.expressions.tile_index(prim.name))
                 pointer = tile.expressions.parameters.output(ref)
+                if not self.result.m:
+                    # A single query has no term in the offset. The tile has more rows; the mask keeps one.
+                    offset = Code(f"{offset.at(SUM)} + m", offset.dtype, True, offset.cols, SUM)
                 mask = tile.expressions.mask_argument(offset, None)
                 lines.append(f"tl.store({Expressions.address(pointer, offset)}, {value.text}{mask})")
             accesses = tile.expressions.accesses
+
+
+class _PartsCombiner(_AttentionWriter):
+    """Writes the second kernel of a split attention."""
+
+    def combine(self, name: str, docstring: str, exponent_factor: float) -> Kernel:
+        """The kernel that combines the parts of each query in a fixed order, and applies the operations after the attention."""
+        width_block = max(16, next_power_of_two(self.width))
+        blocks = {"BLOCK_M": SMALLEST_BLOCK, "WIDTH": width_block, "PARTS": self.config.split}
+        queries = self._size(self.scores.m)
+        m_masks: list[Mask] = []
+        self.lines += self._block_of_queries()
+        grid, sizes = [blocks_text("n_q", SMALLEST_BLOCK)], {"n_q": queries}
+        if self.batch:
+            self.lines.append("batch = tl.program_id(1).to(tl.int64)")
+            grid.append("n_batch")
+            sizes["n_batch"] = self._size(self.batch)
+        if mask_needed(queries, SMALLEST_BLOCK):
+            self.lines.append(f"m_mask = m < {self.parameters.size(queries).text}")
+            m_masks = [Mask("m_mask", True, False)]
+        mask = ", mask=m_mask, other=0.0" if m_masks else ""
+        factor = "" if exponent_factor == 1.0 else f" * {exponent_factor!r}"
+        self.lines += [
+            "width = tl.arange(0, WIDTH)[None, :]",
+            f"row_max = tl.full([BLOCK_M, 1], {LOWEST['float32']}, tl.float32)",
+            "row_total = tl.zeros([BLOCK_M, 1], tl.float32)",
+            "acc = tl.zeros([BLOCK_M, WIDTH], tl.float32)",
+            "for part in range(0, PARTS):",
+            f"    {self._row_of_part()}",
+            f"    part_max = tl.load(maxima_ptr + row{mask})",
+            "    new_max = tl.maximum(row_max, part_max)",
+            f"    shrink = tl.exp2((row_max - new_max){factor})",
+            f"    weights = tl.exp2((part_max - new_max){factor})",
+            f"    acc = acc * shrink + tl.load(parts_ptr + row * WIDTH + width{mask}) * weights",
+            f"    row_total = row_total * shrink + tl.load(totals_ptr + row{mask}) * weights",
+            "    row_max = new_max",
+            "row_total = tl.reshape(row_total, [BLOCK_M])",
+        ]
+        self._normalise()
+        self._store(m_masks, width_block)
+        return assemble(
+            name,
+            self.parameters,
+            blocks,
+            docstring,
+            self.lines,
+            grid=tuple(grid),
+            grid_sizes=sizes,
+            num_warps=4,
+            num_stages=2,
+            limits=tuple(dict.fromkeys(self.limits)),
+            scratch_read=self._scratch(),
+        )
