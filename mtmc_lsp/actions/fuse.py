@@ -22,6 +22,11 @@ A precision mode changes how a float32 product is rounded. The action states tha
 low * low, at most 2 ** -22 of a term. The modes differ in the order of additions. Tensor cores, which round towards zero, sum the
 terms of one piece of K; fp32 units, which round to nearest, add the pieces. A mode that was too inexact for a product is not
 proposed for it again (:mod:`mtmc_lsp.schedule.precision_modes`).
+
+A product that the user's code runs in TF32 may have its operands rounded to float16, which has as many significand bits, after
+each row of the left operand and each column of the right one was scaled by a power of two. Elements from 2 ** -28 times the
+largest one on keep all bits. Below that, an element is off by at most 2 ** -38 times the largest one of its row or column. The
+guard refuses calls of programs that do not allow TF32.
 """
 
 from __future__ import annotations
@@ -135,7 +140,7 @@ def uncertain(situation: Situation) -> list[MacroAction]:
 
 
 class TensorCore(Fuse):
-    """Runs a region with a float32 product on tensor cores, by splitting its operands into float16 halves."""
+    """Runs a region with a float32 product on tensor cores: its operands become scaled float16 numbers, or two halves of them."""
 
     kind = ActionKind.TENSOR_CORE
 
@@ -159,6 +164,13 @@ TENSOR_CORES = (
     "split into two float16 numbers, and three products of these replace each product."
 )
 """Why a float32 product runs on tensor cores."""
+
+
+SCALED = (
+    "Your code runs the product in TF32, which has as many significand bits as float16. Float16 operands take half the "
+    "memory, and tensor cores multiply them twice as fast. A power of two for each row and column keeps their range"
+)
+"""Why a product that may run in TF32 gets scaled float16 operands."""
 
 
 def sites(action: MacroAction) -> list[tuple[str, ...]]:
@@ -233,7 +245,9 @@ def _action(ir: KernelIR, group: Sequence[Fusion], target: str) -> MacroAction:
 
 def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
     region = fusion.region
-    split = has_fp32_product(ir, region) and precision_of(fusion.config) in (*SPLIT_PRECISION_MODES, *ON_TENSOR_CORES)
+    mode = precision_of(fusion.config)
+    is_scaled = mode is PrecisionMode.FP16_SCALED
+    split = has_fp32_product(ir, region) and (is_scaled or mode in (*SPLIT_PRECISION_MODES, *ON_TENSOR_CORES))
     saved = fusion.before.bytes - fusion.after.bytes
     kind = ActionKind.TENSOR_CORE if split else ActionKind.FUSE
     text = _title(ir, region.nodes, target, on_tensor_cores=split)
@@ -247,6 +261,9 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
         if len(region.nodes) > 1 and saved > 0:
             why += f". Operations around the loop run inside it, which saves {size_text(saved)} of memory traffic"
         text = with_result(ir, "Run all iterations of the loop in one kernel", region.nodes)
+    elif is_scaled:
+        why = SCALED
+        text += " on scaled float16 operands"
     elif split:
         why = f"{TENSOR_CORES} {_error_text(fusion)}"
     elif len(region.nodes) == 1:
@@ -261,7 +278,7 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
         params={"config": to_json(fusion.config)},
         rationale=f"{why}{_in_parts(fusion)}.",
         expected=expected(fusion.before, fusion.after),
-        text=f"{text} on tensor cores" if split else text,
+        text=f"{text} on tensor cores" if split and not is_scaled else text,
         changes_rounding=split,
     )
 

@@ -14,6 +14,7 @@ additions inside a sum may change with the tile.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from mtmc_lsp.actions.base import IllegalAction, Situation, changed_plan, ir_for, kernel_of, lines_of
 from mtmc_lsp.actions.titles import kernel_title
@@ -22,21 +23,32 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import StepStatus
 from mtmc_lsp.fusion.repeated_blocks import form, groups_of_equal
-from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.ir.regions import Region, RegionKind, products_in
-from mtmc_lsp.schedule.configs import IllegalConfig, KernelConfig, LoopOrder, MatmulConfig, TileConfig, field_names
+from mtmc_lsp.ir.primitives import KernelIR, ProductDims
+from mtmc_lsp.ir.regions import Region, RegionKind, product_in, products_in
+from mtmc_lsp.schedule.configs import (
+    IllegalConfig,
+    KernelConfig,
+    LoopOrder,
+    MatmulConfig,
+    PrecisionMode,
+    TileConfig,
+    field_names,
+)
 from mtmc_lsp.schedule.device_limits import max_warps
 from mtmc_lsp.schedule.legality import has_order, reconfigured
-from mtmc_lsp.schedule.matmul_configs import stage_bytes
+from mtmc_lsp.schedule.matmul_configs import product_config, product_variants, stage_bytes, with_tma
+from mtmc_lsp.schedule.precision_modes import TF32_MODES
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.schedule.tile_configs import variants
 from mtmc_lsp.tuning.kernel_cost import kernel_cost, programs_of
 
 Changes = Mapping[str, object]
 """Choices of a configuration to their new values, as JSON data."""
-TILE_FIELDS = ("rows", "block", "loop", "block_m", "block_n", "block_k", "steps", "segments")
-FIELDS = (*TILE_FIELDS, "warps", "stages", "group_m", "order", "persist", "flatten")
-"""Choices that autotuning changes."""
+TILE_FIELDS = ("rows", "block", "loop", "block_m", "block_n", "block_k", "steps", "segments", "split")
+FIELDS = (*TILE_FIELDS, "warps", "stages", "group_m", "order", "persist", "flatten", "precision", "tma")
+"""Choices that autotuning changes; the precision only where both round operands to as many bits."""
+OTHER_TILES = 4
+"""Tiles that are measured in the other mode of a product that may run in TF32, besides its first one."""
 ROUNDS = 2
 """Times that a kernel is tuned: its tile, then small changes."""
 TILE_SHARE, REFINEMENT_SHARE = 0.10, 0.03
@@ -86,6 +98,7 @@ class Autotune:
             if rounds >= ROUNDS or (rounds and not _is_worth_refining(situation, plan, nodes)):
                 continue
             configs = variants(ir, region, plan.config, situation.device) if rounds == 0 else []
+            configs += in_other_tf32_mode(situation, plan, region) if rounds == 0 else []
             tiles = _distinct_changes(plan.config, configs)
             choices = tiles or _distinct_changes(plan.config, refinements(situation, plan, region))
             name = kernel_title(ir, plan.nodes)
@@ -101,6 +114,26 @@ class Autotune:
                     "measured on this GPU; the fastest is used."
                 )
             yield from measured_choice(situation, plan, region, self.kind, choices, share, text, why, others)
+
+
+def in_other_tf32_mode(situation: Situation, plan: KernelPlan, region: Region) -> list[KernelConfig]:
+    """Scaled float16 operands for a kernel with a TF32 product, and the reverse: they round to as many bits."""
+    config, ir, device = plan.config, situation.ir, situation.device
+    if not isinstance(config, MatmulConfig) or config.precision not in TF32_MODES:
+        return []
+    prim = product_in(ir, region)
+    others = [
+        mode for mode in situation.precisions.modes[prim.origin] if mode not in (config.precision, PrecisionMode.IEEE)
+    ]
+    configs: list[KernelConfig] = []
+    for mode in others:
+        first = with_tma(ir, region, product_config(ir, region, device, mode), device)
+        first = replace(
+            first, split_k=config.split_k, stream_k=config.stream_k, persist=config.persist, flatten=config.flatten
+        )
+        has_windows = bool(ProductDims.of(prim).kernel_positions)
+        configs += [first, *product_variants(first, device, of_windows=has_windows, short=False)[:OTHER_TILES]]
+    return configs
 
 
 def refinements(situation: Situation, plan: KernelPlan, region: Region) -> list[KernelConfig]:

@@ -52,7 +52,7 @@ from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.rewrites.saved_values import Passes, forward_part, split
 from mtmc_lsp.schedule.launch_units import Unit, launches
-from mtmc_lsp.schedule.precision_modes import ROUNDED_AS_TF32
+from mtmc_lsp.schedule.precision_modes import rounds_as_tf32
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.source.compose import compose, strip_generated
@@ -195,7 +195,6 @@ def render(
             raise CannotCode(
                 f"the kernels require {limit}, which does not hold for the captured sizes; choose other settings"
             )
-    rounds_as_tf32 = any(rewrite.rule in ROUNDED_AS_TF32 for rewrite in schedule.rewrites)
     block = _module_block(
         capture,
         limits,
@@ -204,7 +203,7 @@ def render(
         passes,
         both,
         uses_cuda_graph=schedule.cuda_graph,
-        rounds_as_tf32=rounds_as_tf32 or any(TF32 in kernel.source for kernel in kernels),
+        rounds_as_tf32=rounds_as_tf32(schedule) or any(TF32 in kernel.source for kernel in kernels),
     )
     launchers = [each.launcher for each in passes]
     launched = [launch for each in launchers for launch in (*each.launches, *each.function_launches)]

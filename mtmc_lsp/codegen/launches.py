@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from mtmc_lsp.codegen.attention.attention_kernel import write_attention_kernel
 from mtmc_lsp.codegen.attention.gradient_kernel import write_gradient_kernel
+from mtmc_lsp.codegen.attention.kernels import write_attention_kernels
 from mtmc_lsp.codegen.kernel.kernel import Kernel
 from mtmc_lsp.codegen.kernel.snippets import LINE
 from mtmc_lsp.codegen.loop.loop_kernel import write_loop_kernel
@@ -163,7 +163,7 @@ def _write_kernels(
     if isinstance(config, AttentionConfig):
         if region.kind is RegionKind.ATTENTION_GRADIENT:
             return [write_gradient_kernel(ir, region, launcher.buffers, config, name, docstring)]
-        return [write_attention_kernel(ir, region, launcher.buffers, config, name, docstring)]
+        return write_attention_kernels(ir, region, launcher.buffers, config, name, docstring)
     if isinstance(config, LoopConfig):
         if config.is_scan:
             return write_scan_kernels(ir, region, launcher.buffers, config, name, docstring)
@@ -200,6 +200,8 @@ def _write_side_by_side(
 
 def _distribution(region: Region, config: KernelConfig) -> str:
     """Describe how the work is distributed over program instances."""
+    if isinstance(config, AttentionConfig) and config.is_split:
+        return "Several program instances share the keys of a query; each instance combines the parts of a block of queries"
     if isinstance(config, TileConfig) and config.is_split:
         return "Several program instances share each row and combine the partial results of the preceding kernels"
     if isinstance(config, LoopConfig) and config.is_scan:

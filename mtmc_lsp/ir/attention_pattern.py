@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.graph import Graph
-from mtmc_lsp.core.sizes import Size, product
-from mtmc_lsp.ir.axes import AxisTable
+from mtmc_lsp.core.sizes import product
+from mtmc_lsp.ir.axes import Axis, AxisTable
 from mtmc_lsp.ir.primitives import Prim, PrimOp
 
 LARGEST_HEAD = 256
@@ -78,8 +78,7 @@ def attention_form(members: list[Prim]) -> AttentionForm | None:
     if any(prim.op is PrimOp.SCAN for prim in members):
         return None
     scores, result = products
-    if scores.shape[-2] == Size.of(1) or "float64" in (scores.dtype, result.dtype):
-        # Tensor cores do not help with a single query, and float64 is not supported here.
+    if "float64" in (scores.dtype, result.dtype):
         return None
     quotient = _skip_casts(prims, result.inputs[0])
     if quotient is None or quotient.fn != "div":
@@ -186,6 +185,27 @@ def why_not_attention(members: list[Prim], table: AxisTable, graph: Graph) -> st
         if size > LARGEST_HEAD:
             return f"an attention head size of {size} is above the supported {LARGEST_HEAD}"
     return ""
+
+
+def grouped_axes(
+    prims: Mapping[str, Prim], inputs: Collection[str], table: AxisTable, form: AttentionForm
+) -> list[Axis]:
+    """The batch axes that keys and values in memory do not have: heads of a group, which share them.
+
+    Args:
+        inputs: what the region reads from memory.
+    """
+    pending, read, visited = [form.scores.inputs[1], form.result.inputs[1]], set[Axis](), set[str]()
+    while pending:
+        name = pending.pop()
+        if name in visited:
+            continue
+        visited.add(name)
+        if name in inputs or not prims[name].inputs:
+            read |= set(table.all_axes(name))
+        else:
+            pending += prims[name].inputs
+    return [axis for axis in table.of_product(form.result).batch if axis not in read]
 
 
 def _skip_casts(prims: dict[str, Prim], name: str) -> Prim | None:

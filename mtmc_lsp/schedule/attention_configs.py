@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mtmc_lsp.core.device_model import DeviceModel, TensorCores
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.ir.attention_mask import limited_attention_band
-from mtmc_lsp.ir.attention_pattern import gradient_form
+from mtmc_lsp.ir.attention_pattern import attention_form, gradient_form, grouped_axes
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region, RegionKind
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
@@ -39,6 +40,10 @@ GRADIENT_TILES = {
     (FULL, 128): ((32, 32, 8, 1), (16, 32, 4, 1), (16, 16, 4, 1)),
 }
 """Like :data:`TILES`, for gradients. Estimates, not measured: the tiles that compile for sm_90 without spilled registers."""
+FEW_QUERIES = {HALF: ((16, 128, 4, 3), (16, 64, 4, 3), (16, 32, 4, 2)), FULL: ((16, 32, 4, 2), (16, 16, 4, 2))}
+"""Tiles for at most 16 queries (decoding): loading keys and values dominates. Estimates, not measured."""
+LEAST_KEYS = 256
+"""Keys of a program from which on it pays that several programs share the keys of a query. An estimate, not measured."""
 MAX_MASKED_QUERIES = 128
 """Queries of a program under a band mask: with more, a larger share of the computed blocks is masked out."""
 
@@ -47,7 +52,10 @@ def attention_config(ir: KernelIR, region: Region, device: DeviceModel) -> Atten
     """A first configuration of an attention: the best tile whose queries, keys and values fit into shared memory."""
     if region.kind is RegionKind.ATTENTION_GRADIENT:
         return gradient_variants(ir, region, device)[0]
-    rows = max(64, _products(ir, region)[0].shape[-2].value(ir.graph.sizes))
+    rows = queries_of(ir, region)
+    if rows <= 16:
+        return _decoding_config(ir, region, device, FEW_QUERIES[_kind(_head_sizes(ir, region)[2])])
+    rows = max(64, rows)
     if limited_attention_band(ir, region) is not None:
         rows = min(rows, MAX_MASKED_QUERIES)
     head, width, itemsize = _head_sizes(ir, region)
@@ -60,12 +68,55 @@ def attention_config(ir: KernelIR, region: Region, device: DeviceModel) -> Atten
     return config
 
 
+def queries_of(ir: KernelIR, region: Region) -> int:
+    """Queries that read the same keys, at the workload's sizes: with few of them, also the heads of a group."""
+    scores = _products(ir, region)[0]
+    queries = scores.shape[-2].value(ir.graph.sizes)
+    return queries * group_of(ir, region) if queries < 16 else queries
+
+
+def group_of(ir: KernelIR, region: Region) -> int:
+    """Heads that share keys and values."""
+    form = attention_form([ir.prims[name] for name in region.prims])
+    assert form is not None
+    return product([axis.size for axis in grouped_axes(ir.prims, region.inputs, region.table, form)]).value(
+        ir.graph.sizes
+    )
+
+
+def programs_of_attention(ir: KernelIR, region: Region, config: AttentionConfig) -> int:
+    """Programs of an attention's kernel."""
+    queries = queries_of(ir, region)
+    shared = queries // _products(ir, region)[0].shape[-2].value(ir.graph.sizes)
+    batch = product([axis.size for axis in region.table.of_product(_products(ir, region)[1]).batch])
+    return batch.value(ir.graph.sizes) // shared * -(-queries // config.block_m) * config.split
+
+
+def _decoding_config(
+    ir: KernelIR, region: Region, device: DeviceModel, tiles: Sequence[tuple[int, int, int, int]]
+) -> AttentionConfig:
+    """The best tile that fits into shared memory, with as many parts of the keys as fill the device twice."""
+    head, width, itemsize = _head_sizes(ir, region)
+    for tile in tiles:
+        config = _adapted(AttentionConfig(*tile), _kind(itemsize), device)
+        if _shared_bytes(config, head, width, itemsize) <= device.shared_bytes:
+            break
+    if limited_attention_band(ir, region) is not None:
+        return config
+    keys = region.columns.value(ir.graph.sizes)
+    wanted = 2 * device.sm_count // max(1, programs_of_attention(ir, region, config))
+    parts = max(1, min(wanted, keys // LEAST_KEYS))
+    return replace(config, split=1 << (parts.bit_length() - 1))
+
+
 def attention_variants(ir: KernelIR, region: Region, device: DeviceModel) -> list[AttentionConfig]:
     """Tiles to measure: those that fit into shared memory."""
     if region.kind is RegionKind.ATTENTION_GRADIENT:
         return gradient_variants(ir, region, device)
     head, width, itemsize = _head_sizes(ir, region)
     kind = _kind(itemsize)
+    if queries_of(ir, region) <= 16:
+        return _decoding_variants(ir, region, device)
     tiles = [(64, 64, 8, 3), (64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 8, 2), (32, 32, 4, 2)]
     if kind == HALF:
         tiles = [
@@ -97,6 +148,22 @@ def gradient_variants(ir: KernelIR, region: Region, device: DeviceModel) -> list
         if row * (config.block_n + config.block_m * config.stages) + config.elements * itemsize <= device.shared_bytes
     ]
     return fitting or configs[-1:]
+
+
+def _decoding_variants(ir: KernelIR, region: Region, device: DeviceModel) -> list[AttentionConfig]:
+    """Each tile for few queries with half, as many and twice the parts of the first configuration."""
+    head, width, itemsize = _head_sizes(ir, region)
+    first = attention_config(ir, region, device)
+    keys = region.columns.value(ir.graph.sizes)
+    parts = (first.split // 2, first.split, 2 * first.split) if limited_attention_band(ir, region) is None else (1,)
+    return [
+        replace(config, split=number)
+        for tile in FEW_QUERIES[_kind(itemsize)]
+        if _shared_bytes(config := _adapted(AttentionConfig(*tile), _kind(itemsize), device), head, width, itemsize)
+        <= device.shared_bytes
+        for number in parts
+        if 1 <= number <= max(1, keys // config.block_n)
+    ]
 
 
 def _adapted(config: AttentionConfig, kind: int, device: DeviceModel) -> AttentionConfig:

@@ -34,6 +34,9 @@ class PrecisionMode(Enum):
     IEEE = "ieee"
     """float32 (or float64) units."""
     TF32 = "tf32"
+    FP16_SCALED = "fp16-scaled"
+    """For products that the user's code runs in TF32. Rows of the left operand and columns of the right one are scaled by powers
+    of two and rounded to float16, which has as many significand bits as TF32, before the product."""
     TF32X3 = "tf32x3"
     """Tensor cores on float32 operands that the compiler splits into two TF32 parts."""
     FP16X3 = "fp16x3"
@@ -49,6 +52,8 @@ SPLIT_PRECISION_MODES = (PrecisionMode.FP16X3, PrecisionMode.FP16X3_SHORT, Preci
 """Modes that split float32 operands into float16 halves, fastest first."""
 PRE_SPLIT_MODES = (PrecisionMode.FP16X3, PrecisionMode.FP16X3_SHORT)
 """Modes whose operands are split by kernels that run before the product's kernel."""
+CONVERTED_MODES = (*PRE_SPLIT_MODES, PrecisionMode.FP16_SCALED)
+"""Modes whose operands are written as scaled float16 numbers by kernels that run before the product's kernel."""
 
 
 class LoopOrder(Enum):
@@ -259,6 +264,13 @@ class AttentionConfig(_Blocks, _Config):
     """Keys of a block."""
     warps: Warps
     stages: Stages
+    split: Power = 1
+    """Programs that share the keys of each block of queries; another kernel combines their parts."""
+
+    @property
+    def is_split(self) -> bool:
+        """Whether programs share the keys of a query."""
+        return self.split > 1
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,20 @@ ROWS_PER_WARP = 16
 """Rows of one ``mma`` or MFMA instruction; a WGMMA covers 64 rows with four warps."""
 
 
+PRODUCT_SHARE = 0.8
+"""Share of the peak that a plain product reaches, nearly that of the library."""
+TF32_BY_REGISTERS = 0.21
+"""Share of the peak of a TF32 product where tensor cores read shared memory: its operands pass through registers for rounding
+(86 of 403 TFLOP/s on an H200). With ``mma`` all operands pass through registers."""
+FROM_SHARED = (TensorCores.WGMMA, TensorCores.TCGEN05)
+"""Tensor cores that read operands from shared memory."""
+
+
+def tf32_share(device: DeviceModel) -> float:
+    """Share of the peak that a TF32 product reaches."""
+    return TF32_BY_REGISTERS if device.tensor_cores in FROM_SHARED else PRODUCT_SHARE
+
+
 def min_tiles(device: DeviceModel) -> int:
     """Product tiles below which the device is largely idle, so that splitting K pays (H200: 128)."""
     return int(0.97 * device.sm_count)

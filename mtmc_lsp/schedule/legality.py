@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from mtmc_lsp.core.json_codec import from_json, to_json
+from mtmc_lsp.ir.attention_mask import limited_attention_band
 from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.loops.scan import scan_form
 from mtmc_lsp.ir.primitives import KernelIR
@@ -22,6 +23,7 @@ from mtmc_lsp.schedule.configs import (
     TileConfig,
     field_names,
 )
+from mtmc_lsp.schedule.matmul_configs import can_scale
 from mtmc_lsp.schedule.schedule import KernelPlan
 
 CONFIG_TYPES: Mapping[RegionKind, type[KernelConfig]] = {
@@ -119,9 +121,15 @@ def _check_kind(ir: KernelIR, region: Region, config: KernelConfig) -> None:
         dtype = ir.prims[product_in(ir, region).inputs[0]].dtype
         if config.precision is PrecisionMode.NATIVE and dtype in ("float32", "float64"):
             raise IllegalConfig(f"precision cannot be 'native': the operands are {dtype}, which has other modes")
+        if config.precision is PrecisionMode.FP16_SCALED and not can_scale(ir, product_in(ir, region)):
+            raise IllegalConfig(
+                "precision cannot be 'fp16-scaled': that is for float32 products of at least 32 rows that your code runs in TF32"
+            )
         if config.is_split and (count := len(products_in(ir, region))) > 1:
             name, value = ("stream_k", config.stream_k) if config.stream_k else ("split_k", config.split_k)
             raise IllegalConfig(f"{name} cannot be {value}: the kernel computes {count} products")
+    if isinstance(config, AttentionConfig) and config.is_split and limited_attention_band(ir, region) is not None:
+        raise IllegalConfig(f"split cannot be {config.split}: a mask limits the keys of each query")
     if isinstance(config, LoopConfig) and config.is_scan:
         form = loop_in(ir, region)
         try:
@@ -144,4 +152,6 @@ def _parts(config: KernelConfig) -> tuple[int, int]:
     """Parts of each sum, and the terms that a loop iteration adds."""
     if isinstance(config, TileConfig):
         return config.split, config.block
+    if isinstance(config, AttentionConfig):
+        return config.split, config.block_n
     return (config.split_k, config.block_k) if isinstance(config, MatmulConfig) else (1, 1)

@@ -13,6 +13,7 @@ from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, ha
 from mtmc_lsp.ir.regions import Region, product_in, products_in
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import (
+    CONVERTED_MODES,
     PRE_SPLIT_MODES,
     SPLIT_PRECISION_MODES,
     KernelConfig,
@@ -21,11 +22,13 @@ from mtmc_lsp.schedule.configs import (
     SplitOnLoad,
 )
 from mtmc_lsp.schedule.device_limits import (
+    PRODUCT_SHARE,
     max_accumulators,
     max_promoted_elements,
     max_stages,
     min_programs,
     product_tiles,
+    tf32_share,
 )
 from mtmc_lsp.schedule.split_on_load import (
     LEAST_CHANNELS,
@@ -65,6 +68,8 @@ def _product_config(ir: KernelIR, region: Region, device: DeviceModel, precision
     prim = product_in(ir, region)
     operand = ir.prims[prim.inputs[0]].dtype
     half = ITEMSIZE[compute_dtype(operand)] != ITEMSIZE[operand]
+    if precision is PrecisionMode.FP16_SCALED and not can_scale(ir, prim):
+        precision = None
     graph, kernel_positions = ir.graph, ProductDims.of(prim).kernel_positions
     if precision in SPLIT_PRECISION_MODES and not can_split(ir, prim, device):
         precision = PrecisionMode.IEEE
@@ -87,7 +92,8 @@ def _product_config(ir: KernelIR, region: Region, device: DeviceModel, precision
         on_load = window_config(m, n, batch, device) if kernel_positions else one_side_config(m, n, batch, side, device)
         if product_parts(ir, region, on_load, device) == 1:
             return on_load
-    if half or mode in SPLIT_PRECISION_MODES:
+    on_16_bits = half or mode in (*SPLIT_PRECISION_MODES, PrecisionMode.FP16_SCALED)
+    if on_16_bits:
         terms = sized.k.value(graph.sizes)
         # With few terms, writing the results dominates, and a second resident program hides it. Measured on an H200: 64 terms,
         # small tile 2031 us against 2257; 256 terms, large tile 2429 us against 2639.
@@ -113,7 +119,7 @@ def _product_config(ir: KernelIR, region: Region, device: DeviceModel, precision
         block_m, block_n = (min(128, max(16, next_power_of_two(size))) for size in (m, n))
         block_k, warps = 32, 8 if block_m * block_n >= 128 * 128 else 4
     stages = 3
-    if not half and mode not in SPLIT_PRECISION_MODES:
+    if not on_16_bits:
         # Operands stay in four or eight bytes.
         stage = ITEMSIZE[operand] * block_k * (block_m + block_n)
         stages = max(1, min(stages, device.shared_bytes // stage))
@@ -161,6 +167,32 @@ def can_split(ir: KernelIR, prim: Prim, device: DeviceModel) -> bool:
     return not ProductDims.of(prim).kernel_positions or side_to_split_on_load(ir, prim, device) is not None
 
 
+def can_scale(ir: KernelIR, prim: Prim) -> bool:
+    """Whether a product's operands may be scaled and rounded to float16: where the user's code runs it in TF32.
+
+    Scaled windows of a convolution would be many times the input; rewrites convert the input.
+    """
+    is_large = ProductSizes.of(ir.prims, prim).m.value(ir.graph.sizes) >= LEAST_SPLIT_ROWS
+    dtypes = {ir.prims[name].dtype for name in prim.inputs}
+    if dtypes != {"float32"} or len(prim.inputs) > 2 or ProductDims.of(prim).kernel_positions or not is_large:
+        return False
+    return user_mode(ir.graph, prim) is PrecisionMode.TF32
+
+
+def scaling_pays(ir: KernelIR, prim: Prim, device: DeviceModel) -> bool:
+    """Whether scaled float16 operands are predicted to be faster than TF32 tiles.
+
+    The conversion reads four bytes of each element and writes two. An estimate that orders the two; both are measured.
+    """
+    sized, sizes = ProductSizes.of(ir.prims, prim), ir.graph.sizes
+    m, n, k, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.k, sized.batch))
+    operands, operations = batch * (m + n) * k, 2.0 * batch * m * n * k
+    conversion = device.launch_us * 1e-6 + 6 * operands / device.bandwidth
+    in_fp16 = max(2 * operands / device.bandwidth, operations / (PRODUCT_SHARE * device.flops["fp16"]))
+    in_tf32 = max(4 * operands / device.bandwidth, operations / (tf32_share(device) * device.flops["tf32"]))
+    return conversion + in_fp16 < in_tf32
+
+
 def _tensor_core_tile(m: int, n: int, batch: int, most: int, device: DeviceModel) -> tuple[int, int, int, int]:
     """Rows, columns, depth and warps: the largest tile of up to ``most`` elements that fills the device, else the smallest
     tile."""
@@ -183,7 +215,7 @@ def with_tma(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceM
     sized = ProductSizes.of(ir.prims, prim)
     m, n, k, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.k, sized.batch))
     native = config.precision is PrecisionMode.NATIVE
-    loadable = config.precision in PRE_SPLIT_MODES or (
+    loadable = config.precision in CONVERTED_MODES or (
         native and all(is_tma_loadable(ir, region, each, side) for each in products_in(ir, region) for side in (0, 1))
     )
     if not loadable or k < MIN_TMA_DEPTH:
@@ -224,7 +256,7 @@ def fitted(config: MatmulConfig, shared_bytes: int, loaded: int = 2, products: i
         loaded: bytes of an operand's element as it is loaded.
         products: products of the kernel, which share the left operand.
     """
-    if config.precision not in (PrecisionMode.NATIVE, *SPLIT_PRECISION_MODES):
+    if config.precision not in (PrecisionMode.NATIVE, PrecisionMode.FP16_SCALED, *SPLIT_PRECISION_MODES):
         return config
     for most, stages in (
         *((64, n) for n in range(config.stages, min(config.stages, 2) - 1, -1)),

@@ -20,7 +20,7 @@ from mtmc_lsp.ir.lower import GraphBox
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp, ProductSizes, has_split_operands
 from mtmc_lsp.schedule.configs import PRE_SPLIT_MODES, SPLIT_PRECISION_MODES, PrecisionMode, precision_of
 from mtmc_lsp.schedule.device_limits import splitting_pays
-from mtmc_lsp.schedule.matmul_configs import can_split, user_mode
+from mtmc_lsp.schedule.matmul_configs import can_scale, can_split, scaling_pays, user_mode
 from mtmc_lsp.schedule.recurrent_configs import MODES as RECURRENT_MODES
 from mtmc_lsp.schedule.recurrent_configs import modes_of
 from mtmc_lsp.schedule.schedule import Schedule
@@ -35,7 +35,9 @@ FULL = 2e-5
 """Relative errors below this do not come from a TF32 product, whose operands have 11 bits (about 3e-4 on an H200)."""
 ROUNDED_AS_TF32 = frozenset({"fp16-operands", "im2win-fp16"})
 """Rewrites with float16 operands, which have as many significant bits as TF32."""
-INEXACT_MODES = (*SPLIT_PRECISION_MODES, PrecisionMode.TF32, *RECURRENT_MODES[:-1])
+TF32_MODES = (PrecisionMode.FP16_SCALED, PrecisionMode.TF32)
+"""Modes for products that the user's code runs in TF32."""
+INEXACT_MODES = (*SPLIT_PRECISION_MODES, *TF32_MODES, *RECURRENT_MODES[:-1])
 """Modes that round more than float32 units; they are not retried for a product where they were too inexact."""
 INEXACT = 1e-2
 """Relative errors below this come from rounding; errors of wrong kernels are far larger."""
@@ -92,7 +94,7 @@ class Precisions:
             return tuple(mode for mode in known if mode is ieee or not self.is_inexact(prim.origin, mode))
         users = user_mode(self.ir.graph, prim)
         if users is not ieee and not self.is_inexact(prim.origin, users):
-            return (users,)
+            return self._tf32_modes(prim)
         if self.strict or not splitting_pays(self.device) or not can_split(self.ir, prim, self.device):
             return (ieee,)
         # An operand that is split on load has a scale per block of K, and fp32 units add the blocks.
@@ -104,6 +106,13 @@ class Precisions:
         elif self._is_summed(prim):
             split = (PrecisionMode.FP16X3_SHORT,)
         return (*(mode for mode in split if not self.is_inexact(prim.origin, mode)), ieee)
+
+    def _tf32_modes(self, prim: Prim) -> tuple[PrecisionMode, ...]:
+        """TF32, and scaled float16 operands where these are possible; first those that are predicted to be faster."""
+        tf32, scaled = PrecisionMode.TF32, PrecisionMode.FP16_SCALED
+        if self.strict or not can_scale(self.ir, prim) or self.is_inexact(prim.origin, scaled):
+            return (tf32,)
+        return (scaled, tf32) if scaling_pays(self.ir, prim, self.device) else (tf32, scaled)
 
     @property
     def ranks(self) -> int:
@@ -128,7 +137,7 @@ class Precisions:
             kernel = schedule.kernel_of(product) if product is not None else None
             kernel_mode = precision_of(kernel.config) if kernel is not None and set(kernel.nodes) <= nodes else None
             next_mode = kernel_mode or (self.mode(product, rank) if product is not None else mode)
-            if mode == next_mode or mode not in (*MODES, *RECURRENT_MODES):
+            if mode == next_mode or mode not in (*MODES, *TF32_MODES, *RECURRENT_MODES):
                 refused.add(nodes)
         return refused
 
@@ -169,12 +178,17 @@ def as_run(graph: Graph, schedule: Schedule, history: Sequence[Step]) -> Graph:
     Libraries may run full float32 although TF32 is allowed. Where a step was too inexact and the user's results were far more
     exact than TF32, all products are taken to run full float32, except convolutions whose mode was observed.
     """
-    if "tf32" not in (graph.fp32_convolution, graph.fp32_matmul) or any(
-        rewrite.rule in ROUNDED_AS_TF32 for rewrite in schedule.rewrites
-    ):
+    if "tf32" not in (graph.fp32_convolution, graph.fp32_matmul) or rounds_as_tf32(schedule):
         return graph
     full = any(is_inexact(step) and step.verdict and step.verdict.reference_error < FULL for step in history)
     return _in_full(GraphBox(graph)) if full else graph
+
+
+def rounds_as_tf32(schedule: Schedule) -> bool:
+    """Whether operands are rounded to float16, which has as many significand bits as TF32."""
+    return any(rewrite.rule in ROUNDED_AS_TF32 for rewrite in schedule.rewrites) or any(
+        precision_of(plan.config) is PrecisionMode.FP16_SCALED for plan in (*schedule.kernels, *schedule.loop_kernels)
+    )
 
 
 def is_inexact(step: Step) -> bool:

@@ -73,7 +73,9 @@ def _precision_mode(graph: Graph) -> str:
     dtypes = {item.type.dtype for item in graph.inputs}
     if "float32" not in dtypes:
         return "bf16" if "bfloat16" in dtypes else "fp16"
-    if any(node.op.startswith("aten.conv") and graph.convolution_mode(node.name) == "tf32" for node in graph.nodes):
+    if graph.fp32_matmul == "tf32" or any(
+        node.op.startswith("aten.conv") and graph.convolution_mode(node.name) == "tf32" for node in graph.nodes
+    ):
         # Scaled float16 operands have as many significand bits as TF32.
         return "fp16"
-    return "tf32" if graph.fp32_matmul == "tf32" else "fp16x3"
+    return "fp16x3"

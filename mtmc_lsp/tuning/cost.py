@@ -57,6 +57,8 @@ def peak(device: DeviceModel, dtype: str, mode: PrecisionMode | None) -> float:
     """Operations per second of products of ``dtype`` in a precision mode; None stands for float32 units."""
     if mode in SPLIT_PRECISION_MODES:
         return device.flops[PrecisionMode.FP16X3.value]
+    if mode is PrecisionMode.FP16_SCALED:
+        return device.flops["fp16"]
     if dtype in ("float16", "bfloat16"):
         return device.flops["bf16" if dtype == "bfloat16" else "fp16"]
     if dtype == "float32":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from mtmc_lsp.core.device_model import DeviceModel, TensorCores
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
 from mtmc_lsp.core.graph import Graph, TensorType
 from mtmc_lsp.core.sizes import Size, product
@@ -19,8 +19,10 @@ from mtmc_lsp.ir.memory_order import contiguous_axes, transposed_axis, windows_a
 from mtmc_lsp.ir.primitives import CENTRED, KernelIR, Prim, PrimOp, ProductSizes, has_split_operands
 from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch, weight_bytes
 from mtmc_lsp.ir.regions import Region, RegionKind, product_in
+from mtmc_lsp.schedule.attention_configs import programs_of_attention
 from mtmc_lsp.schedule.configs import (
     SPLIT_PRECISION_MODES,
+    AttentionConfig,
     KernelConfig,
     LoopConfig,
     MatmulConfig,
@@ -29,6 +31,7 @@ from mtmc_lsp.schedule.configs import (
     TileConfig,
     precision_of,
 )
+from mtmc_lsp.schedule.device_limits import PRODUCT_SHARE, tf32_share
 from mtmc_lsp.schedule.split_on_load import is_dense_along_sum, split_programs
 from mtmc_lsp.tuning.block_cost import SCHEDULERS, block_us
 from mtmc_lsp.tuning.cell_cost import products_us
@@ -51,13 +54,6 @@ GATHERED, SCATTERED = 0.5, 0.25
 MOVED, MOVED_BY_ROWS = 0.95, 0.85
 """Shares of the peak that a 16-bit product with TMA reaches, where the right operand is contiguous along its columns, or along K.
 Measured on an H200: 180 and 206 us; cuBLAS 177."""
-
-TF32_BY_REGISTERS = 0.21
-"""Share of the peak of a TF32 product where tensor cores read shared memory: its operands pass through registers for rounding
-(86 of 403 TFLOP/s on an H200). With ``mma`` all operands pass through registers."""
-
-FROM_SHARED = (TensorCores.WGMMA, TensorCores.TCGEN05)
-"""Tensor cores that read operands from shared memory."""
 
 WINDOWS_SPLIT_ON_LOAD = 0.65
 """Share of the peak for windows that are split on load, without their load time (times :data:`SPLIT_ON_LOAD_SHARE`)."""
@@ -86,9 +82,8 @@ PROGRAMS_PER_SM = 2.0
 ROWS_PER_SM = 4
 """Rows per multiprocessor whose programs run at once and read them again: each is in the cache until then."""
 
-PRODUCT_SHARE, ATTENTION_SHARE = 0.8, 0.5
-"""Shares of the peak that a plain product reaches, nearly that of the library, and an attention, whose two products depend on
-each other."""
+ATTENTION_SHARE = 0.5
+"""Share of the peak that an attention reaches, whose two products depend on each other."""
 
 RECURRENT_SHARE = 0.5
 """Share of the peak that the products of a recurrent step reach. An estimate, not measured."""
@@ -144,7 +139,9 @@ def kernel_cost(
     share = PRODUCT_SHARE
     if region.kind in (RegionKind.ATTENTION, RegionKind.ATTENTION_GRADIENT):
         share = ATTENTION_SHARE
-    if matmul is not None and matmul.tma and mode is PrecisionMode.NATIVE:
+    if matmul is not None and matmul.tma and mode is PrecisionMode.FP16_SCALED:
+        share = MOVED_BY_ROWS
+    elif matmul is not None and matmul.tma and mode is PrecisionMode.NATIVE:
         share = MOVED_BY_ROWS if is_dense_along_sum(ir, product_in(ir, region), 1) else MOVED
     windows = any(ir.prims[name].op is PrimOp.WINDOW for name in region.prims)
     if windows and not (region.kind is RegionKind.MATMUL and are_contiguous_windows(ir, product_in(ir, region))):
@@ -153,8 +150,8 @@ def kernel_cost(
         images = [kind for kind in types if len(kind.shape) > 3 and Size.of(1) not in kind.shape[:2]]
         share = GATHERED if all(kind.is_channels_last for kind in images) else SCATTERED
         share = WINDOWS_SPLIT_ON_LOAD if matmul is not None and matmul.split_on_load else share
-    if dtype == "float32" and mode is PrecisionMode.TF32 and device.tensor_cores in FROM_SHARED:
-        share = min(share, TF32_BY_REGISTERS)
+    if dtype == "float32" and mode is PrecisionMode.TF32:
+        share = min(share, tf32_share(device))
     busy = _parallelism(ir, region, config, device)
     rate = peak(device, dtype, mode) * share
     launches = 1
@@ -176,6 +173,11 @@ def kernel_cost(
             )
         stream = parts_bytes(ir, region, matmul)
         launches += stream > 0
+    elif isinstance(config, AttentionConfig):
+        rate *= busy
+        if config.is_split:
+            launches += 1
+            moved += 2.0 * config.split * ITEMSIZE["float32"] * region.rows.value(graph.sizes)
     elif parts > 1:
         launches += 1 + _varies_along_columns(ir, region)
     time = roofline_us(moved, flops, device, rate, TRITON_EFFICIENCY * busy)
@@ -193,10 +195,12 @@ def kernel_cost(
 def _split_pass(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceModel) -> tuple[float, float]:
     """Bytes that the splitting kernel before the product moves, and the share of the device that it uses.
 
-    It reads and writes four bytes per element, and has one program per few rows. Without such a kernel the bytes are 0.
+    It reads four bytes per element, writes four (two where it only scales and rounds), and has one program per few rows.
+    Without such a kernel the bytes are 0.
     """
     prim = product_in(ir, region)
-    if config.precision not in SPLIT_PRECISION_MODES or has_split_operands(prim):
+    is_scaled = config.precision is PrecisionMode.FP16_SCALED
+    if not is_scaled and (config.precision not in SPLIT_PRECISION_MODES or has_split_operands(prim)):
         return 0.0, 1.0
     sized, sizes = ProductSizes.of(ir.prims, prim), ir.graph.sizes
     moved, programs = 0.0, 0
@@ -204,7 +208,7 @@ def _split_pass(ir: KernelIR, region: Region, config: MatmulConfig, device: Devi
         if config.split_on_load is None or not config.split_on_load.includes(side):
             rows = (sized.batch * (sized.m, sized.n)[side]).value(sizes)
             programs += split_programs(rows, sized.k, sizes, device)
-            moved += 8.0 * rows * sized.k.value(sizes)
+            moved += (6.0 if is_scaled else 8.0) * rows * sized.k.value(sizes)
     return moved, min(1.0, max(1, programs) / (PROGRAMS_PER_SM * device.sm_count))
 
 
@@ -372,6 +376,8 @@ def programs_of(ir: KernelIR, region: Region, config: KernelConfig) -> int:
     sizes = ir.graph.sizes
     if isinstance(config, MatmulConfig):
         return config.stream_k or Waves.of(ir, region, config).tiles * config.split_k
+    if isinstance(config, AttentionConfig):
+        return programs_of_attention(ir, region, config)
     if not isinstance(config, TileConfig):
         return region.rows.value(sizes)
     if region.kind is RegionKind.MAP:
@@ -385,6 +391,6 @@ def _parallelism(ir: KernelIR, region: Region, config: KernelConfig, device: Dev
     """Share of the device that the grid uses: a reduction has one program per group of rows, a product one per tile."""
     if region.kind in (RegionKind.REDUCE, RegionKind.SCAN):
         return min(1.0, programs_of(ir, region, config) / (PROGRAMS_PER_SM * device.sm_count))
-    if region.kind is RegionKind.MATMUL:
+    if region.kind in (RegionKind.MATMUL, RegionKind.ATTENTION):
         return min(1.0, programs_of(ir, region, config) / device.sm_count)
     return 1.0

@@ -15,7 +15,7 @@ from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.memory_order import contiguous_axes, largest_source, packed_axis, shifted_axes
 from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
 from mtmc_lsp.ir.regions import Region, product_in, products_in
-from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, MatmulConfig
+from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, MatmulConfig, PrecisionMode
 
 APART_PER_CLOCK = 1.1 / 1.7
 """Single elements per clock that one multiprocessor loads. Measured on an H200 at 1.7 GHz: convolutions with such weights or
@@ -30,8 +30,9 @@ def loads_apart_us(ir: KernelIR, region: Region, config: MatmulConfig, device: D
     """The time of all loads of single elements that a product's kernel makes for its operands."""
     prim = product_in(ir, region)
     of_windows = config.split_on_load is not None and bool(ProductDims.of(prim).kernel_positions)
-    if config.precision in SPLIT_PRECISION_MODES and not has_split_operands(prim) and not of_windows:
-        # The splitting kernel wrote the operands contiguously.
+    is_split = config.precision in SPLIT_PRECISION_MODES and not has_split_operands(prim) and not of_windows
+    if is_split or config.precision is PrecisionMode.FP16_SCALED:
+        # The kernel before the product wrote the operands contiguously.
         return 0.0
     sizes, sized = ir.graph.sizes, ProductSizes.of(ir.prims, prim)
     tall, wide, deep = (config.block_m, config.block_n, config.block_k)

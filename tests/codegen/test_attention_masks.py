@@ -258,14 +258,12 @@ def f(q, k, v, bias):
     assert checker.failures(capture, [candidate], Case({"B": 2, "T": 50, "S": 50}, "normal", 5)) == [""]
 
 
-@pytest.mark.parametrize("shape", ["f16[2,1,16]", "f64[2,50,16]"])
-def test_unsupported_attention_uses_other_kernels(checker: Checker, shape: str) -> None:
-    """A single query (decoding) and float64 did not compile."""
-    other = shape.replace("[2,1,", "[2,50,")
-    source = f"""import torch
+def test_unsupported_attention_uses_other_kernels(checker: Checker) -> None:
+    """Float64 did not compile."""
+    source = """import torch
 
 
-# mtmc: q={shape} k={other} v={other}
+# mtmc: q=f64[2,50,16] k=f64[2,50,16] v=f64[2,50,16]
 def f(q, k, v):
     return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
 """

@@ -74,6 +74,13 @@ PLAIN = {
         "return x @ ((q.to(x.dtype) - z[g]) * s[g])",
         x=X, w="i32[24,40]", z="f16[3,40]@0..15", s="f16[3,40]@0.001..0.01",
     ),
+    "GPTQ with functions for shifts": layer(
+        "shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=x.device)\n"
+        "q = (torch.bitwise_right_shift(w[:, None, :], shifts[None, :, None]) & 15).reshape(192, 40)\n"
+        "g = torch.arange(192, device=x.device) // 64\n"
+        "return x @ (s[g] * (q - z[g]))",
+        x=X, w="i32[24,40]", z="f16[3,40]@0..15", s="f16[3,40]@0.001..0.01",
+    ),
 }  # fmt: skip
 
 

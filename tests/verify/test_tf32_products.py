@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,6 +81,7 @@ def test_small_sizes_are_judged_by_what_the_workload_itself_runs(
     runs_narrow: bool, captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(expectations, "_tf32_state", {})
+    monkeypatch.setattr(expectations, "runs_products_in_tf32", lambda graph, device: False)
     capture = captured(f"import torch\n{SOURCE}", "f")
     capture = replace(capture, graph=replace(capture.graph, fp32_matmul="tf32"))
     monkeypatch.setattr(expectations, "run_case", lambda module, capture, inputs, *rest, **more: {
@@ -88,6 +90,15 @@ def test_small_sizes_are_judged_by_what_the_workload_itself_runs(
     assert expected(capture, 40, is_first=True, own=None) < 1e-6, "of the workload itself its own error is asked for"
     sensitivity = expected(capture, 5, is_first=False, own=None)
     assert (sensitivity > 0.1 * TF32) is runs_narrow, sensitivity
+
+
+def test_without_a_gpu_products_are_judged_as_the_users_gpu_runs_them(captured) -> None:
+    """A CPU runs full float32, so its own error does not show TF32."""
+    capture = captured(f"import torch\n{SOURCE}", "f")
+    in_tf32, in_full = (replace(capture, graph=replace(capture.graph, fp32_matmul=mode)) for mode in ("tf32", "ieee"))
+    module = SimpleNamespace(f=lambda a, b: a @ b)
+    assert expected(in_tf32, 40, is_first=True, own=module) > 0.1 * TF32
+    assert expected(in_full, 40, is_first=True, own=module) < 1e-6
 
 
 def test_gradients_choose_for_themselves(captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,9 @@
 """Attention in one pass: a block of queries stays in registers while a loop streams keys and values.
 
+With few queries (decoding), several programs share the keys of each block of queries, and a second kernel combines their
+unnormalised results, maxima and sums in a fixed order. Heads that read the same keys and values (grouped heads) are then rows of
+one block of queries, so that each key is loaded once for all of them.
+
 Running maximum and sum: online softmax (Milakov & Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135). Elementwise
 operations on the scores before the softmax (scale, mask, bias, causality) are applied to the tile.
 """
@@ -13,48 +17,33 @@ from mtmc_lsp.codegen.attention.tiles import AttentionTiles, Side
 from mtmc_lsp.codegen.kernel.axis_groups import Mask
 from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index
-from mtmc_lsp.codegen.kernel.kernel import Kernel, assemble
-from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES, Code, blocks_text
+from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, assemble
+from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, TRITON_DTYPES, Code, blocks_text
 from mtmc_lsp.codegen.matmul.operands import ProductAxes, mask_needed
 from mtmc_lsp.codegen.tile.tile_reductions import LOWEST
 from mtmc_lsp.core.dtypes import is_low_precision
 from mtmc_lsp.core.graph import Ref, TensorType
-from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.attention_mask import attention_band
-from mtmc_lsp.ir.attention_pattern import AttentionForm, attention_form
+from mtmc_lsp.ir.attention_pattern import AttentionForm, grouped_axes
+from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import AttentionConfig
 
 LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
+FEW_QUERIES = 16
+"""Queries below which the heads of a group are rows of one block: a tensor-core instruction has as many rows."""
 
 
 def _all(conditions: Sequence[str]) -> str:
     return " & ".join(f"({text})" if len(conditions) > 1 and not text.isidentifier() else text for text in conditions)
 
 
-def write_attention_kernel(
-    ir: KernelIR,
-    region: Region,
-    buffers: Mapping[str, TensorType],
-    config: AttentionConfig,
-    name: str,
-    docstring: str,
-) -> Kernel:
-    """Write the kernel of an attention region.
+class AttentionWriter(AttentionTiles):
+    """Writes the kernel of an attention, or the kernel of its parts if programs share the keys."""
 
-    Raises:
-        CannotCode: the region contains an unsupported operation or size.
-    """
-    form = attention_form([ir.prims[prim] for prim in region.prims])
-    if form is None:
-        raise CannotCode("the region is not an attention pattern (product, softmax, product); use matmul kernels")
-    return _AttentionWriter(ir, region, buffers, config, form).kernel(name, docstring)
-
-
-class _AttentionWriter(AttentionTiles):
     def __init__(
         self,
         ir: KernelIR,
@@ -72,10 +61,24 @@ class _AttentionWriter(AttentionTiles):
         self.unit: float | None = None
         """Factor of the running maximum in the logits; None if the maximum is that of exponents of 2."""
         self.scores = ProductAxes(ir, region, form.scores)
+        self.grouped = self._group_heads()
+        """Heads that are rows of a block of queries; keys and values are the same for all of them."""
         self.batch = tuple(dict.fromkeys((*self.result.batch, *self.scores.batch)))
         self.head, self.width = (self.constant(axes) for axes in (self.scores.k, self.result.n))
         self.parameters.name_size(product([a.size for a in self.scores.m]), "n_queries")
         self.parameters.name_size(product([a.size for a in self.scores.n]), "n_keys")
+
+    def _group_heads(self) -> tuple[Axis, ...]:
+        """Make batch axes that keys and values do not depend on (heads of a group) rows, if there are few queries."""
+        few = self.size_of(self.scores.m).value(self.ir.graph.sizes) < FEW_QUERIES
+        if self.band.limits or not few or self.scores.m != self.result.m:
+            return ()
+        region = self.result.region
+        grouped = tuple(grouped_axes(self.ir.prims, region.inputs, region.table, self.form))
+        for axes in (self.scores, self.result):
+            axes.batch = tuple(axis for axis in axes.batch if axis not in grouped)
+            axes.m = (*grouped, *axes.m)
+        return grouped
 
     def kernel(self, name: str, docstring: str) -> Kernel:
         """The finished kernel."""
@@ -132,17 +135,21 @@ class _AttentionWriter(AttentionTiles):
             "row_max = new_max",
         ]
         self.lines += self._loops(n_keys, body)
-        if self.form.zero_if_fully_masked:
-            self.lines.append("row_total = tl.where(row_total == 0.0, 1.0, row_total)")
-        self.lines.append("acc = acc / row_total[:, None]")
-        self.lines += self._log_sum_exp()
-        self._store(m_masks, width_block)
+        if self.config.is_split:
+            self._store_parts(m_masks)
+        else:
+            self.normalise()
+            self.lines += self._log_sum_exp()
+            self.store(m_masks, width_block)
         grid, sizes = [blocks_text("n_q", block_m)], {"n_q": queries, "n_k": keys}
         if self.batch:
             grid.append("n_batch")
             sizes["n_batch"] = self.size_of(self.batch)
             if not self.size_of(self.batch).is_constant:
                 self.limits.append(f"{self.size_of(self.batch)} <= 65535")
+        if self.config.is_split:
+            blocks["PARTS"] = self.config.split
+            grid.append(str(self.config.split))
         return assemble(
             name,
             self.parameters,
@@ -155,10 +162,58 @@ class _AttentionWriter(AttentionTiles):
             num_stages=self.config.stages,
             dynamic=dynamic,
             limits=tuple(dict.fromkeys(self.limits)),
+            scratch_written=self.scratch() if self.config.is_split else (),
         )
+
+    @property
+    def exponent_factor(self) -> float:
+        """Factor of the row maxima in the exponents of base 2."""
+        return 1.0 if self.unit is None else self.unit * LOG2E
+
+    def normalise(self) -> None:
+        """Add the statements that divide the results by the sums of their weights."""
+        if self.form.zero_if_fully_masked:
+            self.lines.append("row_total = tl.where(row_total == 0.0, 1.0, row_total)")
+        self.lines.append("acc = acc / row_total[:, None]")
+
+    def scratch(self) -> tuple[tuple[str, Scratch], ...]:
+        """Pointers to the parts' results, maxima and sums, and their buffers."""
+        rows = Size.of(self.config.split) * self.size_of(self.batch) * self.size_of(self.scores.m)
+        width = Size.of(max(16, next_power_of_two(self.width)))
+        buffers = (
+            Scratch("parts", (rows, width), "float32"),
+            Scratch("maxima", (rows,), "float32"),
+            Scratch("totals", (rows,), "float32"),
+        )
+        return tuple((f"{buffer.name}_ptr", buffer) for buffer in buffers)
+
+    def row_of_part(self) -> str:
+        """The statement that computes the rows of a part in the buffers."""
+        queries = self.parameters.size(self.size_of(self.scores.m)).text
+        block = "tl.cast(part, tl.int64)"
+        if self.batch:
+            block = f"({block} * {self.parameters.size(self.size_of(self.batch)).at(PRODUCT)} + batch)"
+        return f"row = {block} * {queries} + m"
+
+    def _store_parts(self, m_masks: list[Mask]) -> None:
+        mask = f", mask={m_masks[0].text}" if m_masks else ""
+        self.lines += [
+            self.row_of_part(),
+            f"tl.store(parts_ptr + row * WIDTH + width, acc{mask})",
+            f"tl.store(maxima_ptr + row, row_max[:, None]{mask})",
+            f"tl.store(totals_ptr + row, row_total[:, None]{mask})",
+        ]
 
     def _loops(self, n_keys: str, body: list[str]) -> list[str]:
         """The loop over the keys that any query of the block may see; it starts at a multiple of the block size."""
+        if self.config.is_split:
+            return [
+                "# Each part of the keys has a separate program.",
+                f"part = tl.program_id({2 if self.batch else 1})",
+                f"part_keys = tl.cdiv(tl.cdiv({n_keys}, BLOCK_N), PARTS) * BLOCK_N",
+                f"for start in range(part * part_keys, tl.minimum((part + 1) * part_keys, {n_keys}), BLOCK_N):",
+                *(f"    {line}" for line in body),
+            ]
         if self.band.first is None and self.band.last is None:
             return [f"for start in range(0, {n_keys}, BLOCK_N):", *(f"    {line}" for line in body)]
         first, end, lines = "0", n_keys, []
@@ -204,7 +259,8 @@ class _AttentionWriter(AttentionTiles):
         """A tile of an operand in the product's dtype; 0 where ``inside`` (the bound of the contracted axis) is false."""
         is_plain = axes.is_plain(side)
         name = axes.prim.inputs[side]
-        code = self.tile(rows, cols, masks, lines, {}, name, widen=not is_plain)
+        fixed = self.grouped if side == 1 else ()
+        code = self.tile(rows, cols, masks, lines, {}, name, widen=not is_plain, fixed=fixed)
         code = axes.over_tile(side, code, shape, axes.k, inside)
         dtype = self.ir.prims[name].dtype
         if is_plain or not is_low_precision(dtype):
@@ -268,7 +324,8 @@ class _AttentionWriter(AttentionTiles):
             ]
         return statements
 
-    def _store(self, m_masks: list[Mask], width_block: int) -> None:
+    def store(self, m_masks: list[Mask], width_block: int) -> None:
+        """Add the operations after the attention, and the stores."""
         masks = [*m_masks, *self.masks_of(self.edge("width", self.width, width_block), rows=False)]
         values = {self.form.result.name: Code("acc", "float32", True, True)}
         rows, cols = (self.result.m, "m"), (self.result.n, "width")
@@ -281,6 +338,9 @@ class _AttentionWriter(AttentionTiles):
                 value = tile.value(prim.name)
                 offset = tile.expressions.offset(self.ir.graph.type_of(ref), tile.expressions.tile_index(prim.name))
                 pointer = tile.expressions.parameters.output(ref)
+                if not self.result.m:
+                    # A single query has no term in the offset. The tile has more rows; the mask keeps one.
+                    offset = Code(f"{offset.at(SUM)} + m", offset.dtype, True, offset.cols, SUM)
                 mask = tile.expressions.mask_argument(offset, None)
                 lines.append(f"tl.store({Expressions.address(pointer, offset)}, {value.text}{mask})")
             accesses = tile.expressions.accesses
@@ -296,9 +356,14 @@ class _AttentionWriter(AttentionTiles):
             if not self.form.is_log_sum_exp(self.ir.prims, self.ir.of(ref).name)
         ]
 
+    @property
+    def saves_log_sum_exp(self) -> bool:
+        """Whether the backward pass reads the log-sum-exp of each row."""
+        return len(self._results()) < len(self.result.region.outputs)
+
     def _log_sum_exp(self) -> list[str]:
-        """The statement that computes the log-sum-exp of each row, if the backward pass reads it."""
-        if len(self._results()) == len(self.result.region.outputs):
+        """The statement that computes the log-sum-exp of each row, if it is saved."""
+        if not self.saves_log_sum_exp:
             return []
         if self.unit is None:
             return [f"log_sum_exp = (row_max + tl.log2(row_total)) * {LN2!r}"]

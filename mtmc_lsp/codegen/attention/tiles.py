@@ -98,11 +98,17 @@ class AttentionTiles:
         prim: str,
         *,
         widen: bool = True,
+        fixed: tuple[Axis, ...] = (),
     ) -> Code:
-        """Evaluate a primitive over a tile: a first pass with separate axes finds the axes that can be fused."""
+        """Evaluate a primitive over a tile: a first pass with separate axes finds the axes that can be fused.
+
+        Args:
+            fixed: axes along which the value does not change.
+        """
         accesses: list[Index] = []
         for is_final in (False, True):
             tile = self.make_tile(rows, cols, masks, lines if is_final else [], values, accesses, is_final, widen=widen)
+            tile.expressions.fixed = {axis: Index() for axis in fixed}
             code = tile.value(prim)
             accesses = tile.expressions.accesses
         self.limit(accesses)

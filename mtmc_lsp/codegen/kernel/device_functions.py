@@ -179,6 +179,19 @@ def _unit_scale(largest):
     up = tl.minimum(260 - exponent, 252)
     return (up << 23).to(tl.float32, bitcast=True), ((254 - up) << 23).to(tl.float32, bitcast=True)
 ''',
+    "_half_scale": '''@triton.jit
+def _half_scale(largest):
+    """The power of two that scales ``largest`` to [2**14, 2**15), and its inverse. Exact, also for 0 and subnormals."""
+    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
+    up = tl.minimum(268 - exponent, 252)
+    return (up << 23).to(tl.float32, bitcast=True), ((254 - up) << 23).to(tl.float32, bitcast=True)
+''',
+    "_to_half": '''@triton.jit
+def _to_half(x, factor):
+    """x * factor in float16; what is too small keeps its sign, so that its product with an infinity is no NaN."""
+    half = (x * factor).to(tl.float16)
+    return tl.where((half == 0.0) & (x != 0.0), tl.where(x > 0.0, 2.0**-24, -(2.0**-24)).to(tl.float16), half)
+''',
     "_max_nan": """@triton.jit
 def _max_nan(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

@@ -30,6 +30,7 @@ from mtmc_lsp.codegen.matmul.packed_operands import INTEGERS, loop_start, write_
 from mtmc_lsp.codegen.matmul.split_operands import SplitOperand, write_both_splits
 from mtmc_lsp.codegen.matmul.split_precision import (
     launch_constexprs,
+    loop_over_converted,
     loops_over_halves,
     piece_blocks,
     promoted_sum,
@@ -44,7 +45,13 @@ from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import VIEW_OPS, KernelIR, PrimOp, has_split_operands
 from mtmc_lsp.ir.regions import Region
-from mtmc_lsp.schedule.configs import PRE_SPLIT_MODES, MatmulConfig, PrecisionMode, SplitOnLoad
+from mtmc_lsp.schedule.configs import (
+    CONVERTED_MODES,
+    PRE_SPLIT_MODES,
+    MatmulConfig,
+    PrecisionMode,
+    SplitOnLoad,
+)
 from mtmc_lsp.schedule.split_on_load import LEAST_SPLIT_ROWS
 
 Finish = Callable[
@@ -64,7 +71,7 @@ def write_product_kernels(
     write_product: Finish,
     device: DeviceModel,
 ) -> list[Kernel]:
-    """Write the kernels of a matmul region: first those that split the operands, if the precision mode requires it.
+    """Write the kernels of a matmul region: first those that split or convert the operands, if the precision mode requires it.
 
     Args:
         write_product: writes the product from the prepared operands: :func:`write_whole_product`, or a version that splits K.
@@ -78,13 +85,16 @@ def write_product_kernels(
         raise CannotCode(
             f"precision {config.precision.value} needs operands that are split on load or float16 pairs; choose another mode"
         )
-    if config.precision not in PRE_SPLIT_MODES:
+    if config.precision not in CONVERTED_MODES:
         return write_product(axes, buffers, config, None, name, docstring)
     names = [operand_name(ir, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
     if names[0] == names[1]:
         names = [f"{names[0]}_left", f"{names[0]}_right"]
-    split_operands = [SplitOperand.of(axes, side, names[side], config.block_k, device) for side in (0, 1)]
-    split_kernels = write_both_splits(axes, buffers, split_operands, f"{name}_split")
+    halves, suffix = (1, "convert") if config.precision is PrecisionMode.FP16_SCALED else (2, "split")
+    split_operands = [
+        SplitOperand.of(axes, side, names[side], config.block_k, device, halves=halves) for side in (0, 1)
+    ]
+    split_kernels = write_both_splits(axes, buffers, split_operands, f"{name}_{suffix}")
     return split_kernels + write_product(axes, buffers, config, split_operands, name, docstring)
 
 
@@ -246,11 +256,17 @@ class ProductWriter:
         """Undo the scaling of split operands."""
         if self.split_operands is None:
             return
+        loads: list[str] = []
         for half, scale in zip(self.split_operands, self.scales, strict=True):
             row, is_row = "mn"[half.side], half.side == 0
             batch = f"batch * {self._size(row.upper())} + " if self.axes.batch else ""
             mask = f", mask={row}_mask, other=0.0" if self._mask(row, rows=is_row) else ""
-            self.lines.append(f"acc *= tl.load({scale} + {batch}{row}{mask})")
+            loads.append(f"tl.load({scale} + {batch}{row}{mask})")
+        if self.config.precision is PrecisionMode.FP16_SCALED:
+            # Sums of converted operands are large: one scale after the other could overflow.
+            self.lines.append(f"acc *= {' * '.join(loads)}")
+        else:
+            self.lines += [f"acc *= {load}" for load in loads]
 
     def _scratch_read(self) -> tuple[tuple[str, Scratch], ...]:
         split_operands = self.split_operands or []
@@ -442,7 +458,8 @@ class ProductWriter:
     def _loop_over_split_operands(self) -> None:
         assert self.split_operands is not None
         left, right = self.split_operands
-        self.lines += loops_over_halves(
+        is_split = self.config.precision is not PrecisionMode.FP16_SCALED
+        self.lines += (loops_over_halves if is_split else loop_over_converted)(
             self.axes, self.parameters, (left, right), self.scratch, self.config, self._walk
         )
 

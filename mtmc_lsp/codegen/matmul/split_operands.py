@@ -52,7 +52,7 @@ class SplitOperand:
     """M or N, without the batch."""
     k: Size
     k_pad: Size
-    """Distance between the two halves of a row, in elements: K padded to whole blocks."""
+    """K padded to whole blocks: the distance between the two halves of a row, in elements."""
     values: Scratch
     wide: bool
     """Whether offsets into the values need 64 bits at the workload's sizes."""
@@ -60,17 +60,31 @@ class SplitOperand:
     """Inverse scale of each row: the factor that restores the operand."""
     device: DeviceModel
     """The GPU that the kernels are for."""
+    halves: int = 2
+    """Float16 numbers of each element: 2, or 1 where the operand is only scaled and rounded."""
 
     @staticmethod
-    def of(axes: ProductAxes, side: int, name: str, block_k: int, device: DeviceModel) -> SplitOperand:
+    def of(
+        axes: ProductAxes, side: int, name: str, block_k: int, device: DeviceModel, *, halves: int = 2
+    ) -> SplitOperand:
         """Describe one operand of a product. K is padded with zeros to a multiple of ``block_k``."""
         rows, k = axes.sizes["MN"[side]], axes.sizes["K"]
         k_pad = (k + (block_k - 1)) // block_k * block_k
         total = axes.n_batch * rows
-        values = Scratch(f"{name}_halves", (total, Size.of(2) * k_pad), "float16")
-        wide = (total * Size.of(2) * k_pad).value(axes.ir.graph.sizes) >= 2**31
+        length = Size.of(halves) * k_pad
+        values = Scratch(f"{name}_{'halves' if halves > 1 else 'fp16'}", (total, length), "float16")
+        wide = (total * length).value(axes.ir.graph.sizes) >= 2**31
         scale = Scratch(f"{name}_scale", (total,), "float32")
-        return SplitOperand(name, side, rows, k, k_pad, values, wide, scale, device)
+        return SplitOperand(name, side, rows, k, k_pad, values, wide, scale, device, halves)
+
+    @property
+    def length(self) -> Size:
+        """Elements of a row of :attr:`values`."""
+        return Size.of(self.halves) * self.k_pad
+
+    def length_text(self, k_pad: str) -> str:
+        """The expression of :attr:`length` in a kernel, given that of :attr:`k_pad`."""
+        return f"{self.halves} * {k_pad}" if self.halves > 1 else k_pad
 
 
 def write_split(axes: ProductAxes, buffers: Mapping[str, TensorType], operand: SplitOperand, name: str) -> Kernel:
@@ -89,7 +103,10 @@ def write_both_splits(
     # The slowest part starts first: strided rows.
     writers = sorted((_SplitWriter(axes, buffers, half) for half in operands), key=_SplitWriter.is_dense)
     parts = [writer.kernel(f"{name}_{writer.operand.name}") for writer in writers]
-    summary = f"Split each row of {operands[0].name} and {operands[1].name} into scaled float16 halves."
+    verb, result = (
+        ("Split", "into scaled float16 halves") if operands[0].halves > 1 else ("Convert", "to scaled float16")
+    )
+    summary = f"{verb} each row of {operands[0].name} and {operands[1].name} {result}."
     return [side_by_side(name, parts, summary)]
 
 
@@ -129,7 +146,7 @@ class _SplitWriter:
         sizes = {f"rows_{self.row}": self.operand.rows, "k_pad": self.operand.k_pad}
         limits: list[str] = []
         if not self.operand.wide:
-            limits.append(int32_limit(self.axes.n_batch * self.operand.rows * Size.of(2) * self.operand.k_pad))
+            limits.append(int32_limit(self.axes.n_batch * self.operand.rows * self.operand.length))
         dynamic = {}
         if holds_rows and not self.operand.k.is_constant:
             dynamic["DEPTH"] = next_power_of_2_text("k_pad")
@@ -139,16 +156,11 @@ class _SplitWriter:
             head.append("batch = tl.program_id(1).to(tl.int64)")
             grid.append("n_batch")
             sizes["n_batch"] = self.axes.n_batch
-        order = "low and high" if self.operand.side == 0 else "high and low"
-        docstring = (
-            f"Split each row of {self.operand.name} into scaled float16 halves: {order} half side by side.\n\n"
-            "high holds the leading 11 bits of each significand, low the next 11."
-        )
         return assemble(
             name,
             self.parameters,
             blocks,
-            docstring,
+            self._docstring(),
             [*head, *lines],
             grid=tuple(grid),
             grid_sizes=sizes,
@@ -157,6 +169,19 @@ class _SplitWriter:
             dynamic=dynamic,
             limits=tuple(limits),
             scratch_written=((self.values, self.operand.values), (self.scale, self.operand.scale)),
+        )
+
+    def _docstring(self) -> str:
+        name = self.operand.name
+        if self.operand.halves == 1:
+            return (
+                f"Scale each row of {name} by a power of two and round it to float16.\n\n"
+                "Elements from 2**-28 times the largest one on keep 11 bits, as in TF32."
+            )
+        order = "low and high" if self.operand.side == 0 else "high and low"
+        return (
+            f"Split each row of {name} into scaled float16 halves: {order} half side by side.\n\n"
+            "high holds the leading 11 bits of each significand, low the next 11."
         )
 
     @property
@@ -216,7 +241,7 @@ class _SplitWriter:
         lines = ["k = tl.arange(0, DEPTH)[None, :]", self._inside()]
         value = self._tile(lines)
         lines += [
-            f"factor, inverse = _unit_scale(tl.max(tl.abs({value}), axis=1, keep_dims=True))",
+            f"factor, inverse = {self._scale_function}(tl.max({self._size_of(value)}, axis=1, keep_dims=True))",
             *self._store_scale(),
         ]
         lines += self._store_halves(value)
@@ -230,25 +255,43 @@ class _SplitWriter:
         body = ["k = (start + tl.arange(0, DEPTH))[None, :]", self._inside()]
         value = self._tile(body)
         lines = ["largest = tl.zeros([ROWS, DEPTH], tl.float32)", f"for start in range(0, {self.k}, DEPTH):"]
-        lines += [f"    {line}" for line in [*body, f"largest = tl.maximum(largest, tl.abs({value}))"]]
-        lines += ["factor, inverse = _unit_scale(tl.max(largest, axis=1, keep_dims=True))", *self._store_scale()]
+        lines += [f"    {line}" for line in [*body, f"largest = tl.maximum(largest, {self._size_of(value)})"]]
+        scale = f"{self._scale_function}(tl.max(largest, axis=1, keep_dims=True))"
+        lines += [f"factor, inverse = {scale}", *self._store_scale()]
         lines += [f"for start in range(0, {self.k_pad}, DEPTH):"]
         lines += [f"    {line}" for line in [*body, *self._store_halves(value)]]
         return lines, {"ROWS": self._strided_rows, "DEPTH": STRIDED_DEPTH}, 8
+
+    @property
+    def _scale_function(self) -> str:
+        return "_unit_scale" if self.operand.halves > 1 else "_half_scale"
+
+    def _size_of(self, value: str) -> str:
+        """The absolute value that counts for a row's scale. Float16 has infinities, so the others in the row stay exact."""
+        size = f"tl.abs({value})"
+        return size if self.operand.halves > 1 else f'tl.where({size} < float("inf"), {size}, 0.0)'
 
     def _store_scale(self) -> list[str]:
         batch = f"batch * {self.n_rows} + " if self.axes.batch else ""
         return [f"tl.store({self.scale} + {batch}{self.row}, inverse, mask={self.row} < {self.n_rows})"]
 
     def _store_halves(self, value: str) -> list[str]:
-        batch = f"batch * {self.n_rows} * 2 * {self.k_pad} + " if self.axes.batch else ""
+        length = self.operand.length_text(self.k_pad)
+        batch = f"batch * {self.n_rows} * {length} + " if self.axes.batch else ""
         first, second = ("low", "high") if self.operand.side == 0 else ("high", "low")
+        row = (
+            f"{self.row}{'.to(tl.int64)' * self.operand.wide} * {f'({length})' if self.operand.halves > 1 else length}"
+        )
+        address = f"{self.values} + {batch}{row} + k"
+        stored = f"({self.row} < {self.n_rows}) & (k < {self.k_pad})"
+        if self.operand.halves == 1:
+            return [f"tl.store({address}, _to_half({value}, factor), mask={stored})"]
         return [
             f"scaled = {value} * factor",
             "high = scaled.to(tl.float16)",
             "low = (scaled - high.to(tl.float32)).to(tl.float16)",
-            f"address = {self.values} + {batch}{self.row}{'.to(tl.int64)' * self.operand.wide} * (2 * {self.k_pad}) + k",
-            f"stored = ({self.row} < {self.n_rows}) & (k < {self.k_pad})",
+            f"address = {address}",
+            f"stored = {stored}",
             f"tl.store(address, {first}, mask=stored)",
             f"tl.store(address + {self.k_pad}, {second}, mask=stored)",
         ]

@@ -80,6 +80,29 @@ def loops_over_halves(
     return [*lines, *pieces]
 
 
+def loop_over_converted(
+    axes: ProductAxes,
+    parameters: Parameters,
+    operands: tuple[SplitOperand, SplitOperand],
+    values: Sequence[str],
+    config: MatmulConfig,
+    block_loop: BlockLoop,
+) -> list[str]:
+    """Statements of the matmul loop over operands that were scaled and rounded to float16.
+
+    Args:
+        values: pointers to the converted operands.
+    """
+    for size_name, operand in zip("MN", operands, strict=True):
+        name_sizes(parameters, size_name, operand)
+    pad = parameters.size(operands[0].k_pad).text
+    tiles = [parameters.names.unique(f"{operand.name}_tile") for operand in operands]
+    lines, load = (_descriptors if config.tma else _rows)(axes, parameters, operands, values)
+    loads = [f"{tile} = {load(side, 'start')}" for side, tile in enumerate(tiles)]
+    body = [*loads, f"acc = tl.dot({', '.join(tiles)}, acc)"]
+    return [*lines, f"for start in {block_loop.starts(pad)}:", *(f"    {line}" for line in body)]
+
+
 def _two_accumulators(block_loop: BlockLoop, loop_head: str, body: list[str]) -> list[str]:
     """The loop over ``high*high`` with two accumulators."""
     zeros = "tl.zeros([BLOCK_M, BLOCK_N], tl.float32)"
@@ -156,9 +179,11 @@ def _rows(
     lines = ["k = tl.arange(0, BLOCK_K)", "# Rows beyond the last wrap around; their results are not stored."]
     for half, row, pointer, index, k in zip(operands, rows, values, "mn", ("k[None, :]", "k[:, None]"), strict=True):
         count = parameters.size(half.rows).text
-        batch = f"batch * {count} * 2 * {pad} + " if axes.batch else ""
+        length = half.length_text(pad)
+        batch = f"batch * {count} * {length} + " if axes.batch else ""
         wide = ".to(tl.int64)" * half.wide
-        lines.append(f"{row} = {pointer} + {batch}({index} % {count}){wide} * (2 * {pad}) + {k}")
+        factor = f"({length})" if half.halves > 1 else length
+        lines.append(f"{row} = {pointer} + {batch}({index} % {count}){wide} * {factor} + {k}")
     return lines, lambda side, start: f"tl.load({rows[side]} + {start})"
 
 
@@ -171,8 +196,9 @@ def _descriptors(
     lines = []
     for half, name, pointer, block in zip(operands, names, values, ("BLOCK_M", "BLOCK_N"), strict=True):
         count = parameters.size(half.rows).text
-        batch = f" + batch * {count} * 2 * {pad}" if axes.batch else ""
-        descriptor = descriptor_of_rows(f"{pointer}{batch}", (count, f"2 * {pad}"), f"2 * {pad}", (block, "BLOCK_K"))
+        length = half.length_text(pad)
+        batch = f" + batch * {count} * {length}" if axes.batch else ""
+        descriptor = descriptor_of_rows(f"{pointer}{batch}", (count, length), length, (block, "BLOCK_K"))
         lines.append(f"{name} = {descriptor}")
     starts = ("m_start", "n_start")
     return lines, lambda side, start: f"{names[side]}.load([{starts[side]}, {start}])" + ".T" * side

@@ -15,11 +15,14 @@ UNARY = (
 ).split()
 BINARY = (
     "mul maximum minimum eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor fmod "
-    "remainder hypot fmax fmin pow copysign atan2 __lshift__ __rshift__ __and__ __or__ __xor__"
+    "remainder hypot fmax fmin pow copysign atan2 __lshift__ __rshift__ __and__ __or__ __xor__ bitwise_left_shift "
+    "bitwise_right_shift"
 ).split()
 FUNCTION_NAMES = {
     "__lshift__": "shift_left",
     "__rshift__": "shift_right",
+    "bitwise_left_shift": "shift_left",
+    "bitwise_right_shift": "shift_right",
     "__and__": "bitwise_and",
     "__or__": "bitwise_or",
     "__xor__": "bitwise_xor",

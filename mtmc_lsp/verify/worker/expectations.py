@@ -203,12 +203,15 @@ def _oracle(
     may_run_tf32 = capture.graph.allows_tf32 and (
         kind == AUTOGRAD or capture.graph.backward is not None or bool(case.layout)
     )
-    uses_tf32 = (may_run_tf32 or _tf32_state.get("observed", False)) and not is_first
+    products_in_tf32 = runs_products_in_tf32(capture.graph, device)
+    uses_tf32 = products_in_tf32 or ((may_run_tf32 or _tf32_state.get("observed", False)) and not is_first)
 
     def raise_sensitivity(measured: Mapping[ResultKey, float]) -> None:
         sensitivity.update({i: max(sensitivity.get(i, 0.0), distance) for i, distance in measured.items()})
 
-    mode = tf32_products(capture.graph) if uses_tf32 else contextlib.nullcontext()
+    mode: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if uses_tf32:
+        mode = Tf32Products(convolutions=False, products=True) if products_in_tf32 else tf32_products(capture.graph)
     is_small = sum(tensor.numel() for tensor in inputs.values()) <= SMALL
     draws = MANY_DRAWS if is_small else FEW_DRAWS
     for draw in range(FEW_DRAWS if recorder.choices or _has_few_elements(outcome(reference)) else 1):
@@ -374,6 +377,11 @@ def scan_length(graph: Graph, sizes: Mapping[str, int]) -> int:
 def tf32_products(graph: Graph) -> Tf32Products:
     """A mode that rounds operands as TF32 does, for the products that may run in TF32 in the reference."""
     return Tf32Products(convolutions=graph.fp32_convolution == "tf32", products=graph.fp32_matmul == "tf32")
+
+
+def runs_products_in_tf32(graph: Graph, device: str) -> bool:
+    """Whether a CPU stands in for a GPU on which the user's program runs products in TF32, which CPUs do not have."""
+    return device == "cpu" and "cublas" in graph.tf32_libraries
 
 
 def _tensors_by_key(run: Mapping[str, Any]) -> dict[ResultKey, torch.Tensor]:
