@@ -62,7 +62,7 @@ def write_policy(folder: Path, normalisation: Normalisation = Normalisation.SUM)
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     adapted.save_pretrained(str(folder / ADAPTER))
-    write_description(folder, LmPolicyDescription(str(model_folder()), normalisation))
+    write_description(folder, LmPolicyDescription(str(model_folder()), normalisation=normalisation))
     return folder
 
 

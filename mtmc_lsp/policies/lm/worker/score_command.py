@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from mtmc_lsp.policies.lm.messages import ScoreRequest, Scores
-from mtmc_lsp.policies.lm.policy_folder import ADAPTER, LmPolicyDescription, read_description
-from mtmc_lsp.policies.lm.worker.language_model import LanguageModel, load_adapter, load_base
+from mtmc_lsp.policies.lm.policy_folder import LmPolicyDescription, read_description
+from mtmc_lsp.policies.lm.worker.language_model import LanguageModel, load_policy
 from mtmc_lsp.policies.lm.worker.scoring import (
     ReadStates,
     action_log_probabilities,
@@ -41,8 +41,7 @@ def score(request: ScoreRequest) -> Scores:
     load_seconds = 0.0
     if _loaded is None or (_loaded.folder, _loaded.device) != (request.folder, request.device):
         description = read_description(Path(request.folder))
-        model = load_base(description.model, request.device)
-        load_adapter(model, Path(request.folder) / ADAPTER)
+        model = load_policy(Path(request.folder), description, request.device)
         _loaded = _Loaded(request.folder, request.device, model, description)
         load_seconds = time.monotonic() - start
     start = time.monotonic()

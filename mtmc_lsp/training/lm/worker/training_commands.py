@@ -95,9 +95,10 @@ def _export(training: _Training) -> None:
     new = training.folder / f"{POLICY}.new"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
-    training.trainer.model.save_adapter(new)
+    training.trainer.model.save(new)
     description = LmPolicyDescription(
-        parameters.model,
+        "" if parameters.new_model else parameters.model,
+        parameters.layers,
         parameters.normalisation,
         parameters.ablation.history,
         parameters.ablation.hardware,
