@@ -126,6 +126,22 @@ def test_missing_files_of_a_new_model_are_told_before_the_run(folder: Path, tmp_
         LmPolicy(broken)
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("model.safetensors", "damaged", r"cannot load the language model .*model: SafetensorError"),
+        ("config.json", '{"model_type": "nope"}', r"cannot load the language model .*model type `nope`"),
+        ("tokenizer.json", "{}", "cannot load the language model"),
+    ],
+)
+def test_a_damaged_new_model_is_one_message(folder: Path, tmp_path: Path, file: str, text: str, message: str) -> None:
+    broken = Path(shutil.copytree(folder, tmp_path / "policy"))
+    (broken / MODEL / file).write_text(text)
+    with pytest.raises(RequestError, match=message) as caught:
+        load_policy(broken, read_description(broken), "cpu")
+    assert caught.value.remedy == "Train it again with this version: mtmc train policy --kind lm."
+
+
 def test_a_cut_model_is_the_base_model_with_fewer_layers() -> None:
     cut, whole = load_base(str(model_folder()), "cpu", layers=1), load_base(str(model_folder()), "cpu")
     assert (len(cut.causal.model.layers), len(whole.causal.model.layers)) == (1, 2)

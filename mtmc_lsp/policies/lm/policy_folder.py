@@ -54,6 +54,8 @@ class LmPolicyDescription:
     catalogue: tuple[str, ...] = CATALOGUE
     """The action kinds at training."""
     text_format: int = prompt.FORMAT
+    probe: tuple[float, ...] = ()
+    """What :func:`mtmc_lsp.policies.lm.worker.scoring.probe` gave after the training; empty in policies of earlier releases."""
     devices: tuple[str, ...] = ()
     """The GPUs of the training data; empty if nothing was timed."""
     version: str = __version__
@@ -74,13 +76,15 @@ def read_description(folder: Path) -> LmPolicyDescription:
         RequestError: the folder holds no policy, a damaged one, or one that does not fit this version.
     """
     path = folder / DESCRIPTION
-    where = Location(str(path))
+    where = Location(str(path if folder.is_dir() else folder))
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise RequestError("there is no policy of kind lm here", where=where, remedy=NOT_A_POLICY) from None
     try:
         description = from_json(LmPolicyDescription, json.loads(text))
+        if description.layers < 0 or description.state_tokens < 1:
+            raise ValueError("a number is out of range")
     except (KeyError, TypeError, ValueError) as error:
         message = f"this is not the description of an lm policy, or it is damaged ({error})"
         raise RequestError(message, where=where, remedy=TRAIN_AGAIN) from None

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, RequestError
-from mtmc_lsp.policies.lm.policy_folder import ADAPTER, MODEL, LmPolicyDescription
+from mtmc_lsp.policies.lm.policy_folder import ADAPTER, MODEL, TRAIN_AGAIN, LmPolicyDescription
 
 INSTALL = 'Install them for this interpreter: pip install "mtmc-lsp[learn]"'
+INSTALL_GGUF = "Install it for this interpreter: pip install gguf"
 NAME_A_MODEL = (
     "Name a model on the Hugging Face hub, a folder with a model of transformers, or a GGUF file "
     "(which needs the package gguf). Without a network, only local files and models in the cache work."
@@ -52,7 +53,10 @@ def load_policy(folder: Path, description: LmPolicyDescription, device: str) -> 
         RequestError: the model or its adapter cannot be loaded.
     """
     if not description.model:
-        return load_base(str(folder / MODEL), device)
+        try:
+            return load_base(str(folder / MODEL), device)
+        except RequestError as error:
+            raise RequestError(error.message, remedy=TRAIN_AGAIN) from None
     model = load_base(description.model, device, layers=description.layers)
     load_adapter(model, folder / ADAPTER)
     return model
@@ -76,7 +80,9 @@ def load_base(name: str, device: str, *, layers: int = 0) -> LanguageModel:
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
         causal = transformers.AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **options)
     except ImportError as error:
-        raise EnvironmentNotAble(f"the model {name} needs another package: {_line(error)}", remedy=INSTALL) from None
+        # The package gguf is no part of the extra, since models of the hub do not need it.
+        remedy = INSTALL_GGUF if "gguf_file" in options else INSTALL
+        raise EnvironmentNotAble(f"the model {name} needs another package: {_line(error)}", remedy=remedy) from None
     except Exception as error:
         # transformers also raises errors of the hub, of JSON and of safetensors.
         raise RequestError(f"cannot load the language model {name}: {_line(error)}", remedy=NAME_A_MODEL) from None
