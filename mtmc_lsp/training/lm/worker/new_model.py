@@ -70,8 +70,8 @@ def _texts(trees: Iterable[DecisionTree]) -> list[str]:
 
 
 def _tokenizer(transformers: Any, texts: Sequence[str]) -> Any:
-    import tokenizers
-
+    # transformers depends on it.
+    tokenizers = package("tokenizers")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
