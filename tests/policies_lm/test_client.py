@@ -268,6 +268,16 @@ def test_weights_that_load_but_are_not_those_of_the_training_are_refused(folder:
         score_here(broken)
 
 
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """A small model is read with one thread, also in this process."""
+    import torch
+
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
 def score_here(folder: Path) -> tuple[float, ...]:
     """Score in this process: a worker takes seconds to start."""
     return score(ScoreRequest(str(folder), "cpu", "Task: one\nNext:", ("fuse.", "tune."))).probabilities

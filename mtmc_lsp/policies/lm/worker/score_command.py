@@ -22,6 +22,8 @@ from mtmc_lsp.policies.lm.worker.scoring import (
     read_on,
 )
 
+SMALL = 20_000_000
+"""Below this number of weights, one thread reads: several wait for each other after every layer, for seconds on a busy machine."""
 CHANGED = (
     "the model of the policy does not give the probabilities that it had after the training: its weights, its tokenizer or its "
     "base model are damaged or were replaced"
@@ -52,6 +54,8 @@ def score(request: ScoreRequest) -> Scores:
         model = load_policy(Path(request.folder), description, request.device)
         if description.probe and not is_same_model(probe(model), description.probe):
             raise RequestError(CHANGED, where=Location(request.folder), remedy=TRAIN_AGAIN)
+        if sum(weight.numel() for weight in model.causal.parameters()) < SMALL:
+            torch.set_num_threads(1)
         _loaded = _Loaded(request.folder, request.device, model, description)
         load_seconds = time.monotonic() - start
     start = time.monotonic()
