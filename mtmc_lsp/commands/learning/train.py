@@ -71,7 +71,7 @@ def policy(
     ] = "",
     epochs: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--epochs", min=1, help="Of lm: epochs of the supervised start; 2, of a new model 6."),
+        typer.Option("--epochs", min=1, help="Of lm: epochs of the supervised start; 2, of a new model 3."),
     ] = None,
     updates: Annotated[int, typer.Option("--updates", min=0, help="Of lm: updates by PPO.")] = 200,
     replays: Annotated[
