@@ -23,7 +23,7 @@ from mtmc_lsp.policies.lm.worker.scoring import (
 )
 
 SMALL = 20_000_000
-"""Below this number of weights, one thread reads: several wait for each other after every layer, for seconds on a busy machine."""
+"""Below this number of weights, one thread reads: several wait for each other after every layer, seconds on a busy machine."""
 CHANGED = (
     "the model of the policy does not give the probabilities that it had after the training: its weights, its tokenizer or its "
     "base model are damaged or were replaced"
