@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mtmc_lsp.actions import (
     algebra,
+    chunk_products,
     chunk_rows,
     cuda_graph,
     fuse,
@@ -34,6 +35,7 @@ HANDLERS: tuple[ActionHandler, ...] = (
     chunk_rows.ChunkRows(),
     split.Split(),
     parallel_scan.ParallelScan(),
+    chunk_products.ChunkProducts(),
     side_by_side.SideBySide(),
     cuda_graph.CudaGraph(),
     tuning.Autotune(),
@@ -51,6 +53,8 @@ WHEN_IT_PAYS: dict[ActionKind, str] = {
     "Stream-K pays where the last wave of tiles is mostly empty.",
     ActionKind.PARALLEL_SCAN: "Long loops over time steps with few states: one iteration after another leaves most of "
     "the GPU idle.",
+    ActionKind.CHUNK_PRODUCTS: "Loops over time steps whose state is a sum of outer products, such as linear attention: the "
+    "iterations of a chunk become products of matrices.",
     ActionKind.SIDE_BY_SIDE: "Short kernels that do not depend on one another: launching them takes as long as their work.",
     ActionKind.ALGEBRA: "Formulas with a cheaper equivalent, for example the sum of a matrix product: summing the weights first "
     "turns the product of two matrices into a product of a matrix and a vector.",

@@ -20,9 +20,10 @@ OPERATION_CLASSES = (
 KERNEL_CLASSES = ("tile", "matmul", "attention", "recurrent")
 """Kinds of kernels of a schedule, by their configuration."""
 
-LEARNED_KINDS = tuple(kind for kind in GRAPH_KINDS if kind not in (ActionKind.CHUNK_ROWS, ActionKind.PARALLEL_SCAN))
+_NOT_LEARNED = (ActionKind.CHUNK_ROWS, ActionKind.PARALLEL_SCAN, ActionKind.CHUNK_PRODUCTS)
+LEARNED_KINDS = tuple(kind for kind in GRAPH_KINDS if kind not in _NOT_LEARNED)
 """Kinds of actions that the features tell apart. Transitions are of calls without gradients and have no loops over rows, and none
-has a scan of time steps yet."""
+has a scan or chunks of time steps yet."""
 
 GRAPH_FEATURES = (
     *(f"graph.operations_{name}" for name in OPERATION_CLASSES),

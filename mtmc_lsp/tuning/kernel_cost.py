@@ -32,6 +32,7 @@ from mtmc_lsp.schedule.configs import (
 from mtmc_lsp.schedule.split_on_load import is_dense_along_sum, split_programs
 from mtmc_lsp.tuning.block_cost import SCHEDULERS, block_us
 from mtmc_lsp.tuning.cell_cost import products_us
+from mtmc_lsp.tuning.chunk_cost import chunk_cost
 from mtmc_lsp.tuning.cost import (
     TORCH_EFFICIENCY,
     TRITON_EFFICIENCY,
@@ -236,6 +237,8 @@ def _loop_cost(ir: KernelIR, region: Region, config: LoopConfig, device: DeviceM
     moved = moved_bytes(form.node, graph)
     if config.is_scan:
         return scan_cost(form, moved, config, device)
+    if config.is_chunked:
+        return chunk_cost(form, moved, config, device)
     has_whole_rows = isinstance(form, (CellForm, BlockForm))
     elements = config.rows * (1 if has_whole_rows else config.block)
     per_sm = LOOP_PROGRAMS_PER_SM
