@@ -4,7 +4,8 @@
 over the key, before or after the update (:mod:`mtmc_lsp.ir.loops.chunks`): linear attention, retention, gated linear attention,
 state space duality, WKV of RWKV-6. The gate is one number for each head, head and step, or channel of the key. Gate, key and
 query depend on no state. The value may contain a read of the state before the update, as in the delta rule: the values of a chunk
-then solve a triangular system, by forward substitution. The rewrite is exact over the reals; in floating point it is a reassociation.
+then solve a triangular system, by forward substitution. The rewrite is exact over the reals; in floating point it is a
+reassociation.
 
 Decays are differences of cumulative logarithms in float64. So gates near zero and one and long sequences stay precise, and a
 scalar gate of exactly zero resets the state. The sequential kernel computes again all rows with values that are not finite, with
@@ -23,7 +24,7 @@ from mtmc_lsp.ir.loops.chunks import chunks_or_none
 from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.configs import LoopConfig
-from mtmc_lsp.schedule.loop_configs import MOST_CHUNK_ELEMENTS, chunk_config, key_block
+from mtmc_lsp.schedule.loop_configs import chunk_config, chunk_tiles
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.tuning.kernel_cost import kernel_cost
 
@@ -57,10 +58,14 @@ class ChunkProducts:
         chunk = chunks_or_none(form)
         if chunk is None:
             return
-        config = chunk_config(form, device)
-        if max(config.chunk, config.block) * key_block(form) > MOST_CHUNK_ELEMENTS:
+        configs = list(chunk_tiles(form, chunk_config(device)))
+        if not configs:
+            # The key has too many channels for a program.
             return
-        before, after = (kernel_cost(ir, region, each, device) for each in (present, config))
+        before = kernel_cost(ir, region, present, device)
+        costs = [kernel_cost(ir, region, config, device) for config in configs]
+        after = min(costs, key=lambda cost: cost.us)
+        config = configs[costs.index(after)]
         if before.us - after.us < LEAST_GAIN * before.us:
             return
         count = form.loop.count.value(ir.graph.sizes)

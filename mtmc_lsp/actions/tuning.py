@@ -34,7 +34,7 @@ from mtmc_lsp.tuning.kernel_cost import kernel_cost, programs_of
 
 Changes = Mapping[str, object]
 """Choices of a configuration to their new values, as JSON data."""
-TILE_FIELDS = ("rows", "block", "loop", "block_m", "block_n", "block_k", "steps", "segments")
+TILE_FIELDS = ("rows", "block", "loop", "block_m", "block_n", "block_k", "steps", "segments", "chunk")
 FIELDS = (*TILE_FIELDS, "warps", "stages", "group_m", "order", "persist", "flatten")
 """Choices that autotuning changes."""
 ROUNDS = 2

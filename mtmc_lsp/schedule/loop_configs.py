@@ -17,7 +17,7 @@ from mtmc_lsp.schedule.cell_configs import cell_config, cell_variants
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import LEAST_STEPS, LoopConfig, TileConfig
 from mtmc_lsp.schedule.device_limits import max_stages
-from mtmc_lsp.schedule.scan_configs import PROGRAMS_PER_SM, scan_variants
+from mtmc_lsp.schedule.scan_configs import scan_variants
 
 LEAST_ELEMENTS = 32
 """Elements of the smallest tile: one per thread of a warp."""
@@ -27,9 +27,7 @@ STAGES = 4
 """Iterations whose loads are in flight at once, if shared memory holds them."""
 
 CHUNK, SHORT_CHUNK = 64, 32
-"""Iterations of a first chunk, and of one whose gates or corrections limit its length. Estimates, not measured."""
-STATE_ELEMENTS = 4096
-"""Elements of a state in a first program of chunks: 32 for each thread of four warps."""
+"""Iterations of chunks that are tried, besides half of the shorter and twice the longer one."""
 CHUNK_WARPS, CHUNK_STAGES = 4, 2
 MOST_CHUNK_ELEMENTS = 16384
 """Elements of the largest state, and of the largest tile of keys, in a program of chunks."""
@@ -88,17 +86,9 @@ def _tile(form: LoopForm, elements: int, stages: int, device: DeviceModel) -> Lo
     return LoopConfig(rows, columns, max(1, min(32, rows * columns // (4 * device.warp_size))), stages)
 
 
-def chunk_config(form: LoopForm, device: DeviceModel) -> LoopConfig:
-    """A first configuration of a loop in chunks: as few columns of values as fill the device."""
-    chunk, sizes = chunk_form(form), form.ir.graph.sizes
-    is_short = chunk.has_key_gates or chunk.has_corrections
-    count = max(LEAST_STEPS, next_power_of_two(form.loop.count.value(sizes)))
-    length = min(SHORT_CHUNK if is_short else CHUNK, count)
-    columns = max(LEAST_STEPS, next_power_of_two(chunk.values.size.value(sizes)))
-    block = max(LEAST_STEPS, min(columns, STATE_ELEMENTS // key_block(form)))
-    while block > LEAST_STEPS and programs_of_chunks(form, chunk, block) < PROGRAMS_PER_SM * device.sm_count:
-        block //= 2
-    return LoopConfig(1, block, CHUNK_WARPS, min(CHUNK_STAGES, max_stages(device)), chunk=length)
+def chunk_config(device: DeviceModel) -> LoopConfig:
+    """A configuration of a loop in chunks, before :func:`chunk_tiles` are compared."""
+    return LoopConfig(1, LEAST_STEPS, CHUNK_WARPS, min(CHUNK_STAGES, max_stages(device)), chunk=CHUNK)
 
 
 def key_block(form: LoopForm) -> int:
@@ -118,14 +108,24 @@ def sequential_config(form: LoopForm) -> LoopConfig:
     return LoopConfig(1, next_power_of_two(form.region.columns.value(form.ir.graph.sizes)), 1, STAGES)
 
 
+def chunk_tiles(form: LoopForm, config: LoopConfig) -> Iterator[LoopConfig]:
+    """``config`` with other chunks and columns of values.
+
+    Chunks are short where gates decay per channel of the key, because rows whose quotients could overflow are computed twice.
+    """
+    chunk, keys, sizes = chunk_form(form), key_block(form), form.ir.graph.sizes
+    longest = max(LEAST_STEPS, next_power_of_two(form.loop.count.value(sizes)))
+    longest = min(longest, SHORT_CHUNK) if chunk.has_key_gates else longest
+    columns = max(LEAST_STEPS, next_power_of_two(chunk.values.size.value(sizes)))
+    for length in (LEAST_STEPS, SHORT_CHUNK, CHUNK, 2 * CHUNK):
+        for block in (LEAST_STEPS, 2 * LEAST_STEPS, 4 * LEAST_STEPS, 8 * LEAST_STEPS):
+            if length <= longest and block <= columns and max(length, block) * keys <= MOST_CHUNK_ELEMENTS:
+                yield replace(config, chunk=length, block=block)
+
+
 def _chunk_variants(form: LoopForm, config: LoopConfig, device: DeviceModel) -> Iterator[LoopConfig]:
     """``config`` with other chunks, columns, warps and stages."""
-    for length in (LEAST_STEPS, SHORT_CHUNK, CHUNK, 2 * CHUNK):
-        if length * key_block(form) <= MOST_CHUNK_ELEMENTS:
-            yield replace(config, chunk=length)
-    for block in (config.block // 2, config.block * 2):
-        if block >= LEAST_STEPS and block * key_block(form) <= MOST_CHUNK_ELEMENTS:
-            yield replace(config, block=block)
+    yield from (item for item in chunk_tiles(form, config) if item.chunk == config.chunk or item.block == config.block)
     for warps in (2, 4, 8):
         yield replace(config, warps=warps)
     for stages in (1, 2, 3):

@@ -115,6 +115,54 @@ def gated_delta(q, k, v, beta, g):
         S = S + torch.einsum("bhk,bhv->bhkv", k[:, :, t], error)
         out[:, :, t] = torch.einsum("bhk,bhkv->bhv", q[:, :, t], S)
     return out, S
+
+
+# mtmc: q=f32[B,T,K] k=f32[B,T,K] v=f32[B,T,V] g=f32[B,T,V]@0..1 B=2 T=37 K=5 V=6
+def gate_of_values(q, k, v, g):
+    S = torch.zeros(q.shape[0], q.shape[2], v.shape[2], device=q.device)
+    out = torch.empty_like(v)
+    for t in range(q.shape[1]):
+        S = g[:, t, None, :] * S + k[:, t, :, None] * v[:, t, None, :]
+        out[:, t] = (q[:, t, :, None] * S).sum(1)
+    return out
+
+
+# mtmc: q=f32[B,T,K] k=f32[B,T,K] v=f32[B,T,V] B=2 T=37 K=5 V=6
+def fast_weights(q, k, v):
+    S = torch.zeros(q.shape[0], q.shape[2], v.shape[2], device=q.device)
+    out = torch.empty_like(v)
+    for t in range(q.shape[1]):
+        S = torch.tanh(S + k[:, t, :, None] * v[:, t, None, :])
+        out[:, t] = (q[:, t, :, None] * S).sum(1)
+    return out
+
+
+# mtmc: q=f32[B,T,K] k=f32[B,T,K] v=f32[B,T,V] B=2 T=37 K=5 V=6
+def sum_in_update(q, k, v):
+    S = torch.zeros(q.shape[0], q.shape[2], v.shape[2], device=q.device)
+    out = torch.empty_like(v)
+    for t in range(q.shape[1]):
+        S = 0.9 * S + k[:, t, :, None] + v[:, t, None, :]
+        out[:, t] = (q[:, t, :, None] * S).sum(1)
+    return out
+
+
+# mtmc: q=f32[B,T,K] k=f32[B,T,K] v=f32[B,T,V] B=2 T=37 K=5 V=6
+def bounded_correction(q, k, v):
+    S = torch.zeros(q.shape[0], q.shape[2], v.shape[2], device=q.device)
+    out = torch.empty_like(v)
+    for t in range(q.shape[1]):
+        error = torch.tanh(v[:, t] - (k[:, t, :, None] * S).sum(1))
+        S = S + k[:, t, :, None] * error[:, None, :]
+        out[:, t] = (q[:, t, :, None] * S).sum(1)
+    return out
 """
 NAMES = "plain retention gated gla ssd rwkv6 normalised half_until".split()
 DELTA_RULES = ["delta", "gated_delta"]
+REFUSED = {
+    "gate_of_values": "the gate varies along the values",
+    "fast_weights": "the update of S is not affine in it",
+    "sum_in_update": "the update adds no outer product to the state",
+    "bounded_correction": "the update is not linear in what it reads of the state",
+}
+"""Loops of other forms, with the reason."""

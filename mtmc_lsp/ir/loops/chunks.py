@@ -89,11 +89,6 @@ class ChunkForm:
         """Whether a gate has an element for each channel of the key."""
         return any(item.gate_kind is GateKind.KEY for item in self.memories)
 
-    @property
-    def has_corrections(self) -> bool:
-        """Whether the values of a chunk solve a triangular system."""
-        return any(item.correction is not None for item in self.memories)
-
 
 def chunk_form(form: LoopForm) -> ChunkForm:
     """The outer products of a loop.
@@ -119,13 +114,13 @@ def _solved(key: ById) -> ChunkForm | str:
     if form.region.kind is not RegionKind.REDUCE or len(form.region.reduced_axes) != 1:
         return "an iteration does not read its state by sums over one axis"
     (keys,) = form.region.reduced_axes
-    reason = "the state has no axis of values"
+    reason = ""
     for values in reversed(form.region.parallel_axes):
         try:
             return _ChunkSolver(form, keys, values).chunks()
         except CannotFuse as other:
-            reason = str(other)
-    return reason
+            reason = reason or str(other)
+    return reason or "the state has no axis of values"
 
 
 class _ChunkSolver(UpdateSolver):
