@@ -29,7 +29,10 @@ STAGES = 4
 CHUNK, SHORT_CHUNK = 64, 32
 """Iterations of chunks that are tried, besides half of the shorter and twice the longer one."""
 CHUNK_WARPS, CHUNK_STAGES = 4, 2
-MOST_CHUNK_ELEMENTS = 16384
+MOST_PRODUCT = 64**3
+"""Multiplications of the largest product of a chunk without tensor cores: Triton unrolls them, and larger ones compiled for more
+than a minute."""
+MOST_CHUNK_ELEMENTS = 8192
 """Elements of the largest state, and of the largest tile of keys, in a program of chunks."""
 
 
@@ -119,7 +122,9 @@ def chunk_tiles(form: LoopForm, config: LoopConfig) -> Iterator[LoopConfig]:
     columns = max(LEAST_STEPS, next_power_of_two(chunk.values.size.value(sizes)))
     for length in (LEAST_STEPS, SHORT_CHUNK, CHUNK, 2 * CHUNK):
         for block in (LEAST_STEPS, 2 * LEAST_STEPS, 4 * LEAST_STEPS, 8 * LEAST_STEPS):
-            if length <= longest and block <= columns and max(length, block) * keys <= MOST_CHUNK_ELEMENTS:
+            widest = max(length, block)
+            is_small = form.ir.graph.fp32_matmul == "tf32" or length * widest * keys <= MOST_PRODUCT
+            if length <= longest and block <= columns and widest * keys <= MOST_CHUNK_ELEMENTS and is_small:
                 yield replace(config, chunk=length, block=block)
 
 
