@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from mtmc_lsp.actions import (
     algebra,
-    chunk_products,
     chunk_rows,
     cuda_graph,
     fuse,
     library,
-    parallel_scan,
     recompute,
+    recompute_attention,
     side_by_side,
     split,
     tuning,
@@ -18,6 +17,7 @@ from mtmc_lsp.actions import (
 from mtmc_lsp.actions import convolution as convolutions
 from mtmc_lsp.actions.base import ActionHandler, IllegalAction, Situation
 from mtmc_lsp.actions.launch_overhead import LaunchOverhead
+from mtmc_lsp.actions.loops import chunk_products, parallel_scan
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.rewrites import layout_propagation as propagation
@@ -33,6 +33,7 @@ HANDLERS: tuple[ActionHandler, ...] = (
     library.Library(),
     recompute.Recompute(),
     chunk_rows.ChunkRows(),
+    recompute_attention.RecomputeAttention(),
     split.Split(),
     parallel_scan.ParallelScan(),
     chunk_products.ChunkProducts(),
@@ -68,6 +69,8 @@ WHEN_IT_PAYS: dict[ActionKind, str] = {
     "and reading them.",
     ActionKind.CHUNK_ROWS: "A linear layer with a large vocabulary and its loss: the logits of all rows take more memory "
     "than everything else.",
+    ActionKind.RECOMPUTE_ATTENTION: "Training with long sequences: the probabilities of an attention grow with the square of the "
+    "length, and take more memory than everything else.",
     ActionKind.CUDA_GRAPH: "Calls whose launches take longer on the host than the kernels take on the GPU: many small kernels.",
     ActionKind.AUTOTUNE: "Every kernel that is worth the seconds of measuring: the model predicts well which configurations are "
     "good, but not which one is the best.",

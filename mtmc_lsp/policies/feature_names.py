@@ -20,8 +20,13 @@ OPERATION_CLASSES = (
 KERNEL_CLASSES = ("tile", "matmul", "attention", "recurrent")
 """Kinds of kernels of a schedule, by their configuration."""
 
-_NOT_LEARNED = (ActionKind.CHUNK_ROWS, ActionKind.PARALLEL_SCAN, ActionKind.CHUNK_PRODUCTS)
-LEARNED_KINDS = tuple(kind for kind in GRAPH_KINDS if kind not in _NOT_LEARNED)
+UNLEARNED_KINDS = (
+    ActionKind.CHUNK_ROWS,
+    ActionKind.PARALLEL_SCAN,
+    ActionKind.CHUNK_PRODUCTS,
+    ActionKind.RECOMPUTE_ATTENTION,
+)
+LEARNED_KINDS = tuple(kind for kind in GRAPH_KINDS if kind not in UNLEARNED_KINDS)
 """Kinds of actions that the features tell apart. Transitions are of calls without gradients and have no loops over rows, and none
 has a scan or chunks of time steps yet."""
 

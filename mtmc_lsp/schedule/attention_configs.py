@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from mtmc_lsp.core.device_model import DeviceModel, TensorCores
 from mtmc_lsp.core.dtypes import ITEMSIZE
+from mtmc_lsp.core.sizes import product
 from mtmc_lsp.ir.attention_mask import limited_attention_band
+from mtmc_lsp.ir.attention_pattern import gradient_form
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
-from mtmc_lsp.ir.regions import Region
+from mtmc_lsp.ir.regions import Region, RegionKind
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import AttentionConfig
 from mtmc_lsp.schedule.device_limits import ROWS_PER_WARP, max_stages
@@ -30,12 +32,21 @@ Order measured on an H200 and an H100. H200, bfloat16, speed relative to PyTorch
 two tiles; heads of 128 reach 0.74 and 0.73 with the second and third. H100, heads of 128: 0.79 with the first tile (causal:
 0.73). The float32 tiles are the largest that do not spill registers on sm_90.
 """
+GRADIENT_TILES = {
+    (HALF, 64): ((64, 64, 4, 2), (64, 64, 8, 2), (64, 64, 4, 1), (32, 64, 4, 2), (32, 32, 4, 1)),
+    (HALF, 128): ((64, 64, 8, 2), (64, 64, 8, 1), (32, 64, 4, 1), (32, 32, 4, 1)),
+    (FULL, 64): ((32, 32, 4, 2), (32, 32, 4, 1), (16, 32, 4, 1)),
+    (FULL, 128): ((32, 32, 8, 1), (16, 32, 4, 1), (16, 16, 4, 1)),
+}
+"""Like :data:`TILES`, for gradients. Estimates, not measured: the tiles that compile for sm_90 without spilled registers."""
 MAX_MASKED_QUERIES = 128
 """Queries of a program under a band mask: with more, a larger share of the computed blocks is masked out."""
 
 
 def attention_config(ir: KernelIR, region: Region, device: DeviceModel) -> AttentionConfig:
     """A first configuration of an attention: the best tile whose queries, keys and values fit into shared memory."""
+    if region.kind is RegionKind.ATTENTION_GRADIENT:
+        return gradient_variants(ir, region, device)[0]
     rows = max(64, _products(ir, region)[0].shape[-2].value(ir.graph.sizes))
     if limited_attention_band(ir, region) is not None:
         rows = min(rows, MAX_MASKED_QUERIES)
@@ -51,6 +62,8 @@ def attention_config(ir: KernelIR, region: Region, device: DeviceModel) -> Atten
 
 def attention_variants(ir: KernelIR, region: Region, device: DeviceModel) -> list[AttentionConfig]:
     """Tiles to measure: those that fit into shared memory."""
+    if region.kind is RegionKind.ATTENTION_GRADIENT:
+        return gradient_variants(ir, region, device)
     head, width, itemsize = _head_sizes(ir, region)
     kind = _kind(itemsize)
     tiles = [(64, 64, 8, 3), (64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 8, 2), (32, 32, 4, 2)]
@@ -61,6 +74,29 @@ def attention_variants(ir: KernelIR, region: Region, device: DeviceModel) -> lis
         ]  # fmt: skip
     configs = (_adapted(AttentionConfig(*tile), kind, device) for tile in tiles)
     return [config for config in configs if _shared_bytes(config, head, width, itemsize) <= device.shared_bytes]
+
+
+def gradient_variants(ir: KernelIR, region: Region, device: DeviceModel) -> list[AttentionConfig]:
+    """Tiles of a kernel that computes gradients of an attention, best first: those that fit into shared memory."""
+    form = gradient_form([ir.prims[name] for name in region.prims])
+    assert form is not None
+    roles = [region.table.of_product(prim) for prim in (*form.inner, *form.results)]
+    pairs = (roles[0].m, roles[0].n)
+    features = {axes for each in roles for axes in (each.m, each.n, each.k)} - set(pairs)
+    sizes = [product([axis.size for axis in axes]).value(ir.graph.sizes) for axes in features]
+    heads = [max(16, next_power_of_two(size)) for size in sizes]
+    itemsize = max(ITEMSIZE[ir.prims[name].dtype] for prim in form.inner for name in prim.inputs)
+    kind = _kind(itemsize)
+    tiles = GRADIENT_TILES[kind, 64 if max(heads) <= 64 else 128]
+    configs = [_adapted(AttentionConfig(*tile), kind, device) for tile in tiles]
+    # Two tiles of a row's elements (queries and gradients of the result, or keys and values), and a tile of pairs.
+    row = 2 * max(heads) * itemsize
+    fitting = [
+        config
+        for config in configs
+        if row * (config.block_n + config.block_m * config.stages) + config.elements * itemsize <= device.shared_bytes
+    ]
+    return fitting or configs[-1:]
 
 
 def _adapted(config: AttentionConfig, kind: int, device: DeviceModel) -> AttentionConfig:

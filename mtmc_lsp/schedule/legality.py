@@ -32,6 +32,7 @@ CONFIG_TYPES: Mapping[RegionKind, type[KernelConfig]] = {
     RegionKind.SCAN: TileConfig,
     RegionKind.MATMUL: MatmulConfig,
     RegionKind.ATTENTION: AttentionConfig,
+    RegionKind.ATTENTION_GRADIENT: AttentionConfig,
     RegionKind.RECURRENT: RecurrentConfig,
     RegionKind.LOOP: LoopConfig,
 }

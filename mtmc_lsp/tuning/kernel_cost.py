@@ -140,12 +140,15 @@ def kernel_cost(
             added = ir.prims[prim]
             written += 2.0 * itemsize(added.dtype) * product(added.shape).value(graph.sizes)
         written += tensor_bytes(kind, graph.sizes) * _sectors(ir, region, prim, kind, config, device)
-    flops = sum(matmul_flops(ir, node) for node in region.nodes) * _share_of_pairs(ir, region)
+    computed = dict.fromkeys(ir.prims[name].origin for name in region.prims)
+    flops = sum(matmul_flops(ir, node) for node in computed) * _share_of_pairs(ir, region)
     dtype = ir.of(region.outputs[0]).dtype
     for name in region.prims:
         if ir.prims[name].op is PrimOp.MATMUL:
             dtype = ir.prims[ir.prims[name].inputs[0]].dtype
-    share = ATTENTION_SHARE if region.kind is RegionKind.ATTENTION else PRODUCT_SHARE
+    share = PRODUCT_SHARE
+    if region.kind in (RegionKind.ATTENTION, RegionKind.ATTENTION_GRADIENT):
+        share = ATTENTION_SHARE
     if matmul is not None and matmul.tma and mode is PrecisionMode.NATIVE:
         share = MOVED_BY_ROWS if is_dense_along_sum(ir, product_in(ir, region), 1) else MOVED
     windows = any(ir.prims[name].op is PrimOp.WINDOW for name in region.prims)

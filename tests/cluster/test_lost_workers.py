@@ -140,7 +140,7 @@ def test_twenty_killed_workers_lose_no_result_and_repeat_only_what_they_ran(tmp_
 
 
 def awaited(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
     return condition()

@@ -137,7 +137,7 @@ def run_code(place: Place, code: str) -> object:
 
 
 def awaited(condition: Any) -> Any:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         if value := condition():
             return value

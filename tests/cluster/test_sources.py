@@ -214,7 +214,7 @@ def test_the_policy_that_the_user_names_travels_too(project: Path, tmp_path: Pat
 
 
 def test_runs_on_several_kinds_go_on_at_the_same_time_and_an_error_ends_them() -> None:
-    met = threading.Barrier(2, timeout=20)
+    met = threading.Barrier(2, timeout=60)
 
     def counted(count: int) -> Iterator[int]:
         met.wait()

@@ -270,14 +270,14 @@ def test_a_reason_cannot_change_the_terminal_and_stays_short(bench: Bench) -> No
 
 
 def test_an_oversized_answer_is_cut_and_costs_no_time(bench: Bench) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(ToolFailed):
         parse_call("{" * 1_000_000)
     with pytest.raises(ToolFailed):
         parse_call('{"a":' * 200_000)
     with pytest.raises(ToolFailed):
         parse_call("[" * 500_000 + '{"tool": "lineage"}')
-    assert time.monotonic() - began < 2.0
+    assert time.process_time() - began < 4.0
     draft, endpoint = bench.vary(call("edit", "x" * 300_000), call("give_up", "too long"), answer_tokens=2000)
     assert draft.candidate is None
     assert all(len(str(request["messages"])) < 200_000 for request in endpoint.requests)

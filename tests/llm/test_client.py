@@ -224,11 +224,11 @@ def test_the_end_of_the_run_aborts_an_answer_in_progress() -> None:
         asked = OpenAIModel(QUICK, environ=environ, deadline=began + 0.4)
         with pytest.raises(ModelFailed, match="the time limit of the run ended before the answer was complete"):
             asked.ask("code", HELLO)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 25
 
 
 def test_several_answers_are_requested_concurrently() -> None:
-    together = threading.Barrier(3, timeout=10)
+    together = threading.Barrier(3, timeout=60)
 
     def answer(request: dict[str, Any]) -> str:
         return f"answer {together.wait()}"

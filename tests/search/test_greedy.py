@@ -349,7 +349,7 @@ class SlowVerifier(FakeMeasurer):
     def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
         self._left -= 1
         for _ in range(2 if self._left >= 0 else 0):
-            assert self._timed.acquire(timeout=10)
+            assert self._timed.acquire(timeout=60)
         return super().verify(candidate)
 
 
@@ -369,7 +369,7 @@ class TimedAfterVerification(FakeMeasurer):
         self._verified = threading.Semaphore(0)
 
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
-        assert self._verified.acquire(timeout=10)
+        assert self._verified.acquire(timeout=60)
         return super().time(candidate, previous)
 
     def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:

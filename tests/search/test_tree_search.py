@@ -183,7 +183,7 @@ def test_trials_on_other_branches_are_not_made_again_after_a_failed_verification
 
         def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
             if candidate.id == "v0":
-                assert self.went_on.wait(10)
+                assert self.went_on.wait(60)
             return super().verify(candidate)
 
     landscape = Landscape({"0": 80.0, "1": 90.0, "1+2": 60.0}, {"0": "wrong elsewhere"}, {0: 20.0})

@@ -101,7 +101,7 @@ async def _conversation(*messages: bytes, answers: int, last: bytes = b"") -> tu
     process.stdin.write(b"".join(messages))
     said: list[Any] = []
     while len([message for message in said if "id" in message]) < answers:
-        header = await asyncio.wait_for(process.stdout.readuntil(b"\r\n\r\n"), 20)
+        header = await asyncio.wait_for(process.stdout.readuntil(b"\r\n\r\n"), 60)
         length = int(header.split(b"Content-Length: ")[1].split(b"\r\n")[0])
         said.append(json.loads(await process.stdout.readexactly(length)))
     process.stdin.write(last)

@@ -75,7 +75,7 @@ async def _kill_and_resume(root: Path, reports: int, delay: float, keeps: int) -
         processes = set(descendants(ide.client._server.pid))
         told = _accepted(ide.states)
         ide.client._server.kill()
-        await ide.until(lambda: not any(map(is_alive, processes)), 10)
+        await ide.until(lambda: not any(map(is_alive, processes)), 60)
         ide.client.error = RuntimeError("the server was killed")
         saved = ide.texts[uri]
     assert file.read_text() == saved

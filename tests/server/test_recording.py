@@ -73,8 +73,8 @@ async def test_cancelling_a_recording_ends_its_program(tmp_path: Path) -> None:
         began = time.monotonic()
         await ide.command("cancel", job=job)
         assert await ide.finished(job) == "cancelled"
-        assert time.monotonic() - began < 2
-        await ide.until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in [recorder, *programs]), 2)
+        assert time.monotonic() - began < 20
+        await ide.until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in [recorder, *programs]), 20)
 
 
 async def test_no_program_runs_in_an_untrusted_folder(tmp_path: Path) -> None:

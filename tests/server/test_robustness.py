@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,7 @@ async def test_an_invalid_request_gets_an_error_response(tmp_path: Path) -> None
     message = {"jsonrpc": "2.0", "id": 7, "method": "textDocument/hover", "params": {"position": "here"}}
     body = json.dumps(message).encode()
     process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
-    header = await asyncio.wait_for(process.stdout.readuntil(b"\r\n\r\n"), 10)
+    header = await asyncio.wait_for(process.stdout.readuntil(b"\r\n\r\n"), 60)
     length = int(header.split(b"Content-Length: ")[1].split(b"\r\n")[0])
     answer = json.loads(await process.stdout.readexactly(length))
     assert answer["id"] == 7
@@ -136,7 +137,8 @@ async def test_a_server_whose_event_loop_is_stuck_ends_with_its_client(tmp_path:
         process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
     await process.stdout.readuntil(b"\r\n\r\n")
     process.stdin.close()
-    assert await asyncio.wait_for(process.wait(), 60) == 1
+    # A thread of the server ends it; on a busy machine, its watchdog may be first.
+    assert await asyncio.wait_for(process.wait(), 60) in (1, -signal.SIGKILL)
 
 
 async def test_a_server_ends_with_the_process_of_its_client_even_if_its_input_stays_open() -> None:

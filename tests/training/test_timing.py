@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from clocks import HostClock
+from clocks import SleepClock
 
 from mtmc_lsp.core.errors import MeasurementRejected
 from mtmc_lsp.core.results import Timing
@@ -42,8 +42,7 @@ RIGHT = "g * w * torch.cos(x), (g * torch.sin(x)).sum(0)"
 @pytest.fixture(autouse=True)
 def timer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A timing worker's state for each test."""
-    monkeypatch.setattr(in_timer, "make_clock", HostClock)
-    monkeypatch.setattr(in_timer, "_state", {})
+    SleepClock().install(monkeypatch)
     monkeypatch.setattr(torch, "compile", lambda function, *, mode: function)
 
 

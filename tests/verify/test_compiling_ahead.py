@@ -45,5 +45,5 @@ def test_the_next_candidate_and_the_end_stop_it(capture_of: Any) -> None:
                 time.sleep(0.01)
             began = time.monotonic()
             compiler.stop_background()
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 20
             slow.calls = 0

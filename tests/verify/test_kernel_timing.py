@@ -1,4 +1,4 @@
-"""The timing of edited kernels against the file as it stands, by the host's clock."""
+"""The timing of edited kernels against the file as it stands, by a clock that counts sleeps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from clocks import HostClock
+from clocks import SleepClock
 
 from mtmc_lsp.core.errors import MeasurementRejected
 from mtmc_lsp.core.results import Speed, Timing
@@ -15,7 +15,6 @@ from mtmc_lsp.core.workload import Workload, WorkloadSource
 from mtmc_lsp.kernels.messages import KernelTimeRequest
 from mtmc_lsp.kernels.worker import time_command
 from mtmc_lsp.source.targets import find_target
-from mtmc_lsp.timing.worker import timing_commands as in_timer
 
 SLOW = """\
 import time
@@ -33,8 +32,7 @@ FAST = SLOW.replace("0.004", "0.001")
 @pytest.fixture
 def timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Times a version of a file against it."""
-    monkeypatch.setattr(in_timer, "make_clock", HostClock)
-    monkeypatch.setattr(in_timer, "_state", {})
+    SleepClock().install(monkeypatch)
     path = str(tmp_path / "model.py")
     # A directive without arguments: the call has no inputs.
     workload = Workload(find_target(SLOW.encode(), path, "work"), WorkloadSource.DIRECTIVE)

@@ -32,7 +32,7 @@ class FakeWorker:
         self.failures: dict[int, Exception] = {}
 
     def call(self, request: Any, seconds: float, *_: object) -> Any:
-        assert self.proceed.wait(20)
+        assert self.proceed.wait(60)
         if isinstance(request, JudgeRequest):
             return JudgeAnswer(())
         assert isinstance(request, ReferenceRequest)
@@ -104,7 +104,7 @@ def test_no_further_case_is_computed_while_results_wait_to_be_judged(
     threading.Event().wait(0.2)
     assert worker.seeds == [1]
     worker.proceed.set()
-    judging.join(10)
+    judging.join(60)
     later[-1].done.result(10)
     assert worker.seeds == [1, 2, 3, 4, 5]
 

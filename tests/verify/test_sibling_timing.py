@@ -1,11 +1,11 @@
-"""Several versions of one target against the version that they change, without a GPU: pretended clocks, and the host's."""
+"""Several versions of one target against the version that they change, without a GPU, by pretended clocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
-from clocks import Costing, FakeClock, HostClock
+from clocks import Costing, FakeClock, SleepClock
 from handwritten import RMS
 
 from mtmc_lsp.capture.worker.user_module import load_user_module
@@ -13,7 +13,6 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.worker.kernel_compilation import share_kernels
 from mtmc_lsp.timing.messages import SiblingsRequest, SiblingTime
 from mtmc_lsp.timing.worker import sibling_commands as siblings
-from mtmc_lsp.timing.worker import timing_commands as in_timer
 from mtmc_lsp.timing.worker.sibling_commands import ALL_ROUNDS, BEFORE, FIRST_ROUNDS, SECOND_ROUNDS, take_samples
 
 SLOWER = RMS.text.replace("    return x *", "    import time\n    time.sleep(0.003)\n    return x *")
@@ -66,9 +65,8 @@ def test_where_all_versions_are_far_slower_the_sampling_ends() -> None:
 def timed(
     capture_of: Callable[..., Capture], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[SiblingTime, ...]]:
-    """Times versions of RMS by the host's clock, in a fresh state."""
-    monkeypatch.setattr(in_timer, "make_clock", HostClock)
-    monkeypatch.setattr(in_timer, "_state", {})
+    """Times versions of RMS by a clock that counts sleeps, in a fresh state."""
+    SleepClock().install(monkeypatch)
 
     def time(*sources: str, previous: str | None = None, least_us: float = 0.0) -> tuple[SiblingTime, ...]:
         groups = tuple(range(len(sources)))

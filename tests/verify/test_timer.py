@@ -48,7 +48,7 @@ class FakeProcess:
     def call(self, request: Any, seconds: float, *_: object) -> Any:
         self.requests.append(request)
         if isinstance(request, BaselinesRequest):
-            assert self.may_compile.wait(10)
+            assert self.may_compile.wait(60)
             if self.error is not None:
                 raise self.error
             return None

@@ -1,4 +1,4 @@
-"""The timing worker's commands on real workloads, timed by the host's clock; and what the measurer does with its time."""
+"""The timing worker's commands on real workloads, timed by a clock that counts sleeps; and what the measurer does with its time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from clocks import HostClock
+from clocks import SleepClock
 from handwritten import RMS
 from pairs import MODEL
 
@@ -40,8 +40,7 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("no")
         return function
 
-    monkeypatch.setattr(in_timer, "make_clock", HostClock)
-    monkeypatch.setattr(in_timer, "_state", {})
+    SleepClock().install(monkeypatch)
     monkeypatch.setattr(torch, "compile", compiler)
 
 
@@ -65,7 +64,6 @@ def test_a_version_of_the_users_file_is_timed_against_eager_the_compiler_and_the
     timing = asked(
         request(capture, slow, user_source=RMS.text, previous=RMS.text, baselines=("compile", "max-autotune"))
     )
-    # A busy machine makes the control's spread as wide as it likes, so the verdict itself is left to pretended clocks.
     assert timing.against("eager").high < 0.5
     assert timing.median_us > 2000
     assert [b.name for b in timing.baselines] == ["eager", "compile", "max-autotune", "previous"]

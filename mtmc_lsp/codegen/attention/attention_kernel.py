@@ -9,29 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mtmc_lsp.codegen.attention.logits import Logits
+from mtmc_lsp.codegen.attention.tiles import AttentionTiles, Side
 from mtmc_lsp.codegen.kernel.axis_groups import Mask
 from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.kernel import Kernel, assemble
-from mtmc_lsp.codegen.kernel.parameters import Parameters
-from mtmc_lsp.codegen.kernel.snippets import SUM, TRITON_DTYPES, Code, blocks_text
-from mtmc_lsp.codegen.matmul.operands import ProductAxes, Tile, int32_limit, mask_needed
-from mtmc_lsp.codegen.module.naming import ATTENTION_NAMES
+from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES, Code, blocks_text
+from mtmc_lsp.codegen.matmul.operands import ProductAxes, mask_needed
 from mtmc_lsp.codegen.tile.tile_reductions import LOWEST
 from mtmc_lsp.core.dtypes import is_low_precision
-from mtmc_lsp.core.graph import TensorType
+from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.attention_mask import attention_band
 from mtmc_lsp.ir.attention_pattern import AttentionForm, attention_form
-from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import AttentionConfig
 
-LOG2E = 1.4426950408889634
-Side = tuple[tuple[Axis, ...], str]
+LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
 
 
 def _all(conditions: Sequence[str]) -> str:
@@ -57,7 +54,7 @@ def write_attention_kernel(
     return _AttentionWriter(ir, region, buffers, config, form).kernel(name, docstring)
 
 
-class _AttentionWriter:
+class _AttentionWriter(AttentionTiles):
     def __init__(
         self,
         ir: KernelIR,
@@ -66,34 +63,19 @@ class _AttentionWriter:
         config: AttentionConfig,
         form: AttentionForm,
     ) -> None:
-        self.ir = ir
-        self.buffers = buffers
-        self.config = config
+        super().__init__(ir, region, buffers, config, form.result)
         self.form = form
         self.band = attention_band(ir, region, form)
         self.logits = Logits(ir, region, form, self.band)
         self.visible_before: Size | None = None
         """Offset from a query's position to the first key that the mask may hide; None if unknown."""
+        self.unit: float | None = None
+        """Factor of the running maximum in the logits; None if the maximum is that of exponents of 2."""
         self.scores = ProductAxes(ir, region, form.scores)
-        self.result = ProductAxes(ir, region, form.result)
         self.batch = tuple(dict.fromkeys((*self.result.batch, *self.scores.batch)))
-        self.parameters = Parameters(ir, buffers, ATTENTION_NAMES)
-        self.lines: list[str] = []
-        self.limits: list[str] = []
-        self.head, self.width = (self._constant(axes) for axes in (self.scores.k, self.result.n))
+        self.head, self.width = (self.constant(axes) for axes in (self.scores.k, self.result.n))
         self.parameters.name_size(product([a.size for a in self.scores.m]), "n_queries")
         self.parameters.name_size(product([a.size for a in self.scores.n]), "n_keys")
-
-    def _constant(self, axes: tuple[Axis, ...]) -> int:
-        """A head size as an integer. A named size is fixed to the workload's value by a limit."""
-        size = product([axis.size for axis in axes])
-        number = size.value(self.ir.graph.sizes)
-        if not size.is_constant:
-            self.limits.append(f"{size} == {number}")
-        return number
-
-    def _size(self, axes: tuple[Axis, ...]) -> Size:
-        return product([axis.size for axis in axes])
 
     def kernel(self, name: str, docstring: str) -> Kernel:
         """The finished kernel."""
@@ -102,10 +84,10 @@ class _AttentionWriter:
         head_block, width_block = (max(16, next_power_of_two(n)) for n in (self.head, self.width))
         blocks["HEAD"] = head_block
         blocks["WIDTH"] = width_block
-        queries, keys = self._size(self.scores.m), self._size(self.scores.n)
+        queries, keys = self.size_of(self.scores.m), self.size_of(self.scores.n)
         n_queries, n_keys = self.parameters.size(queries).text, self.parameters.size(keys).text
         dynamic: dict[str, str] = {}
-        self.lines += self._block_of_queries()
+        self.lines += self.block_of_queries(self.band)
         if self.batch:
             self.lines.append("batch = tl.program_id(1).to(tl.int64)")
         m_masks: list[Mask] = []
@@ -115,11 +97,11 @@ class _AttentionWriter:
             dynamic["EVEN_M"] = f"n_q % {block_m} == 0"
         self.lines += ["head = tl.arange(0, HEAD)", "width = tl.arange(0, WIDTH)[None, :]"]
         head_row, head_column = (
-            self._edge("head[None, :]", self.head, head_block),
-            self._edge("head[:, None]", self.head, head_block),
+            self.edge("head[None, :]", self.head, head_block),
+            self.edge("head[:, None]", self.head, head_block),
         )
         q = self._operand(self.scores, 0, (self.scores.m, "m"), (self.scores.k, "head[None, :]"),
-                          [*m_masks, *self._masks(head_row, rows=False)], self.lines,
+                          [*m_masks, *self.masks_of(head_row, rows=False)], self.lines,
                           "[BLOCK_M, HEAD]", head_row)  # fmt: skip
         self.lines += [
             f"row_max = tl.full([BLOCK_M], {LOWEST['float32']}, tl.float32)",
@@ -133,14 +115,14 @@ class _AttentionWriter:
             n_row, n_column = "n_mask[None, :]", "n_mask[:, None]"
             dynamic["EVEN_N"] = f"n_k % {block_n} == 0"
         k = self._operand(self.scores, 1, (self.scores.k, "head[:, None]"), (self.scores.n, "n[None, :]"),
-                          [*self._masks(head_column, rows=True), *self._masks(n_row, rows=False)], body,
+                          [*self.masks_of(head_column, rows=True), *self.masks_of(n_row, rows=False)], body,
                           "[HEAD, BLOCK_N]", head_column)  # fmt: skip
         precision = "" if is_low_precision(self._dtype(self.scores)) else ', input_precision="ieee"'
         body.append(f"scores = tl.dot({q}, {k}{precision})")
-        body += self._softmax([*m_masks, *self._masks(n_row, rows=False)], body, n_row)
-        width_edge = self._edge("width", self.width, width_block)
+        body += self._softmax([*m_masks, *self.masks_of(n_row, rows=False)], body, n_row)
+        width_edge = self.edge("width", self.width, width_block)
         v = self._operand(self.result, 1, (self.result.k, "n[:, None]"), (self.result.n, "width"),
-                          [*self._masks(n_column, rows=True), *self._masks(width_edge, rows=False)], body,
+                          [*self.masks_of(n_column, rows=True), *self.masks_of(width_edge, rows=False)], body,
                           "[BLOCK_N, WIDTH]", n_column)  # fmt: skip
         dtype = self._dtype(self.result)
         weights = f"weights.to({TRITON_DTYPES[dtype]})" if is_low_precision(dtype) else "weights"
@@ -153,13 +135,14 @@ class _AttentionWriter:
         if self.form.zero_if_fully_masked:
             self.lines.append("row_total = tl.where(row_total == 0.0, 1.0, row_total)")
         self.lines.append("acc = acc / row_total[:, None]")
+        self.lines += self._log_sum_exp()
         self._store(m_masks, width_block)
         grid, sizes = [blocks_text("n_q", block_m)], {"n_q": queries, "n_k": keys}
         if self.batch:
             grid.append("n_batch")
-            sizes["n_batch"] = self._size(self.batch)
-            if not self._size(self.batch).is_constant:
-                self.limits.append(f"{self._size(self.batch)} <= 65535")
+            sizes["n_batch"] = self.size_of(self.batch)
+            if not self.size_of(self.batch).is_constant:
+                self.limits.append(f"{self.size_of(self.batch)} <= 65535")
         return assemble(
             name,
             self.parameters,
@@ -174,16 +157,6 @@ class _AttentionWriter:
             limits=tuple(dict.fromkeys(self.limits)),
         )
 
-    def _block_of_queries(self) -> list[str]:
-        if not self.band.limits:
-            return ["m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]"]
-        # With a causal mask the last blocks have the most keys. They start first, so that no long block runs alone at
-        # the end.
-        longest_first = self.band.first is None
-        block = "tl.num_programs(0) - 1 - tl.program_id(0)" if longest_first else "tl.program_id(0)"
-        start = f"({block}) * BLOCK_M" if longest_first else f"{block} * BLOCK_M"
-        return [f"first_query = {start}", "m = (first_query + tl.arange(0, BLOCK_M))[:, None]"]
-
     def _loops(self, n_keys: str, body: list[str]) -> list[str]:
         """The loop over the keys that any query of the block may see; it starts at a multiple of the block size."""
         if self.band.first is None and self.band.last is None:
@@ -192,17 +165,17 @@ class _AttentionWriter:
         if self.band.first is not None:
             lines += [
                 "# The queries of this block see only keys in this range.",
-                f"first_key = tl.maximum({self._shifted('first_query', self.band.first)}, 0) // BLOCK_N * BLOCK_N",
+                f"first_key = tl.maximum({self.shifted('first_query', self.band.first)}, 0) // BLOCK_N * BLOCK_N",
             ]
             first = "first_key"
         if self.band.last is not None:
             if self.band.first is None:
                 lines.append("# The queries of this block see no key from end_key on.")
-            lines.append(f"end_key = tl.minimum({self._shifted('first_query + BLOCK_M', self.band.last)}, {n_keys})")
+            lines.append(f"end_key = tl.minimum({self.shifted('first_query + BLOCK_M', self.band.last)}, {n_keys})")
             end = "end_key"
         if self.visible_before is None:
             return [*lines, f"for start in range({first}, {end}, BLOCK_N):", *(f"    {line}" for line in body)]
-        shared = f"tl.minimum({self._shifted('first_query', self.visible_before)}, {end})"
+        shared = f"tl.minimum({self.shifted('first_query', self.visible_before)}, {end})"
         if not (self.visible_before.is_constant and self.visible_before.constant >= 0):
             shared = f"tl.maximum({shared}, 0)"
         return [
@@ -214,22 +187,8 @@ class _AttentionWriter:
             *(f"        {line}" for line in body),
         ]
 
-    def _shifted(self, position: str, size: Size) -> str:
-        if size.is_constant:
-            number = size.constant
-            return position if number == 0 else f"{position} {'-' if number < 0 else '+'} {abs(number)}"
-        return f"{position} + {self.parameters.size(size).at(SUM)}"
-
     def _dtype(self, axes: ProductAxes) -> str:
         return self.ir.prims[axes.prim.inputs[1]].dtype
-
-    @staticmethod
-    def _edge(name: str, size: int, block: int) -> str:
-        return f"({name} < {size})" if size != block else ""
-
-    @staticmethod
-    def _masks(text: str, *, rows: bool) -> list[Mask]:
-        return [Mask(text, rows, not rows)] if text else []
 
     def _operand(
         self,
@@ -245,7 +204,7 @@ class _AttentionWriter:
         """A tile of an operand in the product's dtype; 0 where ``inside`` (the bound of the contracted axis) is false."""
         is_plain = axes.is_plain(side)
         name = axes.prim.inputs[side]
-        code = self._tile(rows, cols, masks, lines, {}, name, widen=not is_plain)
+        code = self.tile(rows, cols, masks, lines, {}, name, widen=not is_plain)
         code = axes.over_tile(side, code, shape, axes.k, inside)
         dtype = self.ir.prims[name].dtype
         if is_plain or not is_low_precision(dtype):
@@ -253,54 +212,6 @@ class _AttentionWriter:
         variable = self.parameters.names.unique("operand")
         lines.append(f"{variable} = {code.at(100)}.to({TRITON_DTYPES[dtype]})")
         return variable
-
-    def _tile(
-        self,
-        rows: Side,
-        cols: Side,
-        masks: list[Mask],
-        lines: list[str],
-        values: Mapping[str, Code],
-        prim: str,
-        *,
-        widen: bool = True,
-    ) -> Code:
-        """Evaluate a primitive over a tile: a first pass with separate axes finds the axes that can be fused."""
-        accesses: list[Index] = []
-        for is_final in (False, True):
-            tile = self._make_tile(
-                rows, cols, masks, lines if is_final else [], values, accesses, is_final, widen=widen
-            )
-            code = tile.value(prim)
-            accesses = tile.expressions.accesses
-        self._limit(accesses)
-        return code
-
-    def _make_tile(
-        self,
-        rows: Side,
-        cols: Side,
-        masks: list[Mask],
-        lines: list[str],
-        values: Mapping[str, Code],
-        accesses: list[Index],
-        is_final: bool,
-        *,
-        widen: bool,
-    ) -> Tile:
-        parameters = self.parameters if is_final else Parameters(self.ir, self.buffers, ATTENTION_NAMES)
-        return Tile(
-            self.result,
-            parameters,
-            rows,
-            cols,
-            masks,
-            lines,
-            known=values,
-            separate_axes=not is_final,
-            accesses=accesses,
-            widen=widen,
-        )
 
     def _softmax(self, masks: list[Mask], lines: list[str], n_row: str) -> list[str]:
         """Statements of one online-softmax step. Operations on the scores before the softmax are appended to ``lines``.
@@ -318,11 +229,11 @@ class _AttentionWriter:
         rows, cols = (self.scores.m, "m"), (self.scores.n, "n[None, :]")
         accesses: list[Index] = []
         for is_final in (False, True):
-            tile = self._make_tile(rows, cols, masks, lines if is_final else [], values, accesses, is_final, widen=True)
+            tile = self.make_tile(rows, cols, masks, lines if is_final else [], values, accesses, is_final, widen=True)
             at = tile.expressions.tile_index(self.form.logits)
             peeled = self.logits.peeled(tile.expressions, self.form.logits, at)
             accesses = tile.expressions.accesses
-        self._limit(accesses)
+        self.limit(accesses)
         self.visible_before = peeled.visible_before
         factor = peeled.factor * LOG2E
         # Other operations, such as adding a mask of the lowest finite number, may become infinite in base 2.
@@ -342,12 +253,14 @@ class _AttentionWriter:
             ]
         statements.append("# exp2 is a hardware instruction.")
         if is_fused:
+            self.unit = None
             statements += [
                 f"new_max = tl.maximum(row_max, tl.max(scores, axis=1) * {factor!r})",
                 f"weights = tl.exp2(scores * {factor!r} - new_max[:, None])",
                 "shrink = tl.exp2(row_max - new_max)",
             ]
         else:
+            self.unit = peeled.factor
             statements += [
                 "new_max = tl.maximum(row_max, tl.max(scores, axis=1))",
                 f"weights = tl.exp2((scores - new_max[:, None]) * {factor!r})",
@@ -355,25 +268,15 @@ class _AttentionWriter:
             ]
         return statements
 
-    def _limit(self, accesses: list[Index]) -> None:
-        """Add limits for 32-bit offsets inside a tile; batch offsets are 64-bit."""
-        for access in accesses:
-            extent = product([])
-            for variable, step in access.terms:
-                if variable.rows or variable.cols:
-                    extent = extent + step * variable.size
-            if not extent.is_constant:
-                self.limits.append(int32_limit(extent))
-
     def _store(self, m_masks: list[Mask], width_block: int) -> None:
-        masks = [*m_masks, *self._masks(self._edge("width", self.width, width_block), rows=False)]
+        masks = [*m_masks, *self.masks_of(self.edge("width", self.width, width_block), rows=False)]
         values = {self.form.result.name: Code("acc", "float32", True, True)}
         rows, cols = (self.result.m, "m"), (self.result.n, "width")
         accesses: list[Index] = []
         for is_final in (False, True):
             lines: list[str] = self.lines if is_final else []
-            tile = self._make_tile(rows, cols, masks, lines, values, accesses, is_final, widen=True)
-            for ref in self.result.region.outputs:
+            tile = self.make_tile(rows, cols, masks, lines, values, accesses, is_final, widen=True)
+            for ref in self._results():
                 prim = self.ir.of(ref)
                 value = tile.value(prim.name)
                 offset = tile.expressions.offset(self.ir.graph.type_of(ref), tile.expressions.tile_index(prim.name))
@@ -381,3 +284,37 @@ class _AttentionWriter:
                 mask = tile.expressions.mask_argument(offset, None)
                 lines.append(f"tl.store({Expressions.address(pointer, offset)}, {value.text}{mask})")
             accesses = tile.expressions.accesses
+        for ref in self.result.region.outputs:
+            if ref not in self._results():
+                self._store_row(ref, m_masks)
+
+    def _results(self) -> list[Ref]:
+        """The outputs that have the axes of the second product."""
+        return [
+            ref
+            for ref in self.result.region.outputs
+            if not self.form.is_log_sum_exp(self.ir.prims, self.ir.of(ref).name)
+        ]
+
+    def _log_sum_exp(self) -> list[str]:
+        """The statement that computes the log-sum-exp of each row, if the backward pass reads it."""
+        if len(self._results()) == len(self.result.region.outputs):
+            return []
+        if self.unit is None:
+            return [f"log_sum_exp = (row_max + tl.log2(row_total)) * {LN2!r}"]
+        factor = "" if self.unit == 1.0 else f" * {self.unit!r}"
+        return [f"log_sum_exp = row_max{factor} + tl.log(row_total)"]
+
+    def _store_row(self, ref: Ref, m_masks: list[Mask]) -> None:
+        """Store the log-sum-exp of each row."""
+        name = self.ir.of(ref).name
+        values = {name: Code("log_sum_exp[:, None]", "float32", True, False)}
+        accesses: list[Index] = []
+        for is_final in (False, True):
+            tile = self.make_tile((self.result.m, "m"), ((), ""), m_masks, self.lines if is_final else [], values, accesses,
+                                  is_final, widen=True)  # fmt: skip
+            offset = tile.expressions.offset(self.ir.graph.type_of(ref), tile.expressions.tile_index(name))
+            accesses = tile.expressions.accesses
+        pointer = self.parameters.output(ref)
+        mask = tile.expressions.mask_argument(offset, None)
+        self.lines.append(f"tl.store({Expressions.address(pointer, offset)}, {values[name].text}{mask})")
