@@ -10,6 +10,7 @@ from mtmc_lsp.actions import (
     library,
     parallel_scan,
     recompute,
+    recompute_attention,
     side_by_side,
     split,
     tuning,
@@ -32,6 +33,7 @@ HANDLERS: tuple[ActionHandler, ...] = (
     library.Library(),
     recompute.Recompute(),
     chunk_rows.ChunkRows(),
+    recompute_attention.RecomputeAttention(),
     split.Split(),
     parallel_scan.ParallelScan(),
     side_by_side.SideBySide(),
@@ -64,6 +66,8 @@ WHEN_IT_PAYS: dict[ActionKind, str] = {
     "and reading them.",
     ActionKind.CHUNK_ROWS: "A linear layer with a large vocabulary and its loss: the logits of all rows take more memory "
     "than everything else.",
+    ActionKind.RECOMPUTE_ATTENTION: "Training with long sequences: the probabilities of an attention grow with the square of the "
+    "length, and take more memory than everything else.",
     ActionKind.CUDA_GRAPH: "Calls whose launches take longer on the host than the kernels take on the GPU: many small kernels.",
     ActionKind.AUTOTUNE: "Every kernel that is worth the seconds of measuring: the model predicts well which configurations are "
     "good, but not which one is the best.",

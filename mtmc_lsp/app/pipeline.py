@@ -44,7 +44,7 @@ from mtmc_lsp.capture.regions.runs import has_dispatch
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.errors import FailureKind, Location, RequestError, TargetUnsupported
+from mtmc_lsp.core.errors import FailureKind, Location, RequestError, TargetUnsupported, WorkerFailed
 from mtmc_lsp.core.profile import Profile
 from mtmc_lsp.core.protocols import Coder, Planner, State
 from mtmc_lsp.core.results import Timing, Verdict
@@ -381,6 +381,21 @@ class Pipeline:
             return self._options.captures
         if self._options.remote is not None:
             return self._options.remote.captures(self._capture_seconds())
+        try:
+            return self._whole_or_regions()
+        except WorkerFailed as error:
+            is_late = self._deadline is not None and time.monotonic() >= self._deadline
+            if error.kind is not FailureKind.TIMEOUT or not is_late:
+                raise
+            definition = self.target.definition
+            raise WorkerFailed(
+                f"the budget of {self.target.settings.budget_seconds:g} s ended before {definition.qualname} was captured",
+                where=Location(str(self.target.path), definition.start_line),
+                remedy="Give more time with --budget, or make the sizes in the workload smaller.",
+                kind=FailureKind.DEADLINE,
+            ) from error
+
+    def _whole_or_regions(self) -> tuple[Capture, ...]:
         try:
             return (self._run_capture(),)
         except TargetUnsupported as error:

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from mtmc_lsp.codegen.attention.attention_kernel import write_attention_kernels
+from mtmc_lsp.codegen.attention.gradient_kernel import write_gradient_kernel
 from mtmc_lsp.codegen.kernel.kernel import Kernel
 from mtmc_lsp.codegen.kernel.snippets import LINE
 from mtmc_lsp.codegen.loop.loop_kernel import write_loop_kernel
@@ -47,6 +48,8 @@ DISTRIBUTION = {
     "Each program instance computes all gates of a block of units",
     RegionKind.LOOP: "Each program instance holds a tile of the states in registers and runs all iterations, one after another",
     RegionKind.ATTENTION: "Each program instance holds a block of queries and loops over the keys; scores stay on chip",
+    RegionKind.ATTENTION_GRADIENT: "Each program instance computes the probabilities again, tile by tile, and sums its tiles "
+    "in registers",
 }
 MAX_NAMED_RESULTS = 3
 """Maximum number of results that appear in the name of a kernel that computes several."""
@@ -158,6 +161,8 @@ def _write_kernels(
         config = by_pointers(config, device)
         return write_product_kernels(ir, region, launcher.buffers, config, name, docstring, write_product, device)
     if isinstance(config, AttentionConfig):
+        if region.kind is RegionKind.ATTENTION_GRADIENT:
+            return [write_gradient_kernel(ir, region, launcher.buffers, config, name, docstring)]
         return write_attention_kernels(ir, region, launcher.buffers, config, name, docstring)
     if isinstance(config, LoopConfig):
         if config.is_scan:

@@ -84,7 +84,7 @@ def _profile_kernel(target: OpenTarget, *, as_json: bool) -> int:
         trace = profile.trace
         observed = {"accesses": trace.accesses, "launches": trace.launches} if trace is not None else {}
         kernels = {"kernels": profile.readings, **observed}
-        print(document(target=target.definition, **kernels, compiled=profile.reports))
+        print(document(target=target.definition, **kernels, compiled=profile.reports, assumed=profile.assumed))
     else:
         show_kernel_profile(console(), profile)
     return 0

@@ -25,6 +25,7 @@ class ActionKind(Enum):
     LIBRARY = "library"
     RECOMPUTE = "recompute"
     CHUNK_ROWS = "chunk-rows"
+    RECOMPUTE_ATTENTION = "recompute-attention"
     CUDA_GRAPH = "cuda-graph"
     AUTOTUNE = "autotune"
     EDIT = "edit"

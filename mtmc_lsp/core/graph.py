@@ -355,6 +355,8 @@ class Backward:
     """The inputs whose gradients are the last outputs of the graph, in that order."""
     in_forward: bool = False
     """Whether the forward pass computes the gradients, for an upstream gradient of 1. The backward pass multiplies them."""
+    early: tuple[str, ...] = ()
+    """Nodes that the forward pass computes although only gradients need them, such as the log-sum-exp of an attention."""
 
 
 @dataclass(frozen=True)
@@ -510,8 +512,9 @@ class Graph:
 
     @cached_property
     def needed_by_results(self) -> frozenset[str]:
-        """The nodes that results or written inputs need; all others only compute gradients."""
+        """The nodes of the forward pass: those that results or written inputs need, and early ones. Others compute gradients."""
         pending = [ref.name for ref in self.forward_outputs] + [mutation.value.name for mutation in self.mutations]
+        pending += self.backward.early if self.backward else ()
         needed: set[str] = set()
         while pending:
             name = pending.pop()

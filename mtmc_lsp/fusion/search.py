@@ -321,7 +321,7 @@ class FusionSearch:
             return recurrent_config(self.ir, layers, self.device, self.precision(layers.origin))
         if region.kind is RegionKind.LOOP:
             return loop_config(loop_in(self.ir, region), self.device)
-        if region.kind is RegionKind.ATTENTION:
+        if region.kind in (RegionKind.ATTENTION, RegionKind.ATTENTION_GRADIENT):
             return attention_config(self.ir, region, self.device)
         return tile_config(self.ir, region, self.device)
 

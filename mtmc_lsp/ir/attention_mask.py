@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.ir.attention_pattern import AttentionForm, attention_form
+from mtmc_lsp.ir.attention_pattern import AttentionForm, GradientForm, attention_form, gradient_form
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
-from mtmc_lsp.ir.regions import Region
+from mtmc_lsp.ir.regions import Region, RegionKind
 
 MASKED = float("-inf")
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {
@@ -63,15 +63,16 @@ def _tighter_limit(left: Size | None, right: Size | None, choose: Callable[[int,
     return left
 
 
-def attention_band(ir: KernelIR, region: Region, form: AttentionForm) -> Band:
+def attention_band(ir: KernelIR, region: Region, form: AttentionForm | GradientForm) -> Band:
     """The band of keys that an attention mask allows; without limits if the mask has none that can be derived."""
     reader = _reader(ir, region, form)
     return Band() if reader is None else reader.finite(form.logits)
 
 
-def limited_attention_band(ir: KernelIR, region: Region) -> tuple[AttentionForm, Band] | None:
+def limited_attention_band(ir: KernelIR, region: Region) -> tuple[AttentionForm | GradientForm, Band] | None:
     """The region's attention and its mask's band; ``None`` without attention, or if every query may see every key."""
-    form = attention_form([ir.prims[name] for name in region.prims])
+    members = [ir.prims[name] for name in region.prims]
+    form = gradient_form(members) if region.kind is RegionKind.ATTENTION_GRADIENT else attention_form(members)
     band = attention_band(ir, region, form) if form is not None else None
     return (form, band) if form is not None and band is not None and band.limits else None
 
@@ -87,7 +88,7 @@ def condition_holds_before(
     return None if reader is None else reader.holds(condition, not truth).first
 
 
-def _reader(ir: KernelIR, region: Region, form: AttentionForm) -> _Reader | None:
+def _reader(ir: KernelIR, region: Region, form: AttentionForm | GradientForm) -> _Reader | None:
     """The mask reader of an attention; ``None`` if its queries or its keys are not a single axis."""
     table, rank = region.table, len(form.scores.shape)
     queries, keys = (table.axes(form.scores.name, rank - 2), table.axes(form.scores.name, rank - 1))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.graph import Graph
-from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.core.sizes import product
 from mtmc_lsp.ir.axes import Axis, AxisTable
 from mtmc_lsp.ir.primitives import Prim, PrimOp
 
 LARGEST_HEAD = 256
 """Largest supported head size; larger ones do not fit in registers."""
+LARGEST_GRADIENT_HEAD = 128
+"""Largest head size with gradients, whose kernels hold two more tiles in registers."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,46 @@ class AttentionForm:
     """The first product."""
     logits: str
     """Input of the softmax: ``f`` of the scores."""
+    rank: int
+    """Dimensions of the logits."""
     weights: str
     """The left operand of the second product."""
     result: Prim
     """The second product."""
     zero_if_fully_masked: bool
     """Whether a query without any key gives zeros, as in PyTorch's fused attention, instead of NaN."""
+    maximum: str
+    """The largest logit of each row."""
+    total: str
+    """The sum of the exponentials of a row, relative to the largest one."""
+
+    def is_log_sum_exp(self, prims: Mapping[str, Prim], name: str) -> bool:
+        """Whether a value is the logarithm of the sum of the exponentials of each row."""
+        prim = prims[name]
+        logs = [prims[source] for source in prim.inputs if prims[source].fn == "log"]
+        return (
+            prim.fn == "add"
+            and len(logs) == 1
+            and {*prim.inputs, *logs[0].inputs} == {self.maximum, self.total, logs[0].name}
+        )
+
+
+@dataclass(frozen=True)
+class GradientForm:
+    """Gradients of an attention: products of probabilities or their gradients, which are computed tile by tile."""
+
+    scores: Prim
+    """The product of queries and keys."""
+    logits: str
+    """The value whose exponential gives the probabilities: an elementwise function of the scores."""
+    inner: tuple[Prim, ...]
+    """The products with an element for each pair of a query and a key; the scores are one of them."""
+    results: tuple[Prim, ...]
+    """The products that sum such values over the queries or the keys."""
+
+    def is_tile(self, prims: Mapping[str, Prim], name: str) -> bool:
+        """Whether a value has an element for each pair of a query and a key: it depends on such a product."""
+        return _depends_on_any(prims, name, self.inner)
 
 
 def attention_form(members: list[Prim]) -> AttentionForm | None:
@@ -37,7 +73,9 @@ def attention_form(members: list[Prim]) -> AttentionForm | None:
     reductions = sorted(prim.fn for prim in members if prim.op is PrimOp.REDUCE)
     if any("dims" in prim.attrs for prim in products):
         return None
-    if len(products) != 2 or reductions != ["max", "sum_exp"] or any(p.op is PrimOp.SCAN for p in members):
+    if len(products) != 2 or reductions not in (["max", "sum"], ["max", "sum_exp"]):
+        return None
+    if any(prim.op is PrimOp.SCAN for prim in members):
         return None
     scores, result = products
     if "float64" in (scores.dtype, result.dtype):
@@ -46,17 +84,91 @@ def attention_form(members: list[Prim]) -> AttentionForm | None:
     if quotient is None or quotient.fn != "div":
         return None
     power, total = prims.get(quotient.inputs[0]), prims.get(quotient.inputs[1])
-    if power is None or total is None or power.fn != "exp" or total.fn != "sum_exp":
+    if power is None or total is None or power.fn != "exp" or total.op is not PrimOp.REDUCE:
         return None
     shifted = prims.get(power.inputs[0])
-    if shifted is None or shifted.fn != "sub" or shifted.inputs != total.inputs:
+    if shifted is None or shifted.fn != "sub":
         return None
-    rank = len(prims[total.name].shape)
-    if total.attrs["dims"] != (rank - 1,) or not _elementwise_from(prims, total.inputs[0], scores):
+    logits, largest = shifted.inputs
+    # The sum of a softmax, or that of its exponentials written out.
+    if total.inputs != (shifted.inputs if total.fn == "sum_exp" else (power.name,)):
+        return None
+    maximum = prims.get(largest)
+    if maximum is None or maximum.fn != "max" or maximum.inputs != (logits,):
+        return None
+    rows = (len(prims[total.name].shape) - 1,)
+    if (total.attrs["dims"], maximum.attrs["dims"]) != (rows, rows) or not _elementwise_from(prims, logits, scores):
         return None
     return AttentionForm(
-        scores, total.inputs[0], result.inputs[0], result, bool(quotient.attrs.get("zero_if_fully_masked"))
+        scores,
+        logits,
+        len(prims[total.name].shape),
+        result.inputs[0],
+        result,
+        bool(quotient.attrs.get("zero_if_fully_masked")),
+        largest,
+        total.name,
     )
+
+
+def gradient_form(members: list[Prim]) -> GradientForm | None:
+    """The gradients of an attention that ``members`` compute; ``None`` if they are something else."""
+    prims = {prim.name: prim for prim in members}
+    products = [prim for prim in members if prim.op is PrimOp.MATMUL]
+    if any("dims" in prim.attrs or len(prim.inputs) > 2 or prim.dtype == "float64" for prim in products):
+        return None
+    if any(prim.op not in (*BIASES, PrimOp.ALIAS, PrimOp.MATMUL) for prim in members):
+        return None
+    inner = tuple(prim for prim in products if not any(_depends_on_any(prims, name, products) for name in prim.inputs))
+    results = tuple(prim for prim in products if prim not in inner)
+    sides = [[_depends_on_any(prims, name, products) for name in prim.inputs] for prim in results]
+    if not results or any(sum(each) != 1 for each in sides):
+        return None
+    if any(_depends_on_any(prims, name, results) for prim in results for name in prim.inputs):
+        return None
+    for prim in members:
+        shifted = prims.get(prim.inputs[0]) if prim.fn == "exp" else None
+        if shifted is None or shifted.fn != "sub" or _depends_on_any(prims, shifted.inputs[1], products):
+            continue
+        scores = [each for each in inner if _depends_on(prims, shifted.inputs[0], each)]
+        if len(scores) == 1 and _elementwise_from(prims, shifted.inputs[0], scores[0]):
+            return GradientForm(scores[0], shifted.inputs[0], inner, results)
+    return None
+
+
+def join_tiles(members: Sequence[Prim], table: AxisTable) -> None:
+    """Unify the axes of tiles of pairs with those of their aliases: operands that a product reads beside their sources."""
+    prims = {prim.name: prim for prim in members}
+    products = [prim for prim in members if prim.op is PrimOp.MATMUL]
+    for prim in members:
+        if prim.op is PrimOp.ALIAS and _depends_on_any(prims, prim.name, products):
+            for dim in range(len(prim.shape)):
+                table.align(table.axes(prim.inputs[0], dim), table.axes(prim.name, dim))
+
+
+def why_no_gradients(form: GradientForm, table: AxisTable, graph: Graph) -> str:
+    """Why gradients of an attention cannot be one kernel; empty if they can."""
+    scores = table.of_product(form.scores)
+    for prim in form.inner:
+        roles = table.of_product(prim)
+        if roles.batch != scores.batch or {roles.m, roles.n} != {scores.m, scores.n}:
+            return "the products of the gradients of an attention run over different queries or keys"
+    if len({table.of_product(prim).k for prim in form.results}) != 1:
+        return "one kernel sums over the queries or over the keys, not over both"
+    for prim in form.results:
+        roles = table.of_product(prim)
+        if roles.batch != scores.batch or roles.k not in (scores.m, scores.n):
+            return "the products of the gradients of an attention run over different queries or keys"
+    for roles in map(table.of_product, (*form.inner, *form.results)):
+        for axes in (roles.m, roles.n, roles.k):
+            size = product([axis.size for axis in axes]).value(graph.sizes)
+            if axes not in (scores.m, scores.n) and size > LARGEST_GRADIENT_HEAD:
+                return f"an attention head size of {size} is above {LARGEST_GRADIENT_HEAD}, the largest with gradients"
+    return ""
+
+
+def _depends_on_any(prims: Mapping[str, Prim], name: str, products: Sequence[Prim]) -> bool:
+    return any(_depends_on(prims, name, each) for each in products)
 
 
 def why_not_attention(members: list[Prim], table: AxisTable, graph: Graph) -> str:
@@ -65,7 +177,8 @@ def why_not_attention(members: list[Prim], table: AxisTable, graph: Graph) -> st
     if form is None:
         return "it is no attention: a product, a softmax of its rows, and a product"
     scores, result = table.of_product(form.scores), table.of_product(form.result)
-    if scores.n != result.k or scores.m != result.m:
+    logits = table.axes(form.logits, form.rank - 1)
+    if scores.n != result.k or scores.m != result.m or logits != scores.n:
         return "the two products of an attention run over different rows or keys"
     for axes in (scores.k, result.n):
         size = product([axis.size for axis in axes]).value(graph.sizes)
@@ -96,16 +209,11 @@ def grouped_axes(
 
 
 def _skip_casts(prims: dict[str, Prim], name: str) -> Prim | None:
+    """The primitive that computes a value, looking through casts and changes of the layout."""
     prim = prims.get(name)
-    while prim is not None and (prim.fn == "cast" or (prim.op is PrimOp.RESHAPE and _only_ones_differ(prims, prim))):
+    while prim is not None and (prim.fn == "cast" or prim.op in (PrimOp.RESHAPE, PrimOp.PERMUTE)):
         prim = prims.get(prim.inputs[0])
     return prim
-
-
-def _only_ones_differ(prims: dict[str, Prim], prim: Prim) -> bool:
-    source = prims.get(prim.inputs[0])
-    one = Size.of(1)
-    return source is not None and [s for s in source.shape if s != one] == [s for s in prim.shape if s != one]
 
 
 ELEMENTWISE = (PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.EXPAND, PrimOp.CONSTANT, PrimOp.IOTA, PrimOp.PERMUTE)
@@ -122,7 +230,7 @@ def _elementwise_from(prims: dict[str, Prim], name: str, scores: Prim) -> bool:
     return prim.op in allowed and all(_elementwise_from(prims, source, scores) for source in prim.inputs)
 
 
-def _depends_on(prims: dict[str, Prim], name: str, scores: Prim) -> bool:
+def _depends_on(prims: Mapping[str, Prim], name: str, scores: Prim) -> bool:
     """Whether a value is computed from the scores."""
     pending, visited = [name], set[str]()
     while pending:

@@ -6,12 +6,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from mtmc_lsp.core.graph import Graph, Ref, TensorType
+from mtmc_lsp.core.graph import Graph, InputKind, Ref, TensorType
 from mtmc_lsp.core.sizes import Size, product
-from mtmc_lsp.ir.attention_pattern import attention_form, why_not_attention
+from mtmc_lsp.ir.attention_pattern import (
+    attention_form,
+    gradient_form,
+    join_tiles,
+    why_no_gradients,
+    why_not_attention,
+)
 from mtmc_lsp.ir.axes import Axis, AxisTable
 from mtmc_lsp.ir.concat_outputs import Parts, output_parts_of, scatter_indices, stored_primitives
-from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp, ProductDims
+from mtmc_lsp.ir.primitives import BIJECTIVE_VIEWS, ONE, KernelIR, Prim, PrimOp, ProductDims
 from mtmc_lsp.ir.region_values import are_siblings, is_in_memory, needed_primitives, used_outside
 
 VIEWS = frozenset(
@@ -36,13 +42,15 @@ class RegionKind(Enum):
     SCAN = "scan"
     MATMUL = "matmul"
     ATTENTION = "attention"
+    ATTENTION_GRADIENT = "attention-gradient"
+    """Gradients of an attention, which compute its probabilities again tile by tile."""
     RECURRENT = "recurrent"
     """Recurrent layers, one launch for each group of independent steps."""
     LOOP = "loop"
     """A loop over time steps, one launch for all of them."""
 
 
-PRODUCTS = frozenset({RegionKind.MATMUL, RegionKind.ATTENTION})
+PRODUCTS = frozenset({RegionKind.MATMUL, RegionKind.ATTENTION, RegionKind.ATTENTION_GRADIENT})
 
 
 @dataclass(frozen=True)
@@ -198,9 +206,11 @@ def _region_of(
     members_and_results = [*(name for name in results if name in inputs), *prims, *added]
     table = AxisTable(ir.prims, members_and_results, ir.graph.sizes)
     _check_distinct(members, table)
-    kind = _kind(members, ir.prims)
+    kind = _kind(members, ir.prims, is_backward=_is_backward(ir.graph, chosen))
     if parts and kind not in (RegionKind.MAP, RegionKind.REDUCE):
         raise CannotFuse("a result is stored in several parts")
+    if kind is RegionKind.ATTENTION_GRADIENT:
+        return _gradient_region(ir, ordered, prims, inputs, outputs, table)
     if kind in (RegionKind.MATMUL, RegionKind.ATTENTION):
         if kind is RegionKind.MATMUL:
             _unify_products([prim for prim in members if prim.op is PrimOp.MATMUL], table)
@@ -330,10 +340,17 @@ def _check_convex(ir: KernelIR, members: set[str], chosen: set[str]) -> None:
             outside.add(node.name)
 
 
-def _kind(members: list[Prim], prims: Mapping[str, Prim]) -> RegionKind:
+def _is_backward(graph: Graph, chosen: set[str]) -> bool:
+    """Whether nodes are of a backward pass, in the graph of both passes or in that of the backward pass alone."""
+    return chosen <= graph.backward_nodes or any(item.kind is InputKind.TANGENT for item in graph.inputs)
+
+
+def _kind(members: list[Prim], prims: Mapping[str, Prim], *, is_backward: bool) -> RegionKind:
     ops = [prim.op for prim in members]
     if attention_form(members) is not None:
         return RegionKind.ATTENTION
+    if is_backward and ops.count(PrimOp.MATMUL) > 1 and gradient_form(members) is not None:
+        return RegionKind.ATTENTION_GRADIENT
     products = [prim for prim in members if prim.op is PrimOp.MATMUL]
     if len(products) > 1 and not are_siblings(prims, products):
         raise CannotFuse("two matrix products")
@@ -437,8 +454,12 @@ def _product_region(
     parallel = table.all_axes(matmul.name)
     if halves is not None:
         parallel = (*(axis for axis in parallel if axis != halves.whole), *halves.axes)
+    form = attention_form([ir.prims[name] for name in prims]) if kind is RegionKind.ATTENTION else None
     for ref in outputs:
-        if set(table.all_axes(ir.of(ref).name)) != set(parallel):
+        name = ir.of(ref).name
+        if form is not None and form.is_log_sum_exp(ir.prims, name):
+            continue
+        if set(table.all_axes(name)) != set(parallel):
             raise CannotFuse("a result does not have the product's axes")
     dependents, cropped = {matmul.name} if kind is RegionKind.ATTENTION else set(products), set[str]()
     for name in prims:
@@ -461,6 +482,37 @@ def _product_region(
         raise CannotFuse(reason)
     summed = table.of_product(matmul).k
     return Region(nodes, prims, inputs, outputs, kind, table, parallel, summed, halves=halves)
+
+
+def _gradient_region(
+    ir: KernelIR,
+    nodes: tuple[str, ...],
+    prims: tuple[str, ...],
+    inputs: tuple[str, ...],
+    outputs: tuple[Ref, ...],
+    table: AxisTable,
+) -> Region:
+    """The region of a kernel that computes gradients of an attention: products whose layout alone may change behind them."""
+    members = {name: ir.prims[name] for name in prims}
+    form = gradient_form(list(members.values()))
+    assert form is not None
+    join_tiles(list(members.values()), table)
+    if reason := why_no_gradients(form, table, ir.graph):
+        raise CannotFuse(reason)
+    for prim in (*form.inner, *form.results):
+        for name in prim.inputs:
+            is_tile = prim in form.results and form.is_tile(members, name)
+            if not is_tile and not is_in_memory(ir.prims, name, inputs):
+                raise CannotFuse("an operand of the gradients of an attention would be computed for each tile")
+    for ref in outputs:
+        name = ir.of(ref).name
+        while ir.prims[name].op in BIJECTIVE_VIEWS:
+            name = ir.prims[name].inputs[0]
+        if ir.prims[name] not in form.results:
+            raise CannotFuse("a value for each pair of a query and a key is in memory")
+    first = table.of_product(form.results[0])
+    parallel = table.all_axes(form.results[0].name)
+    return Region(nodes, prims, inputs, outputs, RegionKind.ATTENTION_GRADIENT, table, parallel, first.k)
 
 
 AFTER_A_PRODUCT = (PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND, PrimOp.CROP)

@@ -25,14 +25,12 @@ from mtmc_lsp.core.results import (
 from mtmc_lsp.core.run import ORIGINAL, Candidate, Step, StepStatus
 from mtmc_lsp.kernels.actions.base import Facts, Proposal
 from mtmc_lsp.kernels.actions.catalogue import proposals
-from mtmc_lsp.kernels.actions.tune import alternatives
+from mtmc_lsp.kernels.actions.tuning.autotune import alternatives
 from mtmc_lsp.kernels.messages import CaseTrace, Fault, FaultKind, TraceCase
 from mtmc_lsp.kernels.repairs.site import sites_of
 from mtmc_lsp.source.files import unified_diff
 from mtmc_lsp.source.syntax import first_error, parse, with_decorators
 
-MOST_TUNED = 4
-"""Configurations with other block sizes that are observed."""
 MOST_STEPS_TRIED = 24
 VALUES = "values"
 
@@ -110,7 +108,7 @@ class SourceOptimizer:
     def run(self) -> bytes:
         """Try the proposals one after the other; returns the text with the accepted ones."""
         deadline = time.monotonic() + self.seconds
-        current, tried = self.text, set[tuple[str, str, str]]()
+        current, tried, failed = self.text, set[tuple[str, str, str]](), set[tuple[str, str, str]]()
         timing: Timing | None = None
         while len(self.steps) < MOST_STEPS_TRIED:
             if time.monotonic() >= deadline:
@@ -120,6 +118,7 @@ class SourceOptimizer:
             possible = proposals(facts, has_gpu=self.tools.has_gpu, tries_all=self.tries_all)
             if self.keeps_launches:
                 possible = [proposal for proposal in possible if within_kernels(proposal, facts)]
+            possible = [p for p in possible if not p.fallback_for or (p.name, p.kernel, p.fallback_for) in failed]
             following = next((p for p in possible if p.key not in tried and p.name not in self.excluded), None)
             if following is None:
                 self.end_reason = "no further edit is legal and promises a gain"
@@ -128,6 +127,8 @@ class SourceOptimizer:
             step = self._step(following, current, facts, timing is not None)
             self.steps.append(step)
             self.reporter.on_step(step)
+            if step.status is StepStatus.FAILED:
+                failed.add(following.key)
             if step.status is StepStatus.ACCEPTED and step.candidate is not None:
                 current, timing = step.candidate.source.encode(), step.timing
         return current
@@ -182,7 +183,7 @@ class SourceOptimizer:
         self.reporter.on_stage("observing the edited kernels")
         texts = [text]
         if proposal.name == "autotune":
-            texts += alternatives(proposal, current)[:MOST_TUNED]
+            texts += alternatives(proposal, current)
         verdict = None
         for version in texts:
             traces = self.tools.observe(version, self.cases)

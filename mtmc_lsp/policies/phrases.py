@@ -27,6 +27,7 @@ KIND_WORDS: Mapping[ActionKind, str] = {
     ActionKind.LIBRARY: "library call",
     ActionKind.RECOMPUTE: "recomputation",
     ActionKind.CHUNK_ROWS: "loop over chunks of rows",
+    ActionKind.RECOMPUTE_ATTENTION: "recomputation of an attention",
     ActionKind.CUDA_GRAPH: "CUDA graph",
     ActionKind.AUTOTUNE: "tuning",
 }

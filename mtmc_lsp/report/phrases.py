@@ -282,6 +282,17 @@ def compiler_line(result: RunResult) -> str:
     return f"as fast as torch.compile: {ratio_text(compiled.speedup)}{seconds}"
 
 
+def is_unfinished(result: RunResult) -> bool:
+    """Whether the budget ended before any version was judged, so that nothing is known about the target."""
+    return result.status is RunStatus.NO_GAIN and are_unfinished(result.steps)
+
+
+def are_unfinished(steps: Sequence[Step]) -> bool:
+    """Whether a step had no time to be verified, and none was verified."""
+    judged = any(step.verdict is not None and step.verdict.is_correct for step in steps)
+    return not judged and any(step.failure is FailureKind.DEADLINE for step in steps)
+
+
 def _compiler_is_faster(result: RunResult) -> bool:
     return any(b.name == "compile" and b.speed is Speed.SLOWER for b in result.baselines)
 
@@ -303,6 +314,8 @@ def _outcome(result: RunResult) -> str:
         return f"improved: {ratio_text(gain)} over {name} on {result.environment.gpu}"
     if result.status is RunStatus.INCORRECT:
         return "incorrect: no step passed verification, so the file is unchanged"
+    if is_unfinished(result):
+        return "unfinished: the budget ended before a version was verified, so the file is unchanged"
     return "no gain: no version was faster than your code, so the file is unchanged"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from mtmc_lsp.report.phrases import (
     best_line,
     headline,
     inputs_text,
+    is_unfinished,
     joined,
     model_line,
     outcome_text,
@@ -197,7 +199,11 @@ class RunText:
         """Show the commands that continue from here."""
         spec = f"{short_path(result.target.path)}::{result.target.qualname}"
         page = (f"mtmc report {result.id} --html run.html", "diffs, checks, times as a page")
-        if result.status is RunStatus.NO_GAIN:
+        if is_unfinished(result):
+            # Four times the time that was too short, in hundreds of seconds.
+            budget = 100 * max(1, math.ceil(result.seconds * 4 / 100))
+            show_commands(self.out, [page, (f"mtmc optimize {spec} --budget {budget}", "with more time")])
+        elif result.status is RunStatus.NO_GAIN:
             show_commands(self.out, [page, (f"mtmc profile {spec}", "where the time of a call goes")])
         elif result.status not in KEPT:
             show_commands(self.out, [page])

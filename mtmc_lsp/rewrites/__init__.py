@@ -14,6 +14,7 @@ from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.rewrites import (
     affine,
     attention,
+    attention_gradients,
     constants,
     convolution_layout,
     early_gradients,
@@ -76,6 +77,8 @@ def apply_rewrite(graph: Graph, rewrite: Rewrite) -> Graph:
         graph = row_forms.with_gathers(graph)
         graph = early_gradients.with_early_gradients(graph) if any(early) else graph
         return row_loops.in_chunks(graph, rewrite.node, rows)
+    if rewrite.rule == attention_gradients.RULE:
+        return attention_gradients.recomputing(graph, rewrite.node)
     return apply_edit(graph, algebra_edit(graph, rewrite))
 
 

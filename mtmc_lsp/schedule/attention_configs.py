@@ -9,9 +9,9 @@ from mtmc_lsp.core.device_model import DeviceModel, TensorCores
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.ir.attention_mask import limited_attention_band
-from mtmc_lsp.ir.attention_pattern import attention_form, grouped_axes
+from mtmc_lsp.ir.attention_pattern import attention_form, gradient_form, grouped_axes
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
-from mtmc_lsp.ir.regions import Region
+from mtmc_lsp.ir.regions import Region, RegionKind
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import AttentionConfig
 from mtmc_lsp.schedule.device_limits import ROWS_PER_WARP, max_stages
@@ -37,12 +37,21 @@ FEW_QUERIES = {HALF: ((16, 128, 4, 3), (16, 64, 4, 3), (16, 32, 4, 2)), FULL: ((
 """Tiles for at most 16 queries (decoding): loading keys and values dominates. Estimates, not measured."""
 LEAST_KEYS = 256
 """Keys of a program from which on it pays that several programs share the keys of a query. An estimate, not measured."""
+GRADIENT_TILES = {
+    (HALF, 64): ((64, 64, 4, 2), (64, 64, 8, 2), (64, 64, 4, 1), (32, 64, 4, 2), (32, 32, 4, 1)),
+    (HALF, 128): ((64, 64, 8, 2), (64, 64, 8, 1), (32, 64, 4, 1), (32, 32, 4, 1)),
+    (FULL, 64): ((32, 32, 4, 2), (32, 32, 4, 1), (16, 32, 4, 1)),
+    (FULL, 128): ((32, 32, 8, 1), (16, 32, 4, 1), (16, 16, 4, 1)),
+}
+"""Like :data:`TILES`, for gradients. Estimates, not measured: the tiles that compile for sm_90 without spilled registers."""
 MAX_MASKED_QUERIES = 128
 """Queries of a program under a band mask: with more, a larger share of the computed blocks is masked out."""
 
 
 def attention_config(ir: KernelIR, region: Region, device: DeviceModel) -> AttentionConfig:
     """A first configuration of an attention: the best tile whose queries, keys and values fit into shared memory."""
+    if region.kind is RegionKind.ATTENTION_GRADIENT:
+        return gradient_variants(ir, region, device)[0]
     rows = queries_of(ir, region)
     if rows <= 16:
         return _decoding_config(ir, region, device, FEW_QUERIES[_kind(_head_sizes(ir, region)[2])])
@@ -102,6 +111,8 @@ def _decoding_config(
 
 def attention_variants(ir: KernelIR, region: Region, device: DeviceModel) -> list[AttentionConfig]:
     """Tiles to measure: those that fit into shared memory."""
+    if region.kind is RegionKind.ATTENTION_GRADIENT:
+        return gradient_variants(ir, region, device)
     head, width, itemsize = _head_sizes(ir, region)
     kind = _kind(itemsize)
     if queries_of(ir, region) <= 16:
@@ -130,6 +141,29 @@ def _decoding_variants(ir: KernelIR, region: Region, device: DeviceModel) -> lis
         for number in parts
         if 1 <= number <= max(1, keys // config.block_n)
     ]
+
+
+def gradient_variants(ir: KernelIR, region: Region, device: DeviceModel) -> list[AttentionConfig]:
+    """Tiles of a kernel that computes gradients of an attention, best first: those that fit into shared memory."""
+    form = gradient_form([ir.prims[name] for name in region.prims])
+    assert form is not None
+    roles = [region.table.of_product(prim) for prim in (*form.inner, *form.results)]
+    pairs = (roles[0].m, roles[0].n)
+    features = {axes for each in roles for axes in (each.m, each.n, each.k)} - set(pairs)
+    sizes = [product([axis.size for axis in axes]).value(ir.graph.sizes) for axes in features]
+    heads = [max(16, next_power_of_two(size)) for size in sizes]
+    itemsize = max(ITEMSIZE[ir.prims[name].dtype] for prim in form.inner for name in prim.inputs)
+    kind = _kind(itemsize)
+    tiles = GRADIENT_TILES[kind, 64 if max(heads) <= 64 else 128]
+    configs = [_adapted(AttentionConfig(*tile), kind, device) for tile in tiles]
+    # Two tiles of a row's elements (queries and gradients of the result, or keys and values), and a tile of pairs.
+    row = 2 * max(heads) * itemsize
+    fitting = [
+        config
+        for config in configs
+        if row * (config.block_n + config.block_m * config.stages) + config.elements * itemsize <= device.shared_bytes
+    ]
+    return fitting or configs[-1:]
 
 
 def _adapted(config: AttentionConfig, kind: int, device: DeviceModel) -> AttentionConfig:

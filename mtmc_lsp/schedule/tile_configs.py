@@ -53,7 +53,7 @@ def default_config(ir: KernelIR, region: Region, device: DeviceModel) -> KernelC
     """A first configuration for the workload's sizes."""
     if region.kind is RegionKind.MATMUL:
         return product_config(ir, region, device)
-    if region.kind is RegionKind.ATTENTION:
+    if region.kind in (RegionKind.ATTENTION, RegionKind.ATTENTION_GRADIENT):
         return attention_config(ir, region, device)
     if region.kind is RegionKind.RECURRENT:
         return recurrent_config(ir, recurrence_in(ir, region), device)

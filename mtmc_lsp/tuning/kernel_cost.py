@@ -130,12 +130,15 @@ def kernel_cost(
             added = ir.prims[prim]
             written += 2.0 * itemsize(added.dtype) * product(added.shape).value(graph.sizes)
         written += tensor_bytes(kind, graph.sizes) * _sectors(ir, region, prim, kind, config, device)
-    flops = sum(matmul_flops(ir, node) for node in region.nodes) * _share_of_pairs(ir, region)
+    computed = dict.fromkeys(ir.prims[name].origin for name in region.prims)
+    flops = sum(matmul_flops(ir, node) for node in computed) * _share_of_pairs(ir, region)
     dtype = ir.of(region.outputs[0]).dtype
     for name in region.prims:
         if ir.prims[name].op is PrimOp.MATMUL:
             dtype = ir.prims[ir.prims[name].inputs[0]].dtype
-    share = ATTENTION_SHARE if region.kind is RegionKind.ATTENTION else PRODUCT_SHARE
+    share = PRODUCT_SHARE
+    if region.kind in (RegionKind.ATTENTION, RegionKind.ATTENTION_GRADIENT):
+        share = ATTENTION_SHARE
     if matmul is not None and matmul.tma and mode is PrecisionMode.FP16_SCALED:
         share = MOVED_BY_ROWS
     elif matmul is not None and matmul.tma and mode is PrecisionMode.NATIVE:
@@ -373,7 +376,7 @@ def programs_of(ir: KernelIR, region: Region, config: KernelConfig) -> int:
     sizes = ir.graph.sizes
     if isinstance(config, MatmulConfig):
         return config.stream_k or Waves.of(ir, region, config).tiles * config.split_k
-    if isinstance(config, AttentionConfig):
+    if isinstance(config, AttentionConfig) and region.kind is RegionKind.ATTENTION:
         return programs_of_attention(ir, region, config)
     if not isinstance(config, TileConfig):
         return region.rows.value(sizes)

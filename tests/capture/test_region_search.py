@@ -15,6 +15,7 @@ from mtmc_lsp.core.errors import (
     Location,
     MtmcError,
     OutOfMemory,
+    TargetRaises,
     TargetUnsupported,
     WorkerFailed,
 )
@@ -28,7 +29,12 @@ PATH = "m.py"
 
 
 def search(
-    body: str, refuse: Callable[[str, int], MtmcError | None], *, other: str = "", number: str = ""
+    body: str,
+    refuse: Callable[[str, int], MtmcError | None],
+    *,
+    other: str = "",
+    number: str = "",
+    seconds: float = 60,
 ) -> tuple[Regions, list[str]]:
     """Search a function with this body.
 
@@ -36,6 +42,7 @@ def search(
         refuse: the error for a statement, from its text and line; the first one in a region decides.
         other: a variable that is neither a tensor nor a constant.
         number: a variable that is a number.
+        seconds: time for the search.
 
     Returns:
         The regions, and the lines of each region that was tried.
@@ -65,7 +72,7 @@ def search(
         graph = Graph((), (), (), "tensor", {})
         return Capture(region, graph, (), Environment("", "", ""), 0.0, 0.0, "m")
 
-    return RegionSearch(workload, runs, known, capture, time.monotonic() + 60).find(), tried
+    return RegionSearch(workload, runs, known, capture, time.monotonic() + seconds).find(), tried
 
 
 def refused(line: int) -> MtmcError:
@@ -94,6 +101,16 @@ def test_a_failure_in_a_function_that_a_statement_calls_is_found_by_bisection() 
     regions, _ = search(BODY, refuse)
     assert lines_of(regions) == ["lines 2 to 3", "lines 5 to 7"]
     assert [cut.line for cut in regions.cuts] == [4]
+
+
+def test_a_statement_that_raises_alone_is_cut_and_the_reason_says_so() -> None:
+    def refuse(text: str, line: int) -> MtmcError | None:
+        return TargetRaises("f raises AttributeError", where=Location(PATH, line)) if "bad" in text else None
+
+    regions, _ = search(BODY, refuse)
+    assert [(cut.line, cut.reason) for cut in regions.cuts] == [
+        (4, "without the lines before it raises AttributeError"),
+    ]
 
 
 def test_a_worker_that_crashes_cuts_the_statement_too() -> None:
@@ -145,4 +162,31 @@ def test_the_error_of_the_whole_target_stays_if_one_line_explains_it() -> None:
     error = refused(3)
     regions, _ = search("y = x[x > 0]\nreturn y", lambda text, line: refused(line))
     workload = Workload(find_target(b"def f(x):\n    return x\n", PATH, "f"), WorkloadSource.DIRECTIVE)
-    assert no_region(workload, regions.cuts, error) is error
+    assert no_region(workload, regions, error) is error
+
+
+def test_a_search_without_time_blames_no_line_and_says_how_to_give_more_time() -> None:
+    error = refused(3)
+    regions, tried = search(BODY, lambda text, line: None, seconds=-1)
+    assert (tried, regions.cuts, regions.is_complete) == ([], (), False)
+    workload = Workload(find_target(b"def f(x):\n    return x\n", PATH, "f"), WorkloadSource.DIRECTIVE)
+    assert str(no_region(workload, regions, error)) == (
+        "m.py:1: the time ended before the parts of f were captured; it cannot be captured as a whole: f depends on values\n"
+        "  Give more time, for example with --budget 300."
+    )
+
+
+def test_a_capture_that_takes_all_the_time_that_is_left_cuts_nothing() -> None:
+    def refuse(text: str, line: int) -> MtmcError | None:
+        while time.monotonic() < end:
+            pass
+        return WorkerFailed("capture took longer than 0 s", kind=FailureKind.TIMEOUT)
+
+    end = time.monotonic() + 0.2
+    regions, _ = search(BODY, refuse, seconds=0.2)
+    assert (regions.captures, regions.cuts, regions.is_complete) == ((), (), False)
+
+
+def test_a_statement_that_reads_sizes_does_not_begin_a_region() -> None:
+    regions, _ = search("n, d = x.shape\ny = x * d\nprint(y)\nreturn y / n", lambda text, line: None)
+    assert lines_of(regions) == ["line 3", "line 5"]

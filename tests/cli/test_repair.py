@@ -118,6 +118,18 @@ def test_a_kernel_is_profiled_at_the_sizes_of_its_workload(tmp_path: Path) -> No
     assert "sm_90: " in answer.out and "registers, 0 bytes spilled" in answer.out
 
 
+def test_a_kernel_whose_constants_the_file_does_not_tell_is_compiled_with_usual_values(tmp_path: Path) -> None:
+    kernel = SOUND[: SOUND.index("# mtmc:")]
+    project(tmp_path, kernel, '[tool.mtmc]\narchs = ["sm_90"]\n')
+    answer = mtmc(tmp_path, "profile", "model.py::add_kernel", **NO_GPU)
+    assert answer.code == 0, answer.err
+    assert "compiled with usual values: BLOCK_SIZE=64\n" in answer.out
+    assert "sm_90: " in answer.out and "registers, 0 bytes spilled" in answer.out
+    launcher = "def add(x, y):\n    add_kernel[(1,)](x, y, x, x.numel(), BLOCK_SIZE=256)\n"
+    (tmp_path / "model.py").write_text(f"{kernel}{launcher}")
+    assert "usual values" not in mtmc(tmp_path, "profile", "model.py::add_kernel", **NO_GPU).out
+
+
 @pytest.mark.gpu
 def test_kernels_are_observed_by_the_interpreter_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
     """``tl.max`` of the kernel is a function that Triton compiles or interprets from its import on."""

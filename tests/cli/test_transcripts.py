@@ -20,6 +20,7 @@ from runner import Answer, mtmc, project
 from mtmc_lsp.app.pipeline import Pipeline
 from mtmc_lsp.app.regions.capture import workload_of
 from mtmc_lsp.cli import app
+from mtmc_lsp.core.errors import FailureKind, WorkerFailed
 from mtmc_lsp.core.protocols import Coder, Planner
 from mtmc_lsp.core.workload import Capture
 from tests.search.fakes import ENVIRONMENT, FakeCoder, FakeMeasurer, FakePlanner, action, capture
@@ -128,6 +129,30 @@ def test_a_run_with_gain(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_a_run_without_gain(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_with_gpu(folder, monkeypatch, ("slower", "uncoded", "wrong elsewhere")) == 1
     check("no_gain", "mtmc optimize model.py::f", capsys.readouterr().out)
+
+
+def test_a_run_without_time(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_with_gpu(folder, monkeypatch, ("late",)) == 1
+    check("unfinished", "mtmc optimize model.py::f", capsys.readouterr().out)
+
+
+def test_a_capture_that_takes_the_whole_budget_names_the_budget(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class LatePipeline(Pipeline):
+        def _start_fork_server(self) -> None:
+            return None
+
+        def _run_capture(self) -> Capture:
+            self._deadline = 0.0
+            raise WorkerFailed("capture.capture took longer than 60 s", kind=FailureKind.TIMEOUT)
+
+    monkeypatch.setattr("mtmc_lsp.app.pipeline.Pipeline", LatePipeline)
+    with pytest.raises(WorkerFailed) as caught:
+        app(["optimize", "model.py::f", "--budget", "60"], standalone_mode=False)
+    assert caught.value.message == "the budget of 60 s ended before f was captured"
+    assert caught.value.remedy == "Give more time with --budget, or make the sizes in the workload smaller."
+    assert caught.value.where is not None and caught.value.where.line == 5
 
 
 def test_a_run_with_branches(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

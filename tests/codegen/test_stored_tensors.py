@@ -75,6 +75,20 @@ def test_a_buffer_may_be_replaced(captured) -> None:
     assert verified(capture, candidate).reason == ""
 
 
+def test_a_tensor_that_the_first_call_creates_is_stored_and_no_condition_reads_it(captured) -> None:
+    text = module(
+        "self.mean = x.mean(-1, keepdim=True)\nself._center(x)\nreturn torch.relu(x - self.mean) * self.scale",
+        init="pass\n\n    def _center(self, x):\n        self.scale = (x - self.mean).abs().amax(-1, keepdim=True)",
+    )
+    capture = captured(text, "Cell")
+    candidate = fully_fused(capture, start(capture, text))
+    guard = candidate.source.split("def cell_fits(")[1].split("\n\n\n")[0]
+    assert "self.mean" not in guard and "self.scale" not in guard
+    assert "self.mean = cell_results[1]" in candidate.source
+    assert "self.scale = cell_results[2]" in candidate.source
+    assert verified(capture, candidate).reason == ""
+
+
 def test_a_tensor_of_a_submodule_is_stored_there(captured) -> None:
     text = (
         "import torch\nimport torch.nn as nn\n\n\nclass Step(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
@@ -109,7 +123,10 @@ def test_a_candidate_that_stores_another_tensor_is_incorrect(right: str, wrong: 
 @pytest.mark.parametrize(
     ("forward", "words"),
     [
-        ("self.last = x * 2\nreturn x + 1", "assigns self.last, which its module does not have before the first call"),
+        (
+            "y = x + self.last if hasattr(self, 'last') else x\nself.last = y * 2\nreturn y + 1",
+            "reads self.last, which its module does not have before the first call",
+        ),
         ("self.calls = len(x)\nreturn x + 1", "self.calls"),
         ("self.state = 3\nreturn x + 1", "self.state"),
     ],
@@ -146,4 +163,30 @@ def test_consecutive_calls_store_the_same_tensors_as_the_original(captured, tmp_
     (tmp_path / "ours.py").write_text(on_cpu(candidate.source, text))
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", CALLS], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+FIRST_CALL = """
+import torch, own, ours
+
+torch.manual_seed(0)
+cells = own.Cell(), ours.Cell()
+with torch.no_grad():
+    for rows in (6, 6, 9):
+        x = torch.randn(rows, 20)
+        assert ours.cell_fits(cells[1], x)
+        torch.testing.assert_close(*(cell(x) for cell in cells))
+        torch.testing.assert_close(cells[0].mean, cells[1].mean)
+"""
+
+
+def test_the_first_call_runs_the_kernels_and_creates_the_stored_tensor(captured, tmp_path: Path) -> None:
+    text = module("self.mean = x.mean(-1, keepdim=True)\nreturn torch.relu(x - self.mean)", init="pass")
+    text = text.replace("x=f32[6,20]", "x=f32[N,20] N=6")
+    capture = captured(text, "Cell")
+    candidate = fully_fused(capture, start(capture, text))
+    (tmp_path / "own.py").write_text(text)
+    (tmp_path / "ours.py").write_text(on_cpu(candidate.source, text))
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", FIRST_CALL], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

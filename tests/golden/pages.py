@@ -34,6 +34,11 @@ KERNELS = {
         "registers.",
         "codegen/attention/attention_kernel.py",
     ),
+    "attention-gradient": (
+        "Gradients of an attention: each program holds a block of keys and loops over the queries, or the other way round, and "
+        "computes the probabilities again.",
+        "codegen/attention/gradient_kernel.py",
+    ),
     "recurrent": (
         "Recurrent layers: steps of different layers that do not depend on one another share a launch.",
         "codegen/recurrent/recurrent_kernel.py",
@@ -79,6 +84,7 @@ KERNELS_OF = {
         "convolution",
     ),
     ActionKind.SPLIT: ("split-k", "stream-k"),
+    ActionKind.RECOMPUTE_ATTENTION: ("attention-gradient",),
 }
 """Further examples of an action: the kinds of kernels that it creates."""
 LEGAL = "*Legal*"

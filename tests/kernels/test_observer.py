@@ -79,6 +79,12 @@ def test_a_sample_of_the_programs_gives_the_work_of_all(observe: Observing) -> N
     assert sum(access.bytes for access in trace.accesses) == 2 * 4 << 20
 
 
+def test_a_sample_of_millions_of_programs_is_of_the_first_ones(observe: Observing) -> None:
+    (trace,) = observe(COPY, "copy", {"N": 1 << 26}, most_programs=32)
+    assert (trace.launches[0].programs, trace.launches[0].ran) == (1 << 22, 32)
+    assert sum(access.bytes for access in trace.accesses) == 2 * 4 << 26
+
+
 @pytest.mark.parametrize(
     ("old", "new", "kind", "line"),
     [

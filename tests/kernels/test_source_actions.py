@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mtmc_lsp.kernels.actions.catalogue import ACTIONS, WHEN_IT_PAYS, excluded_kinds, proposals
-from mtmc_lsp.kernels.actions.tune import alternatives
+from mtmc_lsp.kernels.actions.tuning.autotune import alternatives
 from mtmc_lsp.kernels.messages import Access
 from mtmc_lsp.kernels.search import changed_lines
 from tests.kernels.observing import HEADER

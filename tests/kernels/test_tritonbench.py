@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from mtmc_lsp.app.bench.tritonbench import SEPARATOR, at_deadline, kernel_problems, solve_kernels, summarise_kernels
+from mtmc_lsp.app.bench.tritonbench_inputs import measured_target
 from mtmc_lsp.app.bench.tritonbench_torch import write_problems
+from mtmc_lsp.app.kernels.opening import KernelTarget
+from mtmc_lsp.app.target_file import open_target, parse_request
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.core.workload import WorkloadSource
 from tests.kernels.scaled_sum import KERNEL
 
 LAUNCHER = """
@@ -59,6 +63,98 @@ def suite(tmp_path: Path, kernel: str = KERNEL) -> Path:
     folder.mkdir(parents=True)
     (folder / "scaled_sum.py").write_text(kernel + LAUNCHER + SEPARATOR + TEST)
     return tmp_path
+
+
+SCRIPT = """
+import os
+import sys
+
+sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..")))
+
+import torch
+from performance_utils import Base
+from TritonBench_v1.scaled_sum import scaled_sum
+
+
+class performance_metrics(Base):
+    def get_input_tensors(self):
+        self.input_tensors = [(torch.randn(64, 2**i), torch.rand(64)) for i in (6, 12, 8)]
+
+    def to_cuda(self, inputs):
+        return tuple(item.cuda() for item in inputs)
+
+    def call_op(self, inputs):
+        return scaled_sum(*inputs)
+
+
+if __name__ == "__main__":
+    raise RuntimeError("the script is not to be run as a program")
+"""
+BASE = """
+class Base:
+    def __init__(self):
+        self.input_tensors = []
+"""
+
+
+def with_script(tmp_path: Path, script: str = SCRIPT) -> Path:
+    folder = tmp_path / "performance_metrics" / "perf_G"
+    (folder / "golden_metrics").mkdir(parents=True)
+    (folder / "performance_utils.py").write_text(BASE)
+    (folder / "golden_metrics" / "scaled_sum_perf.py").write_text(script)
+    return suite(tmp_path)
+
+
+def measured(root: Path, cache: Path | None = None) -> KernelTarget | None:
+    problem = kernel_problems(root)[0]
+    opened = open_target(parse_request(f"{problem.file}::test_scaled_sum", Settings(), sys.executable))
+    assert problem.script is not None
+    return measured_target(opened, opened.definition, problem.script, sys.executable, cache)
+
+
+def test_the_largest_inputs_of_a_performance_script_are_the_workload_and_the_test_is_observed(tmp_path: Path) -> None:
+    target = measured(with_script(tmp_path), tmp_path / "inputs" / "scaled_sum.json")
+    assert target is not None
+    assert target.workload.target.qualname == "scaled_sum"
+    shapes = {name: [size.value({}) for size in tensor.shape] for name, tensor in target.workload.tensors.items()}
+    assert shapes == {"x": [64, 4096], "scale": [64]}
+    assert target.observed_workload.source is WorkloadSource.SCRIPT
+    assert target.launcher.qualname == "test_scaled_sum"
+    script = kernel_problems(tmp_path)[0].script
+    assert script is not None
+    script.unlink()
+    script.write_text("raise RuntimeError")
+    assert measured(tmp_path, tmp_path / "inputs" / "scaled_sum.json") == target, "recorded calls are kept"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("torch.rand(64))", "torch.arange(64), torch.arange(64))"),
+        ("return scaled_sum(*inputs)", "return inputs"),
+        ("self.input_tensors = [", "self.input_tensors = [][0"),
+    ],
+    ids=["several tensors of indices", "no call", "an exception"],
+)
+def test_inputs_that_cannot_be_generated_leave_the_test_as_the_workload(
+    tmp_path: Path, change: tuple[str, str]
+) -> None:
+    assert change[0] in SCRIPT
+    kernel = "\n\ndef scaled_sum(x, scale, starts=None):\n"
+    root = with_script(tmp_path, SCRIPT.replace(*change))
+    file = kernel_problems(root)[0].file
+    file.write_text(file.read_text().replace("\n\ndef scaled_sum(x, scale):\n", kernel))
+    assert measured(root) is None
+
+
+@pytest.mark.slow
+def test_a_file_with_a_performance_script_is_judged_at_its_sizes(tmp_path: Path) -> None:
+    problem = kernel_problems(with_script(tmp_path))[0]
+    record = solve_kernels(problem, Settings(), sys.executable, 120.0, tmp_path / "delivered")
+    assert record is not None
+    assert record.inputs == "scaled_sum"
+    assert record.runs and record.compiled and "autotune" in record.applied, record
+    assert record.call is True and record.execution is True
 
 
 @pytest.mark.slow

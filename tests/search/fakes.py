@@ -113,6 +113,9 @@ class FakeMeasurer:
             raise self._broken
         if _outcome(candidate) == "crash":
             raise WorkerFailed("the process ended with signal SIGSEGV", kind=FailureKind.CRASHED)
+        if _outcome(candidate) == "late":
+            reason = "the time limit of the whole run was reached during verify.run_case"
+            raise WorkerFailed(reason, kind=FailureKind.DEADLINE)
         if _outcome(candidate) in ("wrong", "wrong elsewhere"):
             return Verdict(VerdictStatus.INCORRECT, (), "gpu", 0.5, 1e-7, WRONG)
         if _outcome(candidate) == "no memory":

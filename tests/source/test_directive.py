@@ -338,6 +338,21 @@ def test_tuples_lists_dictionaries_and_classes_contain_tensors_and_constants() -
     assert (workload.tensors["batch['x']"].high, workload.tensors["rope[1]"].stride) == (1.0, (Size.of(0),))
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_the_directive_may_be_above_between_or_below_the_decorators(place: int) -> None:
+    lines = ["@torch.no_grad()", "@functools.cache", "def f(x):", "    return x"]
+    lines.insert(place, "# mtmc: x=f32[B,4] B=2")
+    text = "\n".join(lines).encode()
+    workload = parse_directive(text, find_target(text, "m.py", "f"), "m.py")
+    assert workload is not None and shape(workload, "x") == ["B", 4]
+
+
+def test_a_range_after_a_container_is_for_each_tensor_without_one() -> None:
+    workload = read("x=f32[B] rope=[f32[B],(f32[S]@-1..1,i64[S])]@0..S-1 B=2 S=8", ATTENTION)
+    ranges = {name: (tensor.low, tensor.high) for name, tensor in workload.tensors.items()}
+    assert ranges == {"x": (None, None), "rope[0]": (0, 7), "rope[1][0]": (-1, 1), "rope[1][1]": (0, 7)}
+
+
 def test_a_size_used_by_a_constant_in_a_container_is_fixed() -> None:
     workload = read("x=f32[B,S] rope=(f32[B], 2*S) B=2 S=8", ATTENTION)
     assert shape(workload, "x") == ["B", 8]

@@ -3,6 +3,9 @@
 Each file ends with a test behind a line of number signs. The test is the workload: its results in the file as it stands are
 those that every edit must keep. Their evaluation runs the delivered file as a program (call accuracy), and compares what it
 prints with what the original prints (execution accuracy).
+
+Times are those of the largest inputs of the suite's performance script, where they can be generated: tests are so small that the
+launch takes the whole time.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import mtmc_lsp
+from mtmc_lsp.app.bench.tritonbench_inputs import measured_target
 from mtmc_lsp.app.kernels.optimize import KernelOptimization
 from mtmc_lsp.app.target_file import open_target, parse_request
 from mtmc_lsp.core.errors import MtmcError, RequestError
@@ -29,6 +33,8 @@ from mtmc_lsp.kernels.reading import read_kernels
 from mtmc_lsp.source.triton.drivers import find_driver
 
 FOLDERS = ("data/TritonBench_G_v1", "TritonBench_G_v1", ".")
+SCRIPTS = "performance_metrics/perf_G/golden_metrics"
+"""The scripts by which the suite measures a file, each at several sizes."""
 SEPARATOR = "#" * 146
 EVALUATION_SECONDS = 120.0
 CERTAIN = (FaultKind.READ_OUTSIDE, FaultKind.WRITE_OUTSIDE, FaultKind.RACE, FaultKind.UNDEFINED_LANES)
@@ -42,6 +48,8 @@ class KernelProblem:
     name: str
     file: Path
     has_test: bool
+    script: Path | None = None
+    """The script by which the suite measures it."""
 
     @property
     def level(self) -> str:
@@ -63,7 +71,8 @@ def kernel_problems(path: Path) -> list[KernelProblem]:
             f"{path} holds no files of TritonBench-G",
             remedy="Name a copy of github.com/thunlp/TritonBench, or its folder data/TritonBench_G_v1.",
         )
-    return [KernelProblem(file.stem, file, has_test) for file, has_test in found]
+    scripts = {file.name: file for file in (path / SCRIPTS).glob("*.py")}
+    return [KernelProblem(file.stem, file, has_test, scripts.get(f"{file.stem}_perf.py")) for file, has_test in found]
 
 
 @dataclass
@@ -75,6 +84,8 @@ class KernelRecord:
     """Whether its kernels were read without an error."""
     kernels: list[str] = field(default_factory=list)
     test: str = ""
+    inputs: str = ""
+    """The function that is timed with the largest inputs of the suite's performance script; empty if the test's launches are."""
     runs: bool = False
     """Whether the original's test runs, here or by the interpreter."""
     reason: str = ""
@@ -161,7 +172,12 @@ def _solve(
         return
     record.test = driver.qualname
     opened = open_target(parse_request(f"{problem.file}::{driver.qualname}", settings, python))
-    run = KernelOptimization(opened, is_stored=False, tries_all=tries_all)
+    target = None
+    if problem.script is not None:
+        cache = delivered.with_suffix(".inputs") / f"{problem.name}.json"
+        target = measured_target(opened, driver, problem.script, python, cache)
+        record.inputs = target.workload.target.qualname if target is not None else ""
+    run = KernelOptimization(opened, is_stored=False, tries_all=tries_all, target=target)
     # Observing a kernel may take minutes, and only its processes can be ended.
     with at_deadline(run.kill, deadline):
         try:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import tempfile
 from pathlib import Path
 
-import mtmc_lsp
 from mtmc_lsp.app.bench.tritonbench import SEPARATOR
+from mtmc_lsp.app.bench.tritonbench_inputs import recorded_calls
 from mtmc_lsp.capture.recorded_calls import merge_records
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.workload import Target, TargetKind
-from mtmc_lsp.process.fork_server import HIDDEN_GPU, INTERPRETER_ENV
+from mtmc_lsp.process.fork_server import INTERPRETER_ENV
 from mtmc_lsp.source.targets import find_targets
-from mtmc_lsp.source.triton.drivers import find_driver, without_driver_calls
+from mtmc_lsp.source.triton.drivers import find_driver
 
 FOLDERS = ("data/TritonBench_T_v1", "TritonBench_T_v1", ".")
-RECORD_SECONDS = 120.0
 
 
 def write_problems(path: Path, folder: Path, python: str) -> tuple[list[Path], dict[str, str]]:
@@ -59,7 +54,7 @@ def _write(file: Path, to: Path, python: str) -> str:
     driver = find_driver(text.encode(), str(file), [target.qualname for target in own])
     if driver is None or not own:
         return "no test calls a function of the file"
-    recorded = _record(file, driver.qualname, python)
+    recorded = recorded_calls("record_test", file, [driver.qualname], driver.qualname, python, INTERPRETER_ENV)
     if isinstance(recorded, str):
         return recorded
     targets = {item.qualname: item for item in merge_records([recorded])}
@@ -75,25 +70,3 @@ def _write(file: Path, to: Path, python: str) -> str:
     lines.insert(chosen.start_line - 1, f"{call.directive}\n")
     to.write_text("".join(lines).rstrip() + "\n", encoding="utf-8")
     return ""
-
-
-def _record(file: Path, driver: str, python: str) -> list[dict[str, object]] | str:
-    """The recorded calls of a test on the CPU, or why it does not run."""
-    package = str(Path(mtmc_lsp.__file__).parents[1])
-    env = os.environ | {
-        **INTERPRETER_ENV,
-        **HIDDEN_GPU,
-        "PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")]),
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / file.name
-        copy.write_bytes(without_driver_calls(file.read_bytes(), [driver]))
-        command = [python, "-m", "mtmc_lsp.kernels.worker.record_test", str(copy), driver]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=RECORD_SECONDS, check=False, env=env)
-        except subprocess.TimeoutExpired:
-            return "its test takes too long"
-    if done.returncode:
-        return (done.stderr.strip().splitlines() or ["its test fails"])[-1]
-    calls: list[dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
-    return calls

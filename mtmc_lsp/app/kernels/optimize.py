@@ -63,6 +63,7 @@ class KernelOptimization:
         is_stored: bool = True,
         tries_all: bool = False,
         only: Sequence[str] = (),
+        target: KernelTarget | None = None,
     ) -> None:
         """Open the target.
 
@@ -71,12 +72,13 @@ class KernelOptimization:
             is_stored: whether the run goes to the project's store.
             tries_all: whether edits that only a measurement can judge are tried without a GPU.
             only: kinds of edits; empty for all.
+            target: the kernel with its workload; None to find it in the file.
 
         Raises:
             RequestError: nothing launches the kernel.
             NoWorkload: nothing in the file calls it with example inputs.
         """
-        self.target: KernelTarget = open_kernel(opened)
+        self.target: KernelTarget = target or open_kernel(opened)
         self._events, self._fresh, self._tries_all = events, fresh, tries_all
         self._is_stored = is_stored
         settings = opened.settings

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 from mtmc_lsp.app.kernels.session import COMPILE_SECONDS, COMPILE_SLACK, KernelSession
 from mtmc_lsp.app.target_file import OpenTarget
@@ -39,6 +40,8 @@ class KernelProfile:
     """Of a call on the workload; None without example inputs."""
     reports: tuple[KernelReport, ...]
     """Registers, spills and shared memory for each architecture."""
+    assumed: Mapping[str, object] = field(default_factory=dict)
+    """Compile-time constants with usual values, because neither example inputs nor the file tell them."""
 
     def accesses_of(self, kernel: str) -> list[Access]:
         """The accesses of a kernel, by line."""
@@ -84,8 +87,11 @@ def profile_kernel(session: KernelSession) -> KernelProfile:
     )
 
 
-def read_profile(opened: OpenTarget) -> KernelProfile:
+def read_profile(opened: OpenTarget, worker: Worker | None = None) -> KernelProfile:
     """A kernel without example inputs: its operations by its text, compiled in the forms that the file launches or tunes.
+
+    Args:
+        worker: a worker that has imported the package already; None for a new one.
 
     Raises:
         RequestError: the file defines no such kernel.
@@ -98,13 +104,16 @@ def read_profile(opened: OpenTarget) -> KernelProfile:
             where=Location(path, opened.definition.start_line),
             remedy="Name a @triton.jit kernel, or the function that launches it.",
         )
-    forms = [form.launch for form in launch_forms(Outliner(path).outline(opened.text, parse(opened.text)), path)]
-    launches = tuple(form for form in forms if form.kernel == name)[:MOST_FORMS]
+    outline = Outliner(path).outline(opened.text, parse(opened.text))
+    forms = [form for form in launch_forms(outline, path) if form.launch.kernel == name][:MOST_FORMS]
+    forms = forms or [form for form in launch_forms(outline, path, assumes=True) if form.launch.kernel == name][-1:]
+    launches = tuple(form.launch for form in forms)
     reports: tuple[KernelReport, ...] = ()
     if launches:
         request = CompileRequest(
             path, module_name(opened.path), opened.text.decode(), launches, opened.settings.archs[:1], COMPILE_SECONDS
         )
-        with Worker(opened.python, cwd=str(opened.project)) as worker:
-            reports = worker.call(KernelCompileRequest(request), COMPILE_SECONDS + COMPILE_SLACK).kernels
-    return KernelProfile("", {}, readings, None, reports)
+        with nullcontext(worker) if worker is not None else Worker(opened.python, cwd=str(opened.project)) as used:
+            reports = used.call(KernelCompileRequest(request), COMPILE_SECONDS + COMPILE_SLACK).kernels
+    assumed = {item: form.launch.constexprs[item] for form in forms for item in form.assumed}
+    return KernelProfile("", {}, readings, None, reports, assumed)

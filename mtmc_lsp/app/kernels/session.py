@@ -44,7 +44,7 @@ class KernelSession:
         self._plain: Worker | None = None
         # The top-level calls of a test run its kernels at import; the observed call runs them anyway.
         kernels = [site.kernel.name for site in sites_of(str(target.opened.path), target.opened.text)]
-        self._driven = kernels if target.workload.source is WorkloadSource.SCRIPT else []
+        self._driven = kernels if target.observed_workload.source is WorkloadSource.SCRIPT else []
 
     def __enter__(self) -> KernelSession:
         # Most workers interpret kernels, also on a machine with a GPU.

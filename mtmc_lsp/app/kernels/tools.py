@@ -10,6 +10,7 @@ from mtmc_lsp.app.kernels.session import COMPILE_SECONDS, KernelSession
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.results import CompileReport, Timing, Verdict
 from mtmc_lsp.core.workload import Environment, WorkloadSource
 from mtmc_lsp.device.calibration_cache import cached_device, remember_device
@@ -37,6 +38,7 @@ class KernelTools:
         self._session, self._fresh = session, fresh
         self._timekeeper: Timekeeper[KernelTimeRequest] | None = None
         self._works: dict[bytes, CaseTrace | None] = {}
+        self._can_sample = session.target.workload.source is not WorkloadSource.SCRIPT
         self._compiled: dict[tuple[bytes, tuple[str, ...]], CompileReport] = {}
 
     @cached_property
@@ -89,15 +91,26 @@ class KernelTools:
         return self._works[text]
 
     def _work(self, text: bytes) -> CaseTrace | None:
-        workload = self._session.target.workload
-        sizes = dict(workload.sizes)
-        if workload.source is WorkloadSource.SCRIPT:
+        is_driven = self._session.target.observed_workload.source is WorkloadSource.SCRIPT
+        trace = self._sampled(text) if self._can_sample else None
+        if trace is None and is_driven:
+            # The workload takes the interpreter too long, or is the test itself.
+            self._can_sample &= text != self._session.target.opened.text
             traces = self._session.trace(text, [TraceCase({})], compares_faulty=True)
-        else:
-            is_large = 4 * elements_of(workload, sizes) > MOST_BYTES
-            cases = self._session.cases() if is_large else [TraceCase(sizes)]
-            most = 0 if is_large else MOST_PROGRAMS
-            traces = self._session.trace(text, cases[-1:], most_programs=most)
+            trace = traces[0] if traces and traces[0].launches else None
+        return trace
+
+    def _sampled(self, text: bytes) -> CaseTrace | None:
+        target = self._session.target
+        workload, sizes = target.workload, dict(target.workload.sizes)
+        is_large = 4 * elements_of(workload, sizes) > MOST_BYTES
+        cases = self._session.cases() if is_large else [TraceCase(sizes)]
+        try:
+            traces = self._session.trace(text, cases[-1:], most_programs=0 if is_large else MOST_PROGRAMS)
+        except MtmcError:
+            if target.observed is None:
+                raise
+            return None
         return traces[0] if traces and traces[0].launches else None
 
     def compiled(self, text: bytes, trace: CaseTrace) -> CompileReport:

@@ -54,7 +54,7 @@ def capture_regions(
     regions = find_regions(workload, target.plain, partial(_open_worker, target, fork_server), seconds)
     regions = worthwhile(regions, target.settings)
     if not regions.captures:
-        raise no_region(workload, regions.cuts, error) from error
+        raise no_region(workload, regions, error) from error
     return with_notes(regions)
 
 

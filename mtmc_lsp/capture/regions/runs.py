@@ -169,6 +169,8 @@ class Runs:
         statements = list(run.statements)
 
         def computes_nothing(node: ast.stmt) -> bool:
+            if node in self._sizes:
+                return True
             simple = isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Pass))
             # A list that it creates may get tensors later.
             other = any(

@@ -39,6 +39,8 @@ class Regions:
     """One for each region, in source order."""
     cuts: tuple[Cut, ...]
     """In source order."""
+    is_complete: bool = True
+    """Whether every run was tried before the time ended."""
 
 
 @dataclass
@@ -60,11 +62,13 @@ class RegionSearch:
     _captured: dict[tuple[int, int], Capture] = field(default_factory=dict)
     _cuts: dict[int, Cut] = field(default_factory=dict)
     _attempts: int = 0
+    _is_over: bool = False
+    """Whether the time ended."""
 
     def find(self) -> Regions:
         """Capture the longest runs that can be captured."""
         waiting = [self.runs.whole()]
-        while waiting and self._attempts < MOST_CAPTURES and time.monotonic() < self.deadline:
+        while waiting and self._attempts < MOST_CAPTURES and not self._has_ended():
             waiting.sort(key=lambda run: len(run.statements))
             run = self.runs.trimmed(waiting.pop(), self._is_plain)
             cut = self._try(run) if run is not None else None
@@ -78,7 +82,12 @@ class RegionSearch:
             assert target.region is not None
             numbered = replace(target, region=replace(target.region, number=number))
             captures.append(replace(capture, workload=replace(capture.workload, target=numbered)))
-        return Regions(tuple(captures), tuple(self._cuts[line] for line in sorted(self._cuts)))
+        return Regions(tuple(captures), tuple(self._cuts[line] for line in sorted(self._cuts)), not self._is_over)
+
+    def _has_ended(self) -> bool:
+        """Whether no time is left for a capture."""
+        self._is_over = self._is_over or time.monotonic() >= self.deadline
+        return self._is_over
 
     def _try(self, run: Run) -> Cut | None:
         """Capture a run; the statement to cut if that fails."""
@@ -134,25 +143,33 @@ class RegionSearch:
         except REFUSALS as error:
             if error.kind is FailureKind.NO_TENSORS:
                 return None
+            if error.kind is FailureKind.TIMEOUT and self._has_ended():
+                # A capture gets all the time that is left: this says nothing about the code.
+                return None
             if error.kind.is_out_of_memory or error.kind in ENDED:
                 raise
             return error
 
-    def _failing(self, run: Run, error: MtmcError) -> Cut:
-        """The first statement that cannot be captured. The error names its line; otherwise bisection finds it."""
+    def _failing(self, run: Run, error: MtmcError) -> Cut | None:
+        """The first statement that cannot be captured. The error names its line; otherwise bisection finds it.
+
+        ``None`` if the time ends before.
+        """
         line = error.where.line if error.where is not None else 0
         for statement in run.statements:
             if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
                 return Cut(statement, line, self._reason(error))
         # The error is in a function that the run calls: find the shortest prefix that fails.
         good, bad = 0, len(run.statements)
-        while bad - good > 1 and self._attempts < MOST_CAPTURES and time.monotonic() < self.deadline:
+        while bad - good > 1 and self._attempts < MOST_CAPTURES and not self._has_ended():
             middle = (good + bad) // 2
             failure = self._failure(Run(run.statements[:middle], False))
             if failure is None:
                 good = middle
             else:
                 bad, error = middle, failure
+        if self._is_over:
+            return None
         return Cut(run.statements[bad - 1], run.statements[bad - 1].lineno, self._reason(error))
 
     def _failure(self, run: Run) -> MtmcError | None:
@@ -164,19 +181,29 @@ class RegionSearch:
         return outcome if isinstance(outcome, MtmcError) else None
 
     def _reason(self, error: MtmcError) -> str:
-        return error.message.removeprefix(f"{self.workload.target.qualname} ")
+        reason = error.message.removeprefix(f"{self.workload.target.qualname} ")
+        # The whole target ran, so the statement needs what other statements do, such as an attribute that they assign.
+        return f"without the lines before it {reason}" if isinstance(error, TargetRaises) else reason
 
 
-def no_region(workload: Workload, cuts: Sequence[Cut], error: MtmcError) -> MtmcError:
+def no_region(workload: Workload, regions: Regions, error: MtmcError) -> MtmcError:
     """The error for a target without a region: it names each line that cuts it.
 
     Args:
+        regions: what the search returned.
         error: why the whole target cannot be captured.
     """
+    target, cuts = workload.target, regions.cuts
+    lines = "".join(f"\n    line {cut.line} {cut.reason}" for cut in cuts)
+    if not regions.is_complete:
+        return TargetUnsupported(
+            f"the time ended before the parts of {target.qualname} were captured; it cannot be captured as a whole:"
+            + (lines or f" {error.message}"),
+            where=Location(target.path, cuts[0].line if cuts else target.start_line),
+            remedy="Give more time, for example with --budget 300.",
+        )
     if len(cuts) < 2:
         return error
-    target = workload.target
-    lines = "".join(f"\n    line {cut.line} {cut.reason}" for cut in cuts)
     return TargetUnsupported(
         f"{target.qualname} cannot be captured, and no part of it computes enough for a kernel:{lines}",
         where=Location(target.path, cuts[0].line),

@@ -43,7 +43,6 @@ from mtmc_lsp.core.errors import (
     MtmcError,
     OutOfMemory,
     TargetRaises,
-    TargetUnsupported,
 )
 from mtmc_lsp.core.workload import StateTensor, Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.process.worker.failures import classify
@@ -222,13 +221,8 @@ def _with_state(
     values = []
     for item in state:
         attributes, attribute = homes_by_name[item.name]
-        if attribute not in attributes:
-            raise TargetUnsupported(
-                f"{target.qualname} assigns {item.access}, which its module does not have before the first call",
-                where=Location(target.path, target.start_line),
-                remedy=f"Set {item.access} in __init__, to None or to its initial value.",
-            )
-        initial = attributes[attribute]
+        # The first call may create the attribute.
+        initial = attributes.get(attribute)
         if isinstance(initial, torch.Tensor) and (tuple(initial.shape), initial.dtype) == (
             item.shape,
             getattr(torch, item.dtype),

@@ -36,7 +36,7 @@ from mtmc_lsp.capture.worker.export import export_graph
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
 from mtmc_lsp.capture.worker.loops.folding import fold_loops
 from mtmc_lsp.capture.worker.loops.keeping import Keeper, functions_of, keeping_loops
-from mtmc_lsp.capture.worker.module_state import StateFound, non_parameter_tensors, refuse_new_state
+from mtmc_lsp.capture.worker.module_state import StateFound, non_parameter_tensors, refuse_new_state, refuse_unset_state
 from mtmc_lsp.capture.worker.module_structure import aliases_in, class_name, used_modules
 from mtmc_lsp.capture.worker.modules.attribute_tensors import containers_of
 from mtmc_lsp.capture.worker.modules.irrelevant_values import without_irrelevant_values
@@ -55,6 +55,7 @@ from mtmc_lsp.capture.worker.passes.one_hot_gradients import compare_instead_of_
 from mtmc_lsp.capture.worker.passes.recurrent_layers import single_recurrent_operators
 from mtmc_lsp.capture.worker.passes.redundant_nodes import remove_redundant_nodes
 from mtmc_lsp.capture.worker.passes.row_writes import stack_rows
+from mtmc_lsp.capture.worker.passes.size_names import size_names, widths_of
 from mtmc_lsp.capture.worker.precision_settings import precision_settings
 from mtmc_lsp.capture.worker.regions.local_values import local_values
 from mtmc_lsp.capture.worker.regions.region_errors import in_region
@@ -238,6 +239,7 @@ def _capture_once(
     calling.replace_codes(keeper.codes.values())
     notes = (*notes, *keeper.notes(text))
     uses.refuse_writes(workload.target, {item.access for item in workload.state})
+    refuse_unset_state(call.state_homes, workload.state, uses.overwritten, workload.target)
     refuse_random(graph, workload.target)
     refuse_hidden_mutations(graph, workload.target)
     if trains and (why := why_not_trainable(graph)):
@@ -259,7 +261,8 @@ def _capture_once(
         autocast=settings.autocast,
         deterministic=settings.deterministic,
     )
-    graph = separate_unread_inputs(remove_dead_nodes(with_returned_inputs(graph, returned_inputs)), uses.tensors)
+    graph = remove_dead_nodes(with_returned_inputs(graph, returned_inputs))
+    graph = separate_unread_inputs(graph, uses.tensors, uses.overwritten)
     _check_graph(graph, workload.target)
     if device == "cuda":
         copies = (laid_out(item.value, item.value.stride()) for item in inputs)
@@ -357,13 +360,14 @@ def _for_body(call: Call, workload: Workload) -> Workload:
 def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
     """Input tensors: arguments, then parameters, then buffers. The name of a parameter is its access without ``self.``."""
     specs = workload.tensors
+    widths = widths_of(spec.shape for spec in specs.values())
     state = {item.name: item.access for item in workload.state}
     leaf_names = names_of_leaves(call)
     result: list[InputTensor] = []
     for path, value in zip(call.names, call.values, strict=True):
         if isinstance(value, torch.Tensor):
             spec = specs.get(path)
-            sizes = tuple(str(s) if s.is_symbol else "" for s in spec.shape) if spec else ()
+            sizes = size_names(spec.shape, widths) if spec else ()
             access = state.get(path, path)
             result.append(InputTensor(leaf_names[path], access, InputKind.ARGUMENT, value.detach(), sizes, path))
     used_names = {item.name for item in result}

@@ -42,6 +42,7 @@ from mtmc_lsp.capture.worker.tracing.local_modes import AboveAutograd
 from mtmc_lsp.capture.worker.tracing.symbolic_lengths import symbolic_lengths
 from mtmc_lsp.core.errors import Location, MtmcError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
+from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.process.worker.failures import exception_chain
 
@@ -250,6 +251,9 @@ def _size_notes(
         for d, name in enumerate(item.size_names):
             value, unit = int(item.value.shape[d]), sizes.units.get((i, d), 1)
             if not name or name in reported or value < 2 or (reader.symbols_at[i, d] and unit == 1):
+                continue
+            if reader.symbols_at[i, d] and Size.parse(name).divide_exactly(unit) is not None:
+                # Such as 4*B, which is always a multiple of 4.
                 continue
             reported.add(name)
             lines = (sizes.causes[dimension] for dimension in sizes.causes if sizes.name(dimension) == name)

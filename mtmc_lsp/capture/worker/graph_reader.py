@@ -113,6 +113,11 @@ class Reader:
         self.sizes: dict[str, int] = {}
         self._assign_size_names()
 
+    def _is_expression(self, i: int, d: int) -> bool:
+        """Whether the workload writes a size as an expression."""
+        names = self.inputs[i].size_names
+        return d < len(names) and names[d] != "" and not names[d].isidentifier()
+
     def _literal_tensors(self, literal_names: Set[str]) -> dict[str, torch.Tensor]:
         """Constant tensors that the target writes out, such as ``torch.tensor([1, 2, 1])`` and ``y[:, 0] = 0``, by node name."""
         signature = self.program.graph_signature
@@ -143,34 +148,37 @@ class Reader:
         equal_if_unnamed = {b: a for pair in equal_factors(self._guards, values) for a, b in (pair, pair[::-1])}
         workload_names: set[str] = set()
         next_number = 0
-        for i, (node, item) in enumerate(zip(self.placeholders, self.inputs, strict=True)):
-            value = node.meta["val"]
-            for d, size in enumerate(value.shape):
-                symbols = symbols_of(size)
-                self.symbols_at[i, d] = symbols
-                # In a size such as s + 1, which torch derives from others, s is not the size that the workload names.
-                is_size = is_symbol(size) or (i, d) in self.free.units
-                for symbol in sorted(symbols):
-                    if symbol in self.names:
-                        continue
-                    name = item.size_names[d] if is_size and d < len(item.size_names) else ""
-                    name = name if name.isidentifier() else ""
-                    if name and (i, d) in self.free.units:
-                        name = f"{name}_div_{self.free.units[i, d]}"
-                    if equal_symbols.get(symbol) in self.names:
-                        name = self.names[equal_symbols[symbol]]
-                    elif not name and equal_if_unnamed.get(symbol) in self.names:
-                        name = self.names[equal_if_unnamed[symbol]]
-                    elif not name or len(symbols) != 1 or (name in used_names and name not in workload_names):
-                        name, next_number = f"s{next_number}", next_number + 1
-                    else:
-                        # One name in the workload is one size, even if the trace has two symbols for it.
-                        workload_names.add(name)
-                    used_names.add(name)
-                    self.names[symbol] = name
-                if is_symbol(size) or (symbols and (i, d) in self.free.units):
-                    count = int(item.value.shape[d]) // self.free.units.get((i, d), 1)
-                    self.sizes.setdefault(self.names[next(iter(symbols))], count)
+        dimensions = [
+            (i, d, size) for i, node in enumerate(self.placeholders) for d, size in enumerate(node.meta["val"].shape)
+        ]
+        # Names before expressions such as B*S, so that these are expressed by the names.
+        for i, d, size in sorted(dimensions, key=lambda item: self._is_expression(item[0], item[1])):
+            item = self.inputs[i]
+            symbols = symbols_of(size)
+            self.symbols_at[i, d] = symbols
+            # In a size such as s + 1, which torch derives from others, s is not the size that the workload names.
+            is_size = is_symbol(size) or (i, d) in self.free.units
+            for symbol in sorted(symbols):
+                if symbol in self.names:
+                    continue
+                name = item.size_names[d] if is_size and d < len(item.size_names) else ""
+                name = name if name.isidentifier() else ""
+                if name and (i, d) in self.free.units:
+                    name = f"{name}_div_{self.free.units[i, d]}"
+                if equal_symbols.get(symbol) in self.names:
+                    name = self.names[equal_symbols[symbol]]
+                elif not name and equal_if_unnamed.get(symbol) in self.names:
+                    name = self.names[equal_if_unnamed[symbol]]
+                elif not name or len(symbols) != 1 or (name in used_names and name not in workload_names):
+                    name, next_number = f"s{next_number}", next_number + 1
+                else:
+                    # One name in the workload is one size, even if the trace has two symbols for it.
+                    workload_names.add(name)
+                used_names.add(name)
+                self.names[symbol] = name
+            if is_symbol(size) or (symbols and (i, d) in self.free.units):
+                count = int(item.value.shape[d]) // self.free.units.get((i, d), 1)
+                self.sizes.setdefault(self.names[next(iter(symbols))], count)
         for i, (node, item) in enumerate(zip(self.placeholders, self.inputs, strict=True)):
             for d, size in enumerate(node.meta["val"].shape):
                 if len(self.symbols_at[i, d]) == 1:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.worker.side_effects import access_of
-from mtmc_lsp.core.workload import StateTensor
+from mtmc_lsp.core.errors import Location, TargetUnsupported
+from mtmc_lsp.core.workload import StateTensor, Target
 
 AttributeSlot = tuple[dict[str, Any], str]
 """The dictionary of a module that holds an attribute, and the name of the attribute."""
@@ -51,17 +52,48 @@ def with_explicit_state(function: Callable[..., Any], slots: Mapping[str, Attrib
     """
 
     def call(*positional: Any, **named: Any) -> tuple[Any, tuple[Any, ...]]:
-        before = [attributes[attribute] for attributes, attribute in slots.values()]
+        before = values_in(slots)
         for name, (attributes, attribute) in slots.items():
             attributes[attribute] = named.pop(name)
         try:
             result = function(*positional, **named)
             return result, tuple(attributes[attribute] for attributes, attribute in slots.values())
         finally:
-            for (attributes, attribute), value in zip(slots.values(), before, strict=True):
-                attributes[attribute] = value
+            restore_values(slots, before)
 
     return call
+
+
+def refuse_unset_state(
+    slots: Mapping[str, AttributeSlot], state: Collection[StateTensor], overwritten: Collection[str], target: Target
+) -> None:
+    """Refuse state tensors that the first call reads although no call has assigned them.
+
+    Raises:
+        TargetUnsupported: names the attribute.
+    """
+    set_before = values_in(slots)
+    for item in state:
+        if item.name not in set_before and item.access not in overwritten:
+            raise TargetUnsupported(
+                f"{target.qualname} reads {item.access}, which its module does not have before the first call",
+                where=Location(target.path, target.start_line),
+                remedy=f"Set {item.access} in __init__, to None or to its initial value.",
+            )
+
+
+def values_in(slots: Mapping[str, AttributeSlot]) -> dict[str, Any]:
+    """The values of attributes, without those that no call has assigned."""
+    return {name: attributes[attribute] for name, (attributes, attribute) in slots.items() if attribute in attributes}
+
+
+def restore_values(slots: Mapping[str, AttributeSlot], values: Mapping[str, Any]) -> None:
+    """Give attributes the values that :func:`values_in` returned."""
+    for name, (attributes, attribute) in slots.items():
+        if name in values:
+            attributes[attribute] = values[name]
+        else:
+            attributes.pop(attribute, None)
 
 
 def non_parameter_tensors(instance: torch.nn.Module | None) -> dict[str, torch.Tensor]:

@@ -75,6 +75,8 @@ class AttributeUses:
     """Accesses of the modules whose ``forward`` ran."""
     writes: dict[str, int] = field(default_factory=dict)
     """Accesses of assigned attributes, and the line in the user's file. In-place changes of tensors do not count."""
+    overwritten: set[str] = field(default_factory=set)
+    """Accesses of the attributes that were assigned before anything read their tensors."""
     tensors: set[str] = field(default_factory=set)
     """Accesses of the parameters and buffers that are read."""
 
@@ -195,9 +197,13 @@ def _recording_class(kind: type, access: str, uses: AttributeUses, path: str) ->
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         # `self.mean += x` assigns the tensor that it changed in place, which the trace contains. `__class__` is ours.
+        full, read = f"{access}.{name}", set(uses.tensors)
         is_same = isinstance(value, torch.Tensor) and value is getattr(self, name, None)
+        uses.tensors &= read
         if not is_same and not name.startswith("__") and not _is_of_torch(kind, name):
-            uses.writes.setdefault(f"{access}.{name}", _line_in(path))
+            if full not in {*uses.tensors, *uses.writes}:
+                uses.overwritten.add(full)
+            uses.writes.setdefault(full, _line_in(path))
         super(type(self), self).__setattr__(name, value)
 
     members = {

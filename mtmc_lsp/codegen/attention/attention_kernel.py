@@ -13,17 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mtmc_lsp.codegen.attention.logits import Logits
+from mtmc_lsp.codegen.attention.tiles import AttentionTiles, Side
 from mtmc_lsp.codegen.kernel.axis_groups import Mask
 from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, assemble
-from mtmc_lsp.codegen.kernel.parameters import Parameters
 from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, TRITON_DTYPES, Code, blocks_text
-from mtmc_lsp.codegen.matmul.operands import ProductAxes, Tile, int32_limit, mask_needed
-from mtmc_lsp.codegen.module.naming import ATTENTION_NAMES
+from mtmc_lsp.codegen.matmul.operands import ProductAxes, mask_needed
 from mtmc_lsp.codegen.tile.tile_reductions import LOWEST
 from mtmc_lsp.core.dtypes import is_low_precision
-from mtmc_lsp.core.graph import TensorType
+from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.attention_mask import attention_band
@@ -34,12 +33,11 @@ from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import AttentionConfig
 
-LOG2E = 1.4426950408889634
 SMALLEST_BLOCK = 16
 """Queries of a program that combines parts."""
 FEW_QUERIES = 16
 """Queries below which the heads of a group are rows of one block: a tensor-core instruction has as many rows."""
-Side = tuple[tuple[Axis, ...], str]
+LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
 
 
 def _all(conditions: Sequence[str]) -> str:
@@ -69,10 +67,10 @@ def write_attention_kernels(
         raise CannotCode("split is not supported where a mask limits the keys of each query; use split = 1")
     first = writer.kernel(f"{name}_parts", "Unnormalised results, maxima and sums for parts of the keys.")
     last = _PartsCombiner(ir, region, buffers, config, form)
-    return [first, last.combine(name, docstring, writer.exponent_factor)]
+    return [first, last.combine(name, docstring, writer.unit)]
 
 
-class _AttentionWriter:
+class _AttentionWriter(AttentionTiles):
     def __init__(
         self,
         ir: KernelIR,
@@ -81,31 +79,25 @@ class _AttentionWriter:
         config: AttentionConfig,
         form: AttentionForm,
     ) -> None:
-        self.ir = ir
-        self.buffers = buffers
-        self.config = config
+        super().__init__(ir, region, buffers, config, form.result)
         self.form = form
         self.band = attention_band(ir, region, form)
         self.logits = Logits(ir, region, form, self.band)
         self.visible_before: Size | None = None
         """Offset from a query's position to the first key that the mask may hide; None if unknown."""
+        self.unit: float | None = None
+        """Factor of the running maximum in the logits; None if the maximum is that of exponents of 2."""
         self.scores = ProductAxes(ir, region, form.scores)
-        self.result = ProductAxes(ir, region, form.result)
-        self.exponent_factor = 1.0
-        """Factor of the row maxima in the exponents of base 2."""
         self.grouped = self._group_heads()
         """Heads that are rows of a block of queries; keys and values are the same for all of them."""
         self.batch = tuple(dict.fromkeys((*self.result.batch, *self.scores.batch)))
-        self.parameters = Parameters(ir, buffers, ATTENTION_NAMES)
-        self.lines: list[str] = []
-        self.limits: list[str] = []
-        self.head, self.width = (self._constant(axes) for axes in (self.scores.k, self.result.n))
+        self.head, self.width = (self.constant(axes) for axes in (self.scores.k, self.result.n))
         self.parameters.name_size(product([a.size for a in self.scores.m]), "n_queries")
         self.parameters.name_size(product([a.size for a in self.scores.n]), "n_keys")
 
     def _group_heads(self) -> tuple[Axis, ...]:
         """Make batch axes that keys and values do not depend on (heads of a group) rows, if there are few queries."""
-        few = self._size(self.scores.m).value(self.ir.graph.sizes) < FEW_QUERIES
+        few = self.size_of(self.scores.m).value(self.ir.graph.sizes) < FEW_QUERIES
         if self.band.limits or not few or self.scores.m != self.result.m:
             return ()
         region = self.result.region
@@ -115,17 +107,6 @@ class _AttentionWriter:
             axes.m = (*grouped, *axes.m)
         return grouped
 
-    def _constant(self, axes: tuple[Axis, ...]) -> int:
-        """A head size as an integer. A named size is fixed to the workload's value by a limit."""
-        size = product([axis.size for axis in axes])
-        number = size.value(self.ir.graph.sizes)
-        if not size.is_constant:
-            self.limits.append(f"{size} == {number}")
-        return number
-
-    def _size(self, axes: tuple[Axis, ...]) -> Size:
-        return product([axis.size for axis in axes])
-
     def kernel(self, name: str, docstring: str) -> Kernel:
         """The finished kernel."""
         block_m, block_n = self.config.block_m, self.config.block_n
@@ -133,10 +114,10 @@ class _AttentionWriter:
         head_block, width_block = (max(16, next_power_of_two(n)) for n in (self.head, self.width))
         blocks["HEAD"] = head_block
         blocks["WIDTH"] = width_block
-        queries, keys = self._size(self.scores.m), self._size(self.scores.n)
+        queries, keys = self.size_of(self.scores.m), self.size_of(self.scores.n)
         n_queries, n_keys = self.parameters.size(queries).text, self.parameters.size(keys).text
         dynamic: dict[str, str] = {}
-        self.lines += self._block_of_queries()
+        self.lines += self.block_of_queries(self.band)
         if self.batch:
             self.lines.append("batch = tl.program_id(1).to(tl.int64)")
         m_masks: list[Mask] = []
@@ -146,11 +127,11 @@ class _AttentionWriter:
             dynamic["EVEN_M"] = f"n_q % {block_m} == 0"
         self.lines += ["head = tl.arange(0, HEAD)", "width = tl.arange(0, WIDTH)[None, :]"]
         head_row, head_column = (
-            self._edge("head[None, :]", self.head, head_block),
-            self._edge("head[:, None]", self.head, head_block),
+            self.edge("head[None, :]", self.head, head_block),
+            self.edge("head[:, None]", self.head, head_block),
         )
         q = self._operand(self.scores, 0, (self.scores.m, "m"), (self.scores.k, "head[None, :]"),
-                          [*m_masks, *self._masks(head_row, rows=False)], self.lines,
+                          [*m_masks, *self.masks_of(head_row, rows=False)], self.lines,
                           "[BLOCK_M, HEAD]", head_row)  # fmt: skip
         self.lines += [
             f"row_max = tl.full([BLOCK_M], {LOWEST['float32']}, tl.float32)",
@@ -164,14 +145,14 @@ class _AttentionWriter:
             n_row, n_column = "n_mask[None, :]", "n_mask[:, None]"
             dynamic["EVEN_N"] = f"n_k % {block_n} == 0"
         k = self._operand(self.scores, 1, (self.scores.k, "head[:, None]"), (self.scores.n, "n[None, :]"),
-                          [*self._masks(head_column, rows=True), *self._masks(n_row, rows=False)], body,
+                          [*self.masks_of(head_column, rows=True), *self.masks_of(n_row, rows=False)], body,
                           "[HEAD, BLOCK_N]", head_column)  # fmt: skip
         precision = "" if is_low_precision(self._dtype(self.scores)) else ', input_precision="ieee"'
         body.append(f"scores = tl.dot({q}, {k}{precision})")
-        body += self._softmax([*m_masks, *self._masks(n_row, rows=False)], body, n_row)
-        width_edge = self._edge("width", self.width, width_block)
+        body += self._softmax([*m_masks, *self.masks_of(n_row, rows=False)], body, n_row)
+        width_edge = self.edge("width", self.width, width_block)
         v = self._operand(self.result, 1, (self.result.k, "n[:, None]"), (self.result.n, "width"),
-                          [*self._masks(n_column, rows=True), *self._masks(width_edge, rows=False)], body,
+                          [*self.masks_of(n_column, rows=True), *self.masks_of(width_edge, rows=False)], body,
                           "[BLOCK_N, WIDTH]", n_column)  # fmt: skip
         dtype = self._dtype(self.result)
         weights = f"weights.to({TRITON_DTYPES[dtype]})" if is_low_precision(dtype) else "weights"
@@ -189,9 +170,9 @@ class _AttentionWriter:
         grid, sizes = [blocks_text("n_q", block_m)], {"n_q": queries, "n_k": keys}
         if self.batch:
             grid.append("n_batch")
-            sizes["n_batch"] = self._size(self.batch)
-            if not self._size(self.batch).is_constant:
-                self.limits.append(f"{self._size(self.batch)} <= 65535")
+            sizes["n_batch"] = self.size_of(self.batch)
+            if not self.size_of(self.batch).is_constant:
+                self.limits.append(f"{self.size_of(self.batch)} <= 65535")
         if self.config.is_split:
             blocks["PARTS"] = self.config.split
             grid.append(str(self.config.split))
@@ -214,10 +195,11 @@ class _AttentionWriter:
         if self.form.zero_if_fully_masked:
             self.lines.append("row_total = tl.where(row_total == 0.0, 1.0, row_total)")
         self.lines.append("acc = acc / row_total[:, None]")
+        self.lines += self._log_sum_exp()
 
     def _scratch(self) -> tuple[tuple[str, Scratch], ...]:
         """Pointers to the parts' results, maxima and sums, and their buffers."""
-        rows = Size.of(self.config.split) * self._size(self.batch) * self._size(self.scores.m)
+        rows = Size.of(self.config.split) * self.size_of(self.batch) * self.size_of(self.scores.m)
         width = Size.of(max(16, next_power_of_two(self.width)))
         buffers = (
             Scratch("parts", (rows, width), "float32"),
@@ -228,10 +210,10 @@ class _AttentionWriter:
 
     def _row_of_part(self) -> str:
         """The statement that computes the rows of a part in the buffers."""
-        queries = self.parameters.size(self._size(self.scores.m)).text
+        queries = self.parameters.size(self.size_of(self.scores.m)).text
         block = "tl.cast(part, tl.int64)"
         if self.batch:
-            block = f"({block} * {self.parameters.size(self._size(self.batch)).at(PRODUCT)} + batch)"
+            block = f"({block} * {self.parameters.size(self.size_of(self.batch)).at(PRODUCT)} + batch)"
         return f"row = {block} * {queries} + m"
 
     def _store_parts(self, m_masks: list[Mask]) -> None:
@@ -242,16 +224,6 @@ class _AttentionWriter:
             f"tl.store(maxima_ptr + row, row_max[:, None]{mask})",
             f"tl.store(totals_ptr + row, row_total[:, None]{mask})",
         ]
-
-    def _block_of_queries(self) -> list[str]:
-        if not self.band.limits:
-            return ["m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]"]
-        # With a causal mask the last blocks have the most keys. They start first, so that no long block runs alone at
-        # the end.
-        longest_first = self.band.first is None
-        block = "tl.num_programs(0) - 1 - tl.program_id(0)" if longest_first else "tl.program_id(0)"
-        start = f"({block}) * BLOCK_M" if longest_first else f"{block} * BLOCK_M"
-        return [f"first_query = {start}", "m = (first_query + tl.arange(0, BLOCK_M))[:, None]"]
 
     def _loops(self, n_keys: str, body: list[str]) -> list[str]:
         """The loop over the keys that any query of the block may see; it starts at a multiple of the block size."""
@@ -269,17 +241,17 @@ class _AttentionWriter:
         if self.band.first is not None:
             lines += [
                 "# The queries of this block see only keys in this range.",
-                f"first_key = tl.maximum({self._shifted('first_query', self.band.first)}, 0) // BLOCK_N * BLOCK_N",
+                f"first_key = tl.maximum({self.shifted('first_query', self.band.first)}, 0) // BLOCK_N * BLOCK_N",
             ]
             first = "first_key"
         if self.band.last is not None:
             if self.band.first is None:
                 lines.append("# The queries of this block see no key from end_key on.")
-            lines.append(f"end_key = tl.minimum({self._shifted('first_query + BLOCK_M', self.band.last)}, {n_keys})")
+            lines.append(f"end_key = tl.minimum({self.shifted('first_query + BLOCK_M', self.band.last)}, {n_keys})")
             end = "end_key"
         if self.visible_before is None:
             return [*lines, f"for start in range({first}, {end}, BLOCK_N):", *(f"    {line}" for line in body)]
-        shared = f"tl.minimum({self._shifted('first_query', self.visible_before)}, {end})"
+        shared = f"tl.minimum({self.shifted('first_query', self.visible_before)}, {end})"
         if not (self.visible_before.is_constant and self.visible_before.constant >= 0):
             shared = f"tl.maximum({shared}, 0)"
         return [
@@ -291,22 +263,8 @@ class _AttentionWriter:
             *(f"        {line}" for line in body),
         ]
 
-    def _shifted(self, position: str, size: Size) -> str:
-        if size.is_constant:
-            number = size.constant
-            return position if number == 0 else f"{position} {'-' if number < 0 else '+'} {abs(number)}"
-        return f"{position} + {self.parameters.size(size).at(SUM)}"
-
     def _dtype(self, axes: ProductAxes) -> str:
         return self.ir.prims[axes.prim.inputs[1]].dtype
-
-    @staticmethod
-    def _edge(name: str, size: int, block: int) -> str:
-        return f"({name} < {size})" if size != block else ""
-
-    @staticmethod
-    def _masks(text: str, *, rows: bool) -> list[Mask]:
-        return [Mask(text, rows, not rows)] if text else []
 
     def _operand(
         self,
@@ -323,7 +281,7 @@ class _AttentionWriter:
         is_plain = axes.is_plain(side)
         name = axes.prim.inputs[side]
         fixed = self.grouped if side == 1 else ()
-        code = self._tile(rows, cols, masks, lines, {}, name, widen=not is_plain, fixed=fixed)
+        code = self.tile(rows, cols, masks, lines, {}, name, widen=not is_plain, fixed=fixed)
         code = axes.over_tile(side, code, shape, axes.k, inside)
         dtype = self.ir.prims[name].dtype
         if is_plain or not is_low_precision(dtype):
@@ -331,60 +289,6 @@ class _AttentionWriter:
         variable = self.parameters.names.unique("operand")
         lines.append(f"{variable} = {code.at(100)}.to({TRITON_DTYPES[dtype]})")
         return variable
-
-    def _tile(
-        self,
-        rows: Side,
-        cols: Side,
-        masks: list[Mask],
-        lines: list[str],
-        values: Mapping[str, Code],
-        prim: str,
-        *,
-        widen: bool = True,
-        fixed: tuple[Axis, ...] = (),
-    ) -> Code:
-        """Evaluate a primitive over a tile: a first pass with separate axes finds the axes that can be fused.
-
-        Args:
-            fixed: axes along which the value does not change.
-        """
-        accesses: list[Index] = []
-        for is_final in (False, True):
-            tile = self._make_tile(
-                rows, cols, masks, lines if is_final else [], values, accesses, is_final, widen=widen
-            )
-            tile.expressions.fixed = {axis: Index() for axis in fixed}
-            code = tile.value(prim)
-            accesses = tile.expressions.accesses
-        self._limit(accesses)
-        return code
-
-    def _make_tile(
-        self,
-        rows: Side,
-        cols: Side,
-        masks: list[Mask],
-        lines: list[str],
-        values: Mapping[str, Code],
-        accesses: list[Index],
-        is_final: bool,
-        *,
-        widen: bool,
-    ) -> Tile:
-        parameters = self.parameters if is_final else Parameters(self.ir, self.buffers, ATTENTION_NAMES)
-        return Tile(
-            self.result,
-            parameters,
-            rows,
-            cols,
-            masks,
-            lines,
-            known=values,
-            separate_axes=not is_final,
-            accesses=accesses,
-            widen=widen,
-        )
 
     def _softmax(self, masks: list[Mask], lines: list[str], n_row: str) -> list[str]:
         """Statements of one online-softmax step. Operations on the scores before the softmax are appended to ``lines``.
@@ -402,16 +306,15 @@ class _AttentionWriter:
         rows, cols = (self.scores.m, "m"), (self.scores.n, "n[None, :]")
         accesses: list[Index] = []
         for is_final in (False, True):
-            tile = self._make_tile(rows, cols, masks, lines if is_final else [], values, accesses, is_final, widen=True)
+            tile = self.make_tile(rows, cols, masks, lines if is_final else [], values, accesses, is_final, widen=True)
             at = tile.expressions.tile_index(self.form.logits)
             peeled = self.logits.peeled(tile.expressions, self.form.logits, at)
             accesses = tile.expressions.accesses
-        self._limit(accesses)
+        self.limit(accesses)
         self.visible_before = peeled.visible_before
         factor = peeled.factor * LOG2E
         # Other operations, such as adding a mask of the lowest finite number, may become infinite in base 2.
         is_fused = is_low_precision(self._dtype(self.scores)) and peeled.text == "scores"
-        self.exponent_factor = 1.0 if is_fused else factor
         edge_conditions = [*peeled.at_edge, *([n_row] if n_row else [])]
         statements = [] if peeled.text == "scores" else [f"scores = {peeled.text}"]
         if peeled.allowed:
@@ -427,12 +330,14 @@ class _AttentionWriter:
             ]
         statements.append("# exp2 is a hardware instruction.")
         if is_fused:
+            self.unit = None
             statements += [
                 f"new_max = tl.maximum(row_max, tl.max(scores, axis=1) * {factor!r})",
                 f"weights = tl.exp2(scores * {factor!r} - new_max[:, None])",
                 "shrink = tl.exp2(row_max - new_max)",
             ]
         else:
+            self.unit = peeled.factor
             statements += [
                 "new_max = tl.maximum(row_max, tl.max(scores, axis=1))",
                 f"weights = tl.exp2((scores - new_max[:, None]) * {factor!r})",
@@ -440,25 +345,15 @@ class _AttentionWriter:
             ]
         return statements
 
-    def _limit(self, accesses: list[Index]) -> None:
-        """Add limits for 32-bit offsets inside a tile; batch offsets are 64-bit."""
-        for access in accesses:
-            extent = product([])
-            for variable, step in access.terms:
-                if variable.rows or variable.cols:
-                    extent = extent + step * variable.size
-            if not extent.is_constant:
-                self.limits.append(int32_limit(extent))
-
     def _store(self, m_masks: list[Mask], width_block: int) -> None:
-        masks = [*m_masks, *self._masks(self._edge("width", self.width, width_block), rows=False)]
+        masks = [*m_masks, *self.masks_of(self.edge("width", self.width, width_block), rows=False)]
         values = {self.form.result.name: Code("acc", "float32", True, True)}
         rows, cols = (self.result.m, "m"), (self.result.n, "width")
         accesses: list[Index] = []
         for is_final in (False, True):
             lines: list[str] = self.lines if is_final else []
-            tile = self._make_tile(rows, cols, masks, lines, values, accesses, is_final, widen=True)
-            for ref in self.result.region.outputs:
+            tile = self.make_tile(rows, cols, masks, lines, values, accesses, is_final, widen=True)
+            for ref in self._results():
                 prim = self.ir.of(ref)
                 value = tile.value(prim.name)
                 offset = tile.expressions.offset(self.ir.graph.type_of(ref), tile.expressions.tile_index(prim.name))
@@ -469,28 +364,65 @@ class _AttentionWriter:
                 mask = tile.expressions.mask_argument(offset, None)
                 lines.append(f"tl.store({Expressions.address(pointer, offset)}, {value.text}{mask})")
             accesses = tile.expressions.accesses
+        for ref in self.result.region.outputs:
+            if ref not in self._results():
+                self._store_row(ref, m_masks)
+
+    def _results(self) -> list[Ref]:
+        """The outputs that have the axes of the second product."""
+        return [
+            ref
+            for ref in self.result.region.outputs
+            if not self.form.is_log_sum_exp(self.ir.prims, self.ir.of(ref).name)
+        ]
+
+    def _log_sum_exp(self) -> list[str]:
+        """The statement that computes the log-sum-exp of each row, if the backward pass reads it."""
+        if len(self._results()) == len(self.result.region.outputs):
+            return []
+        if self.unit is None:
+            return [f"log_sum_exp = (row_max + tl.log2(row_total)) * {LN2!r}"]
+        factor = "" if self.unit == 1.0 else f" * {self.unit!r}"
+        return [f"log_sum_exp = row_max{factor} + tl.log(row_total)"]
+
+    def _store_row(self, ref: Ref, m_masks: list[Mask]) -> None:
+        """Store the log-sum-exp of each row."""
+        name = self.ir.of(ref).name
+        values = {name: Code("log_sum_exp[:, None]", "float32", True, False)}
+        accesses: list[Index] = []
+        for is_final in (False, True):
+            tile = self.make_tile((self.result.m, "m"), ((), ""), m_masks, self.lines if is_final else [], values, accesses,
+                                  is_final, widen=True)  # fmt: skip
+            offset = tile.expressions.offset(self.ir.graph.type_of(ref), tile.expressions.tile_index(name))
+            accesses = tile.expressions.accesses
+        pointer = self.parameters.output(ref)
+        if not self.result.m:
+            offset = Code(f"{offset.at(SUM)} + m", offset.dtype, True, offset.cols, SUM)
+        mask = tile.expressions.mask_argument(offset, None)
+        self.lines.append(f"tl.store({Expressions.address(pointer, offset)}, {values[name].text}{mask})")
 
 
 class _PartsCombiner(_AttentionWriter):
     """Writes the second kernel of a split attention."""
 
-    def combine(self, name: str, docstring: str, exponent_factor: float) -> Kernel:
+    def combine(self, name: str, docstring: str, unit: float | None) -> Kernel:
         """The kernel that combines the parts of each query in a fixed order, and applies the operations after the attention."""
+        self.unit = unit
         width_block = max(16, next_power_of_two(self.width))
         blocks = {"BLOCK_M": SMALLEST_BLOCK, "WIDTH": width_block, "PARTS": self.config.split}
-        queries = self._size(self.scores.m)
+        queries = self.size_of(self.scores.m)
         m_masks: list[Mask] = []
-        self.lines += self._block_of_queries()
+        self.lines += self.block_of_queries(self.band)
         grid, sizes = [blocks_text("n_q", SMALLEST_BLOCK)], {"n_q": queries}
         if self.batch:
             self.lines.append("batch = tl.program_id(1).to(tl.int64)")
             grid.append("n_batch")
-            sizes["n_batch"] = self._size(self.batch)
+            sizes["n_batch"] = self.size_of(self.batch)
         if mask_needed(queries, SMALLEST_BLOCK):
             self.lines.append(f"m_mask = m < {self.parameters.size(queries).text}")
             m_masks = [Mask("m_mask", True, False)]
         mask = ", mask=m_mask, other=0.0" if m_masks else ""
-        factor = "" if exponent_factor == 1.0 else f" * {exponent_factor!r}"
+        factor = "" if unit is None else f" * {unit * LOG2E!r}"
         self.lines += [
             "width = tl.arange(0, WIDTH)[None, :]",
             f"row_max = tl.full([BLOCK_M, 1], {LOWEST['float32']}, tl.float32)",
@@ -506,6 +438,7 @@ class _PartsCombiner(_AttentionWriter):
             f"    row_total = row_total * shrink + tl.load(totals_ptr + row{mask}) * weights",
             "    row_max = new_max",
             "row_total = tl.reshape(row_total, [BLOCK_M])",
+            "row_max = tl.reshape(row_max, [BLOCK_M])",
         ]
         self._normalise()
         self._store(m_masks, width_block)

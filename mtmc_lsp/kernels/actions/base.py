@@ -125,6 +125,9 @@ class Proposal:
     condition: str = ""
     """Sizes at which the new code takes another path, as ``K % BLOCK_K == 0``: verification covers both."""
 
+    fallback_for: str = ""
+    """Title of the proposal that this one replaces if it fails; empty for none."""
+
     @property
     def key(self) -> tuple[str, str, str]:
         """Identity of the change, wherever its lines are."""

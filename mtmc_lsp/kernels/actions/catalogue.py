@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from mtmc_lsp.kernels.actions.base import Facts, Proposal, SourceAction
 from mtmc_lsp.kernels.actions.coalesce import swapped_index
+from mtmc_lsp.kernels.actions.empty import empty_results
 from mtmc_lsp.kernels.actions.even import even_loops, even_offsets
 from mtmc_lsp.kernels.actions.fusion.launches import fuse_launches
 from mtmc_lsp.kernels.actions.fusion.neighbours import fuse_following, fuse_preceding
@@ -15,13 +16,14 @@ from mtmc_lsp.kernels.actions.persist import persist
 from mtmc_lsp.kernels.actions.products import split_float32, stored_operands
 from mtmc_lsp.kernels.actions.schedule import cache_policies, grouped_order, pipeline
 from mtmc_lsp.kernels.actions.split_k import split_k
-from mtmc_lsp.kernels.actions.tune import autotune
+from mtmc_lsp.kernels.actions.tuning.autotune import autotune
 from mtmc_lsp.kernels.actions.variance import one_pass_variance
 
 ACTIONS: tuple[SourceAction, ...] = (
     fuse_following,
     fuse_preceding,
     fuse_launches,
+    empty_results,
     online_softmax,
     one_pass_variance,
     swapped_index,
@@ -47,6 +49,7 @@ CHANGE_ROUNDING = frozenset({"fuse", "one-pass", "split-k"})
 WHEN_IT_PAYS = {
     "fuse": "Elementwise PyTorch operations on a tensor that only one launch reads or writes, and results that only the next "
     "launch reads.",
+    "empty": "Results of ``torch.zeros`` that the launch writes completely: filling them moves as many bytes as storing them.",
     "one-pass": "A softmax that reads its row for the maximum and again for the sum, and a variance that reads it for the mean.",
     "precision": "Products of 16-bit operands that the kernel converts to float32, and exact float32 products on a GPU with "
     "fast TF32.",

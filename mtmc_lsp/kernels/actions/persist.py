@@ -9,12 +9,15 @@ from tree_sitter import Node
 from mtmc_lsp.kernels.actions.base import Facts, Proposal, assigned_in, assignment_of
 from mtmc_lsp.kernels.actions.fusion.launcher import one_launch
 from mtmc_lsp.kernels.actions.signatures import with_parameter
+from mtmc_lsp.kernels.actions.tuning.blocks import free_blocks
 from mtmc_lsp.kernels.repairs.site import Edit, appended, replaced
 from mtmc_lsp.source.lint.kernel import argument
 from mtmc_lsp.source.syntax import field, line_end, line_of, line_start, text_of, walk
 
 PROGRAMS_PER_SM, SPREAD = 8, 4
 """Programs of a persistent elementwise kernel on each multiprocessor, and how many blocks each of them computes at least."""
+WARP = 32
+"""Threads of a warp: a smaller block leaves some idle."""
 GAIN = 0.05
 """Estimated share of the time that the start of programs takes."""
 
@@ -32,6 +35,9 @@ def persist(facts: Facts) -> Iterator[Proposal]:
     if one is None or grid is None or grid.type != "tuple" or len(grid.named_children) != 1 or facts.is_tuned:
         return
     if facts.launches[0].programs < SPREAD * limit or not _can_loop(facts):
+        return
+    if not is_product and any(block.grids and block.size < WARP for block in free_blocks(facts)):
+        # Larger blocks have the same effect, and the autotuner tries them only on a grid that counts blocks.
         return
     ids = [call for name, call in site.kernel.calls if name == "program_id"]
     if len(ids) != 1 or text_of(argument(ids[0], 0, "axis")) != "0":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from collections import Counter
@@ -15,14 +16,13 @@ from mtmc_lsp.core.dtypes import POINTER_TYPES
 from mtmc_lsp.core.run import DTYPE, KernelLaunch
 from mtmc_lsp.kernels.messages import MOST_STEPS, Access, Fault, FaultKind, LaunchWork
 from mtmc_lsp.kernels.worker.memory import Memory, Region, is_unwritten, pattern_of, poison
+from mtmc_lsp.kernels.worker.sampling import SampleEnded, is_left_out
 
 OPTIONS = {"num_warps": 4, "num_stages": 3}
 """Options of a launch that are no parameters, with Triton's defaults."""
 ORDER = ("gathered", "strided", "gathered rows", "contiguous", "broadcast", "scalar")
 """Access patterns, the most expensive first."""
 MANY = -1
-SAMPLED_STEPS = 3000
-"""Memory operations of one launch after which no further program of a sample begins."""
 
 
 class TooManySteps(Exception):
@@ -101,7 +101,7 @@ class Observer:
 
     # Launches --------------------------------------------------------------------------------------------------------
 
-    def launched(self, original: Any, executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def launched(self, original: Any, executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run a launch."""
         function = executor.fn
         self._kernel, self._file = function.__name__, function.__code__.co_filename
@@ -115,7 +115,8 @@ class Observer:
         counted, self._first_step = [0], self.steps
         executor.fn = self._counted(function, counted)
         try:
-            return original(executor, *args, **kwargs)
+            with contextlib.suppress(SampleEnded):
+                original(executor, *args, **kwargs)
         finally:
             executor.fn = function
             total, ran = int(numpy.prod(self._grid)), counted[0]
@@ -142,15 +143,13 @@ class Observer:
         from triton.runtime import interpreter
 
         # The function below has the globals of the user's kernel.
-        builder, most_sampled = interpreter.interpreter_builder, SAMPLED_STEPS
+        builder, most, left_out = interpreter.interpreter_builder, self._most_programs, is_left_out
 
         def program(**arguments: Any) -> None:
             grid = self._grid = tuple(map(int, builder.grid_dim))
             total, (x, y, z) = grid[0] * grid[1] * grid[2], builder.grid_idx
             number = (int(x) * grid[1] + int(y)) * grid[2] + int(z)
-            if self._most_programs and total > self._most_programs and number % -(-total // self._most_programs):
-                return
-            if self._most_programs and self.steps - self._first_step > most_sampled:
+            if most and left_out(number, total, most, self.steps - self._first_step):
                 return
             counted[0] += 1
             self._program = number + 1

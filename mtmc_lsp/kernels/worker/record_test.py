@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,34 +20,60 @@ from mtmc_lsp.kernels.worker.cuda_on_cpu import source_on_cpu, stand_in_for_cuda
 
 def record(file: Path, test: str) -> list[dict[str, Any]]:
     """Run a test, and describe the arguments of each call of a function of its file. Importing the file must not run the test."""
-    stand_in_for_cuda()
-    text = source_on_cpu(file.read_text(encoding="utf-8"))
-    module = type(sys)(file.stem)
-    module.__file__ = str(file)
-    sys.modules[file.stem] = module
-    exec(compile(text, str(file), "exec"), module.__dict__)
-    names = {name for name, _ in functions_of(text).values() if "." not in name and name != test}
+    module = loaded(file, file.stem)
     calls: dict[str, dict[str, dict[str, Any]]] = {}
+    record_functions(module, calls, but=test)
+    torch.manual_seed(0)
+    getattr(module, test)()
+    return records_of(file, calls)
+
+
+def loaded(file: Path, name: str) -> ModuleType:
+    """A file as a module that runs on the CPU."""
+    stand_in_for_cuda()
+    module = ModuleType(name)
+    module.__file__ = str(file)
+    sys.modules[name] = module
+    exec(compile(source_on_cpu(file.read_text(encoding="utf-8")), str(file), "exec"), module.__dict__)
+    return module
+
+
+def record_functions(
+    module: ModuleType,
+    calls: dict[str, dict[str, dict[str, Any]]],
+    *,
+    but: str = "",
+    ends: type[BaseException] | None = None,
+) -> None:
+    """Replace the functions of a module by ones that note their arguments.
+
+    Args:
+        but: the function that stays.
+        ends: an exception that replaces the call.
+    """
 
     def wrapped(name: str, function: Any) -> Any:
-        import inspect
-
         signature = inspect.signature(function)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             _note(calls.setdefault(name, {}), bound.arguments)
+            if ends is not None:
+                raise ends
             return function(*args, **kwargs)
 
         return call
 
-    for name in names:
+    text = Path(str(module.__file__)).read_text(encoding="utf-8")
+    for name in {name for name, _ in functions_of(text).values() if "." not in name and name != but}:
         function = getattr(module, name, None)
         if callable(function):
             setattr(module, name, wrapped(name, function))
-    torch.manual_seed(0)
-    getattr(module, test)()
+
+
+def records_of(file: Path, calls: Mapping[str, Mapping[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The noted calls in the form that ``mtmc record`` stores."""
     return [
         {"path": str(file), "qualname": name, "others": 0, "traced": 0, "calls": list(records.values())}
         for name, records in calls.items()

@@ -32,6 +32,7 @@ VERBS: Mapping[ActionKind, str] = {
     ActionKind.LIBRARY: "call the library for",
     ActionKind.RECOMPUTE: "recompute",
     ActionKind.CHUNK_ROWS: "chunk the rows of",
+    ActionKind.RECOMPUTE_ATTENTION: "recompute the attention of",
     ActionKind.CUDA_GRAPH: "capture a CUDA graph of",
     ActionKind.AUTOTUNE: "tune",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -62,12 +64,14 @@ def _show_text(out: Console, reading: KernelReading) -> None:
 
 
 def _show_reports(out: Console, profile: KernelProfile, reading: KernelReading) -> None:
+    if profile.reports and profile.assumed:
+        show(out, f"compiled with usual values: {_constants(profile.assumed)}", indent=2, style="dim")
     for report in profile.reports:
         if report.kernel == reading.name:
             show(out, f"{report.arch}: {report.error or report.summary}", indent=2)
 
 
-def _constants(values: dict[str, object]) -> str:
+def _constants(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 

@@ -12,6 +12,7 @@ from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunStatus
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.docs import page
+from mtmc_lsp.report.phrases import are_unfinished
 from mtmc_lsp.server.failures.feature import failure_diagnostics
 from mtmc_lsp.server.failures.syntax import syntax_diagnostics
 from mtmc_lsp.server.handshake import SOURCE
@@ -200,7 +201,11 @@ def _review_diagnostics(ls: Server, document: Document, review_state: ReviewStat
         severity = lsp.DiagnosticSeverity.Hint if is_silent else lsp.DiagnosticSeverity.Warning
         return [_diagnostic(document, review_state.outlined.target, "stale", severity, text, kernel)]
     if review.status is RunStatus.NO_GAIN and review.steps:
-        text = f"No version was faster than {name}: {len(review.steps)} steps were tried."
+        text = (
+            f"The budget ended before a version of {name} was verified; set a larger one, or a smaller workload."
+            if are_unfinished(review.steps)
+            else f"No version was faster than {name}: {len(review.steps)} steps were tried."
+        )
         return [
             _diagnostic(document, review_state.outlined.target, "not-faster", lsp.DiagnosticSeverity.Hint, text, [])
         ]

@@ -154,6 +154,7 @@ ACTIONS = {
     "im2win": "The input of a convolution is rewritten so that each window is contiguous in memory.",
     "library": "A matmul uses the library's kernel again, and the operations around it are fused separately.",
     "cuda-graph": "All launches of a call are replayed as one, on copies of its arguments.",
+    "recompute-attention": "The backward pass of an attention computes its probabilities again, tile by tile, and saves none.",
     "chunk-rows": "A large product and its readers run for one chunk of rows after another, so that it never exists whole.",
     "recompute": "A cheap value is recomputed where it is needed instead of being stored and loaded.",
     "autotune": "Several configurations of tile, warps, stages and program order are measured, and the fastest is used.",

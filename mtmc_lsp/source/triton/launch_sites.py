@@ -23,6 +23,7 @@ from mtmc_lsp.source.lint.finding import Context
 from mtmc_lsp.source.lint.kernel import Enclosing, Kernel, argument, kernels_in
 from mtmc_lsp.source.outline import LAUNCH, Outline
 from mtmc_lsp.source.syntax import field, parse, text_of, walk, with_decorators
+from mtmc_lsp.source.triton.assumed_values import assumed_values
 from mtmc_lsp.source.triton.launch_values import (
     OPTIONS,
     UNKNOWN,
@@ -49,6 +50,8 @@ class LaunchForm:
     end: int
     is_tuned: bool
     """Whether it is one of several autotune configurations."""
+    assumed: tuple[str, ...] = ()
+    """Constants that the file does not tell: their values are usual ones."""
 
     @property
     def volume(self) -> int:
@@ -59,11 +62,16 @@ class LaunchForm:
         return product
 
 
-def launch_forms(outline: Outline, path: str) -> list[LaunchForm]:
-    """All launch forms of kernels whose constants are known from the file."""
+def launch_forms(outline: Outline, path: str, *, assumes: bool = False) -> list[LaunchForm]:
+    """All launch forms of kernels whose constants are known from the file.
+
+    Args:
+        assumes: whether the others have forms, too, with usual values for what is unknown and pointers to float32.
+    """
     context = context_of(outline)
     constants = module_constants(outline)
-    narrow = "float8_e5m2" if re.search(rb"fp8|float8", outline.text) else "float16"
+    # Kernels mix loaded values with sums in float32, so this compiles most often where nothing is known.
+    narrow = "float32" if assumes else "float8_e5m2" if re.search(rb"fp8|float8", outline.text) else "float16"
     forms: list[LaunchForm] = []
     calls = _launch_calls(outline, context)
     for chunk in outline.chunks:
@@ -75,16 +83,22 @@ def launch_forms(outline: Outline, path: str) -> list[LaunchForm]:
             if parent is not None and parent.type == "module":
                 launches = [_launch_values(kernel, call, outline, path, constants) for call in calls[kernel.name]]
                 tuned = list(configurations(kernel, outline, chunk, constants))
-                forms += _forms(kernel, chunk, launches, tuned, narrow)
+                forms += _forms(kernel, chunk, launches, tuned, narrow, assumed_values(kernel) if assumes else None)
     return sorted(forms, key=lambda form: form.volume, reverse=True)[:MAX_FORMS]
 
 
 def _forms(
-    kernel: Kernel, chunk: Chunk, launches: list[LaunchValues], tuned: list[LaunchValues], narrow: str
+    kernel: Kernel,
+    chunk: Chunk,
+    launches: list[LaunchValues],
+    tuned: list[LaunchValues],
+    narrow: str,
+    assumed: Mapping[str, object] | None,
 ) -> Iterator[LaunchForm]:
     # A kernel without launches and configurations is a helper, or is launched from another file.
-    if not launches and not tuned:
+    if not launches and not tuned and (assumed is None or _is_helper(kernel)):
         return
+    usual = assumed or {}
     name = field(kernel.node, "name") or kernel.node
     without_launch = LaunchValues({}, chunk.start + name.start_byte, chunk.start + name.end_byte)
     default_values = {p.name: constant(p.default, {}) for p in kernel.parameters.values()}
@@ -92,15 +106,25 @@ def _forms(
     yielded = set()
     for launch in launches or [without_launch]:
         for configuration in tuned or [launch]:
-            launch_with_values = _launch(
-                kernel, {**defaults, **launch.values, **configuration.values}, launch.types, narrow
-            )
+            known = {**defaults, **launch.values, **configuration.values}
+            if assumed is not None:
+                # The launcher's default None usually stands for a number that its callers compute.
+                pointers = _pointers(kernel, narrow)
+                known = {name: value for name, value in known.items() if value is not None or name in pointers}
+            launch_with_values = _launch(kernel, {**usual, **known}, launch.types, narrow)
             if (
                 launch_with_values is not None
                 and (key := (repr(launch_with_values), configuration.start)) not in yielded
             ):
                 yielded.add(key)
-                yield LaunchForm(launch_with_values, configuration.start, configuration.end, bool(tuned))
+                unknown = tuple(name for name in usual if name not in known)
+                yield LaunchForm(launch_with_values, configuration.start, configuration.end, bool(tuned), unknown)
+
+
+def _is_helper(kernel: Kernel) -> bool:
+    """Whether a kernel returns a value to another one, or accesses no memory."""
+    returns = (node for node in walk(kernel.body) if node.type == "return_statement" and node.named_children)
+    return any(returns) or not any(name in ACCESSES or name.startswith("atomic") for name, _ in kernel.calls)
 
 
 def _launch(kernel: Kernel, values: Mapping[str, object], types: Mapping[str, str], narrow: str) -> KernelLaunch | None:

@@ -134,14 +134,18 @@ def _entries(text: bytes, target: Target, path: str) -> tuple[Entry, ...]:
 
 
 def _lines(text: bytes, target: Target, qualname: str) -> list[tuple[int, str]]:
-    """``(line, text)`` of the directive lines directly above a definition."""
+    """``(line, text)`` of the directive lines directly above a definition or one of its decorators."""
     matches = [item for item in definitions(text, target.path) if item.target.qualname == qualname]
     if not matches:
         return []
     node = with_decorators(matches[-1].node)
     root, _ = parse_with_recovery(text)
+    # Of a decorated definition, the first part starts where the whole does.
+    parts = (
+        [item for item in node.children if item.type != "comment"] if node.type == "decorated_definition" else [node]
+    )
     lines = []
-    for comment in comments_above(text, root, node):
+    for comment in (item for part in parts for item in comments_above(text, root, part)):
         directive = re.match(
             r"#\s*mtmc:(?!\s*(?:begin|end|dispatch|import|ignore)(?:[\s\[]|$))\s*(.*)", text_of(comment)
         )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.workload import Container, ContainerKind
 
 OPENING = {"[": "]", "(": ")", "{": "}"}
 CLASS = re.compile(r"(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\((?P<items>.*)\)", re.DOTALL)
 TENSOR_START = re.compile(r"\w+\[")
+RANGED = re.compile(r"(?P<items>[\[({].*[\])}])(?P<range>@[^\s()[\]{}]+\.\.[^\s()[\]{}]+)", re.DOTALL)
+"""A container with a value range, which is that of each tensor in it."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,20 @@ def parse_value(path: str, text: str) -> Value:
         ValueError: the text cannot be read; a sentence.
     """
     text = text.strip()
+    ranged = RANGED.fullmatch(text)
+    if ranged is not None and _is_enclosed(ranged["items"], text[0]):
+        return _with_range(parse_value(path, ranged["items"]), ranged["range"])
     container = None if TENSOR_START.match(text) else _parse_container(path, text)
     if container is not None and _holds_only_lists(container):
         return Value(path, text)
     return container or Value(path, text)
+
+
+def _with_range(value: Value, text: str) -> Value:
+    """The value with a range for each of its tensors that has none."""
+    if value.container is not None:
+        return replace(value, items=tuple(_with_range(item, text) for item in value.items))
+    return replace(value, text=value.text + text) if value.is_tensor and "@" not in value.text else value
 
 
 def _holds_only_lists(value: Value) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from mtmc_lsp.capture.worker.arguments.values import uninitialised
 from mtmc_lsp.capture.worker.calls import Call, build_call, user_error
+from mtmc_lsp.capture.worker.module_state import restore_values, values_in
 from mtmc_lsp.core.workload import TargetKind
 from mtmc_lsp.guard.worker.observed_calls import Decision, guards_of, observe
 from mtmc_lsp.verify.messages import GuardAnswer, GuardRequest
@@ -84,14 +85,13 @@ def _call(call: Call, kind: TargetKind, trained: Collection[str] | None) -> None
 def _state(call: Call) -> Iterator[None]:
     """The module with the state of the workload."""
     values = dict(zip(call.names, call.values, strict=True))
-    before = {name: attributes[attribute] for name, (attributes, attribute) in call.state_homes.items()}
+    before = values_in(call.state_homes)
     try:
         for name, (attributes, attribute) in call.state_homes.items():
             attributes[attribute] = values[name]
         yield
     finally:
-        for name, (attributes, attribute) in call.state_homes.items():
-            attributes[attribute] = before[name]
+        restore_values(call.state_homes, before)
 
 
 def _require_gradients(call: Call, trained: Collection[str]) -> None:

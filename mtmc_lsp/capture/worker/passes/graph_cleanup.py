@@ -68,11 +68,12 @@ def remove_dead_nodes(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(reversed(live)))
 
 
-def separate_unread_inputs(graph: Graph, accessed: Container[str]) -> Graph:
+def separate_unread_inputs(graph: Graph, accessed: Container[str], overwritten: Container[str] = ()) -> Graph:
     """Move inputs that no node reads to ``unread_inputs``. An input whose size is read, as in ``torch.arange(len(q))``, stays.
 
     Args:
         accessed: accesses of the module's tensors that the target read; other unread tensors are removed.
+        overwritten: accesses of the attributes that the target assigned before it read them; they are removed.
     """
     used = {ref.name for node in graph.nodes for ref in node.inputs()}
     used |= {ref.name for ref in graph.outputs} | {name for m in graph.mutations for name in (m.input, m.value.name)}
@@ -85,7 +86,11 @@ def separate_unread_inputs(graph: Graph, accessed: Container[str]) -> Graph:
         needed_sizes -= input_sizes
     inputs = tuple(item for item in graph.inputs if item.name in used)
     candidates = (item for item in graph.inputs if item.name not in used)
-    unread_inputs = tuple(item for item in candidates if item.kind is InputKind.ARGUMENT or item.access in accessed)
+    unread_inputs = tuple(
+        item
+        for item in candidates
+        if (item.kind is InputKind.ARGUMENT or item.access in accessed) and item.access not in overwritten
+    )
     # Sizes that occur only in unread parameters are removed.
     size_names = {name for item in inputs for size in (*item.type.shape, *item.type.stride) for name in size.symbols()}
     sizes = {name: size for name, size in graph.sizes.items() if name in size_names}

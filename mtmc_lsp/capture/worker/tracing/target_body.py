@@ -79,7 +79,8 @@ def _wrapped(function: Any, depth: int) -> Iterator[FunctionType]:
 class BodyCall:
     """The first call of the body in a call of the decorated function."""
 
-    arguments: dict[str, Any]
+    leaves: dict[str, Any]
+    """The arguments when it begins, items of containers by path. The body may change a container."""
     autocast: str
     """The dtype of autocast; empty if it is off."""
 
@@ -91,7 +92,8 @@ def observed_call(decorated: Any, body: Any, positional: tuple[Any, ...], named:
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and frame.f_code is code and not calls:
-            calls.append(BodyCall(dict(frame.f_locals), current_dtype()))
+            items = (leaf for name, value in frame.f_locals.items() for leaf in leaves_with_paths(name, value))
+            calls.append(BodyCall(dict(items), current_dtype()))
 
     before = sys.getprofile()
     sys.setprofile(profile)
@@ -128,9 +130,8 @@ def check_decorators(call: BodyCall | None, passed: dict[str, Any], target: Targ
     if call is None:
         raise refused("does not call its body", "Optimise the function that the decorator calls.")
     dtypes = {}
-    leaves = dict(leaf for name, value in call.arguments.items() for leaf in leaves_with_paths(name, value))
     for name, value in passed.items():
-        actual = leaves.get(name)
+        actual = call.leaves.get(name)
         if isinstance(value, torch.Tensor) and isinstance(actual, torch.Tensor):
             converts_item = actual.dtype != value.dtype and not name.isidentifier()
             if converts_item or (actual.shape, actual.stride()) != (value.shape, value.stride()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -105,13 +105,13 @@ def assignment_in(statement: Node) -> tuple[Node, Node] | None:
     return (left, right) if node is not None and node.type == "assignment" and left and right else None
 
 
-def is_fresh(one: OneLaunch, tensor: str) -> Node | None:
+def is_fresh(one: OneLaunch, tensor: str, creates: Callable[[Node], bool] = is_created) -> Node | None:
     """The call that creates a tensor, if it is new, only described until the launch, and passed to it once."""
     made: Node | None = None
     for statement in one.before:
         pair = assignment_in(statement)
         if pair is not None and text_of(pair[0]) == tensor:
-            if made is not None or not is_created(pair[1]) or occurrences(pair[1], tensor):
+            if made is not None or not creates(pair[1]) or occurrences(pair[1], tensor):
                 return None
             made = pair[1]
         elif not all(map(is_description, occurrences(statement, tensor))):

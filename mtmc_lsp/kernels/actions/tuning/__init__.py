@@ -1,0 +1,1 @@
+"""Autotuners, and the values that they may choose."""

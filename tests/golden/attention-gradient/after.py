@@ -1,0 +1,554 @@
+import torch
+
+
+# mtmc: q=f32[B,S,32] k=f32[B,S,32] v=f32[B,S,32] B=2 S=48 grad=q,k,v
+def attention(q, k, v):
+    if attention_fits(q, k, v):  # mtmc: dispatch
+        return attention_launch(q, k, v, attention)
+    return torch.softmax(q @ k.transpose(-1, -2) / 8, -1) @ v
+
+
+# mtmc: begin attention
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+
+
+@triton.jit
+def attention_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    log_sum_exp_ptr,
+    n_queries,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HEAD: tl.constexpr,
+    WIDTH: tl.constexpr,
+    EVEN_M: tl.constexpr,
+    EVEN_N: tl.constexpr,
+):
+    """log_sum_exp, out, in one kernel.
+
+        return torch.softmax(q @ k.transpose(-1, -2) / 8, -1) @ v
+
+    Each program instance holds a block of queries and loops over the keys; scores stay on chip; intermediate
+    values are not written to memory.
+    """
+    m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    batch = tl.program_id(1).to(tl.int64)
+    m_mask = EVEN_M | (m < n_queries)
+    head = tl.arange(0, HEAD)
+    width = tl.arange(0, WIDTH)[None, :]
+    q = tl.load(q_ptr + batch * 32 * n_queries + m * 32 + head[None, :], mask=m_mask, other=0.0)
+    row_max = tl.full([BLOCK_M], -3.4028234663852886e+38, tl.float32)
+    row_total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+    for start in range(0, n_queries, BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
+        n_mask = EVEN_N | (n < n_queries)
+        k = tl.load(k_ptr + batch * 32 * n_queries + head[:, None] + n[None, :] * 32, mask=n_mask[None, :], other=0.0)
+        scores = tl.dot(q, k, input_precision="ieee")
+        scores = tl.where(n_mask[None, :], scores, -float("inf"))
+        # exp2 is a hardware instruction.
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
+        weights = tl.exp2((scores - new_max[:, None]) * 0.18033688011112042)
+        shrink = tl.exp2((row_max - new_max) * 0.18033688011112042)
+        v = tl.load(v_ptr + batch * 32 * n_queries + n[:, None] * 32 + width, mask=n_mask[:, None], other=0.0)
+        acc = tl.dot(weights, v, acc * shrink[:, None], input_precision="ieee")
+        row_total = row_total * shrink + tl.sum(weights, axis=1)
+        row_max = new_max
+    acc = acc / row_total[:, None]
+    log_sum_exp = row_max * 0.125 + tl.log(row_total)
+    tl.store(out_ptr + batch * 32 * n_queries + m * 32 + width, acc, mask=m_mask)
+    tl.store(log_sum_exp_ptr + batch * n_queries + m, log_sum_exp[:, None], mask=m_mask)
+
+
+@triton.jit
+def attention_backward_delta_kernel(
+    bmm_1_ptr,
+    grad_out_ptr,
+    delta_ptr,
+    n_rows,
+    n_cols: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """delta, in one kernel.
+
+        return torch.softmax(q @ k.transpose(-1, -2) / 8, -1) @ v
+
+    One program instance reads, reduces and writes each row; intermediate values are not written to memory.
+    """
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row_mask = rows < n_rows
+    cols = tl.arange(0, BLOCK)[None, :]
+    bmm_1 = tl.load(bmm_1_ptr + rows * n_cols + cols, mask=row_mask, other=0.0)
+    grad_out = tl.load(grad_out_ptr + rows * n_cols + cols, mask=row_mask, other=0.0)
+    row_sum = tl.sum(bmm_1 * grad_out, axis=1, keep_dims=True)
+    tl.store(delta_ptr + rows, row_sum, mask=row_mask)
+
+
+@triton.jit
+def attention_backward_grad_k_kernel(
+    k_ptr,
+    v_ptr,
+    q_ptr,
+    grad_out_ptr,
+    log_sum_exp_ptr,
+    delta_ptr,
+    grad_v_ptr,
+    grad_k_ptr,
+    n_queries,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HEAD: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    EVEN_M: tl.constexpr,
+):
+    """grad_v, grad_k, in one kernel.
+
+        return torch.softmax(q @ k.transpose(-1, -2) / 8, -1) @ v
+
+    Each program instance computes the probabilities again, tile by tile, and sums its tiles in registers;
+    intermediate values are not written to memory.
+    """
+    first_key = tl.program_id(0) * BLOCK_N
+    n = first_key + tl.arange(0, BLOCK_N)
+    batch = tl.program_id(1).to(tl.int64)
+    n_mask = EVEN_N | (n < n_queries)
+    head = tl.arange(0, HEAD)[None, :]
+    k = tl.load(k_ptr + batch * 32 * n_queries + n[:, None] * 32 + head, mask=n_mask[:, None], other=0.0)
+    v = tl.load(v_ptr + batch * 32 * n_queries + n[:, None] * 32 + head, mask=n_mask[:, None], other=0.0)
+    grad_v = tl.zeros([BLOCK_N, HEAD], tl.float32)
+    grad_k = tl.zeros([BLOCK_N, HEAD], tl.float32)
+    for start in range(0, n_queries, BLOCK_M):
+        m = (start + tl.arange(0, BLOCK_M))[:, None]
+        m_mask = EVEN_M | (m < n_queries)
+        q = tl.load(q_ptr + batch * 32 * n_queries + m * 32 + head, mask=m_mask, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        grad_out = tl.load(grad_out_ptr + batch * 32 * n_queries + m * 32 + head, mask=m_mask, other=0.0)
+        grad_weights = tl.dot(grad_out, tl.trans(v), input_precision="ieee")
+        log_sum_exp = tl.load(log_sum_exp_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
+        weights = tl.exp(scores / 8.0 - log_sum_exp)
+        delta = tl.load(delta_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
+        grad_scores = (grad_weights * weights - weights * delta) / 8.0
+        grad_v = tl.dot(tl.trans(tl.where(m_mask, weights, 0.0)), grad_out, grad_v, input_precision="ieee")
+        grad_k = tl.dot(tl.trans(tl.where(m_mask, grad_scores, 0.0)), q, grad_k, input_precision="ieee")
+    tl.store(grad_v_ptr + batch * 32 * n_queries + n[:, None] * 32 + head, grad_v, mask=n_mask[:, None])
+    tl.store(grad_k_ptr + batch * 32 * n_queries + n[:, None] + head * n_queries, grad_k, mask=n_mask[:, None])
+
+
+@triton.jit
+def attention_backward_grad_q_kernel(
+    q_ptr,
+    grad_out_ptr,
+    k_ptr,
+    v_ptr,
+    log_sum_exp_ptr,
+    delta_ptr,
+    grad_q_ptr,
+    n_queries,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HEAD: tl.constexpr,
+    EVEN_M: tl.constexpr,
+    EVEN_N: tl.constexpr,
+):
+    """grad_q, in one kernel.
+
+        return torch.softmax(q @ k.transpose(-1, -2) / 8, -1) @ v
+
+    Each program instance computes the probabilities again, tile by tile, and sums its tiles in registers.
+    """
+    m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    batch = tl.program_id(1).to(tl.int64)
+    m_mask = EVEN_M | (m < n_queries)
+    head = tl.arange(0, HEAD)[None, :]
+    q = tl.load(q_ptr + batch * 32 * n_queries + m * 32 + head, mask=m_mask, other=0.0)
+    grad_out = tl.load(grad_out_ptr + batch * 32 * n_queries + m * 32 + head, mask=m_mask, other=0.0)
+    grad_q = tl.zeros([BLOCK_M, HEAD], tl.float32)
+    for start in range(0, n_queries, BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
+        n_mask = EVEN_N | (n < n_queries)
+        k = tl.load(k_ptr + batch * 32 * n_queries + n[:, None] * 32 + head, mask=n_mask[:, None], other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        v = tl.load(v_ptr + batch * 32 * n_queries + n[:, None] * 32 + head, mask=n_mask[:, None], other=0.0)
+        grad_weights = tl.dot(grad_out, tl.trans(v), input_precision="ieee")
+        log_sum_exp = tl.load(log_sum_exp_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
+        weights = tl.exp(scores / 8.0 - log_sum_exp)
+        delta = tl.load(delta_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
+        grad_scores = (grad_weights * weights - weights * delta) / 8.0
+        grad_q = tl.dot(tl.where(n_mask[None, :], grad_scores, 0.0), k, grad_q, input_precision="ieee")
+    tl.store(grad_q_ptr + batch * 32 * n_queries + m * 32 + head, grad_q, mask=m_mask)
+
+
+def _is_plain_gpu_call(tensors) -> bool:
+    """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
+    if torch.compiler.is_compiling():
+        current = torch.cuda.current_device()
+        return all([isinstance(t, torch.Tensor) and t.is_cuda and t.get_device() == current for t in tensors])
+    kinds, strided, devices = (torch.Tensor, torch.nn.Parameter), torch.strided, set()
+    for t in tensors:
+        # Fake tensors, DTensors and similar classes have no memory that a kernel can read.
+        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg() or not t.is_cuda:
+            return False
+        devices.add(t.get_device())
+    # Tracing (jit, make_fx) and transforms (vmap, forward-mode AD) cannot see a launch.
+    return (
+        devices == {torch.cuda.current_device()}
+        and torch.autograd.forward_ad._current_level < 0
+        and not torch._C._is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
+def _reported(guard):
+    """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
+    import os
+
+    if os.environ.get("MTMC_GUARD") != "warn":
+        return guard
+    from mtmc_lsp.guard.worker.misses import reported
+
+    return reported(guard)
+
+
+def _syntax_text(node) -> str:
+    """A syntax tree as text, without docstrings and without the dispatch statements that mtmc inserts."""
+    import ast
+
+    if isinstance(node, list):
+        kept = []
+        for item in node:
+            is_text = isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
+            if isinstance(item, ast.If) and _calls_guard(item.test):
+                # The dispatch of a region has the user's statements in its other branch.
+                kept += [_syntax_text(item.orelse)[1:-1]] if item.orelse else []
+            elif not is_text:
+                kept.append(_syntax_text(item))
+        return f"[{','.join(kept)}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    if isinstance(node, ast.IfExp) and _calls_guard(node.test):
+        # The dispatch of a lambda expression.
+        return _syntax_text(node.orelse)
+    fields = ((name, value) for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment"))
+    # Later Python versions add fields, which are empty for older syntax.
+    texts = [f"{name}={_syntax_text(value)}" for name, value in fields if value is not None and value != []]
+    return f"{type(node).__name__}({','.join(texts)})"
+
+
+def _calls_guard(condition) -> bool:
+    import ast
+
+    return any(isinstance(node, ast.Name) and node.id.endswith("_fits") for node in ast.walk(condition))
+
+
+def _source_digest(source: str) -> str:
+    """Digest of statements; they may be indented.
+
+    Raises:
+        SyntaxError: the source does not parse.
+    """
+    import ast
+    import hashlib
+    import textwrap
+
+    tree = ast.parse(textwrap.dedent(source))
+    return hashlib.sha256(_syntax_text(tree).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+_SOURCES = {}
+
+
+def _has_source(function, digest) -> bool:
+    """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
+    code = function.__code__
+    entry = _SOURCES.get(id(code))
+    if entry is None:
+        import inspect
+
+        try:
+            text = inspect.getsource(code)
+            entry = _SOURCES[id(code)] = (code, _source_digest(text))
+        except (OSError, SyntaxError):
+            return False  # no source to compare
+    return entry[1] == digest
+
+
+@torch.compiler.assume_constant_result
+def attention_up_to_date_code() -> bool:
+    """Whether helper functions, closures and the environment match those of the verification."""
+    try:
+        return (
+            _has_source(attention, "128f2210defb3e99")
+        )
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def attention_up_to_date() -> bool:
+    """Whether globals, helper functions and the environment match those of the verification."""
+    try:
+        return (
+            attention_up_to_date_code()
+        )
+    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+@_reported
+def attention_fits(q, k, v) -> bool:
+    """Whether the Triton version supports these arguments; otherwise the original code runs."""
+    if not (
+        attention_up_to_date()
+    ):
+        return False
+    tensors = (q, k, v)
+    return (
+        _is_plain_gpu_call(tensors)
+        and not torch.is_autocast_enabled()
+        and q.dtype == torch.float32 and q.ndim == 3 and q.shape[2] == 32 and q.is_contiguous() and q.numel() > 0
+        and k.dtype == torch.float32 and k.shape == q.shape and k.is_contiguous()
+        and v.dtype == torch.float32 and v.shape == q.shape and v.is_contiguous()
+        and 32 * q.shape[1] + 33 < 2147483648
+        and q.shape[0] <= 65535
+        and q.shape[1] + 1 < 2147483648
+        and 33 * q.shape[1] + 1 < 2147483648
+    )
+
+
+class _DirectLaunches:
+    """A kernel whose compiled versions are launched directly, as ``compiled[grid](...)``.
+
+    ``kernel[grid](...)`` searches for the compiled version in each launch: 23 us on an H100 host, 12 us without.
+    Here a version is kept for all that Triton specialises on: device and dtypes of tensors, whether integers are 1,
+    multiples of 16 or beyond 32 bits, constants and options. Launches with unaligned tensors are left to Triton.
+    """
+
+    def __init__(self, kernel):
+        self.kernel, self.versions = kernel, {}
+        # An autotuner chooses versions itself. For AMD's GPUs Triton also specialises on the size of tensors.
+        self.is_direct = isinstance(kernel, triton.JITFunction) and torch.version.hip is None
+
+    def __getitem__(self, grid):
+        if not self.is_direct or callable(grid) or torch.compiler.is_compiling():
+            return self.kernel[grid]
+        return lambda *arguments, **constants: self.launch(grid, arguments, constants)
+
+    def launch(self, grid, arguments, constants):
+        # Triton tells apart 1, 1.0 and True, which are equal in Python.
+        key = [*constants, None, *constants.values(), *map(type, constants.values())]
+        tensor, addresses = None, 0
+        for argument in arguments:
+            if type(argument) is int:
+                if -(2**31) <= argument < 2**31:
+                    # 0 stands for all multiples of 16 and 2 for other integers except 1.
+                    key.append(1 if argument == 1 else argument % 16 and 2)
+                else:
+                    key.append((argument % 16 == 0, argument // 2**63))
+            elif isinstance(argument, torch.Tensor):
+                key.append(argument.dtype)
+                tensor, addresses = argument, addresses | argument.data_ptr()
+            else:
+                key.append(type(argument))
+        device = None if tensor is None else tensor.get_device()
+        key = (device, *key)
+        version = self.versions.get(key)
+        settings = triton.knobs.runtime.__dict__ or triton.knobs.compilation.__dict__  # those that the program changed
+        if version is None or addresses % 16 or settings or self.kernel.pre_run_hooks:
+            compiled = self.kernel[grid](*arguments, **constants)
+            if not (addresses % 16 or settings) and self.is_complete(key, compiled, arguments, constants):
+                self.versions[key] = compiled, [constants[name] for name in self.kernel.arg_names[len(arguments) :]]
+        else:
+            compiled, values = version
+            stream = triton.runtime.driver.active.get_current_stream(device)
+            compiled[(*grid, 1, 1)[:3]](*arguments, *values, stream=stream)
+
+    def is_complete(self, key, compiled, arguments, constants) -> bool:
+        """Whether the key holds all that the compiled version depends on."""
+        return (
+            isinstance(compiled, triton.compiler.CompiledKernel)
+            and key[0] is not None
+            and not self.kernel.used_global_vals  # Triton compares these in every launch
+            and all(isinstance(item, torch.Tensor) or type(item) in (int, float, bool) for item in arguments)
+            # 0.0 equals -0.0, and NaN equals nothing.
+            and not any([isinstance(value, float) for value in constants.values()])
+            and not any([item.is_constexpr for item in self.kernel.params[: len(arguments)]])
+            and all(item.is_constexpr and item.name in constants for item in self.kernel.params[len(arguments) :])
+        )
+
+
+def _is_differentiated(tangents) -> bool:
+    """Whether autograd or a transform differentiates or maps a backward pass, which kernels cannot serve."""
+    return not torch.compiler.is_compiling() and (
+        torch.is_grad_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+        or any([t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in tangents])
+    )
+
+
+def _weak_references(*tensors):
+    """References that keep no tensor alive, each with the tensor's version."""
+    import weakref
+
+    return [(weakref.ref(t), t._version) for t in tensors]
+
+
+def _original_gradients(run, inputs, tangents, autocast=None):
+    """Gradients by the original code, so that they can be differentiated again. Guards leave the calls in it to that
+    code."""
+    from torch.utils._python_dispatch import BaseTorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    create_graph = torch.is_grad_enabled()
+    cast = torch.autocast(inputs[0].device.type, autocast, enabled=autocast is not None)
+    with torch.enable_grad(), BaseTorchDispatchMode():
+        inputs = [x.view_as(x) if x.requires_grad else x for x in inputs]
+        with cast:
+            results = [item for item in tree_leaves(run(*inputs)) if isinstance(item, torch.Tensor)]
+        outputs, gradients = zip(*[(r, t) for r, t in zip(results, tangents) if r.requires_grad])
+        trained = [x for x in inputs if x.requires_grad]
+        found = iter(torch.autograd.grad(outputs, trained, gradients, create_graph=create_graph, allow_unused=True))
+    return [next(found) if x.requires_grad else None for x in inputs]
+
+
+def attention_forward(q, k, v, attention_kernel=_DirectLaunches(attention_kernel)):
+    """Forward pass of ``attention`` with Triton kernels."""
+    B = q.shape[0]
+    S = q.shape[1]
+    out = torch.empty_like(q)
+    log_sum_exp = q.new_empty(B, S, 1)
+    n_q = S
+    n_k = S
+    n_batch = B
+    attention_kernel[((n_q + 63) // 64, n_batch)](
+        q, k, v, out, log_sum_exp, n_k,
+        BLOCK_M=64, BLOCK_N=64, HEAD=32, WIDTH=32, EVEN_M=n_q % 64 == 0, EVEN_N=n_k % 64 == 0, num_warps=8,
+        num_stages=3,
+    )
+    return out, log_sum_exp
+
+
+def attention_backward(
+    q,
+    k,
+    v,
+    log_sum_exp,
+    bmm_1,
+    grad_out,
+    attention_backward_delta_kernel=_DirectLaunches(attention_backward_delta_kernel),
+    attention_backward_grad_k_kernel=_DirectLaunches(attention_backward_grad_k_kernel),
+    attention_backward_grad_q_kernel=_DirectLaunches(attention_backward_grad_q_kernel),
+):
+    """Backward pass of ``attention`` with Triton kernels."""
+    B = q.shape[0]
+    S = q.shape[1]
+    delta = torch.empty_like(log_sum_exp)
+    n_cols = 32
+    n_rows = B * S
+    attention_backward_delta_kernel[((n_rows + 31) // 32,)](
+        bmm_1, grad_out, delta, n_rows,
+        n_cols=n_cols, ROWS=32, BLOCK=32, num_warps=2, num_stages=2,
+    )
+    grad_v = torch.empty_like(q)
+    grad_k = torch.empty_strided((B, S, 32), (32 * S, 1, S), dtype=torch.float32, device=q.device)
+    n_q = S
+    n_k = S
+    n_batch = B
+    attention_backward_grad_k_kernel[((n_k + 31) // 32, n_batch)](
+        k, v, q, grad_out, log_sum_exp, delta, grad_v, grad_k, n_k,
+        BLOCK_M=32, BLOCK_N=32, HEAD=32, EVEN_N=n_k % 32 == 0, EVEN_M=n_q % 32 == 0, num_warps=4,
+        num_stages=2,
+    )
+    grad_q = torch.empty_like(q)
+    attention_backward_grad_q_kernel[((n_q + 31) // 32, n_batch)](
+        q, grad_out, k, v, log_sum_exp, delta, grad_q, n_k,
+        BLOCK_M=32, BLOCK_N=32, HEAD=32, EVEN_M=n_q % 32 == 0, EVEN_N=n_k % 32 == 0, num_warps=4,
+        num_stages=2,
+    )
+    return grad_q, grad_k, grad_v
+
+
+@torch.library.custom_op(f"{__name__.replace('.', '_')}::attention_forward_triton", mutates_args=())
+def attention_forward_triton(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``attention_forward`` as an operator for torch.compile."""
+    return attention_forward(q, k, v)
+
+
+@attention_forward_triton.register_fake
+def attention_forward_shapes(q, k, v):
+    """The results of ``attention_forward`` without values."""
+    return (
+        q.new_empty((q.shape[0], q.shape[1], 32), dtype=torch.float32),
+        q.new_empty((q.shape[0], q.shape[1], 1), dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op(f"{__name__.replace('.', '_')}::attention_backward_triton", mutates_args=())
+def attention_backward_triton(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    log_sum_exp: torch.Tensor,
+    bmm_1: torch.Tensor,
+    grad_out: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``attention_backward`` as an operator for torch.compile."""
+    return attention_backward(q, k, v, log_sum_exp, bmm_1, grad_out)
+
+
+@attention_backward_triton.register_fake
+def attention_backward_shapes(q, k, v, log_sum_exp, bmm_1, grad_out):
+    """The results of ``attention_backward`` without values."""
+    return (
+        q.new_empty((q.shape[0], q.shape[1], 32), dtype=torch.float32),
+        q.new_empty_strided((q.shape[0], q.shape[1], 32), (32 * q.shape[1], 1, q.shape[1]), dtype=torch.float32),
+        q.new_empty((q.shape[0], q.shape[1], 32), dtype=torch.float32),
+    )
+
+
+class _AttentionAutograd(torch.autograd.Function):
+    """``attention`` with Triton kernels in both passes."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, original):
+        if original is not None:
+            ctx.original = original, _weak_references()
+        attention_pass = attention_forward_triton if torch.compiler.is_compiling() else attention_forward
+        out, log_sum_exp = attention_pass(q, k, v)
+        ctx.save_for_backward(q, k, v, log_sum_exp, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        if _is_differentiated((grad_out,)):
+            return _AttentionAutograd.original_gradients(ctx, (grad_out,))
+        q, k, v, log_sum_exp, bmm_1 = ctx.saved_tensors
+        attention_pass = attention_backward_triton if torch.compiler.is_compiling() else attention_backward
+        grad_q, grad_k, grad_v = attention_pass(q, k, v, log_sum_exp, bmm_1, grad_out.contiguous())
+        return grad_q, grad_k, grad_v, None
+
+    @staticmethod
+    def original_gradients(ctx, tangents):
+        """The gradients by the original code."""
+        original, references = ctx.original
+        q, k, v, _, _ = ctx.saved_tensors
+
+        def run(q, k, v):
+            return original(q, k, v)
+
+        return *_original_gradients(run, (q, k, v), tangents), None
+
+
+def attention_launch(q, k, v, original=None):
+    """``attention`` with Triton kernels; autograd records the call if it has to."""
+    return _AttentionAutograd.apply(q, k, v, None if torch.compiler.is_compiling() else original)
+# mtmc: end attention

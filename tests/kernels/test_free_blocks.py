@@ -1,0 +1,125 @@
+"""Block sizes that an autotuner may choose: which launches and kernels allow it, and what stays of their text."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernels.observing import HEADER
+from tests.kernels.proposing import applied, proposed
+
+SHIFT = (
+    HEADER
+    + """\
+@triton.jit
+def shift_kernel(x_ptr, shift_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    offsets = pid * BLOCK + tl.arange(0, BLOCK)
+    shift = tl.load(shift_ptr)
+    x = tl.load(x_ptr + offsets, mask=offsets < n)
+    tl.store(out_ptr + offsets, x + shift, mask=offsets < n)
+
+
+def shift(x, by):
+    out = torch.empty_like(x)
+    n = x.numel()
+    BLOCK = 4
+    # The number of blocks.
+    count = (n + BLOCK - 1) // BLOCK
+    shift_kernel[(count,)](x, by, out, n, BLOCK)
+    return out
+"""
+)
+ROWS = (
+    HEADER
+    + """\
+@triton.jit
+def rows_kernel(x_ptr, out_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    for start in range(0, N, BLOCK_N):
+        columns = start + tl.arange(0, BLOCK_N)
+        inside = (rows[:, None] < M) & (columns[None, :] < N)
+        total += tl.sum(tl.load(x_ptr + rows[:, None] * N + columns[None, :], mask=inside, other=0.0), 1)
+    tl.store(out_ptr + rows, total, mask=rows < M)
+
+
+def rows(x):
+    out = torch.empty(x.shape[0], device=x.device)
+    BLOCK = 64
+    grid = (triton.cdiv(x.shape[0], BLOCK),)
+    rows_kernel[grid](x, out, x.shape[0], x.shape[1], BLOCK_M=BLOCK, BLOCK_N=BLOCK)
+    return out
+"""
+)
+
+
+def test_a_block_size_that_is_passed_last_and_counted_by_hand_is_tuned() -> None:
+    text = applied(SHIFT, "autotune")
+    assert '    # The number of blocks.\n    count = lambda META: (n + META["BLOCK"] - 1) // META["BLOCK"]\n' in text
+    assert "shift_kernel[lambda META: (count(META),)](x, by, out, n)\n" in text
+    assert 'triton.Config({"BLOCK": 1024}, num_warps=4' in text, "blocks of 4 elements leave most lanes idle"
+
+
+def test_if_other_block_sizes_fail_warps_alone_are_tuned() -> None:
+    whole, fixed = proposed(ROWS, "autotune")
+    assert fixed.fallback_for == whole.title
+    assert "BLOCK_M=BLOCK, BLOCK_N=BLOCK)" in fixed.applied(ROWS.encode()).decode()
+
+
+def test_small_blocks_are_made_larger_and_not_persistent() -> None:
+    assert proposed(SHIFT.replace("BLOCK = 4\n", "BLOCK = 256\n"), "persist")
+    assert proposed(SHIFT, "persist") == []
+
+
+def test_of_two_parameters_with_one_size_the_grid_counts_the_blocks_of_programs() -> None:
+    text = applied(ROWS, "autotune")
+    assert 'grid = lambda META: (triton.cdiv(x.shape[0], META["BLOCK_M"]),)' in text
+    assert "rows_kernel[grid](x, out, x.shape[0], x.shape[1])" in text
+    assert 'triton.Config({"BLOCK_M": 64, "BLOCK_N": 128}' in text
+    assert 'triton.Config({"BLOCK_M": 128, "BLOCK_N": 64}' in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(("tl.load(shift_ptr)", "tl.load(shift_ptr + pid)"), id="a value for each block"),
+        pytest.param(("tl.load(shift_ptr)", "tl.load(shift_ptr + BLOCK)"), id="a value at the size of a block"),
+        pytest.param(("mask=offsets < n)\n    tl", "mask=None)\n    tl.store(out_ptr + pid, 0.0)\n    tl"), id="a result for each block"),
+        pytest.param(("x + shift,", "tl.cumsum(x + shift),"), id="a sum within the block"),
+        pytest.param(("torch.empty_like(x)", "torch.empty(count, BLOCK)"), id="another use of the size"),
+        pytest.param(("(x, by, out, n, BLOCK)", "(x, by, out, n, BLOCK)\n    print(count)"), id="another use of the number"),
+        pytest.param(("(n + BLOCK - 1)", "(n + BLOCK + 1)"), id="another number of blocks"),
+        pytest.param(("BLOCK = 4\n", "BLOCK = 4 if n < 99 else 8\n"), id="a size that depends on the input"),
+    ],
+)  # fmt: skip
+def test_a_block_size_stays_where_something_else_depends_on_it(change: tuple[str, str]) -> None:
+    assert change[0] in SHIFT
+    text = SHIFT.replace(*change)
+    assert all('"BLOCK"' not in edit.new for item in proposed(text, "autotune") for edit in item.edits)
+
+
+def test_a_block_that_a_mask_leaves_out_stays() -> None:
+    rows = ROWS.replace("inside = (rows[:, None] < M) & (columns[None, :] < N)", "inside = rows[:, None] < M")
+    edits = [edit.new for item in proposed(rows, "autotune") for edit in item.edits]
+    assert edits and not any('"BLOCK_N"' in new for new in edits)
+
+
+def test_a_size_that_both_dimensions_of_programs_share_stays() -> None:
+    both = ROWS.replace("for start in range(0, N, BLOCK_N):", "for start in range(0, 1):").replace(
+        "columns = start + ", "columns = tl.program_id(1) * BLOCK_N + "
+    )
+    assert all('"BLOCK_M"' not in edit.new for item in proposed(both, "autotune") for edit in item.edits)
+
+
+def test_rows_that_are_one_block_are_tried_with_more_warps_the_longer_they_are() -> None:
+    whole = SHIFT.replace("pid * BLOCK + tl.arange", "pid * n + tl.arange").replace(
+        "(x, by, out, n, BLOCK)", "(x, by, out, n, size)"
+    )
+    assert "num_warps=16" in applied(whole, "autotune") and "num_warps=32" not in applied(whole, "autotune")
+    assert "num_warps=32" in applied(whole, "autotune", constants={"BLOCK": 16384})
+
+
+def test_a_comment_behind_the_argument_before_stays() -> None:
+    lines = "\n        x, out, x.shape[0],\n        x.shape[1],  # columns\n        BLOCK_M=BLOCK,\n        BLOCK_N=BLOCK,\n    )"
+    text = applied(ROWS.replace("x, out, x.shape[0], x.shape[1], BLOCK_M=BLOCK, BLOCK_N=BLOCK)", lines), "autotune")
+    assert "rows_kernel[grid](\n        x, out, x.shape[0],\n        x.shape[1],  # columns\n    )\n" in text
