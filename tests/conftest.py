@@ -39,10 +39,10 @@ SLOW_MODULES = frozenset(
     planning/test_pooling planning/test_precisions planning/test_recurrence planning/test_sequences
     planning/test_side_by_side planning/test_split programs/test_captures server/test_cancel server/test_fuzz server/test_hostile_folders
     server/test_hostile_workspaces
-    policies/test_training policies_lm/test_ppo policies_lm/test_scoring policies_lm/test_train_command policies_lm/test_training
+    policies/test_training policies_lm/test_new_model policies_lm/test_ppo policies_lm/test_scoring policies_lm/test_train_command policies_lm/test_training
     training/test_autocast training/test_batch_norm training/test_compiled_programs training/test_planted_faults training/test_second_derivatives
     training/test_targets training/test_timing training/test_training_programs training/test_user_losses
-    loops/test_blocks loops/test_scan_values loops/test_scans loops/test_sequences loops/test_training
+    loops/test_blocks loops/test_chunk_values loops/test_chunks loops/test_scan_values loops/test_scans loops/test_sequences loops/test_training
     search/test_public_suite verify/test_choices verify/test_faults verify/test_left_out_elements verify/test_pair_cheats verify/test_pairs
     verify/test_real_sizes verify/test_state verify/test_surroundings verify/test_timer_commands
     """.split()

@@ -8,7 +8,6 @@ from mtmc_lsp.actions import (
     cuda_graph,
     fuse,
     library,
-    parallel_scan,
     recompute,
     recompute_attention,
     side_by_side,
@@ -18,6 +17,7 @@ from mtmc_lsp.actions import (
 from mtmc_lsp.actions import convolution as convolutions
 from mtmc_lsp.actions.base import ActionHandler, IllegalAction, Situation
 from mtmc_lsp.actions.launch_overhead import LaunchOverhead
+from mtmc_lsp.actions.loops import chunk_products, parallel_scan
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.rewrites import layout_propagation as propagation
@@ -36,6 +36,7 @@ HANDLERS: tuple[ActionHandler, ...] = (
     recompute_attention.RecomputeAttention(),
     split.Split(),
     parallel_scan.ParallelScan(),
+    chunk_products.ChunkProducts(),
     side_by_side.SideBySide(),
     cuda_graph.CudaGraph(),
     tuning.Autotune(),
@@ -53,6 +54,8 @@ WHEN_IT_PAYS: dict[ActionKind, str] = {
     "Stream-K pays where the last wave of tiles is mostly empty.",
     ActionKind.PARALLEL_SCAN: "Long loops over time steps with few states: one iteration after another leaves most of "
     "the GPU idle.",
+    ActionKind.CHUNK_PRODUCTS: "Loops over time steps whose state is a sum of outer products, such as linear attention: the "
+    "iterations of a chunk become products of matrices.",
     ActionKind.SIDE_BY_SIDE: "Short kernels that do not depend on one another: launching them takes as long as their work.",
     ActionKind.ALGEBRA: "Formulas with a cheaper equivalent, for example the sum of a matrix product: summing the weights first "
     "turns the product of two matrices into a product of a matrix and a vector.",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from mtmc_lsp.codegen.attention.attention_kernel import write_attention_kernels
 from mtmc_lsp.codegen.attention.gradient_kernel import write_gradient_kernel
+from mtmc_lsp.codegen.attention.kernels import write_attention_kernels
 from mtmc_lsp.codegen.kernel.kernel import Kernel
 from mtmc_lsp.codegen.kernel.snippets import LINE
+from mtmc_lsp.codegen.loop.chunks.chunk_kernel import write_chunk_kernels
 from mtmc_lsp.codegen.loop.loop_kernel import write_loop_kernel
 from mtmc_lsp.codegen.loop.scan_kernel import write_scan_kernels
 from mtmc_lsp.codegen.matmul.matmul_kernel import write_product_kernels, write_whole_product
@@ -167,6 +168,8 @@ def _write_kernels(
     if isinstance(config, LoopConfig):
         if config.is_scan:
             return write_scan_kernels(ir, region, launcher.buffers, config, name, docstring)
+        if config.is_chunked:
+            return write_chunk_kernels(ir, region, launcher.buffers, config, name, docstring)
         return [write_loop_kernel(ir, region, launcher.buffers, config, name, docstring)]
     assert isinstance(config, TileConfig)
     if config.is_split:
@@ -207,6 +210,8 @@ def _distribution(region: Region, config: KernelConfig) -> str:
     if isinstance(config, LoopConfig) and config.is_scan:
         shared = "" if config.segments == 1 else f", {config.segments} program instances for each tile"
         return f"Each program instance scans chunks of {config.steps} iterations{shared}"
+    if isinstance(config, LoopConfig) and config.is_chunked:
+        return f"Each program instance computes chunks of {config.chunk} iterations by products of matrices"
     if isinstance(config, MatmulConfig) and config.split_k > 1:
         return "Adds the partial sums over K and applies the fused operations to the tile in registers"
     if isinstance(config, MatmulConfig) and config.stream_k:

@@ -17,6 +17,7 @@ class ActionKind(Enum):
     TENSOR_CORE = "tensor-core"
     SPLIT = "split"
     PARALLEL_SCAN = "parallel-scan"
+    CHUNK_PRODUCTS = "chunk-products"
     SIDE_BY_SIDE = "side-by-side"
     ALGEBRA = "algebra"
     CHANNELS_LAST = "channels-last"

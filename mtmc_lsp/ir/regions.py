@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -144,12 +144,15 @@ def _returned_views(graph: Graph) -> set[Ref]:
     return view_refs
 
 
-def analyse(ir: KernelIR, nodes: Iterable[str], recomputed: Iterable[str] = ()) -> Region:
+def analyse(
+    ir: KernelIR, nodes: Iterable[str], recomputed: Iterable[str] = (), repeated: Collection[str] = ()
+) -> Region:
     """Analyse ``nodes`` as one kernel.
 
     Args:
         nodes: nodes that the kernel computes; it stores the values that other nodes read.
         recomputed: nodes that the kernel computes for internal use only; other kernels recompute them too.
+        repeated: primitives of results that may lack independent axes: each program instance computes them again.
 
     Raises:
         CannotFuse: the nodes cannot form one kernel.
@@ -170,15 +173,20 @@ def analyse(ir: KernelIR, nodes: Iterable[str], recomputed: Iterable[str] = ()) 
         raise CannotFuse("no other node and no output of the target uses its values")
     parts = output_parts_of(ir, outputs, chosen)
     try:
-        return _region_of(ir, ordered, chosen, outputs, parts)
+        return _region_of(ir, ordered, chosen, outputs, parts, repeated)
     except CannotFuse:
         if not parts:
             raise
-        return _region_of(ir, ordered, chosen, outputs, {})
+        return _region_of(ir, ordered, chosen, outputs, {}, repeated)
 
 
 def _region_of(
-    ir: KernelIR, ordered: tuple[str, ...], chosen: set[str], outputs: tuple[Ref, ...], parts: Parts
+    ir: KernelIR,
+    ordered: tuple[str, ...],
+    chosen: set[str],
+    outputs: tuple[Ref, ...],
+    parts: Parts,
+    repeated: Collection[str],
 ) -> Region:
     written = list(stored_primitives(ir, outputs, parts))
     results = [name for _, name in written]
@@ -224,7 +232,7 @@ def _region_of(
     _check_recomputation(ir, members, results, table, parallel)
     for name in results:
         axes = set(table.all_axes(name))
-        if not set(parallel) <= axes:
+        if not set(parallel) <= axes and name not in repeated:
             raise CannotFuse("its results have different independent axes")
         if axes & set(reduced) and not set(reduced) <= axes:
             raise CannotFuse("a result has only part of the reduced axes")

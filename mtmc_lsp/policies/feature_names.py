@@ -20,10 +20,15 @@ OPERATION_CLASSES = (
 KERNEL_CLASSES = ("tile", "matmul", "attention", "recurrent")
 """Kinds of kernels of a schedule, by their configuration."""
 
-UNLEARNED_KINDS = (ActionKind.CHUNK_ROWS, ActionKind.PARALLEL_SCAN, ActionKind.RECOMPUTE_ATTENTION)
+UNLEARNED_KINDS = (
+    ActionKind.CHUNK_ROWS,
+    ActionKind.PARALLEL_SCAN,
+    ActionKind.CHUNK_PRODUCTS,
+    ActionKind.RECOMPUTE_ATTENTION,
+)
 LEARNED_KINDS = tuple(kind for kind in GRAPH_KINDS if kind not in UNLEARNED_KINDS)
 """Kinds of actions that the features tell apart. Transitions are of calls without gradients and have no loops over rows, and none
-has a scan of time steps yet."""
+has a scan or chunks of time steps yet."""
 
 GRAPH_FEATURES = (
     *(f"graph.operations_{name}" for name in OPERATION_CLASSES),

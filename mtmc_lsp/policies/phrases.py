@@ -19,6 +19,7 @@ KIND_WORDS: Mapping[ActionKind, str] = {
     ActionKind.TENSOR_CORE: "tensor-core product",
     ActionKind.SPLIT: "split",
     ActionKind.PARALLEL_SCAN: "parallel scan",
+    ActionKind.CHUNK_PRODUCTS: "products of chunks",
     ActionKind.SIDE_BY_SIDE: "shared launch",
     ActionKind.ALGEBRA: "algebraic rewrite",
     ActionKind.CHANNELS_LAST: "change to channels last",

@@ -52,6 +52,8 @@ MAX_ANSWER_BYTES = 1 << 28
 """Limit for one answer, because user code could write to the pipe forever."""
 LOCK_SECONDS = 600.0
 """Limit for the wait until a child has the GPU lock: timings of other runs hold it for seconds."""
+COPIED_BYTES = 1 << 18
+"""How much of a file is copied at a time. The memory of a larger piece would be cleared by the system for each piece."""
 POLL_SECONDS = 0.5
 """Interval for checking that the child is alive: a grandchild may hold the answer pipe open after the child's death."""
 
@@ -202,7 +204,7 @@ class Worker:
                 with open(source, "rb") as reader, open(to, "wb") as writer:
                     if not stat.S_ISREG(os.fstat(source).st_mode):
                         raise OSError
-                    shutil.copyfileobj(reader, writer, 1 << 24)
+                    shutil.copyfileobj(reader, writer, COPIED_BYTES)
             except OSError:
                 raise WorkerFailed(f"the process did not write {name}", kind=FailureKind.CRASHED) from None
 

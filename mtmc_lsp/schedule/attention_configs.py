@@ -33,10 +33,6 @@ Order measured on an H200 and an H100. H200, bfloat16, speed relative to PyTorch
 two tiles; heads of 128 reach 0.74 and 0.73 with the second and third. H100, heads of 128: 0.79 with the first tile (causal:
 0.73). The float32 tiles are the largest that do not spill registers on sm_90.
 """
-FEW_QUERIES = {HALF: ((16, 128, 4, 3), (16, 64, 4, 3), (16, 32, 4, 2)), FULL: ((16, 32, 4, 2), (16, 16, 4, 2))}
-"""Tiles for at most 16 queries (decoding): loading keys and values dominates. Estimates, not measured."""
-LEAST_KEYS = 256
-"""Keys of a program from which on it pays that several programs share the keys of a query. An estimate, not measured."""
 GRADIENT_TILES = {
     (HALF, 64): ((64, 64, 4, 2), (64, 64, 8, 2), (64, 64, 4, 1), (32, 64, 4, 2), (32, 32, 4, 1)),
     (HALF, 128): ((64, 64, 8, 2), (64, 64, 8, 1), (32, 64, 4, 1), (32, 32, 4, 1)),
@@ -44,6 +40,10 @@ GRADIENT_TILES = {
     (FULL, 128): ((32, 32, 8, 1), (16, 32, 4, 1), (16, 16, 4, 1)),
 }
 """Like :data:`TILES`, for gradients. Estimates, not measured: the tiles that compile for sm_90 without spilled registers."""
+FEW_QUERIES = {HALF: ((16, 128, 4, 3), (16, 64, 4, 3), (16, 32, 4, 2)), FULL: ((16, 32, 4, 2), (16, 16, 4, 2))}
+"""Tiles for at most 16 queries (decoding): loading keys and values dominates. Estimates, not measured."""
+LEAST_KEYS = 256
+"""Keys of a program from which on it pays that several programs share the keys of a query. An estimate, not measured."""
 MAX_MASKED_QUERIES = 128
 """Queries of a program under a band mask: with more, a larger share of the computed blocks is masked out."""
 
@@ -127,22 +127,6 @@ def attention_variants(ir: KernelIR, region: Region, device: DeviceModel) -> lis
     return [config for config in configs if _shared_bytes(config, head, width, itemsize) <= device.shared_bytes]
 
 
-def _decoding_variants(ir: KernelIR, region: Region, device: DeviceModel) -> list[AttentionConfig]:
-    """Each tile for few queries with half, as many and twice the parts of the first configuration."""
-    head, width, itemsize = _head_sizes(ir, region)
-    first = attention_config(ir, region, device)
-    keys = region.columns.value(ir.graph.sizes)
-    parts = (first.split // 2, first.split, 2 * first.split) if limited_attention_band(ir, region) is None else (1,)
-    return [
-        replace(config, split=number)
-        for tile in FEW_QUERIES[_kind(itemsize)]
-        if _shared_bytes(config := _adapted(AttentionConfig(*tile), _kind(itemsize), device), head, width, itemsize)
-        <= device.shared_bytes
-        for number in parts
-        if 1 <= number <= max(1, keys // config.block_n)
-    ]
-
-
 def gradient_variants(ir: KernelIR, region: Region, device: DeviceModel) -> list[AttentionConfig]:
     """Tiles of a kernel that computes gradients of an attention, best first: those that fit into shared memory."""
     form = gradient_form([ir.prims[name] for name in region.prims])
@@ -164,6 +148,22 @@ def gradient_variants(ir: KernelIR, region: Region, device: DeviceModel) -> list
         if row * (config.block_n + config.block_m * config.stages) + config.elements * itemsize <= device.shared_bytes
     ]
     return fitting or configs[-1:]
+
+
+def _decoding_variants(ir: KernelIR, region: Region, device: DeviceModel) -> list[AttentionConfig]:
+    """Each tile for few queries with half, as many and twice the parts of the first configuration."""
+    head, width, itemsize = _head_sizes(ir, region)
+    first = attention_config(ir, region, device)
+    keys = region.columns.value(ir.graph.sizes)
+    parts = (first.split // 2, first.split, 2 * first.split) if limited_attention_band(ir, region) is None else (1,)
+    return [
+        replace(config, split=number)
+        for tile in FEW_QUERIES[_kind(itemsize)]
+        if _shared_bytes(config := _adapted(AttentionConfig(*tile), _kind(itemsize), device), head, width, itemsize)
+        <= device.shared_bytes
+        for number in parts
+        if 1 <= number <= max(1, keys // config.block_n)
+    ]
 
 
 def _adapted(config: AttentionConfig, kind: int, device: DeviceModel) -> AttentionConfig:

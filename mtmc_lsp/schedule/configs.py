@@ -20,6 +20,8 @@ MOST_STREAM_PROGRAMS = 8192
 
 LEAST_STEPS = 16
 """Fewest iterations of an associative scan over time steps."""
+MOST_CHUNK = 128
+"""Most iterations of a chunk that is computed by products: the products of all pairs stay in registers."""
 
 
 class IllegalConfig(ValueError):
@@ -310,6 +312,8 @@ class LoopConfig(_Config):
     """Iterations that a program computes at once, by an associative scan; 1: one after another."""
     segments: Annotated[int, Range(1, 256, power_of_two=True)] = 1
     """Programs that share the iterations of a tile; further kernels compute what each of them does to the states."""
+    chunk: Power = 1
+    """Iterations that a program computes by products of matrices; 1: one after another. ``block`` is the columns of values."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -324,6 +328,25 @@ class LoopConfig(_Config):
             raise IllegalConfig(
                 f"segments cannot be {self.segments}: iterations that run one after another share no work"
             )
+        if self.is_chunked:
+            self._check_chunk()
+
+    def _check_chunk(self) -> None:
+        if self.is_scan:
+            raise IllegalConfig(
+                f"chunk cannot be {self.chunk}: a program that scans {self.steps} steps computes no products"
+            )
+        if self.rows > 1:
+            raise IllegalConfig(f"rows cannot be {self.rows}: a program that computes chunks of iterations has one row")
+        if not LEAST_STEPS <= self.chunk <= MOST_CHUNK:
+            raise IllegalConfig(f"chunk cannot be {self.chunk}; it must be 1, or {LEAST_STEPS} to {MOST_CHUNK}")
+        if self.block < LEAST_STEPS:
+            raise IllegalConfig(f"block cannot be {self.block}: products of chunks have at least {LEAST_STEPS} columns")
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether a program computes chunks of iterations by products of matrices."""
+        return self.chunk > 1
 
     @property
     def is_scan(self) -> bool:

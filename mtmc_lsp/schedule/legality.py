@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.ir.attention_mask import limited_attention_band
+from mtmc_lsp.ir.loops.chunks import chunk_form
 from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.loops.scan import scan_form
 from mtmc_lsp.ir.primitives import KernelIR
@@ -23,6 +24,7 @@ from mtmc_lsp.schedule.configs import (
     TileConfig,
     field_names,
 )
+from mtmc_lsp.schedule.loop_configs import MOST_CHUNK_ELEMENTS, key_block
 from mtmc_lsp.schedule.matmul_configs import can_scale
 from mtmc_lsp.schedule.schedule import KernelPlan
 
@@ -141,6 +143,17 @@ def _check_kind(ir: KernelIR, region: Region, config: KernelConfig) -> None:
         columns = form.region.columns.value(ir.graph.sizes)
         if config.block < columns:
             raise IllegalConfig(f"block cannot be {config.block}: a reduction in the body needs all {columns} columns")
+    if isinstance(config, LoopConfig) and config.is_chunked:
+        form = loop_in(ir, region)
+        try:
+            chunk_form(form)
+        except CannotFuse as reason:
+            raise IllegalConfig(f"chunk cannot be {config.chunk}: {reason}") from None
+        if max(config.chunk, config.block) * key_block(form) > MOST_CHUNK_ELEMENTS:
+            raise IllegalConfig(
+                f"chunk and block cannot be {config.chunk} and {config.block}: with {key_block(form)} channels of the key, "
+                f"a tile has more than {MOST_CHUNK_ELEMENTS} elements"
+            )
     if isinstance(config, TileConfig) and config.is_split and region.kind is not RegionKind.REDUCE:
         raise IllegalConfig(f"split cannot be {config.split}: {a_kernel(region.kind)} cannot be split")
 

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.sizes import product
 from mtmc_lsp.ir.loops.blocks import BlockForm
 from mtmc_lsp.ir.loops.cells import CellForm
+from mtmc_lsp.ir.loops.chunks import ChunkForm, chunk_form
 from mtmc_lsp.ir.loops.form import LoopForm, independent_elements
 from mtmc_lsp.ir.regions import RegionKind
 from mtmc_lsp.schedule.block_configs import block_config, block_variants
 from mtmc_lsp.schedule.cell_configs import cell_config, cell_variants
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
-from mtmc_lsp.schedule.configs import LoopConfig, TileConfig
+from mtmc_lsp.schedule.configs import LEAST_STEPS, LoopConfig, TileConfig
 from mtmc_lsp.schedule.device_limits import max_stages
 from mtmc_lsp.schedule.scan_configs import scan_variants
 
@@ -23,6 +25,15 @@ MOST_LOOP_ELEMENTS = 1024
 """Elements of the largest first tile. More programs hide more latency than larger loads save."""
 STAGES = 4
 """Iterations whose loads are in flight at once, if shared memory holds them."""
+
+CHUNK, SHORT_CHUNK = 64, 32
+"""Iterations of chunks that are tried, besides half of the shorter and twice the longer one."""
+CHUNK_WARPS, CHUNK_STAGES = 4, 2
+MOST_PRODUCT = 64**3
+"""Multiplications of the largest product of a chunk without tensor cores: Triton unrolls them, and larger ones compiled for more
+than a minute."""
+MOST_CHUNK_ELEMENTS = 8192
+"""Elements of the largest state, and of the largest tile of keys, in a program of chunks."""
 
 
 def loop_config(form: LoopForm, device: DeviceModel) -> LoopConfig:
@@ -51,6 +62,9 @@ def loop_variants(form: LoopForm, config: LoopConfig, device: DeviceModel) -> It
     if config.is_scan:
         yield from scan_variants(form, config, device)
         return
+    if config.is_chunked:
+        yield from _chunk_variants(form, config, device)
+        return
     present = config.rows * config.block
     for elements in (present // 4, present // 2, 2 * present, 4 * present):
         if LEAST_ELEMENTS <= elements <= 4 * MOST_LOOP_ELEMENTS:
@@ -73,6 +87,54 @@ def _tile(form: LoopForm, elements: int, stages: int, device: DeviceModel) -> Lo
     columns = next_power_of_two(form.region.columns.value(sizes))
     rows = max(1, elements // columns)
     return LoopConfig(rows, columns, max(1, min(32, rows * columns // (4 * device.warp_size))), stages)
+
+
+def chunk_config(device: DeviceModel) -> LoopConfig:
+    """A configuration of a loop in chunks, before :func:`chunk_tiles` are compared."""
+    return LoopConfig(1, LEAST_STEPS, CHUNK_WARPS, min(CHUNK_STAGES, max_stages(device)), chunk=CHUNK)
+
+
+def key_block(form: LoopForm) -> int:
+    """The channels of a key that a program of chunks holds: all of them, as a power of two that products can take."""
+    return max(LEAST_STEPS, next_power_of_two(form.region.columns.value(form.ir.graph.sizes)))
+
+
+def programs_of_chunks(form: LoopForm, chunk: ChunkForm, block: int) -> int:
+    """The programs of a loop in chunks with ``block`` columns of values."""
+    sizes = form.ir.graph.sizes
+    outer = product([axis.size for axis in form.region.parallel_axes if axis != chunk.values]).value(sizes)
+    return outer * -(-chunk.values.size.value(sizes) // block)
+
+
+def sequential_config(form: LoopForm) -> LoopConfig:
+    """The tile of a kernel that computes single rows of a loop whose body has reductions."""
+    return LoopConfig(1, next_power_of_two(form.region.columns.value(form.ir.graph.sizes)), 1, STAGES)
+
+
+def chunk_tiles(form: LoopForm, config: LoopConfig) -> Iterator[LoopConfig]:
+    """``config`` with other chunks and columns of values.
+
+    Chunks are short where gates decay per channel of the key, because rows whose quotients could overflow are computed twice.
+    """
+    chunk, keys, sizes = chunk_form(form), key_block(form), form.ir.graph.sizes
+    longest = max(LEAST_STEPS, next_power_of_two(form.loop.count.value(sizes)))
+    longest = min(longest, SHORT_CHUNK) if chunk.has_key_gates else longest
+    columns = max(LEAST_STEPS, next_power_of_two(chunk.values.size.value(sizes)))
+    for length in (LEAST_STEPS, SHORT_CHUNK, CHUNK, 2 * CHUNK):
+        for block in (LEAST_STEPS, 2 * LEAST_STEPS, 4 * LEAST_STEPS, 8 * LEAST_STEPS):
+            widest = max(length, block)
+            is_small = form.ir.graph.fp32_matmul == "tf32" or length * widest * keys <= MOST_PRODUCT
+            if length <= longest and block <= columns and widest * keys <= MOST_CHUNK_ELEMENTS and is_small:
+                yield replace(config, chunk=length, block=block)
+
+
+def _chunk_variants(form: LoopForm, config: LoopConfig, device: DeviceModel) -> Iterator[LoopConfig]:
+    """``config`` with other chunks, columns, warps and stages."""
+    yield from (item for item in chunk_tiles(form, config) if item.chunk == config.chunk or item.block == config.block)
+    for warps in (2, 4, 8):
+        yield replace(config, warps=warps)
+    for stages in (1, 2, 3):
+        yield replace(config, stages=min(stages, max_stages(device)))
 
 
 def tile_of(config: LoopConfig) -> TileConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +9,10 @@ from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.policies.model_file import ModelHeader
 from mtmc_lsp.report.line_chart import lines
 from mtmc_lsp.report.page import Page, escape, figure, table
-from mtmc_lsp.training.evaluation import RANKER, ROOFLINE, SECONDS, PartEvaluation
+from mtmc_lsp.training.evaluation import PartEvaluation
 from mtmc_lsp.training.ranker import CHECKED_POSITION, RankerOptions, TrainedRanker
-
-MARKS = (1, 2, 4, 8, 16, 24)
-"""Numbers of candidates in the table."""
-LIMITS = (
-    "A replay can only try what was measured: a run that reaches a version which was not explored further ends there "
-    "(`unexplored`). Final numbers need runs on a GPU."
-)
+from mtmc_lsp.training.replay_page import LIMITS, Table, markdown_table, replay_curves, replay_tables
+from mtmc_lsp.training.replays import RANKER, ROOFLINE, SECONDS
 
 
 @dataclass(frozen=True)
@@ -47,9 +41,10 @@ def markdown(report: TrainingReport) -> str:
     parts = [f"# {TITLE}\n", *(f"- {fact}" for fact in _facts(report)), ""]
     for part in report.parts:
         parts.append(f"## {_heading(part)}\n")
-        for head, rows in (_metrics_table(part), _replay_table(part), _seconds_table(part)):
-            if rows:
-                parts += [_markdown_table(head, rows), ""]
+        head, rows = _metrics_table(part)
+        parts += [markdown_table(head, rows), ""] * bool(rows)
+        for title, head, rows in replay_tables(part.timed):
+            parts += [f"{title}:\n", markdown_table(head, rows), ""]
         if comparison := _comparison(part):
             parts += [comparison, ""]
     return "\n".join([*parts, LIMITS, ""])
@@ -73,21 +68,13 @@ def page(report: TrainingReport) -> Page:
         body.append(figure("training", "NDCG while trees are added"))
     for part in report.parts:
         body.append(f"<h2>{escape(_heading(part))}</h2>")
-        if part.timed_programs:
-            by_count = {name: list(enumerate(item.by_candidates)) for name, item in part.replays.items()}
-            by_time = {name: list(zip(SECONDS, item.by_seconds, strict=True)) for name, item in part.replays.items()}
-            title = "speedup over the user's code (geometric mean)"
-            charts[f"{part.part.value}-candidates"] = lines(
-                by_count, "candidates tried", title, reference=part.best_in_tree
-            )
-            charts[f"{part.part.value}-seconds"] = lines(
-                by_time, "seconds of trials", title, reference=part.best_in_tree
-            )
-            body.append(
-                figure(f"{part.part.value}-candidates", "By candidates; the dashed line is the best of the trees")
-            )
-            body.append(figure(f"{part.part.value}-seconds", "By seconds, as the trials took when they were measured"))
-        body += [table(head, rows) for head, rows in (_metrics_table(part), _replay_table(part)) if rows]
+        if part.timed.programs:
+            figures, drawn = replay_curves(part.part.value, part.timed)
+            body += figures
+            charts |= drawn
+        head, rows = _metrics_table(part)
+        body += [table(head, rows)] * bool(rows)
+        body += [f"<p>{escape(title)}</p>{table(head, rows)}" for title, head, rows in replay_tables(part.timed)]
         if comparison := _comparison(part):
             body.append(f"<p>{escape(comparison)}</p>")
     body.append(f'<p class="quiet">{escape(LIMITS)}</p>')
@@ -95,7 +82,6 @@ def page(report: TrainingReport) -> Page:
 
 
 TITLE = "Training of the ranker"
-Table = tuple[list[str], list[list[object]]]
 
 
 def _facts(report: TrainingReport) -> list[str]:
@@ -140,30 +126,14 @@ def _metrics_table(part: PartEvaluation) -> Table:
     return head, rows
 
 
-def _replay_table(part: PartEvaluation) -> Table:
-    head = ["candidates", *map(str, MARKS), "mean candidates", "ends"]
-    rows: list[list[object]] = []
-    if part.timed_programs:
-        for name, item in part.replays.items():
-            ends = ", ".join(f"{reason} {count}" for reason, count in item.ends.items())
-            rows.append([name, *(f"{item.by_candidates[mark]:.3f}x" for mark in MARKS), f"{item.candidates:.1f}", ends])
-    return head, rows
-
-
-def _seconds_table(part: PartEvaluation) -> Table:
-    rows: list[list[object]] = []
-    if part.timed_programs:
-        rows = [[name, *(f"{value:.3f}x" for value in item.by_seconds)] for name, item in part.replays.items()]
-    return ["seconds", *map(str, SECONDS)], rows
-
-
 def _comparison(part: PartEvaluation) -> str:
     """How many candidates the ranker needs for what the roofline planner reaches."""
-    if not part.timed_programs:
+    if not part.timed.programs:
         return ""
-    goal = part.replays[ROOFLINE].speedup
-    needed, usual = part.replays[RANKER].candidates_for(goal), part.replays[ROOFLINE].candidates_for(goal)
-    best = f"The best of the trees is {part.best_in_tree:.3f}x on {part.timed_programs} timed programs."
+    replays = part.timed.replays
+    goal = replays[ROOFLINE].speedup
+    needed, usual = replays[RANKER].candidates_for(goal), replays[ROOFLINE].candidates_for(goal)
+    best = f"The best of the trees is {part.timed.best_in_tree:.3f}x on {part.timed.programs} timed programs."
     if needed is None:
         return f"{best} {RANKER} does not reach the {goal:.3f}x of {ROOFLINE} ({usual} candidates)."
     return f"{best} {RANKER} reaches the {goal:.3f}x of {ROOFLINE} after {needed} candidates, and {ROOFLINE} after {usual}."
@@ -171,8 +141,3 @@ def _comparison(part: PartEvaluation) -> str:
 
 def _percent(share: float | None) -> str:
     return f"{100 * share:.0f} %" if share is not None else ""
-
-
-def _markdown_table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
-    lines_ = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in lines_)

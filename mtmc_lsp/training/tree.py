@@ -144,10 +144,10 @@ class MeasuredTree:
             for index, item in enumerate(history, 1)
         )
         capture = self.programs[version.program].capture
-        return State(capture, self._candidate(version.id), steps, device_of(device), bool(device))
+        return State(capture, self.candidate(version.id), steps, device_of(device), bool(device))
 
-    def _candidate(self, version: str) -> Candidate:
-        # One object for each version: features are computed once for it.
+    def candidate(self, version: str) -> Candidate:
+        """A version as searches see it: one object for each, so that features are computed once."""
         if version not in self._candidates:
             known = self.versions.get(version)
             schedule = known.schedule if known is not None else {}
@@ -158,7 +158,7 @@ class MeasuredTree:
         status = StepStatus.FAILED if item.outcome in FAILURES else StepStatus.REJECTED
         if is_on_path:
             status = StepStatus.ACCEPTED
-        return step_of(item, index, status, self._candidate(item.result) if item.result else None)
+        return step_of(item, index, status, self.candidate(item.result) if item.result else None)
 
 
 def is_choice(item: Transition) -> bool:

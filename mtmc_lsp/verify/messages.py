@@ -183,11 +183,13 @@ class CandidateAnswer:
     """What the candidate process observed. The results are in its scratch folder."""
 
     status: str
-    """``ran``, ``compile_error`` or ``runtime_error``."""
+    """``ran``, ``incorrect``, ``compile_error`` or ``runtime_error``."""
     reason: str = ""
     failure: FailureKind = FailureKind.EXCEPTION
     is_refusal: bool = False
     """Whether the candidate raises the exception itself, by a statement in its file."""
+    race: str = ""
+    """Where threads of one program access the same memory without a barrier; empty if they do not."""
     launches: int = 0
     """Kernel launches of the judged call."""
     all_launches: int = 0

@@ -65,9 +65,32 @@ def test_training_writes_a_model_and_its_report(trained: Path) -> None:
     assert "- Data: 24 programs, " in text and "## Test families: 4 programs of 1 family\n" in text
     document = json.loads(trained.with_suffix(".json").read_text())["training"]
     (test,) = (part for part in document["parts"] if part["part"] == "test")
-    assert test["replays"]["ranker-greedy"]["by_candidates"][1] == pytest.approx(1.5)
+    assert test["timed"]["replays"]["ranker-greedy"]["by_candidates"][1] == pytest.approx(1.5)
     page = trained.with_suffix(".html").read_text()
     assert page.count("<svg") == 5 and "roofline-greedy" in page
+
+
+def test_replays_compare_planners_and_searches_on_held_out_families(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = trained.parent / "data", tmp_path / "replays.md"
+    arguments = ["train", "replay", "--data", str(data), "--out", str(out), "--policy-file", str(trained)]
+    monkeypatch.setattr(sys, "argv", ["mtmc", *arguments])
+    assert app(arguments, standalone_mode=False) == 0
+    printed = capsys.readouterr().out
+    text = out.read_text()
+    assert text in printed and f"written: {out}, {out.with_suffix('.json')}, {out.with_suffix('.html')}" in printed
+    assert "- Command: mtmc train replay --data data --out replays.md --policy-file ranker.policy\n" in text
+    assert "## Test families: 4 programs of 1 family; the best of their trees is 1.500x\n" in text
+    replays = json.loads(out.with_suffix(".json").read_text())["replays"]["replays"]
+    assert list(replays) == [
+        *(f"{policy}-{search}" for policy in ("roofline", "ranker") for search in ("greedy", "beam", "mcts")),
+        "random",
+    ]
+    for search in ("greedy", "beam", "mcts"):
+        assert replays[f"ranker-{search}"]["by_candidates"][1] == pytest.approx(1.5)
+        assert replays[f"ranker-{search}"]["candidates"] <= replays[f"roofline-{search}"]["candidates"]
+    assert out.with_suffix(".html").read_text().count("<svg") == 2
 
 
 def test_a_run_by_a_trained_ranker_says_so_in_its_steps(trained: Path, tmp_path: Path) -> None:
@@ -99,9 +122,9 @@ def test_a_policy_file_that_cannot_be_used_is_a_note_of_the_run(tmp_path: Path) 
     assert "The ranker is not used" in mtmc(tmp_path, "report", **NO_GPU).out
 
 
-def refused(*arguments: Any) -> str:
+def refused(*arguments: Any, command: str = "policy") -> str:
     with pytest.raises(MtmcError) as raised:
-        app(["train", "policy", *map(str, arguments)], standalone_mode=False)
+        app(["train", command, *map(str, arguments)], standalone_mode=False)
     return f"{raised.value} ({raised.value.exit_code})"
 
 
@@ -114,6 +137,13 @@ def test_mistakes_are_refused_before_anything_is_trained(tmp_path: Path) -> None
     assert refused("--data", data, "--out", out, "--without", "history,luck") == (
         "--without luck does not exist\n  Choose history or device or compile-reward. (2)"
     )
+    assert refused("--data", data, "--out", out, "--new-model", "1M") == (
+        "--new-model is an option of --kind lm\n  Leave it out, or add --kind lm. (2)"
+    )
+    assert refused("--data", data, "--out", tmp_path, "--kind", "lm", "--new-model", "1M", "--layers", "2") == (
+        "--new-model and --layers exclude each other\n"
+        "  Leave out --layers to train a new model, or --new-model to train an adapter of an existing one. (2)"
+    )
     assert refused("--data", data, "--out", out, "--share", "2") == (
         "--share 2 is not possible\n  It must be above 0 and at most 1. (2)"
     )
@@ -125,6 +155,25 @@ def test_mistakes_are_refused_before_anything_is_trained(tmp_path: Path) -> None
     )
     assert refused("--data", tmp_path / "absent", "--out", out) == (
         f"{tmp_path}/absent: no such folder\n  Name a folder of `mtmc explore --out`. (2)"
+    )
+    assert not out.exists()
+
+
+def test_mistakes_of_replays_are_refused(trained: Path, tmp_path: Path) -> None:
+    data, out = trained.parent / "data", tmp_path / "replays.md"
+
+    def refused_replay(*arguments: Any) -> str:
+        return refused("--policy-file", trained, *arguments, command="replay")
+
+    assert refused_replay("--data", data, "--out", tmp_path / "no" / "replays.md") == (
+        f"{tmp_path}/no/replays.md: is not a .md file in an existing folder\n  Name such a file. (2)"
+    )
+    assert refused_replay("--data", data, "--out", out, "--part", "train") == (
+        "--part train does not exist\n  Choose test or validation. (2)"
+    )
+    assert refused_replay("--data", data, "--out", out, "--lm", tmp_path) == (
+        f"{tmp_path}/policy.json: there is no policy of kind lm here\n"
+        "  Name the folder `policy` that `mtmc train policy --kind lm --out DIR` writes below DIR. (2)"
     )
     assert not out.exists()
 

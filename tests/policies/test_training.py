@@ -25,11 +25,12 @@ from mtmc_lsp.policies.roofline import RooflinePolicy
 from mtmc_lsp.programs.fingerprints import fingerprint
 from mtmc_lsp.programs.splits import Split
 from mtmc_lsp.training.dataset import groups_of
-from mtmc_lsp.training.evaluation import RANDOM, RANKER, ROOFLINE, evaluate
+from mtmc_lsp.training.evaluation import evaluate
 from mtmc_lsp.training.labels import BEST, FAILED, SLOWER, SMALL_GAIN, STOP, grade_of
 from mtmc_lsp.training.metrics import by_model, by_roofline, ranking_metrics
 from mtmc_lsp.training.ranker import RankerOptions, best_temperature, programs_of, train_ranker
 from mtmc_lsp.training.replay import Replay, best_in_tree, replay
+from mtmc_lsp.training.replays import RANDOM, RANKER, ROOFLINE
 from mtmc_lsp.training.tree import MeasuredTree
 from tests.policies.trees import GPU, KINDS, action, edge, learnable_tree, tree_of
 
@@ -258,8 +259,8 @@ def test_a_ranker_learns_the_feature_that_decides_within_a_minute(tree: Measured
     assert ranked.ndcg > 0.95 > usual.ndcg
     assert ranked.stop_precision is not None and ranked.stop_precision > 0.95
     test = next(part for part in evaluate(tree, model, by_number) if part.part == Split.TEST)
-    assert (test.programs, test.families, test.timed_programs) == (10, 2, 10)
-    replays = test.replays
+    assert (test.programs, test.families, test.timed.programs) == (10, 2, 10)
+    replays = test.timed.replays
     assert replays[RANKER].by_candidates[1] == pytest.approx(1.5)
     assert replays[RANKER].by_candidates[1] > replays[ROOFLINE].by_candidates[2]
     assert replays[RANKER].by_candidates[1] > replays[RANDOM].by_candidates[2]
@@ -356,7 +357,7 @@ def test_the_report_is_valid_json(tree: MeasuredTree, tmp_path: Path) -> None:
         *("training", "test-candidates", "test-seconds", "validation-candidates", "validation-seconds"),
     }
     curves = charts["test-candidates"]["layer"][1]["data"]["values"]
-    assert {row["curve"] for row in curves} == {ROOFLINE, RANKER, RANDOM} and len(curves) == 75
+    assert {row["curve"] for row in curves} == set(parts[1].timed.replays) and len(curves) == 7 * 25
 
 
 def test_the_planner_of_a_trained_model_stops(tree: MeasuredTree) -> None:

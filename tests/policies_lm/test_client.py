@@ -17,12 +17,15 @@ from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, RequestError, 
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.policies.lm.client import LmPolicy, describe
+from mtmc_lsp.policies.lm.messages import ScoreRequest
 from mtmc_lsp.policies.lm.opening import LmPlanner, open_lm
 from mtmc_lsp.policies.lm.policy_folder import ADAPTER, DESCRIPTION, read_description
+from mtmc_lsp.policies.lm.worker.language_model import load_base
+from mtmc_lsp.policies.lm.worker.score_command import score
 from mtmc_lsp.policies.lm.worker.scoring import action_log_probabilities, encode_action, read_states
 from tests.golden.pairs import FOLDER, Pair
 from tests.planning.situations import H200
-from tests.policies_lm.tiny import adapted_model, write_policy
+from tests.policies_lm.tiny import adapted_model, model_folder, write_policy
 
 
 @pytest.fixture(scope="module")
@@ -233,3 +236,95 @@ def test_a_missing_package_is_one_message_with_its_remedy(
         policy.close()
     assert caught.value.remedy == 'Install them for this interpreter: pip install "mtmc-lsp[learn]"'
     assert sys.executable in caught.value.message
+
+
+def _adapter(folder: Path, change) -> None:  # type: ignore[no-untyped-def]
+    from safetensors.torch import load_file, save_file
+
+    path = folder / ADAPTER / "adapter_model.safetensors"
+    save_file(change(load_file(path)), path, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(
+            lambda weights: {name: weight * float("nan") for name, weight in weights.items()}, id="not numbers"
+        ),
+        pytest.param(
+            lambda weights: {name.replace("layers", "blocks"): each for name, each in weights.items()},
+            id="of another model",
+        ),
+        pytest.param(lambda weights: dict(list(weights.items())[::2]), id="half missing"),
+    ],
+)
+def test_weights_that_load_but_are_not_those_of_the_training_are_refused(folder: Path, tmp_path: Path, change) -> None:  # type: ignore[no-untyped-def]
+    """peft warns of missing weights and leaves the adapter without effect."""
+    broken = copied(folder, tmp_path / "policy")
+    _adapter(broken, change)
+    with pytest.raises(
+        RequestError, match=r"policy: the model of the policy does not give the probabilities that it had"
+    ):
+        score_here(broken)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """A small model is read with one thread, also in this process."""
+    import torch
+
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def score_here(folder: Path) -> tuple[float, ...]:
+    """Score in this process: a worker takes seconds to start."""
+    return score(ScoreRequest(str(folder), "cpu", "Task: one\nNext:", ("fuse.", "tune."))).probabilities
+
+
+def test_a_base_model_that_was_replaced_is_refused(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    other = Path(shutil.copytree(model_folder(), tmp_path / "model"))
+    weights = other / "model.safetensors"
+    save_file({name: -each for name, each in load_file(weights).items()}, weights, {"format": "pt"})
+    broken = copied(folder, tmp_path / "policy")
+    description = broken / DESCRIPTION
+    description.write_text(json.dumps({**json.loads(description.read_text()), "model": str(other)}))
+    assert sum(score_here(folder)) == pytest.approx(1.0)
+    with pytest.raises(RequestError, match=r"base model are damaged or were replaced\n  Train it again"):
+        score_here(broken)
+
+
+@pytest.mark.parametrize("change", [{"layers": -1}, {"state_tokens": 0}])
+def test_a_number_of_the_description_that_is_out_of_range_is_told(
+    folder: Path, tmp_path: Path, change: dict[str, int]
+) -> None:
+    broken = copied(folder, tmp_path / "policy")
+    description = broken / DESCRIPTION
+    description.write_text(json.dumps({**json.loads(description.read_text()), **change}))
+    with pytest.raises(RequestError, match="it is damaged \\(a number is out of range\\)"):
+        LmPolicy(broken)
+
+
+def test_a_file_in_place_of_the_folder_is_named_as_it_was_given(tmp_path: Path) -> None:
+    file = tmp_path / "ranker.policy"
+    file.write_bytes(b"\x1f\x8b")
+    with pytest.raises(RequestError, match=r"ranker\.policy: there is no policy of kind lm here\n  Name the folder"):
+        LmPolicy(file)
+
+
+def test_a_gguf_file_without_its_package_names_the_package(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    def missing(*_: object, **__: object) -> object:
+        raise ImportError("Please install torch and gguf>=0.10.0 to load a GGUF checkpoint in PyTorch.")
+
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", missing)
+    with pytest.raises(EnvironmentNotAble, match=r"model\.gguf needs another package: ImportError: Please") as caught:
+        load_base(str(tmp_path / "model.gguf"), "cpu")
+    assert caught.value.remedy == "Install it for this interpreter: pip install gguf"

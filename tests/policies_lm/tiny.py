@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mtmc_lsp.policies.lm.policy_folder import ADAPTER, LmPolicyDescription, Normalisation, write_description
 from mtmc_lsp.policies.lm.worker.language_model import LanguageModel, add_adapter, load_base
+from mtmc_lsp.policies.lm.worker.scoring import probe
 
 
 @functools.cache
@@ -62,7 +63,8 @@ def write_policy(folder: Path, normalisation: Normalisation = Normalisation.SUM)
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     adapted.save_pretrained(str(folder / ADAPTER))
-    write_description(folder, LmPolicyDescription(str(model_folder()), normalisation))
+    model = LanguageModel(adapted.base_model.model, tiny_model().tokenizer)
+    write_description(folder, LmPolicyDescription(str(model_folder()), normalisation=normalisation, probe=probe(model)))
     return folder
 
 

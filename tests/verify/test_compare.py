@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from mtmc_lsp.verify.error_limits import FACTORS
-from mtmc_lsp.verify.worker.comparison.compare import Comparison, agreement
+from mtmc_lsp.verify.worker.comparison.compare import Comparison, agreement, measure
 from mtmc_lsp.verify.worker.comparison.discrete import Ties, discrete_difference
 from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
 
@@ -172,3 +174,19 @@ def test_an_input_that_is_left_alone_is_no_other_tensor_afterwards() -> None:
     comparison.unchanged("x", before, None)
     details = [check["detail"] for check in comparison.finish()[0]]
     assert details == ["it is another tensor", "1 elements were overwritten", ""]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize("outlier", [0.0, math.inf, -math.inf, math.nan])
+def test_the_distance_from_the_oracle_is_that_of_the_finite_elements(dtype: torch.dtype, outlier: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    oracle = torch.randn(4, 5, generator=generator, dtype=torch.float64)
+    reference, candidate = oracle.to(dtype), (oracle * 1.01).to(dtype)
+    for tensor in (oracle, reference, candidate):
+        tensor[1, 2] = outlier
+    values = measure(candidate, reference, oracle)
+    where = oracle.isfinite()
+    count = int(where.sum())
+    assert values[:5].tolist() == [0, 0, 0, count, 20]
+    distances = [torch.linalg.vector_norm((tensor.double() - oracle)[where]) for tensor in (candidate, reference)]
+    torch.testing.assert_close(values[5:], torch.stack([*distances, torch.linalg.vector_norm(oracle[where])]))

@@ -299,6 +299,48 @@ print("one memory")
 """
 )
 
+RACES = (
+    HEAD
+    + """
+from mtmc_lsp.verify.worker.interpreter.lane_operations import programs
+
+grids.current.refuses_races = True
+
+
+@triton.jit
+def neighbours(x_ptr, scratch_ptr, WAITS: tl.constexpr, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0) * BLOCK, tl.arange(0, BLOCK)
+    tl.store(scratch_ptr + row + at, tl.load(x_ptr + row + at))
+    if WAITS:
+        tl.debug_barrier()
+    tl.store(x_ptr + row + at, tl.load(scratch_ptr + row + (at + 1) % BLOCK))
+
+
+def run(waits):
+    x = torch.arange(256.0)
+    neighbours[(16,)](x, torch.zeros(256), waits, BLOCK=16)
+    return x
+
+
+expected = torch.arange(256.0).reshape(16, 16).roll(-1, 1).reshape(-1)
+for order in GridOrder:
+    with grids.in_order(order, 3):
+        assert torch.equal(one_by_one(lambda: run(True)), expected), order
+        assert torch.equal(run(True), expected), order
+assert not programs.races and all(value.is_fit and value.largest for value in known(neighbours))
+for order in GridOrder:
+    for way in (one_by_one, lambda run: run()):
+        try:
+            with grids.in_order(order, 3):
+                way(lambda: run(False))
+        except Exception as error:
+            assert "a load of neighbours" in str(error), error
+        else:
+            raise AssertionError(order)
+assert len(set(programs.races)) == 1 and len(programs.races) >= 8, programs.races
+print("refused in both")
+"""
+)
 EMPTY = (
     HEAD
     + """
@@ -320,6 +362,7 @@ print("nothing ran" if not out.any() else out)
     [
         (KERNELS, "the same"),
         (EMPTY, "nothing ran"),
+        (RACES, "refused in both"),
         (DEPENDENT, "as one by one"),
         (LOADED_LATER, "compared once"),
         (OVERLAPPING, "one memory"),

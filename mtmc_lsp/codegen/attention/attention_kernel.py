@@ -23,54 +23,27 @@ from mtmc_lsp.codegen.matmul.operands import ProductAxes, mask_needed
 from mtmc_lsp.codegen.tile.tile_reductions import LOWEST
 from mtmc_lsp.core.dtypes import is_low_precision
 from mtmc_lsp.core.graph import Ref, TensorType
-from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.attention_mask import attention_band
-from mtmc_lsp.ir.attention_pattern import AttentionForm, attention_form, grouped_axes
+from mtmc_lsp.ir.attention_pattern import AttentionForm, grouped_axes
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import AttentionConfig
 
-SMALLEST_BLOCK = 16
-"""Queries of a program that combines parts."""
+LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
 FEW_QUERIES = 16
 """Queries below which the heads of a group are rows of one block: a tensor-core instruction has as many rows."""
-LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
 
 
 def _all(conditions: Sequence[str]) -> str:
     return " & ".join(f"({text})" if len(conditions) > 1 and not text.isidentifier() else text for text in conditions)
 
 
-def write_attention_kernels(
-    ir: KernelIR,
-    region: Region,
-    buffers: Mapping[str, TensorType],
-    config: AttentionConfig,
-    name: str,
-    docstring: str,
-) -> list[Kernel]:
-    """Write the kernel of an attention region, or two kernels if programs share the keys.
+class AttentionWriter(AttentionTiles):
+    """Writes the kernel of an attention, or the kernel of its parts if programs share the keys."""
 
-    Raises:
-        CannotCode: the region contains an unsupported operation or size.
-    """
-    form = attention_form([ir.prims[prim] for prim in region.prims])
-    if form is None:
-        raise CannotCode("the region is not an attention pattern (product, softmax, product); use matmul kernels")
-    writer = _AttentionWriter(ir, region, buffers, config, form)
-    if not config.is_split:
-        return [writer.kernel(name, docstring)]
-    if writer.band.limits:
-        raise CannotCode("split is not supported where a mask limits the keys of each query; use split = 1")
-    first = writer.kernel(f"{name}_parts", "Unnormalised results, maxima and sums for parts of the keys.")
-    last = _PartsCombiner(ir, region, buffers, config, form)
-    return [first, last.combine(name, docstring, writer.unit)]
-
-
-class _AttentionWriter(AttentionTiles):
     def __init__(
         self,
         ir: KernelIR,
@@ -165,8 +138,9 @@ class _AttentionWriter(AttentionTiles):
         if self.config.is_split:
             self._store_parts(m_masks)
         else:
-            self._normalise()
-            self._store(m_masks, width_block)
+            self.normalise()
+            self.lines += self._log_sum_exp()
+            self.store(m_masks, width_block)
         grid, sizes = [blocks_text("n_q", block_m)], {"n_q": queries, "n_k": keys}
         if self.batch:
             grid.append("n_batch")
@@ -188,16 +162,21 @@ class _AttentionWriter(AttentionTiles):
             num_stages=self.config.stages,
             dynamic=dynamic,
             limits=tuple(dict.fromkeys(self.limits)),
-            scratch_written=self._scratch() if self.config.is_split else (),
+            scratch_written=self.scratch() if self.config.is_split else (),
         )
 
-    def _normalise(self) -> None:
+    @property
+    def exponent_factor(self) -> float:
+        """Factor of the row maxima in the exponents of base 2."""
+        return 1.0 if self.unit is None else self.unit * LOG2E
+
+    def normalise(self) -> None:
+        """Add the statements that divide the results by the sums of their weights."""
         if self.form.zero_if_fully_masked:
             self.lines.append("row_total = tl.where(row_total == 0.0, 1.0, row_total)")
         self.lines.append("acc = acc / row_total[:, None]")
-        self.lines += self._log_sum_exp()
 
-    def _scratch(self) -> tuple[tuple[str, Scratch], ...]:
+    def scratch(self) -> tuple[tuple[str, Scratch], ...]:
         """Pointers to the parts' results, maxima and sums, and their buffers."""
         rows = Size.of(self.config.split) * self.size_of(self.batch) * self.size_of(self.scores.m)
         width = Size.of(max(16, next_power_of_two(self.width)))
@@ -208,7 +187,7 @@ class _AttentionWriter(AttentionTiles):
         )
         return tuple((f"{buffer.name}_ptr", buffer) for buffer in buffers)
 
-    def _row_of_part(self) -> str:
+    def row_of_part(self) -> str:
         """The statement that computes the rows of a part in the buffers."""
         queries = self.parameters.size(self.size_of(self.scores.m)).text
         block = "tl.cast(part, tl.int64)"
@@ -219,7 +198,7 @@ class _AttentionWriter(AttentionTiles):
     def _store_parts(self, m_masks: list[Mask]) -> None:
         mask = f", mask={m_masks[0].text}" if m_masks else ""
         self.lines += [
-            self._row_of_part(),
+            self.row_of_part(),
             f"tl.store(parts_ptr + row * WIDTH + width, acc{mask})",
             f"tl.store(maxima_ptr + row, row_max[:, None]{mask})",
             f"tl.store(totals_ptr + row, row_total[:, None]{mask})",
@@ -345,7 +324,8 @@ class _AttentionWriter(AttentionTiles):
             ]
         return statements
 
-    def _store(self, m_masks: list[Mask], width_block: int) -> None:
+    def store(self, m_masks: list[Mask], width_block: int) -> None:
+        """Add the operations after the attention, and the stores."""
         masks = [*m_masks, *self.masks_of(self.edge("width", self.width, width_block), rows=False)]
         values = {self.form.result.name: Code("acc", "float32", True, True)}
         rows, cols = (self.result.m, "m"), (self.result.n, "width")
@@ -376,9 +356,14 @@ class _AttentionWriter(AttentionTiles):
             if not self.form.is_log_sum_exp(self.ir.prims, self.ir.of(ref).name)
         ]
 
+    @property
+    def saves_log_sum_exp(self) -> bool:
+        """Whether the backward pass reads the log-sum-exp of each row."""
+        return len(self._results()) < len(self.result.region.outputs)
+
     def _log_sum_exp(self) -> list[str]:
-        """The statement that computes the log-sum-exp of each row, if the backward pass reads it."""
-        if len(self._results()) == len(self.result.region.outputs):
+        """The statement that computes the log-sum-exp of each row, if it is saved."""
+        if not self.saves_log_sum_exp:
             return []
         if self.unit is None:
             return [f"log_sum_exp = (row_max + tl.log2(row_total)) * {LN2!r}"]
@@ -396,62 +381,5 @@ class _AttentionWriter(AttentionTiles):
             offset = tile.expressions.offset(self.ir.graph.type_of(ref), tile.expressions.tile_index(name))
             accesses = tile.expressions.accesses
         pointer = self.parameters.output(ref)
-        if not self.result.m:
-            offset = Code(f"{offset.at(SUM)} + m", offset.dtype, True, offset.cols, SUM)
         mask = tile.expressions.mask_argument(offset, None)
         self.lines.append(f"tl.store({Expressions.address(pointer, offset)}, {values[name].text}{mask})")
-
-
-class _PartsCombiner(_AttentionWriter):
-    """Writes the second kernel of a split attention."""
-
-    def combine(self, name: str, docstring: str, unit: float | None) -> Kernel:
-        """The kernel that combines the parts of each query in a fixed order, and applies the operations after the attention."""
-        self.unit = unit
-        width_block = max(16, next_power_of_two(self.width))
-        blocks = {"BLOCK_M": SMALLEST_BLOCK, "WIDTH": width_block, "PARTS": self.config.split}
-        queries = self.size_of(self.scores.m)
-        m_masks: list[Mask] = []
-        self.lines += self.block_of_queries(self.band)
-        grid, sizes = [blocks_text("n_q", SMALLEST_BLOCK)], {"n_q": queries}
-        if self.batch:
-            self.lines.append("batch = tl.program_id(1).to(tl.int64)")
-            grid.append("n_batch")
-            sizes["n_batch"] = self.size_of(self.batch)
-        if mask_needed(queries, SMALLEST_BLOCK):
-            self.lines.append(f"m_mask = m < {self.parameters.size(queries).text}")
-            m_masks = [Mask("m_mask", True, False)]
-        mask = ", mask=m_mask, other=0.0" if m_masks else ""
-        factor = "" if unit is None else f" * {unit * LOG2E!r}"
-        self.lines += [
-            "width = tl.arange(0, WIDTH)[None, :]",
-            f"row_max = tl.full([BLOCK_M, 1], {LOWEST['float32']}, tl.float32)",
-            "row_total = tl.zeros([BLOCK_M, 1], tl.float32)",
-            "acc = tl.zeros([BLOCK_M, WIDTH], tl.float32)",
-            "for part in range(0, PARTS):",
-            f"    {self._row_of_part()}",
-            f"    part_max = tl.load(maxima_ptr + row{mask})",
-            "    new_max = tl.maximum(row_max, part_max)",
-            f"    shrink = tl.exp2((row_max - new_max){factor})",
-            f"    weights = tl.exp2((part_max - new_max){factor})",
-            f"    acc = acc * shrink + tl.load(parts_ptr + row * WIDTH + width{mask}) * weights",
-            f"    row_total = row_total * shrink + tl.load(totals_ptr + row{mask}) * weights",
-            "    row_max = new_max",
-            "row_total = tl.reshape(row_total, [BLOCK_M])",
-            "row_max = tl.reshape(row_max, [BLOCK_M])",
-        ]
-        self._normalise()
-        self._store(m_masks, width_block)
-        return assemble(
-            name,
-            self.parameters,
-            blocks,
-            docstring,
-            self.lines,
-            grid=tuple(grid),
-            grid_sizes=sizes,
-            num_warps=4,
-            num_stages=2,
-            limits=tuple(dict.fromkeys(self.limits)),
-            scratch_read=self._scratch(),
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,10 +10,13 @@ from typing import Annotated, Optional
 
 import typer
 
+from mtmc_lsp.commands.learning.command_line import command_line
+from mtmc_lsp.commands.learning.replay import replay
 from mtmc_lsp.commands.options import AsJson, check_choice, write_output
 from mtmc_lsp.core.errors import Location, RequestError
 
-train = typer.Typer(help="Train a policy that chooses optimisation steps.", no_args_is_help=True)
+train = typer.Typer(help="Train policies that choose optimisation steps, and compare them.", no_args_is_help=True)
+train.command()(replay)
 SECONDS = 600.0
 
 
@@ -29,6 +31,9 @@ class TrainRequest:
     without: tuple[str, ...]
     share: float
     model: str
+    layers: int
+    new_model: str
+    epochs: int | None
     updates: int
     replays: int
     command: str
@@ -54,6 +59,20 @@ def policy(
     model: Annotated[
         str, typer.Option("--model", help="Of lm: a name on the Hugging Face hub, a folder or a GGUF file.")
     ] = "",
+    layers: Annotated[
+        int,
+        typer.Option(
+            "--layers", min=0, metavar="N", help="Of lm: use only the first N layers of the model; 0 for all."
+        ),
+    ] = 0,
+    new_model: Annotated[
+        str,
+        typer.Option("--new-model", metavar="SIZE", help="Of lm: a new small model instead: 1M, 4M or 15M weights."),
+    ] = "",
+    epochs: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--epochs", min=1, help="Of lm: epochs of the supervised start; 2, of a new model 3."),
+    ] = None,
     updates: Annotated[int, typer.Option("--updates", min=0, help="Of lm: updates by PPO.")] = 200,
     replays: Annotated[
         int, typer.Option("--replays", min=0, help="Of lm: replay it on so many programs of held-out families.")
@@ -63,9 +82,18 @@ def policy(
     """Train a policy on the training families of the data, and evaluate it on the others by replaying measured trees."""
     check_choice("kind", kind, tuple(KINDS))
     names = tuple(name.strip() for name in without.split(",")) if without else ()
-    return KINDS[kind](
-        TrainRequest(data, out, seconds, seed, names, share, model, updates, replays, _command(), as_json)
+    request = TrainRequest(
+        *(data, out, seconds, seed, names, share),
+        model=model,
+        layers=layers,
+        new_model=new_model,
+        epochs=epochs,
+        updates=updates,
+        replays=replays,
+        command=command_line(),
+        as_json=as_json,
     )
+    return KINDS[kind](request)
 
 
 def _train_ranker(request: TrainRequest) -> int:
@@ -86,6 +114,9 @@ def _train_ranker(request: TrainRequest) -> int:
 
     options = RankerOptions(request.seed, request.seconds, request.without, request.share)
     _check_out(request.out)
+    given = {"model": request.model, "layers": request.layers, "new-model": request.new_model, "epochs": request.epochs}
+    for name in (name for name, value in given.items() if value):
+        raise RequestError(f"--{name} is an option of --kind lm", remedy="Leave it out, or add --kind lm.")
 
     def provenance(header: ModelHeader) -> ModelHeader:
         build = current_build()
@@ -126,13 +157,19 @@ def _train_lm(request: TrainRequest) -> int:
     from mtmc_lsp.training.lm.files import PAGE
     from mtmc_lsp.training.lm.messages import TrainingStatus
     from mtmc_lsp.training.lm.page import page, summary
-    from mtmc_lsp.training.lm.parameters import LmParameters, ablation_of
-    from mtmc_lsp.training.lm.train import CONTINUE, DEFAULT_MODEL, LmOptions, train_lm
+    from mtmc_lsp.training.lm.parameters import ablation_of, lm_parameters
+    from mtmc_lsp.training.lm.train import CONTINUE, LmOptions, train_lm
     from mtmc_lsp.training.tree import MeasuredTree
 
     ablation = ablation_of(request.without, request.share)
-    parameters = LmParameters(
-        request.model or DEFAULT_MODEL, seed=request.seed, ppo_updates=request.updates, ablation=ablation
+    parameters = lm_parameters(
+        request.model,
+        layers=request.layers,
+        new_model=request.new_model,
+        seed=request.seed,
+        epochs=request.epochs,
+        updates=request.updates,
+        ablation=ablation,
     )
     line = LiveLine(stage="reading the data")
 
@@ -165,12 +202,6 @@ def _train_lm(request: TrainRequest) -> int:
 
 KINDS: Mapping[str, Callable[[TrainRequest], int]] = {"ranker": _train_ranker, "lm": _train_lm}
 """The kinds of policies that can be trained, and what trains each."""
-
-
-def _command() -> str:
-    """The command line for the model's header: paths without their folders, which would tell about the user's machine."""
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    return f"mtmc {shlex.join(words)}"
 
 
 def _check_out(path: Path) -> None:

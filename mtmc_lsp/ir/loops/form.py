@@ -91,17 +91,24 @@ def loop_form(node: Node, graph: Graph, results: tuple[Ref, ...]) -> LoopForm:
         try:
             return block_form(node, results, ir)
         except CannotFuse:
-            raise reason from None
+            try:
+                return _tile_form(node, results, ir, repeats=True)
+            except CannotFuse:
+                raise reason from None
 
 
-def _tile_form(node: Node, results: tuple[Ref, ...], ir: KernelIR) -> LoopForm:
+def _tile_form(node: Node, results: tuple[Ref, ...], ir: KernelIR, repeats: bool = False) -> LoopForm:
     """A body that combines no elements of a state, or reduces them along the same axes.
+
+    Args:
+        repeats: whether states may lack axes of other states, so that several program instances compute the same ones.
 
     Raises:
         CannotFuse: it is of another form; the message says why.
     """
     assert node.loop is not None
-    region = analyse(ir, ir.graph.named)
+    states = {ir.of(item.next).name for item in node.loop.states if item.next is not None}
+    region = analyse(ir, ir.graph.named, repeated=states if repeats else ())
     if region.kind not in (RegionKind.MAP, RegionKind.REDUCE) or region.parts:
         raise CannotFuse("the body of the loop is neither elementwise nor a reduction")
     form = LoopForm(node, results, ir, region)

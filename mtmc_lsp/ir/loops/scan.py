@@ -108,7 +108,7 @@ def scan_form(form: LoopForm) -> ScanForm:
     Raises:
         CannotFuse: an update has none of the forms; the message says which one.
     """
-    result = _solved(_ById(form))
+    result = _solved(ById(form))
     if isinstance(result, str):
         raise CannotFuse(result)
     return result
@@ -119,12 +119,12 @@ def scan_or_none(form: LoopForm) -> ScanForm | None:
     if form.region.kind is RegionKind.LOOP:
         # A program instance holds rows or blocks, whose elements depend on one another.
         return None
-    result = _solved(_ById(form))
+    result = _solved(ById(form))
     return result if isinstance(result, ScanForm) else None
 
 
 @dataclass(frozen=True, eq=False)
-class _ById:
+class ById:
     """A loop as a key of a cache: fused loops are cached themselves, so equal ones are the same object."""
 
     form: LoopForm
@@ -133,23 +133,23 @@ class _ById:
         return id(self.form)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other.form is self.form
+        return isinstance(other, ById) and other.form is self.form
 
 
 @lru_cache(maxsize=256)
-def _solved(key: _ById) -> ScanForm | str:
+def _solved(key: ById) -> ScanForm | str:
     try:
-        return _Solver(key.form).result()
+        return UpdateSolver(key.form).result()
     except CannotFuse as reason:
         return str(reason)
 
 
-class _OtherForm(Exception):
+class OtherForm(Exception):
     """An update does not have the form in question."""
 
 
 @dataclass(frozen=True)
-class _Linear:
+class Linear:
     """``sum(factors[state] * state) + constant``."""
 
     factors: Mapping[str, Value]
@@ -164,7 +164,7 @@ class _Extreme:
     constant: Value | None
 
 
-class _Solver:
+class UpdateSolver:
     """Solves the states of a loop one after another."""
 
     def __init__(self, form: LoopForm) -> None:
@@ -203,12 +203,12 @@ class _Solver:
             for solve in singles:
                 try:
                     return solve(prim)
-                except _OtherForm:
+                except OtherForm:
                     continue
         for pair in combinations(remaining, 2):
             try:
                 return self._matrix(pair)
-            except _OtherForm:
+            except OtherForm:
                 continue
         return None
 
@@ -222,19 +222,19 @@ class _Solver:
             self._reached[name] = here.union(*(self.reached(source) for source in inputs))
         return self._reached[name]
 
-    def _next(self, prim: str) -> str:
+    def next(self, prim: str) -> str:
         ref = self.states[prim].next
         assert ref is not None
         return self.form.ir.of(ref).name
 
-    def _leaf(self, name: str) -> Value:
+    def leaf(self, name: str) -> Value:
         """A coefficient.
 
         Raises:
-            _OtherForm: it depends on a state that is not solved.
+            OtherForm: it depends on a state that is not solved.
         """
         if self.reached(name) - set(self.level):
-            raise _OtherForm
+            raise OtherForm
         prim = self.prims[name]
         while prim.op in PASSED_THROUGH and prim.name not in self.form.region.inputs:
             prim = self.prims[prim.inputs[0]]
@@ -252,7 +252,7 @@ class _Solver:
         loop = self.form.loop
         pending = [prim for item in found for value in item.coefficients for prim in leaves(value)]
         pending += [self.form.ir.of(output.value).name for output in loop.outputs if output.position is not None]
-        complete = {self._next(prim) for prim in self.states}
+        complete = {self.next(prim) for prim in self.states}
         seen: set[str] = set()
         while pending:
             name = pending.pop()
@@ -265,7 +265,7 @@ class _Solver:
     # Affine updates ----------------------------------------------------------------------------------------------
 
     def _affine(self, prim: str) -> Recurrence:
-        update = self._linear(self._next(prim), (prim,))
+        update = self.linear(self.next(prim), (prim,))
         factor, constant = update.factors.get(prim, 0.0), update.constant
         item = self.states[prim]
         coefficients: tuple[Value, ...] = (factor, constant)
@@ -284,70 +284,70 @@ class _Solver:
     def _matrix(self, pair: tuple[str, str]) -> Recurrence:
         items = tuple(self.states[prim] for prim in pair)
         if any(not is_float(item.type.dtype) for item in items) or items[0].type.dtype != items[1].type.dtype:
-            raise _OtherForm
+            raise OtherForm
         axes = {self.form.region.table.all_axes(prim) for prim in pair}
         if len(axes) > 1:
-            raise _OtherForm
-        updates = [self._linear(self._next(prim), pair) for prim in pair]
+            raise OtherForm
+        updates = [self.linear(self.next(prim), pair) for prim in pair]
         factors = [update.factors.get(prim, 0.0) for update in updates for prim in pair]
         coefficients = (*factors, *(update.constant for update in updates))
         return Recurrence(ScanKind.MATRIX, items, coefficients, self._level(coefficients))
 
-    def _linear(self, name: str, group: tuple[str, ...]) -> _Linear:
+    def linear(self, name: str, group: tuple[str, ...]) -> Linear:
         """A primitive as a linear function of the states ``group``."""
         if name in group:
-            return _Linear({name: 1.0}, 0.0)
+            return Linear({name: 1.0}, 0.0)
         if not self.reached(name) & set(group):
-            return _Linear({}, self._leaf(name))
+            return Linear({}, self.leaf(name))
         prim = self.prims[name]
         if prim.op in PASSED_THROUGH:
-            return self._linear(prim.inputs[0], group)
+            return self.linear(prim.inputs[0], group)
         if prim.op is not PrimOp.POINTWISE:
-            raise _OtherForm
+            raise OtherForm
         fn = BOOLEAN.get(prim.fn, "") if prim.dtype == "bool" else prim.fn
-        if (fn == "cast" and self._keeps_dtype(prim)) or fn == "rounded":
-            return self._linear(prim.inputs[0], group)
+        if (fn == "cast" and self.keeps_dtype(prim)) or fn == "rounded":
+            return self.linear(prim.inputs[0], group)
         if fn == "where" and not self.reached(prim.inputs[0]) & set(group):
-            condition = self._leaf(prim.inputs[0])
+            condition = self.leaf(prim.inputs[0])
             return self._combined(
-                lambda x, y: where(condition, x, y), *(self._linear(source, group) for source in prim.inputs[1:])
+                lambda x, y: where(condition, x, y), *(self.linear(source, group) for source in prim.inputs[1:])
             )
         if fn in ("or", "add", "sub"):
             function = {"or": union, "add": add, "sub": subtract}[fn]
-            return self._combined(function, *(self._linear(source, group) for source in prim.inputs))
+            return self._combined(function, *(self.linear(source, group) for source in prim.inputs))
         if fn == "neg":
-            return self._scaled(self._linear(prim.inputs[0], group), lambda value: subtract(0.0, value))
+            return self._scaled(self.linear(prim.inputs[0], group), lambda value: subtract(0.0, value))
         if fn == "times_reciprocal":
             number = float(str(prim.attrs["reciprocal"]))
-            return self._scaled(self._linear(prim.inputs[0], group), lambda value: multiply(value, number))
+            return self._scaled(self.linear(prim.inputs[0], group), lambda value: multiply(value, number))
         if fn in ("mul", "and"):
             return self._product(prim.inputs, group, multiply if fn == "mul" else both)
         if fn == "div" and is_float(prim.dtype) and not self.reached(prim.inputs[1]) & set(group):
-            divisor = self._leaf(prim.inputs[1])
-            return self._scaled(self._linear(prim.inputs[0], group), lambda value: divide(value, divisor))
-        raise _OtherForm
+            divisor = self.leaf(prim.inputs[1])
+            return self._scaled(self.linear(prim.inputs[0], group), lambda value: divide(value, divisor))
+        raise OtherForm
 
     def _product(
         self, sources: Sequence[str], group: tuple[str, ...], times: Callable[[Value, Value], Value]
-    ) -> _Linear:
+    ) -> Linear:
         dependent = [source for source in sources if self.reached(source) & set(group)]
         if len(dependent) != 1 or len(sources) != 2:
-            raise _OtherForm
+            raise OtherForm
         (other,) = [source for source in sources if source != dependent[0]]
-        factor = self._leaf(other)
-        return self._scaled(self._linear(dependent[0], group), lambda value: times(value, factor))
+        factor = self.leaf(other)
+        return self._scaled(self.linear(dependent[0], group), lambda value: times(value, factor))
 
     @staticmethod
-    def _combined(function: Callable[[Value, Value], Value], left: _Linear, right: _Linear) -> _Linear:
+    def _combined(function: Callable[[Value, Value], Value], left: Linear, right: Linear) -> Linear:
         names = dict.fromkeys((*left.factors, *right.factors))
         factors = {name: function(left.factors.get(name, 0.0), right.factors.get(name, 0.0)) for name in names}
-        return _Linear(factors, function(left.constant, right.constant))
+        return Linear(factors, function(left.constant, right.constant))
 
     @staticmethod
-    def _scaled(update: _Linear, function: Callable[[Value], Value]) -> _Linear:
-        return _Linear({name: function(value) for name, value in update.factors.items()}, function(update.constant))
+    def _scaled(update: Linear, function: Callable[[Value], Value]) -> Linear:
+        return Linear({name: function(value) for name, value in update.factors.items()}, function(update.constant))
 
-    def _keeps_dtype(self, prim: Prim) -> bool:
+    def keeps_dtype(self, prim: Prim) -> bool:
         """Whether a cast changes nothing in a kernel: 16-bit floats are computed in float32."""
         source = self.prims[prim.inputs[0]].dtype
         rounds = source != prim.dtype and prim.dtype in ("float16", "bfloat16")
@@ -358,15 +358,15 @@ class _Solver:
     def _extreme(self, prim: str, fn: str) -> Recurrence:
         item = self.states[prim]
         if item.type.dtype == "bool":
-            raise _OtherForm
-        update = self._extremum(self._next(prim), prim, fn)
+            raise OtherForm
+        update = self._extremum(self.next(prim), prim, fn)
         if update.distance is None or update.constant is None:
-            raise _OtherForm
+            raise OtherForm
         plain, shifted = EXTREMES[fn]
         if update.distance == 0 and plain is not None:
             return Recurrence(plain, (item,), (update.constant,), self._level((update.constant,)))
         if not is_float(item.type.dtype):
-            raise _OtherForm
+            raise OtherForm
         pair = (update.distance, update.constant)
         return Recurrence(shifted, (item,), pair, self._level(pair))
 
@@ -374,17 +374,17 @@ class _Solver:
         if name == state:
             return _Extreme(0.0, None)
         if state not in self.reached(name):
-            return _Extreme(None, self._leaf(name))
+            return _Extreme(None, self.leaf(name))
         prim = self.prims[name]
-        if prim.op in PASSED_THROUGH or (prim.fn == "cast" and self._keeps_dtype(prim)) or prim.fn == "rounded":
+        if prim.op in PASSED_THROUGH or (prim.fn == "cast" and self.keeps_dtype(prim)) or prim.fn == "rounded":
             return self._extremum(prim.inputs[0], state, fn)
         if prim.op is not PrimOp.POINTWISE:
-            raise _OtherForm
+            raise OtherForm
         operands = log_add_exp_operands(self.prims, prim) if fn == LOG_ADD_EXP else prim.inputs
         if operands is not None and (fn == LOG_ADD_EXP or prim.fn == fn):
             left, right = (self._extremum(source, state, fn) for source in operands)
             if fn == LOG_ADD_EXP and (left.distance is None) == (right.distance is None):
-                raise _OtherForm
+                raise OtherForm
             return _Extreme(_either(fn, left.distance, right.distance), _either(fn, left.constant, right.constant))
         if prim.fn == "relu" and fn == "maximum":
             inner = self._extremum(prim.inputs[0], state, fn)
@@ -394,13 +394,13 @@ class _Solver:
             if prim.fn == "add" and state in self.reached(second):
                 first, second = second, first
             if state in self.reached(second):
-                raise _OtherForm
-            step, move = self._leaf(second), add if prim.fn == "add" else subtract
+                raise OtherForm
+            step, move = self.leaf(second), add if prim.fn == "add" else subtract
             inner = self._extremum(first, state, fn)
             return _Extreme(
                 *(None if value is None else move(value, step) for value in (inner.distance, inner.constant))
             )
-        raise _OtherForm
+        raise OtherForm
 
 
 LOG_ADD_EXP = "logaddexp"

@@ -24,6 +24,7 @@ VERBS: Mapping[ActionKind, str] = {
     ActionKind.TENSOR_CORE: "use tensor cores for",
     ActionKind.SPLIT: "split the reduction of",
     ActionKind.PARALLEL_SCAN: "scan the iterations of",
+    ActionKind.CHUNK_PRODUCTS: "compute chunks of iterations of",
     ActionKind.SIDE_BY_SIDE: "launch together",
     ActionKind.ALGEBRA: "rewrite",
     ActionKind.CHANNELS_LAST: "use channels last for",

@@ -1,4 +1,4 @@
-"""The folder of a trained ``lm`` policy: a description, and the LoRA adapter of its language model."""
+"""The folder of a trained ``lm`` policy: a description, and the LoRA adapter of its language model or a complete small model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from mtmc_lsp.policies.lm import prompt
 DESCRIPTION = "policy.json"
 ADAPTER = "adapter"
 """The adapter's folder, as peft writes it."""
+MODEL = "model"
+"""The folder of a model that was new, as transformers writes it."""
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 CATALOGUE = tuple(sorted(kind.value for kind in GRAPH_KINDS))
 """The action kinds of this version."""
 TRAIN_AGAIN = "Train it again with this version: mtmc train policy --kind lm."
@@ -36,10 +39,12 @@ class Normalisation(Enum):
 
 @dataclass(frozen=True)
 class LmPolicyDescription:
-    """Everything besides the adapter that scoring needs."""
+    """Everything besides the weights that scoring needs."""
 
     model: str
-    """The base model: a name on the Hugging Face hub, a folder or a GGUF file."""
+    """The base model: a name on the Hugging Face hub, a folder or a GGUF file. Empty if the policy contains its model."""
+    layers: int = 0
+    """The number of the base model's first layers that are used; 0 for all."""
     normalisation: Normalisation = Normalisation.SUM
     history: bool = True
     """Whether the state tells the steps so far."""
@@ -49,6 +54,8 @@ class LmPolicyDescription:
     catalogue: tuple[str, ...] = CATALOGUE
     """The action kinds at training."""
     text_format: int = prompt.FORMAT
+    probe: tuple[float, ...] = ()
+    """What :func:`mtmc_lsp.policies.lm.worker.scoring.probe` gave after the training; empty in policies of earlier releases."""
     devices: tuple[str, ...] = ()
     """The GPUs of the training data; empty if nothing was timed."""
     version: str = __version__
@@ -56,7 +63,7 @@ class LmPolicyDescription:
 
 
 def write_description(folder: Path, description: LmPolicyDescription) -> None:
-    """Write the description; the adapter is already there."""
+    """Write the description; the weights are already there."""
     temporary = folder / f"{DESCRIPTION}.tmp"
     temporary.write_text(json.dumps(to_json(description), indent=1) + "\n", encoding="utf-8")
     temporary.replace(folder / DESCRIPTION)
@@ -69,13 +76,15 @@ def read_description(folder: Path) -> LmPolicyDescription:
         RequestError: the folder holds no policy, a damaged one, or one that does not fit this version.
     """
     path = folder / DESCRIPTION
-    where = Location(str(path))
+    where = Location(str(path if folder.is_dir() else folder))
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise RequestError("there is no policy of kind lm here", where=where, remedy=NOT_A_POLICY) from None
     try:
         description = from_json(LmPolicyDescription, json.loads(text))
+        if description.layers < 0 or description.state_tokens < 1:
+            raise ValueError("a number is out of range")
     except (KeyError, TypeError, ValueError) as error:
         message = f"this is not the description of an lm policy, or it is damaged ({error})"
         raise RequestError(message, where=where, remedy=TRAIN_AGAIN) from None
@@ -92,7 +101,8 @@ def read_description(folder: Path) -> LmPolicyDescription:
             where=where,
             remedy=TRAIN_AGAIN,
         )
-    missing = [name for name in ADAPTER_FILES if not (folder / ADAPTER / name).is_file()]
+    part, files = (ADAPTER, ADAPTER_FILES) if description.model else (MODEL, MODEL_FILES)
+    missing = [name for name in files if not (folder / part / name).is_file()]
     if missing:
-        raise RequestError(f"the policy has no {ADAPTER}/{missing[0]}", where=Location(str(folder)), remedy=TRAIN_AGAIN)
+        raise RequestError(f"the policy has no {part}/{missing[0]}", where=Location(str(folder)), remedy=TRAIN_AGAIN)
     return description

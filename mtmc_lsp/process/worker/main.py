@@ -208,6 +208,8 @@ def main() -> None:
     if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
         sys.path.pop(0)
     _register_package()
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        _import("mtmc_lsp.process.worker.host_memory").keep_freed_memory()
     if options.once is not None:
         sys.exit(_run_once(options))
     if options.profile is not None:

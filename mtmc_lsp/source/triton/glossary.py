@@ -146,6 +146,7 @@ ACTIONS = {
     "fuse": "Several operations in one kernel, so that intermediate results are not written to memory.",
     "tensor-core": "The matrix product runs on tensor cores, in the given precision mode.",
     "split": "One long reduction is split across several program instances and combined at the end.",
+    "chunk-products": "A loop over time steps runs in chunks: products of matrices replace the iterations of a chunk.",
     "parallel-scan": "A loop over time steps runs as an associative scan: a program computes many iterations at once.",
     "side-by-side": "Independent kernels become one launch that contains the program instances of all of them.",
     "algebra": "An exact rewrite of the formula that needs fewer operations.",

@@ -59,7 +59,7 @@ def summary(trained: TrainedLm, parameters: LmParameters) -> list[str]:
     """What was trained and how it went, one sentence a fact."""
     status = trained.status
     facts = [
-        f"Model: {parameters.model}, LoRA of rank {parameters.lora_rank} with {status.parameters} weights",
+        f"Model: {_model_text(parameters)} with {status.parameters} trained weights",
         f"Data: {status.trees} trees, {status.examples} examples of the supervised start, {status.held_out} held-out trees",
         f"Updates: {status.update} of {status.updates}",
     ]
@@ -74,6 +74,13 @@ def summary(trained: TrainedLm, parameters: LmParameters) -> list[str]:
     else:
         facts.append("No family is held out in this data, so nothing is known about other programs")
     return facts
+
+
+def _model_text(parameters: LmParameters) -> str:
+    if parameters.new_model:
+        return f"new, of size {parameters.new_model},"
+    layers = f"the first {parameters.layers} layers of " if parameters.layers else ""
+    return f"{layers}{parameters.model}, LoRA of rank {parameters.lora_rank}"
 
 
 def _phase_text(phase: Phase, points: Sequence[CurvePoint]) -> str:

@@ -21,8 +21,6 @@ from mtmc_lsp.training.lm.messages import AdvanceTrainingRequest, CurvePoint, St
 from mtmc_lsp.training.lm.parameters import LmParameters
 from mtmc_lsp.training.lm.tree import write_trees
 
-DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-"""On the Hugging Face hub; Apache-2.0."""
 LOAD_SECONDS = 900.0
 """Limit for loading the model and the trees; a first use downloads the model."""
 SLICE_SECONDS = 30.0

@@ -37,6 +37,7 @@ from mtmc_lsp.verify.messages import (
 from mtmc_lsp.verify.worker.callers import Prepare, changed_by_loading, load_candidate, state_after_loading
 from mtmc_lsp.verify.worker.inputs import other_layout
 from mtmc_lsp.verify.worker.interpreter import grids, prepare_interpreter
+from mtmc_lsp.verify.worker.interpreter.lane_operations import programs
 from mtmc_lsp.verify.worker.interpreter.stand_in import replace as replace_unseen
 from mtmc_lsp.verify.worker.interpreter.stores import Stores
 from mtmc_lsp.verify.worker.observation.determinism import differing
@@ -91,6 +92,7 @@ def set_up_process(*, fills_memory: bool = True) -> str:
         if not current.is_program():
             use_one_thread()
         prepare_interpreter(replace_unseen)
+        grids.current.refuses_races = True
         backend = "cuda" if current.has_gpu_names() else "cpu"
         describe_gpu(replace_unseen, current.streams(), backend=backend)
     folder = scratch_folder()
@@ -108,6 +110,7 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     # Filled memory counts as initialised, and would hide errors from initcheck.
     results = set_up_process(fills_memory=not request.calls.is_sanitized)
     threads = ThreadWatch()
+    programs.races.clear()
     try:
         module, prepare = load_candidate(request.candidate, data)
     except Exception as error:
@@ -132,13 +135,22 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     except MtmcError:
         raise
     except Exception as error:
-        return failure("runtime_error", error, request.candidate)
+        # The candidate may also catch this exception.
+        return _race() or failure("runtime_error", error, request.candidate)
+    raced = _race()
+    if raced is not None:
+        return raced
     del calls, inputs
     export_(run, results, in_memory=data.shares_memory)
     del run
     release_gpu_memory()
     waiting = tuple(sorted(grids.current.waiting))
     return CandidateAnswer("ran", threads=threads.left(), reads=reads_of_process(), waiting=waiting, **answer)
+
+
+def _race() -> CandidateAnswer | None:
+    """The answer if threads of one program access the same memory without a barrier."""
+    return CandidateAnswer("incorrect", race=programs.races[0]) if programs.races else None
 
 
 class _Calls:

@@ -1,7 +1,7 @@
 import torch
 
 
-# mtmc: q=f32[B,S,32] k=f32[B,S,32] v=f32[B,S,32] B=2 S=48 grad=q,k,v
+# mtmc: q=bf16[B,S,32] k=bf16[B,S,32] v=bf16[B,S,32] B=2 S=48 grad=q,k,v
 def attention(q, k, v):
     if attention_fits(q, k, v):  # mtmc: dispatch
         return attention_launch(q, k, v, attention)
@@ -48,18 +48,18 @@ def attention_kernel(
         n = start + tl.arange(0, BLOCK_N)
         n_mask = EVEN_N | (n < n_queries)
         k = tl.load(k_ptr + batch * 32 * n_queries + head[:, None] + n[None, :] * 32, mask=n_mask[None, :], other=0.0)
-        scores = tl.dot(q, k, input_precision="ieee")
+        scores = tl.dot(q, k)
         scores = tl.where(n_mask[None, :], scores, -float("inf"))
         # exp2 is a hardware instruction.
-        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
-        weights = tl.exp2((scores - new_max[:, None]) * 0.18033688011112042)
-        shrink = tl.exp2((row_max - new_max) * 0.18033688011112042)
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1) * 0.18033688011112042)
+        weights = tl.exp2(scores * 0.18033688011112042 - new_max[:, None])
+        shrink = tl.exp2(row_max - new_max)
         v = tl.load(v_ptr + batch * 32 * n_queries + n[:, None] * 32 + width, mask=n_mask[:, None], other=0.0)
-        acc = tl.dot(weights, v, acc * shrink[:, None], input_precision="ieee")
+        acc = tl.dot(weights.to(tl.bfloat16), v, acc * shrink[:, None])
         row_total = row_total * shrink + tl.sum(weights, axis=1)
         row_max = new_max
     acc = acc / row_total[:, None]
-    log_sum_exp = row_max * 0.125 + tl.log(row_total)
+    log_sum_exp = (row_max + tl.log2(row_total)) * 0.6931471805599453
     tl.store(out_ptr + batch * 32 * n_queries + m * 32 + width, acc, mask=m_mask)
     tl.store(log_sum_exp_ptr + batch * n_queries + m, log_sum_exp[:, None], mask=m_mask)
 
@@ -83,8 +83,8 @@ def attention_backward_delta_kernel(
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     row_mask = rows < n_rows
     cols = tl.arange(0, BLOCK)[None, :]
-    bmm_1 = tl.load(bmm_1_ptr + rows * n_cols + cols, mask=row_mask, other=0.0)
-    grad_out = tl.load(grad_out_ptr + rows * n_cols + cols, mask=row_mask, other=0.0)
+    bmm_1 = tl.load(bmm_1_ptr + rows * n_cols + cols, mask=row_mask, other=0.0).to(tl.float32)
+    grad_out = tl.load(grad_out_ptr + rows * n_cols + cols, mask=row_mask, other=0.0).to(tl.float32)
     row_sum = tl.sum(bmm_1 * grad_out, axis=1, keep_dims=True)
     tl.store(delta_ptr + rows, row_sum, mask=row_mask)
 
@@ -126,15 +126,16 @@ def attention_backward_grad_k_kernel(
         m = (start + tl.arange(0, BLOCK_M))[:, None]
         m_mask = EVEN_M | (m < n_queries)
         q = tl.load(q_ptr + batch * 32 * n_queries + m * 32 + head, mask=m_mask, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        scores = tl.dot(q, tl.trans(k))
         grad_out = tl.load(grad_out_ptr + batch * 32 * n_queries + m * 32 + head, mask=m_mask, other=0.0)
-        grad_weights = tl.dot(grad_out, tl.trans(v), input_precision="ieee")
+        grad_weights = tl.dot(grad_out, tl.trans(v))
         log_sum_exp = tl.load(log_sum_exp_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
         weights = tl.exp(scores / 8.0 - log_sum_exp)
+        weights_2 = weights.to(tl.bfloat16).to(tl.float32)
         delta = tl.load(delta_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
-        grad_scores = (grad_weights * weights - weights * delta) / 8.0
-        grad_v = tl.dot(tl.trans(tl.where(m_mask, weights, 0.0)), grad_out, grad_v, input_precision="ieee")
-        grad_k = tl.dot(tl.trans(tl.where(m_mask, grad_scores, 0.0)), q, grad_k, input_precision="ieee")
+        grad_scores = (grad_weights * weights_2 - weights_2 * delta).to(tl.bfloat16).to(tl.float32) / 8.0
+        grad_v = tl.dot(tl.trans(tl.where(m_mask, weights_2, 0.0).to(tl.bfloat16)), grad_out, grad_v)
+        grad_k = tl.dot(tl.trans(tl.where(m_mask, grad_scores, 0.0).to(tl.bfloat16)), q, grad_k)
     tl.store(grad_v_ptr + batch * 32 * n_queries + n[:, None] * 32 + head, grad_v, mask=n_mask[:, None])
     tl.store(grad_k_ptr + batch * 32 * n_queries + n[:, None] + head * n_queries, grad_k, mask=n_mask[:, None])
 
@@ -172,14 +173,15 @@ def attention_backward_grad_q_kernel(
         n = start + tl.arange(0, BLOCK_N)
         n_mask = EVEN_N | (n < n_queries)
         k = tl.load(k_ptr + batch * 32 * n_queries + n[:, None] * 32 + head, mask=n_mask[:, None], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        scores = tl.dot(q, tl.trans(k))
         v = tl.load(v_ptr + batch * 32 * n_queries + n[:, None] * 32 + head, mask=n_mask[:, None], other=0.0)
-        grad_weights = tl.dot(grad_out, tl.trans(v), input_precision="ieee")
+        grad_weights = tl.dot(grad_out, tl.trans(v))
         log_sum_exp = tl.load(log_sum_exp_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
         weights = tl.exp(scores / 8.0 - log_sum_exp)
+        weights_2 = weights.to(tl.bfloat16).to(tl.float32)
         delta = tl.load(delta_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
-        grad_scores = (grad_weights * weights - weights * delta) / 8.0
-        grad_q = tl.dot(tl.where(n_mask[None, :], grad_scores, 0.0), k, grad_q, input_precision="ieee")
+        grad_scores = (grad_weights * weights_2 - weights_2 * delta).to(tl.bfloat16).to(tl.float32) / 8.0
+        grad_q = tl.dot(tl.where(n_mask[None, :], grad_scores, 0.0).to(tl.bfloat16), k, grad_q)
     tl.store(grad_q_ptr + batch * 32 * n_queries + m * 32 + head, grad_q, mask=m_mask)
 
 
@@ -310,9 +312,9 @@ def attention_fits(q, k, v) -> bool:
     return (
         _is_plain_gpu_call(tensors)
         and not torch.is_autocast_enabled()
-        and q.dtype == torch.float32 and q.ndim == 3 and q.shape[2] == 32 and q.is_contiguous() and q.numel() > 0
-        and k.dtype == torch.float32 and k.shape == q.shape and k.is_contiguous()
-        and v.dtype == torch.float32 and v.shape == q.shape and v.is_contiguous()
+        and q.dtype == torch.bfloat16 and q.ndim == 3 and q.shape[2] == 32 and q.is_contiguous() and q.numel() > 0
+        and k.dtype == torch.bfloat16 and k.shape == q.shape and k.is_contiguous()
+        and v.dtype == torch.bfloat16 and v.shape == q.shape and v.is_contiguous()
         and 32 * q.shape[1] + 33 < 2147483648
         and q.shape[0] <= 65535
         and q.shape[1] + 1 < 2147483648
@@ -421,13 +423,13 @@ def attention_forward(q, k, v, attention_kernel=_DirectLaunches(attention_kernel
     B = q.shape[0]
     S = q.shape[1]
     out = torch.empty_like(q)
-    log_sum_exp = q.new_empty(B, S, 1)
+    log_sum_exp = q.new_empty(B, S, 1, dtype=torch.float32)
     n_q = S
     n_k = S
     n_batch = B
     attention_kernel[((n_q + 63) // 64, n_batch)](
         q, k, v, out, log_sum_exp, n_k,
-        BLOCK_M=64, BLOCK_N=64, HEAD=32, WIDTH=32, EVEN_M=n_q % 64 == 0, EVEN_N=n_k % 64 == 0, num_warps=8,
+        BLOCK_M=64, BLOCK_N=64, HEAD=32, WIDTH=32, EVEN_M=n_q % 64 == 0, EVEN_N=n_k % 64 == 0, num_warps=4,
         num_stages=3,
     )
     return out, log_sum_exp
@@ -455,19 +457,19 @@ def attention_backward(
         n_cols=n_cols, ROWS=32, BLOCK=32, num_warps=2, num_stages=2,
     )
     grad_v = torch.empty_like(q)
-    grad_k = torch.empty_strided((B, S, 32), (32 * S, 1, S), dtype=torch.float32, device=q.device)
+    grad_k = torch.empty_strided((B, S, 32), (32 * S, 1, S), dtype=torch.bfloat16, device=q.device)
     n_q = S
     n_k = S
     n_batch = B
-    attention_backward_grad_k_kernel[((n_k + 31) // 32, n_batch)](
+    attention_backward_grad_k_kernel[((n_k + 63) // 64, n_batch)](
         k, v, q, grad_out, log_sum_exp, delta, grad_v, grad_k, n_k,
-        BLOCK_M=32, BLOCK_N=32, HEAD=32, EVEN_N=n_k % 32 == 0, EVEN_M=n_q % 32 == 0, num_warps=4,
+        BLOCK_M=64, BLOCK_N=64, HEAD=32, EVEN_N=n_k % 64 == 0, EVEN_M=n_q % 64 == 0, num_warps=4,
         num_stages=2,
     )
     grad_q = torch.empty_like(q)
-    attention_backward_grad_q_kernel[((n_q + 31) // 32, n_batch)](
+    attention_backward_grad_q_kernel[((n_q + 63) // 64, n_batch)](
         q, grad_out, k, v, log_sum_exp, delta, grad_q, n_k,
-        BLOCK_M=32, BLOCK_N=32, HEAD=32, EVEN_M=n_q % 32 == 0, EVEN_N=n_k % 32 == 0, num_warps=4,
+        BLOCK_M=64, BLOCK_N=64, HEAD=32, EVEN_M=n_q % 64 == 0, EVEN_N=n_k % 64 == 0, num_warps=4,
         num_stages=2,
     )
     return grad_q, grad_k, grad_v
@@ -487,7 +489,7 @@ def attention_forward_triton(
 def attention_forward_shapes(q, k, v):
     """The results of ``attention_forward`` without values."""
     return (
-        q.new_empty((q.shape[0], q.shape[1], 32), dtype=torch.float32),
+        q.new_empty((q.shape[0], q.shape[1], 32), dtype=torch.bfloat16),
         q.new_empty((q.shape[0], q.shape[1], 1), dtype=torch.float32),
     )
 
@@ -509,9 +511,9 @@ def attention_backward_triton(
 def attention_backward_shapes(q, k, v, log_sum_exp, bmm_1, grad_out):
     """The results of ``attention_backward`` without values."""
     return (
-        q.new_empty((q.shape[0], q.shape[1], 32), dtype=torch.float32),
-        q.new_empty_strided((q.shape[0], q.shape[1], 32), (32 * q.shape[1], 1, q.shape[1]), dtype=torch.float32),
-        q.new_empty((q.shape[0], q.shape[1], 32), dtype=torch.float32),
+        q.new_empty((q.shape[0], q.shape[1], 32), dtype=torch.bfloat16),
+        q.new_empty_strided((q.shape[0], q.shape[1], 32), (32 * q.shape[1], 1, q.shape[1]), dtype=torch.bfloat16),
+        q.new_empty((q.shape[0], q.shape[1], 32), dtype=torch.bfloat16),
     )
 
 

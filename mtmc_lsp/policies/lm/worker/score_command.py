@@ -8,15 +8,25 @@ from pathlib import Path
 
 import torch
 
+from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.policies.lm.messages import ScoreRequest, Scores
-from mtmc_lsp.policies.lm.policy_folder import ADAPTER, LmPolicyDescription, read_description
-from mtmc_lsp.policies.lm.worker.language_model import LanguageModel, load_adapter, load_base
+from mtmc_lsp.policies.lm.policy_folder import TRAIN_AGAIN, LmPolicyDescription, read_description
+from mtmc_lsp.policies.lm.worker.language_model import LanguageModel, load_policy
 from mtmc_lsp.policies.lm.worker.scoring import (
     ReadStates,
     action_log_probabilities,
     encode_action,
     encode_state,
+    is_same_model,
+    probe,
     read_on,
+)
+
+SMALL = 20_000_000
+"""Below this number of weights, one thread reads: several wait for each other after every layer, seconds on a busy machine."""
+CHANGED = (
+    "the model of the policy does not give the probabilities that it had after the training: its weights, its tokenizer or its "
+    "base model are damaged or were replaced"
 )
 
 
@@ -41,8 +51,11 @@ def score(request: ScoreRequest) -> Scores:
     load_seconds = 0.0
     if _loaded is None or (_loaded.folder, _loaded.device) != (request.folder, request.device):
         description = read_description(Path(request.folder))
-        model = load_base(description.model, request.device)
-        load_adapter(model, Path(request.folder) / ADAPTER)
+        model = load_policy(Path(request.folder), description, request.device)
+        if description.probe and not is_same_model(probe(model), description.probe):
+            raise RequestError(CHANGED, where=Location(request.folder), remedy=TRAIN_AGAIN)
+        if sum(weight.numel() for weight in model.causal.parameters()) < SMALL:
+            torch.set_num_threads(1)
         _loaded = _Loaded(request.folder, request.device, model, description)
         load_seconds = time.monotonic() - start
     start = time.monotonic()

@@ -19,6 +19,10 @@ from mtmc_lsp.policies.lm.worker.language_model import LanguageModel
 MOST_ROWS = 64
 """Most actions that are read at once without gradients: each needs its copy of the state's keys and values."""
 
+PROBE_STATE = "GPU: none\nTask: 2 operations on x f32[64,200]\nadd(x) f32[64,200]\nKernels: none\nTried: nothing\nNext:"
+PROBE_TEXTS = ("fuse add, gelu: tile 8x128 warps 2.", "use tensor cores for linear.", "stop, nothing else will pay.")
+PROBE_TOLERANCE = 0.02
+
 
 @dataclass
 class ReadStates:
@@ -52,6 +56,21 @@ def encode_state(model: LanguageModel, text: str, longest: int) -> list[int]:
     if len(tokens) <= most:
         return tokens
     return [*tokens[: most // 2], *tokens[len(tokens) - (most - most // 2) :]]
+
+
+def probe(model: LanguageModel) -> tuple[float, ...]:
+    """The mean log-probability of a token of each probe text: a fingerprint of weights and vocabulary."""
+    actions = [encode_action(model, text) for text in PROBE_TEXTS]
+    with torch.no_grad():
+        states = read_states(model, [encode_state(model, PROBE_STATE, max(len(each.tokens) for each in actions))])
+        tokens = token_log_probabilities(model, states, [0] * len(actions), actions)
+    return tuple(each.mean().item() for each in tokens)
+
+
+def is_same_model(found: Sequence[float], expected: Sequence[float]) -> bool:
+    """Whether two probes are of the same model, up to the rounding of another device."""
+    pairs = zip(found, expected, strict=False)
+    return len(found) == len(expected) and all(abs(one - other) <= PROBE_TOLERANCE for one, other in pairs)
 
 
 def read_states(model: LanguageModel, states: Sequence[Sequence[int]]) -> ReadStates:

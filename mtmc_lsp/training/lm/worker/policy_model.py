@@ -1,4 +1,4 @@
-"""The policy under training: language model, adapter, value head, and their optimisers."""
+"""The policy under training: language model with an adapter or a new one, value head, and their optimisers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.policies.lm.policy_folder import ADAPTER
+from mtmc_lsp.policies.lm.policy_folder import ADAPTER, MODEL
 from mtmc_lsp.policies.lm.worker.language_model import add_adapter, load_base
 from mtmc_lsp.policies.lm.worker.scoring import (
     Action,
@@ -19,6 +19,8 @@ from mtmc_lsp.policies.lm.worker.scoring import (
     read_states,
 )
 from mtmc_lsp.training.lm.parameters import LmParameters
+from mtmc_lsp.training.lm.tree import DecisionTree
+from mtmc_lsp.training.lm.worker.new_model import new_model
 from mtmc_lsp.training.lm.worker.ppo import ValueHead
 
 
@@ -33,16 +35,25 @@ class Situation:
 class PolicyModel:
     """Weighs actions, estimates values, and takes steps of the optimisers."""
 
-    def __init__(self, parameters: LmParameters, device: str) -> None:
+    def __init__(self, parameters: LmParameters, trees: Sequence[DecisionTree], device: str) -> None:
+        """Load or make the model.
+
+        Args:
+            trees: those of the training; a new model has the vocabulary of their texts.
+        """
         self._parameters = parameters
-        self.language_model = load_base(parameters.model, device)
-        torch.manual_seed(parameters.seed)
-        self._adapted = add_adapter(
-            self.language_model,
-            rank=parameters.lora_rank,
-            alpha=parameters.lora_alpha,
-            dropout=parameters.lora_dropout,
-        )
+        if parameters.new_model:
+            self.language_model = new_model(parameters.new_model, trees, parameters.seed, device)
+            self._adapted = self.language_model.causal
+        else:
+            self.language_model = load_base(parameters.model, device, layers=parameters.layers)
+            torch.manual_seed(parameters.seed)
+            self._adapted = add_adapter(
+                self.language_model,
+                rank=parameters.lora_rank,
+                alpha=parameters.lora_alpha,
+                dropout=parameters.lora_dropout,
+            )
         self.value_head = ValueHead(self.language_model.causal.config.hidden_size).to(device)
         self.trained = {name: each for name, each in self._adapted.named_parameters() if each.requires_grad}
         self.value_optimiser = torch.optim.AdamW(self.value_head.parameters(), lr=parameters.value_rate)
@@ -106,7 +117,7 @@ class PolicyModel:
     def state(self) -> dict[str, Any]:
         """All that training changes."""
         return {
-            "adapter": {name: each.detach().cpu() for name, each in self.trained.items()},
+            "weights": {name: each.detach().cpu() for name, each in self.trained.items()},
             "value_head": self.value_head.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "value_optimiser": self.value_optimiser.state_dict(),
@@ -117,15 +128,19 @@ class PolicyModel:
         """The inverse of :meth:`state`."""
         with torch.no_grad():
             for name, each in self.trained.items():
-                each.copy_(state["adapter"][name])
+                each.copy_(state["weights"][name])
         self.value_head.load_state_dict(state["value_head"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.value_optimiser.load_state_dict(state["value_optimiser"])
         torch.set_rng_state(state["random"])
 
-    def save_adapter(self, folder: Path) -> None:
-        """Write the adapter as peft does."""
-        self._adapted.save_pretrained(str(folder / ADAPTER))
+    def save(self, folder: Path) -> None:
+        """Write the adapter as peft does, or a new model as transformers does."""
+        if self._parameters.new_model:
+            self._adapted.save_pretrained(str(folder / MODEL))
+            self.language_model.tokenizer.save_pretrained(str(folder / MODEL))
+        else:
+            self._adapted.save_pretrained(str(folder / ADAPTER))
 
     def _action(self, text: str) -> Action:
         if text not in self._actions:

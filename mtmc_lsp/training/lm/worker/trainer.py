@@ -45,7 +45,7 @@ class Trainer:
         supervised = parameters.ablation.supervised
         self.examples = examples(self.trees, parameters, with_failures=True) if supervised else []
         self._checked = _spread(examples(self.held_out, parameters, with_failures=False), parameters.most_validated)
-        self.model = PolicyModel(parameters, device)
+        self.model = PolicyModel(parameters, self.trees, device)
         batches = -(-len(self.examples) // parameters.supervised_batch)
         self._supervised = parameters.supervised_epochs * batches
         self._first_ppo = self._supervised + parameters.warmup_updates + 1

@@ -14,6 +14,7 @@ import torch
 from mtmc_lsp.core.errors import FailureKind, WorkerFailed
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.policies.lm.policy_folder import LmPolicyDescription, write_description
+from mtmc_lsp.policies.lm.worker.scoring import probe
 from mtmc_lsp.training.lm.files import CURVES, POLICY, TREES
 from mtmc_lsp.training.lm.messages import (
     AdvanceTrainingRequest,
@@ -95,13 +96,15 @@ def _export(training: _Training) -> None:
     new = training.folder / f"{POLICY}.new"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
-    training.trainer.model.save_adapter(new)
+    training.trainer.model.save(new)
     description = LmPolicyDescription(
-        parameters.model,
+        "" if parameters.new_model else parameters.model,
+        parameters.layers,
         parameters.normalisation,
         parameters.ablation.history,
         parameters.ablation.hardware,
         parameters.state_tokens,
+        probe=probe(training.trainer.model.language_model),
         devices=training.gpus,
     )
     write_description(new, description)

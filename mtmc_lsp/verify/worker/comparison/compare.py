@@ -11,7 +11,13 @@ from mtmc_lsp.core.dtypes import ITEMSIZE, TOLERANCE
 from mtmc_lsp.verify.error_limits import FACTORS, LEAST, NOISE, Agreement, Measurement, judge
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
 from mtmc_lsp.verify.worker.comparison.discrete import discrete_difference
-from mtmc_lsp.verify.worker.comparison.distances import Distances, comparable, pieces, sums_piece
+from mtmc_lsp.verify.worker.comparison.distances import (
+    Distances,
+    are_all_comparable,
+    comparable,
+    pieces,
+    sums_piece,
+)
 from mtmc_lsp.verify.worker.comparison.ill_conditioned import (
     distance_from_reference,
     elementwise_counts,
@@ -305,6 +311,10 @@ def measure(candidate: torch.Tensor, reference: torch.Tensor, oracle: torch.Tens
     counts = torch.zeros(5, dtype=torch.float64, device=reference.device)
     distances = Distances(reference.device)
     for part, reference_part, oracle_part in pieces(candidate, reference, oracle, most=sums_piece(reference)):
+        if are_all_comparable(reference_part, oracle_part, part):
+            counts += counts.new_tensor([0, 0, 0, part.numel(), part.numel()])
+            distances.add(oracle_part, None, part, reference_part)
+            continue
         is_finite = comparable(reference_part, oracle_part)
         part, reference_part, oracle_part = map(computable, (part, reference_part, oracle_part))
         is_broken = is_finite & ~torch.isfinite(part)

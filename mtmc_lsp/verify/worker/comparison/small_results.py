@@ -46,7 +46,10 @@ def precise_results(graph: Graph) -> frozenset[int]:
 
 
 def imprecise_elements(candidate: torch.Tensor, reference: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
-    """How many elements of a relatively precise result are wrong, and how many were compared; still on the device."""
+    """How many elements of a relatively precise result are wrong, and how many were compared; still on the device.
+
+    On a CPU the second number leaves out parts of the result without a suspicious element.
+    """
     name = str(reference.dtype).removeprefix("torch.")
     limit = max(LIMIT, UNITS * EPSILON[name])
     least = max(LEAST, UNITS * torch.finfo(reference.dtype).tiny)
@@ -54,12 +57,14 @@ def imprecise_elements(candidate: torch.Tensor, reference: torch.Tensor, oracle:
     for part, reference_part, oracle_part in pieces(candidate, reference, oracle, most=sums_piece(reference)):
         truth = oracle_part.double()
         size = truth.abs()
+        is_right = (computable(part).double() - truth).abs() <= limit * size
+        if is_right.device.type == "cpu" and bool(is_right.all()):
+            continue
         reference_error = (computable(reference_part).double() - truth).abs()
         is_compared = (
             comparable(reference_part, oracle_part)
             & (size >= least)
             & (reference_error <= REFERENCE_PART * limit * size)
         )
-        is_right = (computable(part).double() - truth).abs() <= limit * size
         counts += torch.stack([torch.count_nonzero(mask) for mask in (is_compared & ~is_right, is_compared)])
     return counts

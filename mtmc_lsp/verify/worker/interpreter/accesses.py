@@ -1,10 +1,13 @@
 """Records which programs of a launch access which memory, and undoes their stores. Runs in workers.
 
 Programs give the same results in any order, and at the same time, if none stores to memory that another one loads or stores.
+The same holds for the threads of one program between two barriers.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +18,14 @@ from mtmc_lsp.verify.worker.interpreter.memory import Memory, Selection
 MANY = -1
 """Marks memory that several programs load."""
 BITS = {1: numpy.dtype("u1"), 2: numpy.dtype("u2"), 4: numpy.dtype("u4"), 8: numpy.dtype("u8")}
+
+
+LANE_BITS, SHAPE_BITS = 32, 6
+"""In the number of a position: the bits of the element's index in its block, and those of the number of the block's shape."""
+RACE = (
+    "{access} of {kernel} (line {line}) {verb} memory that another thread of the program stored before, "
+    "without a barrier between; call tl.debug_barrier() between them"
+)
 
 
 class ProgramsDepend(Exception):
@@ -78,8 +89,8 @@ class Accesses:
         users.readers[index[users.readers[index] != new]] = MANY
         return None
 
-    def store(self, selection: Selection | None, values: Any, mask: Any, *, is_wide: bool) -> None:
-        """Programs will store these values.
+    def store(self, selection: Selection | None, values: Any, mask: Any, *, is_wide: bool) -> bool:
+        """Programs will store these values; returns whether one stored to the same address before.
 
         Raises:
             ProgramsDepend: another program stored to the same address.
@@ -91,20 +102,22 @@ class Accesses:
             index = numpy.zeros(0, numpy.int64) if selection is None else selection.index
             self.stored.append((self._split(index, mask), self._split(values[mask], mask)))
         if selection is None:
-            return self._require_none(mask)
+            self._require_none(mask)
+            return False
         users = self._users_of(selection)
         if users.is_loaded and not self._records_loads:
             raise StoredMemoryIsLoaded
         users.writers = self._marks(users, selection, users.writers)
         index, numbers = selection.index, self._numbers(mask)
         before = users.writers[index]
-        if ((before != 0) & (before != numbers)).any():
+        is_repeated = bool(before.any())
+        if is_repeated and ((before != 0) & (before != numbers)).any():
             raise ProgramsDepend
         users.writers[index] = numbers
         if (users.writers[index] != numbers).any():
             raise ProgramsDepend
         self._undo.append((selection.memory, index, selection.memory.elements(BITS[selection.size])[index]))
-        return None
+        return is_repeated
 
     def check(self) -> None:
         """Check the loads against all stores.
@@ -163,3 +176,100 @@ class Accesses:
             return [selected]
         ends = numpy.cumsum(mask.reshape(len(mask), -1).sum(axis=1))
         return numpy.split(selected, ends[:-1])
+
+
+class MissingBarrier(Exception):
+    """Threads of one program access the same memory without a barrier between."""
+
+
+class Positions:
+    """At which positions of their blocks programs stored the elements of memory since their last barriers.
+
+    The same position of blocks with one shape belongs to the same thread. Another thread need not see what this one stored.
+    """
+
+    def __init__(self, kernel: str) -> None:
+        self._kernel = kernel
+        self._stored: dict[tuple[Memory, int], list[tuple[int, Selection, Any, bool]]] = {}
+        """Stores that have no marks yet, by memory and size of the elements: the period of each, its elements and mask."""
+        self._marks: dict[tuple[Memory, int], Any] = {}
+        """For each element of memory that is accessed again, the period and position of the last store."""
+        self._periods: dict[Hashable, int] = {}
+        """The number of the current period between two barriers, by program."""
+        self._count = 0
+        self._shapes: dict[tuple[int, ...], int] = {}
+
+    def synchronize(self, program: Hashable, *, is_alone: bool) -> None:
+        """A program begins, or all its threads are at a barrier; ``is_alone`` tells whether no other program is between two."""
+        self._count += 1
+        self._periods[program] = self._count
+        if is_alone:
+            self._stored.clear()
+
+    def load(self, program: Hashable, selection: Selection, mask: Any, *, is_wide: bool) -> bool:
+        """Whether a thread of the program loads what another one stored."""
+        marks = self._marks_of(selection)
+        return marks is not None and bool(self._is_of_others(program, marks, selection, mask, is_wide=is_wide).any())
+
+    def store(
+        self, program: Hashable, selection: Selection, values: Any, mask: Any, *, is_wide: bool, is_repeated: bool
+    ) -> bool:
+        """Whether a thread of the program will store another value than another one did.
+
+        Args:
+            is_repeated: whether the program may have stored to these addresses before.
+        """
+        marks = self._marks_of(selection) if is_repeated else self._marks.get((selection.memory, selection.size))
+        if marks is None:
+            key = (selection.memory, selection.size)
+            self._stored.setdefault(key, []).append((self._periods[program], selection, mask, is_wide))
+            return False
+        is_race = False
+        if is_repeated:
+            others = self._is_of_others(program, marks, selection, mask, is_wide=is_wide)
+            if others.any():
+                bits = BITS[selection.size]
+                new = values.reshape(-1) if selection.is_whole else values[mask]
+                is_race = bool((others & (selection.memory.elements(bits)[selection.index] != new.view(bits))).any())
+        marks[selection.index] = self._numbers(self._periods[program], mask, is_wide=is_wide)
+        return is_race
+
+    def race(self, *, is_load: bool) -> str:
+        """The message about the access that the kernel makes now."""
+        access, verb = ("a load", "reads") if is_load else ("a store", "overwrites")
+        return RACE.format(access=access, kernel=self._kernel, line=_line_of_kernel(), verb=verb)
+
+    def _marks_of(self, selection: Selection) -> Any:
+        """The marks of memory if the program may have stored to the selected elements, else ``None``."""
+        key = (selection.memory, selection.size)
+        if key not in self._marks:
+            stores = self._stored.get(key, [])
+            if not any(s.first <= selection.last and selection.first <= s.last for _, s, _, _ in stores):
+                return None
+            memory = selection.memory
+            marks = self._marks[key] = numpy.zeros((memory.end - memory.start) // selection.size, dtype=numpy.int64)
+            for period, stored, mask, is_wide in self._stored.pop(key):
+                marks[stored.index] = self._numbers(period, mask, is_wide=is_wide)
+        return self._marks[key]
+
+    def _is_of_others(self, program: Hashable, marks: Any, selection: Selection, mask: Any, *, is_wide: bool) -> Any:
+        """For each selected element whether another thread stored it since the last barrier."""
+        before, period = marks[selection.index], self._periods[program]
+        is_recent = before >> (LANE_BITS + SHAPE_BITS) == period
+        return is_recent & (before != self._numbers(period, mask, is_wide=is_wide)) if is_recent.any() else is_recent
+
+    def _numbers(self, period: int, mask: Any, *, is_wide: bool) -> Any:
+        """The number of the position of each element that a mask selects."""
+        shape = mask.shape[1:] if is_wide else mask.shape
+        number = self._shapes.setdefault(shape, len(self._shapes)) % (1 << SHAPE_BITS)
+        first = (period << SHAPE_BITS | number) << LANE_BITS
+        lanes = numpy.arange(first, first + mask[0].size if is_wide else first + mask.size, dtype=numpy.int64)
+        return numpy.broadcast_to(lanes.reshape(shape), mask.shape)[mask]
+
+
+def _line_of_kernel() -> int:
+    """The line of the kernel, or of a function that it calls, that runs now."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("mtmc_lsp", "triton"):
+        frame = frame.f_back
+    return frame.f_lineno

@@ -19,7 +19,7 @@ from typing import Any
 import numpy
 
 from mtmc_lsp.verify.messages import GridOrder
-from mtmc_lsp.verify.worker.interpreter.accesses import ProgramsDepend, StoredMemoryIsLoaded
+from mtmc_lsp.verify.worker.interpreter.accesses import Positions, ProgramsDepend, StoredMemoryIsLoaded
 from mtmc_lsp.verify.worker.interpreter.batches import FEWEST as FEWEST_AT_ONCE
 from mtmc_lsp.verify.worker.interpreter.batches import Batches, known_of, memories_of
 from mtmc_lsp.verify.worker.interpreter.lane_operations import programs
@@ -63,6 +63,8 @@ class Grids:
     """Set while programs run in turns."""
     end = math.inf
     """Processor time at which programs end with an exception."""
+    refuses_races = False
+    """Whether threads of one program may not load what another one stored, without a barrier between."""
 
     def __init__(self) -> None:
         self.waiting: set[str] = set()
@@ -157,6 +159,8 @@ def patch_grids(replace: Callable[[Any, str, Any], None]) -> None:
     for name, has_mask in (("create_atomic_rmw", True), ("create_atomic_cas", False)):
         operation = _atomic(getattr(interpreter.InterpreterBuilder, name), has_mask=has_mask)
         replace(interpreter.InterpreterBuilder, name, operation)
+    barrier = _barrier(interpreter.InterpreterBuilder.create_barrier)
+    replace(interpreter.InterpreterBuilder, "create_barrier", barrier)
 
 
 class _Once(tuple[int, ...]):
@@ -203,12 +207,14 @@ class Launch:
         began = process_time()
         seed = None if current.order is GridOrder.USUAL else current.seed
         programs.memories = None if is_observed() else Memories(memories_of(self._given.values()), seed)
+        if current.refuses_races and not is_observed():
+            programs.positions = Positions(self._kernel.__name__)
         try:
             ran = self._run_at_once(arguments, total)
             if ran is None:
                 ran = self._run_one_by_one(arguments, total)
         finally:
-            programs.memories = None
+            programs.memories = programs.positions = None
         if stores is not None:
             stores.end(self._kernel.__name__, ran, total, process_time() - began)
 
@@ -221,7 +227,7 @@ class Launch:
         known = known_of(self._kernel, arguments)
         if self._waits or is_observed() or total < FEWEST_AT_ONCE or not known.is_fit:
             return None
-        batches = Batches(self._kernel, arguments, self._builder, known, _begin_program)
+        batches = Batches(self._kernel, arguments, self._builder, known, self._begin_program)
         try:
             with batches.recording():
                 batches.try_alone(_ordered(total)[0])
@@ -240,7 +246,7 @@ class Launch:
         def program(number: int) -> None:
             x, rest = divmod(number, grid[1] * grid[2])
             builder.set_grid_idx(x, *divmod(rest, grid[2]))
-            _begin_program()
+            self._begin_program()
             self._kernel(**arguments)
 
         if self._waits and stores is not None and not current.must_compare:
@@ -256,14 +262,28 @@ class Launch:
                 program(number)
         return total
 
+    def _begin_program(self) -> None:
+        if current.stores is not None:
+            current.stores.begin_program()
+        _synchronize(self._builder)
+
 
 def _never() -> bool:
     return False
 
 
-def _begin_program() -> None:
-    if current.stores is not None:
-        current.stores.begin_program()
+def _synchronize(builder: Any) -> None:
+    """Note that all threads of the current program are at the same place."""
+    if programs.positions is not None:
+        programs.positions.synchronize(tuple(builder.grid_idx), is_alone=current.turns is None)
+
+
+def _barrier(original: Any) -> Any:
+    def create_barrier(self: Any) -> Any:
+        _synchronize(self)
+        return original(self)
+
+    return create_barrier
 
 
 def _run_in_turns(program: Callable[[int], None], total: int, most: int) -> None:
@@ -390,6 +410,7 @@ def _atomic(original: Any, *, has_mask: bool) -> Any:
             raise ProgramsDepend
         if current.stores is not None:
             current.stores.has_atomics = True
+        _synchronize(self)
         turns = current.turns
         if turns is None:
             return original(self, ptr, *rest)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy
 
-from mtmc_lsp.verify.worker.interpreter.accesses import Accesses
+from mtmc_lsp.verify.worker.interpreter.accesses import Accesses, MissingBarrier, Positions, ProgramsDepend
 from mtmc_lsp.verify.worker.interpreter.lanes import Lanes, spread, values_of
-from mtmc_lsp.verify.worker.interpreter.memory import Memories
+from mtmc_lsp.verify.worker.interpreter.memory import Memories, Selection
 from mtmc_lsp.verify.worker.interpreter.patches import LIBDEVICE, OTHER_NAME, SAME_NAME
 
 ELEMENTWISE = ("create_fma", "create_erf", "create_umulhi")
@@ -31,6 +31,41 @@ class Programs:
     """Records what they load and store."""
     memories: Memories | None = None
     """The tensors of the launch."""
+    positions: Positions | None = None
+    """Records which threads store what, if races between them are to be refused."""
+
+    def __init__(self) -> None:
+        self.races: list[str] = []
+        """Messages about races between threads of one program."""
+
+    def note_load(self, builder: Any, selection: Selection, mask: Any, *, is_wide: bool) -> None:
+        """Refuse a load of what another thread of the program stored."""
+        program = tuple(builder.grid_idx)
+        if self.positions is not None and self.positions.load(program, selection, mask, is_wide=is_wide):
+            self._refuse_race(is_load=True)
+
+    def note_store(
+        self, builder: Any, selection: Selection, values: Any, mask: Any, *, is_wide: bool, is_repeated: bool
+    ) -> None:
+        """Note a store, or refuse it if another thread of the program stored another value."""
+        if self.positions is None:
+            return
+        program = tuple(builder.grid_idx)
+        if self.positions.store(program, selection, values, mask, is_wide=is_wide, is_repeated=is_repeated):
+            self._refuse_race(is_load=False)
+
+    def _refuse_race(self, *, is_load: bool) -> None:
+        """Refuse the access that the kernel makes now; programs that run at once first run one after the other.
+
+        Raises:
+            ProgramsDepend: several programs run at once, or one whose stores are undone.
+            MissingBarrier: a program runs alone.
+        """
+        if self.accesses is not None:
+            raise ProgramsDepend
+        assert self.positions is not None
+        self.races.append(self.positions.race(is_load=is_load))
+        raise MissingBarrier(self.races[-1])
 
 
 programs = Programs()
@@ -119,6 +154,7 @@ def _masked_load(interpreter: Any, original: Any) -> Any:
         if programs.accesses is not None:
             programs.accesses.load(selection, arrays[1], is_wide=is_wide)
         if selection is not None:
+            programs.note_load(self, selection, arrays[1], is_wide=is_wide)
             dtype = interpreter._get_np_dtype(kind)
             data = selection.load(arrays[1], arrays[2] if other is not None else None, dtype)
         else:
@@ -138,9 +174,11 @@ def _masked_store(interpreter: Any, original: Any) -> Any:
         given = [ptrs, value, mask]
         arrays, is_wide = _arrays(given)
         selection = programs.memories.select(arrays[0], arrays[2], int(arrays[1].itemsize))
+        is_repeated = True
         if programs.accesses is not None:
-            programs.accesses.store(selection, arrays[1], arrays[2], is_wide=is_wide)
+            is_repeated = programs.accesses.store(selection, arrays[1], arrays[2], is_wide=is_wide)
         if selection is not None:
+            programs.note_store(self, selection, arrays[1], arrays[2], is_wide=is_wide, is_repeated=is_repeated)
             selection.store(arrays[1], arrays[2])
             return None
         shuffled = programs.memories.shuffled(arrays)

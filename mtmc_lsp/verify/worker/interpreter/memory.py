@@ -29,8 +29,12 @@ class Memory:
 class Selection:
     """The elements of an access that a mask selects; all are in one tensor."""
 
-    def __init__(self, memory: Memory, index: Any, size: int, *, is_whole: bool, random: Any) -> None:
+    def __init__(
+        self, memory: Memory, index: Any, size: int, *, is_whole: bool, ends: tuple[int, int], random: Any
+    ) -> None:
         self.memory, self.index, self.size, self.is_whole, self._random = memory, index, size, is_whole, random
+        self.first, self.last = ends
+        """The lowest and the highest address."""
 
     def load(self, mask: Any, other: Any, dtype: Any) -> Any:
         """The elements, with ``other`` where the mask is not set."""
@@ -85,7 +89,7 @@ class Memories:
         if (offsets & numpy.uint64(size - 1)).any():
             return None
         index = (offsets >> numpy.uint64(size.bit_length() - 1)).view(numpy.int64)
-        return Selection(memory, index, size, is_whole=is_whole, random=self._random)
+        return Selection(memory, index, size, is_whole=is_whole, ends=(first, last), random=self._random)
 
     def shuffled(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The arrays of a store whose elements are not in one tensor, in a random order if a seed is set."""

@@ -1,0 +1,1 @@
+"""Actions on loops over time steps."""

@@ -1,0 +1,1 @@
+"""Loops over time steps as matrix products of chunks of iterations."""
