@@ -39,3 +39,24 @@ def packed_sequences(q, k, v, starts):
     segment = (i[:, None] >= starts[None, 1:]).sum(-1)
     allowed = (segment[:, None] == segment[None, :]) & (i[:, None] >= i[None, :])
     return (q @ k.mT * 0.125).masked_fill(~allowed, float("-inf")).softmax(-1) @ v
+
+
+# mtmc: q=bf16[B,32,1,128] k=bf16[B,8,T,128] v=bf16[B,8,T,128] lengths=i64[B]@1..16384 B=8 T=16384
+def decoding_of_grouped_heads(q, k, v, lengths):
+    k, v = k.repeat_interleave(4, dim=1), v.repeat_interleave(4, dim=1)
+    mask = torch.arange(k.shape[2], device=q.device)[None, :] < lengths[:, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])
+
+
+# mtmc: q=bf16[B,32,1,128] k=bf16[B,32,T,128] v=bf16[B,32,T,128] B=1 T=65536
+def decoding_of_one_sequence(q, k, v):
+    scores = q @ k.transpose(-1, -2) * 128**-0.5
+    return torch.softmax(scores.float(), -1).to(q.dtype) @ v
+
+
+# mtmc: q=bf16[B,32,1,128] k=bf16[4096,16,8,128] v=bf16[4096,16,8,128] table=i64[B,256]@0..4095 lengths=i64[B]@1..4096 B=16
+def decoding_of_pages(q, k, v, table, lengths):
+    k = k[table].reshape(q.shape[0], -1, 8, 128).transpose(1, 2).repeat_interleave(4, dim=1)
+    v = v[table].reshape(q.shape[0], -1, 8, 128).transpose(1, 2).repeat_interleave(4, dim=1)
+    mask = torch.arange(k.shape[2], device=q.device)[None, :] < lengths[:, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])

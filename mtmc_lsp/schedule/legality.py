@@ -130,6 +130,8 @@ def _check_kind(ir: KernelIR, region: Region, config: KernelConfig) -> None:
         if config.is_split and (count := len(products_in(ir, region))) > 1:
             name, value = ("stream_k", config.stream_k) if config.stream_k else ("split_k", config.split_k)
             raise IllegalConfig(f"{name} cannot be {value}: the kernel computes {count} products")
+    if isinstance(config, AttentionConfig) and config.is_split and region.kind is RegionKind.ATTENTION_GRADIENT:
+        raise IllegalConfig(f"split cannot be {config.split}: kernels for gradients of an attention are not split")
     if isinstance(config, AttentionConfig) and config.is_split and limited_attention_band(ir, region) is not None:
         raise IllegalConfig(f"split cannot be {config.split}: a mask limits the keys of each query")
     if isinstance(config, LoopConfig) and config.is_scan:

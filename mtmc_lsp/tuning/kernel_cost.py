@@ -385,7 +385,7 @@ def programs_of(ir: KernelIR, region: Region, config: KernelConfig) -> int:
     sizes = ir.graph.sizes
     if isinstance(config, MatmulConfig):
         return config.stream_k or Waves.of(ir, region, config).tiles * config.split_k
-    if isinstance(config, AttentionConfig):
+    if isinstance(config, AttentionConfig) and region.kind is RegionKind.ATTENTION:
         return programs_of_attention(ir, region, config)
     if not isinstance(config, TileConfig):
         return region.rows.value(sizes)

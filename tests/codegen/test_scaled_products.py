@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
 from tests.codegen.harness import compile_errors, fused, results, verified
 
-HIGH = 'import torch\nimport torch.nn.functional as F\n\ntorch.set_float32_matmul_precision("high")\n\n\n'
-HIGHEST = HIGH.replace('"high"', '"highest"')
+HEAD = "import torch\nimport torch.nn.functional as F\n\n\n"
 LINEAR = """# mtmc: x=f32[B,K] w=f32[N,K] b=f32[N] B=40 K=72 N=24
 def f(x, w, b):
     return F.relu(F.linear(x, w, b))
@@ -51,52 +51,58 @@ TF32 = 2.0**-11
 """Largest relative error of a number that is rounded to 11 bits."""
 
 
-@pytest.fixture(autouse=True)
-def _precision():
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
+def in_tf32(capture: Capture) -> Capture:
+    """A capture of a program that allows TF32. A setting in the text would stay in the process that all tests share."""
+    return replace(capture, graph=replace(capture.graph, fp32_matmul="tf32"))
+
+
+def as_allowed(candidate: Candidate) -> Candidate:
+    """A candidate whose guard reads that TF32 is allowed."""
+    setting = "torch.backends.cuda.matmul.allow_tf32"
+    assert setting in candidate.source
+    return replace(candidate, source=candidate.source.replace(setting, "True"))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_product_is_as_exact_as_in_tf32(name: str, captured) -> None:
     text, config = CASES[name]
-    capture = captured(HIGH + text, "f")
-    candidate = fused(capture, HIGH + text, {**SMALL, **config})
+    capture = in_tf32(captured(HEAD + text, "f"))
+    candidate = fused(capture, HEAD + text, {**SMALL, **config})
     assert "tl.float16" in candidate.source
-    verdict = verified(capture, candidate)
+    verdict = verified(capture, as_allowed(candidate))
     assert verdict.is_correct, verdict.reason
 
 
 def test_its_kernels_compile(captured) -> None:
     for text, config in ((LINEAR, {"tma": True}), (BATCHED, {}), (LINEAR, {"split_k": 2})):
-        capture = captured(HIGH + text, "f")
-        candidate = fused(capture, HIGH + text, {**SMALL, "block_m": 64, "block_n": 64, "block_k": 64, **config})
+        capture = in_tf32(captured(HEAD + text, "f"))
+        candidate = fused(capture, HEAD + text, {**SMALL, "block_m": 64, "block_n": 64, "block_k": 64, **config})
         assert not compile_errors(capture, candidate, ("sm_80", "sm_90"))
 
 
 def test_the_guard_asks_whether_tf32_is_allowed(captured) -> None:
-    capture = captured(HIGH + LINEAR, "f")
-    assert "_may_products_use_tf32()" in fused(capture, HIGH + LINEAR, SMALL).source
+    capture = in_tf32(captured(HEAD + LINEAR, "f"))
+    assert "_may_products_use_tf32()" in fused(capture, HEAD + LINEAR, SMALL).source
 
 
 def test_full_precision_refuses_it(captured) -> None:
-    capture = captured(HIGHEST + LINEAR, "f")
+    capture = captured(HEAD + LINEAR, "f")
     with pytest.raises(CannotCode, match="precision cannot be 'fp16-scaled': that is for float32 products"):
-        fused(capture, HIGHEST + LINEAR, SMALL)
+        fused(capture, HEAD + LINEAR, SMALL)
 
 
 def test_verification_refuses_it_where_full_precision_is_set(captured) -> None:
-    capture = captured(HIGH + LINEAR, "f")
-    candidate = fused(capture, HIGH + LINEAR, SMALL)
-    in_full = replace(capture, graph=replace(capture.graph, fp32_matmul="ieee"))
-    assert not verified(in_full, candidate).is_correct
+    capture = in_tf32(captured(HEAD + LINEAR, "f"))
+    candidate = fused(capture, HEAD + LINEAR, SMALL)
+    assert not verified(captured(HEAD + LINEAR, "f"), as_allowed(candidate)).is_correct
+    refused = verified(capture, candidate)
+    assert "no kernel was launched" in refused.reason, "the guard refuses where full precision is set"
 
 
 def product(captured, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a @ b`` by the kernels."""
-    capture: Capture = captured(HIGH + PLAIN, "f")
-    return results(capture, fused(capture, HIGH + PLAIN, SMALL), {"a": a, "b": b})[0]
+    capture: Capture = in_tf32(captured(HEAD + PLAIN, "f"))
+    return results(capture, as_allowed(fused(capture, HEAD + PLAIN, SMALL)), {"a": a, "b": b})[0]
 
 
 def operands() -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from mtmc_lsp.actions.catalogue import apply_action, proposals
 from mtmc_lsp.core.action import ActionKind
@@ -21,9 +20,6 @@ from tests.planning.test_precisions import planned, precision
 LAYER = """import torch
 import torch.nn.functional as F
 
-torch.set_float32_matmul_precision("high")
-
-
 # mtmc: x=f32[B,K] w=f32[N,K] b=f32[N] B={b} K={k} N={n}
 def f(x, w, b):
     return F.relu(F.linear(x, w, b))
@@ -32,11 +28,9 @@ LARGE = LAYER.format(b=2048, k=2048, n=2048)
 FEW_ROWS = LAYER.format(b=32, k=4096, n=4096)
 
 
-@pytest.fixture(autouse=True)
-def _precision():
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
+def in_tf32(capture: Capture) -> Capture:
+    """A capture of a program that allows TF32. A setting in the text would stay in the process that all tests share."""
+    return replace(capture, graph=replace(capture.graph, fp32_matmul="tf32"))
 
 
 def modes(capture: Capture, text: str, history: tuple[Step, ...] = (), **state: bool) -> list[str]:
@@ -44,7 +38,7 @@ def modes(capture: Capture, text: str, history: tuple[Step, ...] = (), **state: 
 
 
 def test_large_products_are_tried_on_scaled_operands_and_then_in_tf32(captured) -> None:
-    capture = captured(LARGE, "f")
+    capture = in_tf32(captured(LARGE, "f"))
     first = planned(capture, LARGE)[0]
     assert precision(first) == "fp16-scaled"
     assert first.changes_rounding
@@ -60,20 +54,20 @@ def test_large_products_are_tried_on_scaled_operands_and_then_in_tf32(captured) 
 
 
 def test_with_few_rows_the_conversion_takes_longer_than_a_product_in_tf32(captured) -> None:
-    ir, _ = region_and_program(captured(FEW_ROWS, "f"))
+    ir, _ = region_and_program(in_tf32(captured(FEW_ROWS, "f")))
     (order,) = Precisions.of(ir, H200, []).modes.values()
     assert order == (PrecisionMode.TF32, PrecisionMode.FP16_SCALED)
 
 
 def test_full_precision_and_strict_rounding_exclude_it(captured) -> None:
-    assert "fp16-scaled" not in modes(captured(LARGE, "f"), LARGE, strict=True)
-    text = LARGE.replace('"high"', '"highest"')
-    assert "fp16-scaled" not in modes(captured(text, "f"), text)
+    capture = captured(LARGE, "f")
+    assert "fp16-scaled" not in modes(in_tf32(capture), LARGE, strict=True)
+    assert "fp16-scaled" not in modes(capture, LARGE)
 
 
 @pytest.mark.parametrize(("mode", "other"), [("fp16-scaled", "tf32"), ("tf32", "fp16-scaled")])
 def test_tuning_measures_both_modes(mode: str, other: str, captured) -> None:
-    capture = captured(LARGE, "f")
+    capture = in_tf32(captured(LARGE, "f"))
     first = planned(capture, LARGE)[0]
     config = {**first.params["config"], "precision": mode, "block_k": 32, "tma": False}
     candidate = fused(capture, LARGE, config)
