@@ -275,7 +275,7 @@ class ForeignCandidate:
         if waiting := sorted({name for outcome in outcomes for name in outcome.waiting}):
             notes.append(WAITING.format(names=" and ".join(waiting)))
         if interpreted:
-            notes.append("an interpreter run is no proof for a GPU: races cannot show")
+            notes.append("an interpreter run is no proof for a GPU: not all races show")
         return notes
 
 
