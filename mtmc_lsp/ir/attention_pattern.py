@@ -196,16 +196,27 @@ def grouped_axes(
         inputs: what the region reads from memory.
     """
     pending, read, visited = [form.scores.inputs[1], form.result.inputs[1]], set[Axis](), set[str]()
+    aliases: dict[Axis, Axis] = {}
+    """Axes of an alias, with those of its input."""
     while pending:
         name = pending.pop()
         if name in visited:
             continue
         visited.add(name)
-        if name in inputs or not prims[name].inputs:
-            read |= set(table.all_axes(name))
-        else:
-            pending += prims[name].inputs
-    return [axis for axis in table.of_product(form.result).batch if axis not in read]
+        prim, axes = prims[name], table.all_axes(name)
+        if name in inputs or not prim.inputs:
+            read |= set(axes)
+            continue
+        pending += prim.inputs
+        before = [axis for item in prim.inputs for axis in table.all_axes(item)]
+        if prim.op is PrimOp.ALIAS and [axis.size for axis in axes] == [axis.size for axis in before]:
+            aliases |= dict(zip(axes, before, strict=True))
+        elif prim.op is not PrimOp.EXPAND:
+            # A part of another axis, such as a head in a row of all heads: its elements are in memory.
+            read |= {*axes} - {*before}
+    return [
+        axis for axis in table.of_product(form.result).batch if axis not in read and aliases.get(axis, axis) not in read
+    ]
 
 
 def _skip_casts(prims: dict[str, Prim], name: str) -> Prim | None:
