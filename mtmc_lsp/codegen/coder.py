@@ -21,7 +21,8 @@ from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, RUN_CUDA_GRAPH
 from mtmc_lsp.codegen.module.direct_launches import DIRECT_LAUNCHES
 from mtmc_lsp.codegen.module.guard import Traced, bindings, returns_tensors, size_text, write_guard
 from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS
-from mtmc_lsp.codegen.module.launcher import FLAG, Launcher
+from mtmc_lsp.codegen.module.launchers.launcher import Launcher
+from mtmc_lsp.codegen.module.launchers.values import FLAG
 from mtmc_lsp.codegen.module.naming import (
     base_name,
     launch_key,

@@ -16,7 +16,7 @@ from mtmc_lsp.codegen.matmul.matmul_kernel import write_product_kernels, write_w
 from mtmc_lsp.codegen.matmul.split_k import write_split_product
 from mtmc_lsp.codegen.matmul.split_on_load import write_product_split_on_load
 from mtmc_lsp.codegen.matmul.stream_k import write_stream_product
-from mtmc_lsp.codegen.module.launcher import Launcher
+from mtmc_lsp.codegen.module.launchers.launcher import Launcher
 from mtmc_lsp.codegen.module.naming import identifier, kernel_name, launch_key, value_name
 from mtmc_lsp.codegen.module.shared_kernels import KernelNames, SharedKernels
 from mtmc_lsp.codegen.module.side_by_side import side_by_side

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel
 from mtmc_lsp.codegen.kernel.snippets import call_text
-from mtmc_lsp.codegen.module.launcher import FLAG, Launcher
+from mtmc_lsp.codegen.module.launchers.launcher import Launcher
+from mtmc_lsp.codegen.module.launchers.values import FLAG
 from mtmc_lsp.core.dtypes import is_float, itemsize
 from mtmc_lsp.core.graph import PRODUCTS, Node, Ref, RowLoop, Rows
 from mtmc_lsp.core.protocols import CannotCode

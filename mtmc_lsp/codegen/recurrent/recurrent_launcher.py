@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel, kernel_source
 from mtmc_lsp.codegen.kernel.snippets import LINE, blocks_text, call_text, filled
-from mtmc_lsp.codegen.module.launcher import Launcher
+from mtmc_lsp.codegen.module.launchers.launcher import Launcher
 from mtmc_lsp.codegen.recurrent.recurrent_kernel import RecurrentKernel
 from mtmc_lsp.core.dtypes import POINTER_TYPES
 from mtmc_lsp.core.graph import Ref, TensorType

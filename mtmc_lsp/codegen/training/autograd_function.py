@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mtmc_lsp.codegen.kernel.snippets import call_text, tuple_text
-from mtmc_lsp.codegen.module.launcher import Launcher
+from mtmc_lsp.codegen.module.launchers.launcher import Launcher
 from mtmc_lsp.codegen.training.function_class import FunctionClass, class_name, passed_original, tangent_parameters
 from mtmc_lsp.codegen.training.operators import PassOperator
 from mtmc_lsp.codegen.training.original_code import OriginalCode, original_code

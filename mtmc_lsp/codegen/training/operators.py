@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from mtmc_lsp.codegen.kernel.snippets import call_text, def_lines, tuple_text
 from mtmc_lsp.codegen.module.guard import bindings, size_text
-from mtmc_lsp.codegen.module.launcher import MAX_ARGUMENTS, Launcher
+from mtmc_lsp.codegen.module.launchers.launcher import Launcher
+from mtmc_lsp.codegen.module.launchers.operator import MAX_ARGUMENTS
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size
 

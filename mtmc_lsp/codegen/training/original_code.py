@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.codegen.kernel.snippets import call_text, literal, tuple_text
-from mtmc_lsp.codegen.module.launcher import Launcher
+from mtmc_lsp.codegen.module.launchers.launcher import Launcher
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.workload import Capture, CapturedArgument, ContainerKind, TargetKind
 
