@@ -44,6 +44,8 @@ SLOW_MODULES = frozenset(
     training/test_targets training/test_timing training/test_training_programs training/test_user_losses
     loops/test_blocks loops/test_chunk_values loops/test_chunks loops/test_scan_values loops/test_scans loops/test_sequences loops/test_training
     search/test_public_suite verify/test_choices verify/test_faults verify/test_left_out_elements verify/test_pair_cheats verify/test_pairs
+    cli/test_search_option cli/test_sibling cluster/test_conversation core/test_branches loops/test_cells loops/test_kernels
+    training/test_attention training/test_linear_losses verify/test_programs_at_once verify/test_streams verify/test_use
     verify/test_real_sizes verify/test_state verify/test_surroundings verify/test_timer_commands
     """.split()
 )

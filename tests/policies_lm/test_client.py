@@ -156,7 +156,7 @@ def test_without_a_policy_the_roofline_planner_goes_on_with_a_note(tmp_path: Pat
     assert notes[0].startswith(
         "The lm policy is not used, and the roofline planner chooses the steps: no policy is named."
     )
-    assert f"{tmp_path}/absent/policy.json: there is no policy of kind lm here." in notes[1]
+    assert f"{tmp_path}/absent: there is no policy of kind lm here." in notes[1]
     assert all("mtmc train policy" in note for note in notes)
 
 
