@@ -44,6 +44,15 @@ def f(q, k, v):
 def f(q, k, v):
     return torch.softmax(q @ k.t() / 8, -1) @ v
 """,
+    "few queries": """# mtmc: q=f32[B,6,32] k=f32[B,T,32] v=f32[B,T,32] B=2 T=1030 grad=q,k,v
+def f(q, k, v):
+    return torch.softmax(q @ k.transpose(-1, -2) / 8, -1) @ v
+""",
+    "few queries of grouped heads": """# mtmc: q=bf16[B,4,2,32] k=bf16[B,2,T,32] v=bf16[B,2,T,32] B=1 T=1030 grad=q,k,v
+def f(q, k, v):
+    k, v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
+    return torch.softmax((q @ k.transpose(-1, -2) * 0.1).float(), -1).to(q.dtype) @ v
+""",
     "bias by position": """# mtmc: q=f32[B,2,S,64] k=f32[B,2,S,64] v=f32[B,2,S,64] slopes=f32[2] B=1 S=40 grad=q,k,v
 def f(q, k, v, slopes):
     at = torch.arange(q.shape[2], device=q.device)
@@ -138,6 +147,16 @@ def test_results_and_gradients_are_those_of_the_users_code(checker: Checker, nam
     assert saved is not None
     assert "log_sum_exp" in saved[1]
     assert "atomic" not in candidate.source
+
+
+@pytest.mark.parametrize("name", ["few queries", "few queries of grouped heads"])
+def test_programs_that_share_the_keys_save_one_log_sum_exp(checker: Checker, name: str) -> None:
+    capture = checker.capture(HEAD + ATTENTIONS[name])
+    candidate = recomputed(capture)
+    combining = next(text for text in candidate.source.split("@triton.jit") if "for part in range(0, PARTS):" in text)
+    assert "tl.store(log_sum_exp_ptr" in combining
+    assert candidate.source.count("tl.store(log_sum_exp_ptr") == 1
+    assert not checker.compile_errors(capture, candidate, ("sm_80", "sm_90"))
 
 
 @pytest.mark.parametrize("reason", UNCHANGED)

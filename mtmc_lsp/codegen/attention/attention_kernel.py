@@ -139,14 +139,12 @@ class AttentionWriter(AttentionTiles):
             self._store_parts(m_masks)
         else:
             self.normalise()
-            self.lines += self._log_sum_exp()
+            self.lines += self.log_sum_exp()
             self.store(m_masks, width_block)
         grid, sizes = [blocks_text("n_q", block_m)], {"n_q": queries, "n_k": keys}
         if self.batch:
             grid.append("n_batch")
             sizes["n_batch"] = self.size_of(self.batch)
-            if not self.size_of(self.batch).is_constant:
-                self.limits.append(f"{self.size_of(self.batch)} <= 65535")
         if self.config.is_split:
             blocks["PARTS"] = self.config.split
             grid.append(str(self.config.split))
@@ -344,6 +342,7 @@ class AttentionWriter(AttentionTiles):
                 mask = tile.expressions.mask_argument(offset, None)
                 lines.append(f"tl.store({Expressions.address(pointer, offset)}, {value.text}{mask})")
             accesses = tile.expressions.accesses
+        self.limit(accesses)
         for ref in self.result.region.outputs:
             if ref not in self._results():
                 self._store_row(ref, m_masks)
@@ -361,7 +360,7 @@ class AttentionWriter(AttentionTiles):
         """Whether the backward pass reads the log-sum-exp of each row."""
         return len(self._results()) < len(self.result.region.outputs)
 
-    def _log_sum_exp(self) -> list[str]:
+    def log_sum_exp(self) -> list[str]:
         """The statement that computes the log-sum-exp of each row, if it is saved."""
         if not self.saves_log_sum_exp:
             return []
