@@ -139,7 +139,7 @@ class AttentionWriter(AttentionTiles):
             self._store_parts(m_masks)
         else:
             self.normalise()
-            self.lines += self.log_sum_exp()
+            self.lines += self.statistics()
             self.store(m_masks, width_block)
         grid, sizes = [blocks_text("n_q", block_m)], {"n_q": queries, "n_k": keys}
         if self.batch:
@@ -350,29 +350,28 @@ class AttentionWriter(AttentionTiles):
     def _results(self) -> list[Ref]:
         """The outputs that have the axes of the second product."""
         return [
-            ref
-            for ref in self.result.region.outputs
-            if not self.form.is_log_sum_exp(self.ir.prims, self.ir.of(ref).name)
+            ref for ref in self.result.region.outputs if not self.form.is_statistic(self.ir.prims, self.ir.of(ref).name)
         ]
 
     @property
-    def saves_log_sum_exp(self) -> bool:
-        """Whether the backward pass reads the log-sum-exp of each row."""
+    def saves_statistics(self) -> bool:
+        """Whether the backward pass reads the maximum and the sum of each row."""
         return len(self._results()) < len(self.result.region.outputs)
 
-    def log_sum_exp(self) -> list[str]:
-        """The statement that computes the log-sum-exp of each row, if it is saved."""
-        if not self.saves_log_sum_exp:
+    def statistics(self) -> list[str]:
+        """The statements that compute the maximum of each row of logits and the logarithm of its sum, if they are saved."""
+        if not self.saves_statistics:
             return []
         if self.unit is None:
-            return [f"log_sum_exp = (row_max + tl.log2(row_total)) * {LN2!r}"]
-        factor = "" if self.unit == 1.0 else f" * {self.unit!r}"
-        return [f"log_sum_exp = row_max{factor} + tl.log(row_total)"]
+            return [f"largest = row_max * {LN2!r}", f"log_total = tl.log2(row_total) * {LN2!r}"]
+        largest = "row_max" if self.unit == 1.0 else f"row_max * {self.unit!r}"
+        return [f"largest = {largest}", "log_total = tl.log(row_total)"]
 
     def _store_row(self, ref: Ref, m_masks: list[Mask]) -> None:
-        """Store the log-sum-exp of each row."""
+        """Store the maximum of each row, or the logarithm of its sum."""
         name = self.ir.of(ref).name
-        values = {name: Code("log_sum_exp[:, None]", "float32", True, False)}
+        variable = "log_total" if self.form.is_log_total(self.ir.prims, name) else "largest"
+        values = {name: Code(f"{variable}[:, None]", "float32", True, False)}
         accesses: list[Index] = []
         for is_final in (False, True):
             tile = self.make_tile((self.result.m, "m"), ((), ""), m_masks, self.lines if is_final else [], values, accesses,

@@ -90,9 +90,9 @@ class _PartsCombiner(AttentionWriter):
             "row_total = tl.reshape(row_total, [BLOCK_M])",
         ]
         self.normalise()
-        if self.saves_log_sum_exp:
+        if self.saves_statistics:
             self.lines.append("row_max = tl.reshape(row_max, [BLOCK_M])")
-        self.lines += self.log_sum_exp()
+        self.lines += self.statistics()
         self.store(m_masks, width_block)
         return assemble(
             name,
