@@ -36,6 +36,9 @@ LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
 FEW_QUERIES = 16
 """Queries below which the heads of a group are rows of one block: a tensor-core instruction has as many rows."""
 
+MOST_SPLIT_QUERIES = 256
+"""Queries (with the heads of a group) up to which a kernel for few queries runs: its buffers hold each result once per part."""
+
 
 def _all(conditions: Sequence[str]) -> str:
     return " & ".join(f"({text})" if len(conditions) > 1 and not text.isidentifier() else text for text in conditions)
@@ -146,6 +149,9 @@ class AttentionWriter(AttentionTiles):
             grid.append("n_batch")
             sizes["n_batch"] = self.size_of(self.batch)
         if self.config.is_split:
+            if not queries.is_constant:
+                most = max(MOST_SPLIT_QUERIES, queries.value(self.ir.graph.sizes))
+                self.limits.append(f"{queries} <= {most}")
             blocks["PARTS"] = self.config.split
             grid.append(str(self.config.split))
         return assemble(
