@@ -203,6 +203,9 @@ def grouped_axes(
             read |= set(table.all_axes(name))
         else:
             pending += prims[name].inputs
+            if prims[name].op is PrimOp.SLICE:
+                # The heads of one projection are parts of an axis of the source, which lacks theirs.
+                return []
     return [axis for axis in table.of_product(form.result).batch if axis not in read]
 
 
