@@ -1,6 +1,6 @@
 """Recompute attention: the backward pass computes the probabilities of an attention again, so that they are not saved.
 
-The forward pass is one kernel with the online softmax, which saves the result and the log-sum-exp of each row of scores. In the
+The forward pass is one kernel with the online softmax, which saves the result, and the maximum and the sum of each row. In the
 backward pass, one kernel sums the gradients of keys and values over blocks of queries, and another one the gradients of the
 queries over blocks of keys. Each computes a tile of probabilities again, and none of them adds atomically.
 
@@ -119,8 +119,8 @@ class RecomputeAttention:
             expected=replace(expected(situation.present, cost), saved_memory=memory),
             text=f"Compute the probabilities of the attention{places} again in the backward pass",
             rationale=f"Besides inputs and results, {size_text(saved[1])} are saved for the backward pass instead of "
-            f"{size_text(saved[0])}, the log-sum-exp of each row of scores included. Scores and probabilities are computed "
-            f"again, tile by tile. A call allocates {size_text(memory)} less at its peak (estimates).",
+            f"{size_text(saved[0])}, the maximum and the sum of each row of scores included. Scores and probabilities are "
+            f"computed again, tile by tile. A call allocates {size_text(memory)} less at its peak (estimates).",
         )
 
 
@@ -146,13 +146,12 @@ def _plans(ir: KernelIR, inside: Sequence[str], action: MacroAction) -> list[Ker
     """
     graph = ir.graph
     assert graph.backward is not None
-    log_sum_exp = graph.backward.early[-1]
-    log = next(ref.name for ref in graph.node(log_sum_exp).inputs() if graph.node(ref.name).word == "log")
-    forward = [node.name for node in graph.nodes if node.name in {*inside, log, log_sum_exp}]
+    log_total = graph.backward.early[-1]
+    forward = [node.name for node in graph.nodes if node.name in {*inside, log_total}]
     plans = [_plan(ir, forward, action)]
     if region_of(ir, plans[0]).kind is not RegionKind.ATTENTION:
         raise IllegalAction("recompute-attention: the forward pass is no attention of one kernel")
-    tiles, results = _tiles(ir, log_sum_exp)
+    tiles, results = _tiles(ir, log_total)
     if any(ref.name in tiles for ref in graph.escaping):
         raise IllegalAction("recompute-attention: the gradient of a bias needs those of all scores")
     sums = [_with_views_before(ir, each, tiles) for each in _deltas(graph, tiles)]
@@ -203,10 +202,10 @@ def _cheap_before(ir: KernelIR, inside: set[str], stored: Collection[str]) -> li
     return list(found)
 
 
-def _tiles(ir: KernelIR, log_sum_exp: str) -> tuple[list[str], list[str]]:
+def _tiles(ir: KernelIR, log_total: str) -> tuple[list[str], list[str]]:
     """The nodes of the backward pass with an element for each pair of a query and a key, and the products that sum them."""
     graph = ir.graph
-    shifted = next(node for node in graph.readers(log_sum_exp) if node.name in graph.backward_nodes)
+    shifted = next(node for node in graph.readers(log_total) if node.name in graph.backward_nodes)
     tiles = _products_before(graph, shifted.name)
     results: list[str] = []
     for node in graph.nodes:

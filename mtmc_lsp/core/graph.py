@@ -356,7 +356,7 @@ class Backward:
     in_forward: bool = False
     """Whether the forward pass computes the gradients, for an upstream gradient of 1. The backward pass multiplies them."""
     early: tuple[str, ...] = ()
-    """Nodes that the forward pass computes although only gradients need them, such as the log-sum-exp of an attention."""
+    """Nodes that the forward pass computes although only gradients need them, such as the row maxima of an attention."""
 
 
 @dataclass(frozen=True)

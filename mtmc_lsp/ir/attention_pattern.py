@@ -37,15 +37,13 @@ class AttentionForm:
     total: str
     """The sum of the exponentials of a row, relative to the largest one."""
 
-    def is_log_sum_exp(self, prims: Mapping[str, Prim], name: str) -> bool:
-        """Whether a value is the logarithm of the sum of the exponentials of each row."""
-        prim = prims[name]
-        logs = [prims[source] for source in prim.inputs if prims[source].fn == "log"]
-        return (
-            prim.fn == "add"
-            and len(logs) == 1
-            and {*prim.inputs, *logs[0].inputs} == {self.maximum, self.total, logs[0].name}
-        )
+    def is_log_total(self, prims: Mapping[str, Prim], name: str) -> bool:
+        """Whether a value is the logarithm of the sum of the exponentials of each row, relative to the largest one."""
+        return prims[name].fn == "log" and prims[name].inputs == (self.total,)
+
+    def is_statistic(self, prims: Mapping[str, Prim], name: str) -> bool:
+        """Whether a value is the maximum of each row, or the logarithm of its sum: the backward pass needs both."""
+        return name == self.maximum or self.is_log_total(prims, name)
 
 
 @dataclass(frozen=True)

@@ -465,7 +465,7 @@ def _product_region(
     form = attention_form([ir.prims[name] for name in prims]) if kind is RegionKind.ATTENTION else None
     for ref in outputs:
         name = ir.of(ref).name
-        if form is not None and form.is_log_sum_exp(ir.prims, name):
+        if form is not None and form.is_statistic(ir.prims, name):
             continue
         if set(table.all_axes(name)) != set(parallel):
             raise CannotFuse("a result does not have the product's axes")

@@ -1,8 +1,10 @@
 """Recomputes the probabilities of an attention in its backward pass, instead of saving them (Dao, arXiv 2307.08691).
 
-Of ``out = softmax(scores) @ v``, the forward pass saves ``out`` and the log-sum-exp of each row of scores. The backward pass
-computes the scores again, and from them the probabilities ``exp(scores - log_sum_exp)``. The sum over the keys of a
-probability times its gradient, which the gradient of a softmax subtracts, equals the sum of ``out`` times its gradient:
+Of ``out = softmax(scores) @ v``, the forward pass saves ``out``, the maximum of each row of scores, and the logarithm of the sum
+of its exponentials. The backward pass computes the scores again, and from them the probabilities ``exp(scores - row_max -
+log_total)``. One number, the sum of both, would be rounded as a large maximum is: a row of masked scores of -1e9 would have
+probabilities of 1. The sum over the keys of a probability times its gradient, which the gradient of a softmax subtracts, equals
+the sum of ``out`` times its gradient:
 
     sum_n(p[m, n] * sum_w(grad_out[m, w] * v[n, w])) = sum_w(grad_out[m, w] * sum_n(p[m, n] * v[n, w]))
 
@@ -103,9 +105,9 @@ def recomputing(graph: Graph, name: str) -> Graph:
         CannotRewrite: it is not possible.
     """
     found = attention_of(graph, name)
-    log_total, log_sum_exp = _log_sum_exp(found)
+    log_total = _log_total(found)
     cheap = set(_cheap_sources(found, lower(graph)))
-    again, chain = _computed_again(found, Ref(log_sum_exp.name), cheap)
+    again, chain = _computed_again(found, Ref(log_total.name), cheap)
     swap = {Ref(each): Ref(chain[each]) for each in found.inside}
     swap |= {Ref(f"{each}{AGAIN}"): Ref(chain[each]) for each in found.inside}
     # Views of the operands are free, so that their sources are saved, once.
@@ -129,11 +131,12 @@ def recomputing(graph: Graph, name: str) -> Graph:
             swap[Ref(node.name)] = delta
             continue
         updated = node.reading(swap) if node.name in graph.backward_nodes else node
-        nodes.append(replace(updated, variable=named.get(node.name, updated.variable)))
+        variable = named.get(node.name, updated.variable) or ("row_max" if node is found.largest else "")
+        nodes.append(replace(updated, variable=variable))
         if node.name == found.total.name:
-            nodes += [log_total, log_sum_exp]
+            nodes.append(log_total)
     assert graph.backward is not None
-    passes = replace(graph.backward, early=(*graph.backward.early, log_sum_exp.name))
+    passes = replace(graph.backward, early=(*graph.backward.early, found.largest.name, log_total.name))
     changed = replace(graph, nodes=tuple(nodes), backward=passes)
     changed = _live(
         replace(changed, outputs=(*graph.forward_outputs, *(swap.get(ref, ref) for ref in graph.gradients)))
@@ -154,15 +157,12 @@ def _variables(graph: Graph, sums: set[str]) -> dict[str, str]:
     return {name: "grad_scores" for name in last if all(base_name(reader) in ends for reader in graph.readers(name))}
 
 
-def _log_sum_exp(found: Attention) -> tuple[Node, Node]:
-    kind = found.total.type
-    log = Node(f"{found.total.name}_log", "aten.log.default", (Ref(found.total.name),), {}, (kind,), found.total.line)
-    args: tuple[Argument, ...] = (Ref(found.largest.name), Ref(log.name))
-    name = f"{found.total.name}_log_sum_exp"
-    return log, Node(name, "aten.add.Tensor", args, {}, (kind,), found.total.line, "log_sum_exp")
+def _log_total(found: Attention) -> Node:
+    total = found.total
+    return Node(f"{total.name}_log", "aten.log.default", (Ref(total.name),), {}, (total.type,), total.line, "log_total")
 
 
-def _computed_again(found: Attention, log_sum_exp: Ref, cheap: set[str]) -> tuple[list[Node], dict[str, str]]:
+def _computed_again(found: Attention, log_total: Ref, cheap: set[str]) -> tuple[list[Node], dict[str, str]]:
     """Copies of the nodes that compute the probabilities and of the cheap nodes that these read, and their names."""
     graph = found.graph
     chain: dict[str, str] = {}
@@ -174,13 +174,18 @@ def _computed_again(found: Attention, log_sum_exp: Ref, cheap: set[str]) -> tupl
     chain[found.largest.name] = chain[found.total.name] = chain[found.powers.name]
     swap = {Ref(name): Ref(copy) for name, copy in chain.items()}
     swap |= {Ref(name): Ref(f"{name}{AGAIN}") for name in cheap}
+    shifted, largest = found.shifted, Ref(found.largest.name)
+    normalised = Ref(f"{shifted.name}_normalised{AGAIN}")
     copies = []
     for node in graph.nodes:
         if node.name in cheap or (node.name in chain and chain[node.name] == f"{node.name}{AGAIN}"):
-            changed = node.reading({**swap, Ref(found.largest.name): log_sum_exp} if node is found.shifted else swap)
+            changed = node.reading({**swap, largest: largest, Ref(shifted.name): normalised})
             is_behind = node is found.powers or graph.positions[node.name] > graph.positions[found.powers.name]
             variable = (found.weights.variable or "weights") if is_behind and node.name in chain else node.variable
             copies.append(replace(changed, name=f"{node.name}{AGAIN}", variable=variable))
+            if node is shifted:
+                args: tuple[Argument, ...] = (Ref(f"{shifted.name}{AGAIN}"), log_total)
+                copies.append(Node(normalised.name, "aten.sub.Tensor", args, {}, (shifted.type,), shifted.line))
     return copies, chain
 
 

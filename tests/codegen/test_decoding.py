@@ -112,6 +112,13 @@ def test_keys_are_split_among_as_many_programs_as_fill_the_device(captured) -> N
             assert alone.us > 1.2 * kernel_cost(ir, region, config, H200).us
 
 
+def test_calls_with_many_queries_run_the_users_code_where_parts_would_need_much_memory(captured) -> None:
+    text = HEAD + PLAIN.replace("B,3,1,16", "B,3,S,16").replace("B=2", "B=2 S=4")
+    capture = captured(text, "f")
+    assert "q.shape[2] <= 256" in fused(capture, text, {**CONFIG, "split": 4}).source
+    assert "q.shape[2] <= 256" not in fused(capture, text, CONFIG).source
+
+
 def test_keys_are_not_split_where_a_mask_limits_those_of_each_query(captured) -> None:
     text = (
         HEAD

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from mtmc_lsp.codegen.kernel.kernel import MAX_GRID_Y
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.verify.cases import Case
 from tests.codegen.checker import Checker, start, with_kernel
@@ -17,9 +18,10 @@ LOOPED: dict[str, object] = {"rows": 8, "block": 4, "loop": True}
 
 
 def kernel_of(checker: Checker, text: str, size: int, config: dict[str, object] | None = None) -> Candidate:
-    """The target as one kernel, for a workload in which every named size is ``size``."""
+    """The target as one kernel, for a workload in which every named size is ``size``, and a batch B fits a grid."""
     capture = checker.capture(text)
-    huge = replace(capture, graph=replace(capture.graph, sizes=dict.fromkeys(capture.graph.sizes, size)))
+    sizes = {name: min(size, MAX_GRID_Y) if name == "B" else size for name in capture.graph.sizes}
+    huge = replace(capture, graph=replace(capture.graph, sizes=sizes))
     return with_kernel(huge, start(huge), [node.name for node in huge.graph.nodes], config)
 
 

@@ -36,6 +36,9 @@ LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
 FEW_QUERIES = 16
 """Queries below which the heads of a group are rows of one block: a tensor-core instruction has as many rows."""
 
+MOST_SPLIT_QUERIES = 256
+"""Queries (with the heads of a group) up to which a kernel for few queries runs: its buffers hold each result once per part."""
+
 
 def _all(conditions: Sequence[str]) -> str:
     return " & ".join(f"({text})" if len(conditions) > 1 and not text.isidentifier() else text for text in conditions)
@@ -139,15 +142,16 @@ class AttentionWriter(AttentionTiles):
             self._store_parts(m_masks)
         else:
             self.normalise()
-            self.lines += self._log_sum_exp()
+            self.lines += self.statistics()
             self.store(m_masks, width_block)
         grid, sizes = [blocks_text("n_q", block_m)], {"n_q": queries, "n_k": keys}
         if self.batch:
             grid.append("n_batch")
             sizes["n_batch"] = self.size_of(self.batch)
-            if not self.size_of(self.batch).is_constant:
-                self.limits.append(f"{self.size_of(self.batch)} <= 65535")
         if self.config.is_split:
+            if not queries.is_constant:
+                most = max(MOST_SPLIT_QUERIES, queries.value(self.ir.graph.sizes))
+                self.limits.append(f"{queries} <= {most}")
             blocks["PARTS"] = self.config.split
             grid.append(str(self.config.split))
         return assemble(
@@ -344,6 +348,7 @@ class AttentionWriter(AttentionTiles):
                 mask = tile.expressions.mask_argument(offset, None)
                 lines.append(f"tl.store({Expressions.address(pointer, offset)}, {value.text}{mask})")
             accesses = tile.expressions.accesses
+        self.limit(accesses)
         for ref in self.result.region.outputs:
             if ref not in self._results():
                 self._store_row(ref, m_masks)
@@ -351,29 +356,28 @@ class AttentionWriter(AttentionTiles):
     def _results(self) -> list[Ref]:
         """The outputs that have the axes of the second product."""
         return [
-            ref
-            for ref in self.result.region.outputs
-            if not self.form.is_log_sum_exp(self.ir.prims, self.ir.of(ref).name)
+            ref for ref in self.result.region.outputs if not self.form.is_statistic(self.ir.prims, self.ir.of(ref).name)
         ]
 
     @property
-    def saves_log_sum_exp(self) -> bool:
-        """Whether the backward pass reads the log-sum-exp of each row."""
+    def saves_statistics(self) -> bool:
+        """Whether the backward pass reads the maximum and the sum of each row."""
         return len(self._results()) < len(self.result.region.outputs)
 
-    def _log_sum_exp(self) -> list[str]:
-        """The statement that computes the log-sum-exp of each row, if it is saved."""
-        if not self.saves_log_sum_exp:
+    def statistics(self) -> list[str]:
+        """The statements that compute the maximum of each row of logits and the logarithm of its sum, if they are saved."""
+        if not self.saves_statistics:
             return []
         if self.unit is None:
-            return [f"log_sum_exp = (row_max + tl.log2(row_total)) * {LN2!r}"]
-        factor = "" if self.unit == 1.0 else f" * {self.unit!r}"
-        return [f"log_sum_exp = row_max{factor} + tl.log(row_total)"]
+            return [f"largest = row_max * {LN2!r}", f"log_total = tl.log2(row_total) * {LN2!r}"]
+        largest = "row_max" if self.unit == 1.0 else f"row_max * {self.unit!r}"
+        return [f"largest = {largest}", "log_total = tl.log(row_total)"]
 
     def _store_row(self, ref: Ref, m_masks: list[Mask]) -> None:
-        """Store the log-sum-exp of each row."""
+        """Store the maximum of each row, or the logarithm of its sum."""
         name = self.ir.of(ref).name
-        values = {name: Code("log_sum_exp[:, None]", "float32", True, False)}
+        variable = "log_total" if self.form.is_log_total(self.ir.prims, name) else "largest"
+        values = {name: Code(f"{variable}[:, None]", "float32", True, False)}
         accesses: list[Index] = []
         for is_final in (False, True):
             tile = self.make_tile((self.result.m, "m"), ((), ""), m_masks, self.lines if is_final else [], values, accesses,

@@ -108,8 +108,6 @@ class _GradientWriter(AttentionTiles):
         if self.result.batch:
             grid.append("n_batch")
             sizes["n_batch"] = self.size_of(self.result.batch)
-            if not sizes["n_batch"].is_constant:
-                self.limits.append(f"{sizes['n_batch']} <= 65535")
         return assemble(
             name,
             self.parameters,

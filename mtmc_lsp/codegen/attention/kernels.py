@@ -43,18 +43,21 @@ def write_attention_kernels(
         return [writer.kernel(name, docstring)]
     if writer.band.limits:
         raise CannotCode("split is not supported where a mask limits the keys of each query; use split = 1")
-    if writer.saves_log_sum_exp:
-        raise CannotCode("split is not supported in training; use split = 1")
     first = writer.kernel(f"{name}_parts", "Unnormalised results, maxima and sums for parts of the keys.")
     last = _PartsCombiner(ir, region, buffers, config, form)
-    return [first, last.combine(name, docstring, writer.exponent_factor)]
+    return [first, last.combine(name, docstring, writer.unit)]
 
 
 class _PartsCombiner(AttentionWriter):
     """Writes the second kernel of a split attention."""
 
-    def combine(self, name: str, docstring: str, exponent_factor: float) -> Kernel:
-        """The kernel that combines the parts of each query in a fixed order, and applies the operations after the attention."""
+    def combine(self, name: str, docstring: str, unit: float | None) -> Kernel:
+        """The kernel that combines the parts of each query in a fixed order, and applies the operations after the attention.
+
+        Args:
+            unit: of the parts' maxima.
+        """
+        self.unit = unit
         width_block = max(16, next_power_of_two(self.width))
         blocks = {"BLOCK_M": SMALLEST_BLOCK, "WIDTH": width_block, "PARTS": self.config.split}
         queries = self.size_of(self.scores.m)
@@ -69,7 +72,7 @@ class _PartsCombiner(AttentionWriter):
             self.lines.append(f"m_mask = m < {self.parameters.size(queries).text}")
             m_masks = [Mask("m_mask", True, False)]
         mask = ", mask=m_mask, other=0.0" if m_masks else ""
-        factor = "" if exponent_factor == 1.0 else f" * {exponent_factor!r}"
+        factor = "" if self.exponent_factor == 1.0 else f" * {self.exponent_factor!r}"
         self.lines += [
             "width = tl.arange(0, WIDTH)[None, :]",
             f"row_max = tl.full([BLOCK_M, 1], {LOWEST['float32']}, tl.float32)",
@@ -87,6 +90,9 @@ class _PartsCombiner(AttentionWriter):
             "row_total = tl.reshape(row_total, [BLOCK_M])",
         ]
         self.normalise()
+        if self.saves_statistics:
+            self.lines.append("row_max = tl.reshape(row_max, [BLOCK_M])")
+        self.lines += self.statistics()
         self.store(m_masks, width_block)
         return assemble(
             name,

@@ -148,5 +148,5 @@ class AttentionTiles:
             for variable, step in access.terms:
                 if variable.rows or variable.cols:
                     extent = extent + step * variable.size
-            if not extent.is_constant:
+            if not extent.is_constant or extent.constant >= 2**31:
                 self.limits.append(int32_limit(extent))

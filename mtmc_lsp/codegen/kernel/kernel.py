@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtmc_lsp.codegen.kernel.parameters import NUMBER_DTYPES, Parameters
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.sizes import Number, Size
+
+MAX_GRID_Y = 65535
+"""Maximum size of a grid's second and third dimension."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +106,20 @@ def assemble(
         num_warps=num_warps,
         num_stages=num_stages,
         dynamic=dynamic or {},
-        limits=limits,
+        limits=tuple(dict.fromkeys((*limits, *_grid_limits(grid, grid_sizes)))),
         scratch_written=scratch_written,
         scratch_read=scratch_read,
         described=described,
         static=frozenset(n for n in fixed if not dict(sizes)[n].is_constant),
         run_time_numbers=run_time_numbers,
     )
+
+
+def _grid_limits(grid: tuple[str, ...], sizes: Mapping[str, Size]) -> Iterator[str]:
+    """Limits of the grid's second and third dimension where these are sizes, such as that of a batch."""
+    for size in (sizes[text] for text in grid[1:] if text in sizes):
+        if not size.is_constant or size.constant > MAX_GRID_Y:
+            yield f"{size} <= {MAX_GRID_Y}"
 
 
 def number_parameters(numbers: Sequence[tuple[str, Number, str]]) -> list[str]:

@@ -8,11 +8,10 @@ from dataclasses import replace
 from mtmc_lsp.codegen.kernel.axis_groups import Group, split_variable
 from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index, Variable
-from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, assemble
+from mtmc_lsp.codegen.kernel.kernel import MAX_GRID_Y, Kernel, Scratch, assemble
 from mtmc_lsp.codegen.kernel.snippets import Code, blocks_text, next_power_of_2_text
 from mtmc_lsp.codegen.loop.iterations import axes_from
 from mtmc_lsp.codegen.loop.loop_kernel import LoopWriter
-from mtmc_lsp.codegen.tile.tile import MAX_GRID_Y
 from mtmc_lsp.core.graph import Node, TensorType
 from mtmc_lsp.core.loop import LoopInput, LoopOutput, Position
 from mtmc_lsp.core.protocols import CannotCode

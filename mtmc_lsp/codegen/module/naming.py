@@ -33,7 +33,7 @@ PRODUCT_NAMES = RESERVED | frozenset(
 
 ATTENTION_NAMES = RESERVED | frozenset(
     "m n m_mask n_mask EVEN_M EVEN_N batch head width scores logits weights shrink acc row_max row_total new_max "
-    "BLOCK_M BLOCK_N HEAD WIDTH first_query first_key end_key end_query edge_key at_edge log_sum_exp start "
+    "BLOCK_M BLOCK_N HEAD WIDTH first_query first_key end_key end_query edge_key at_edge largest log_total start "
     "PARTS part part_keys part_max row parts_ptr maxima_ptr totals_ptr".split()
 )
 """Names that attention kernels use for their own variables."""

@@ -8,6 +8,7 @@ from mtmc_lsp.codegen.kernel.axis_groups import Group, Mask, split_variable
 from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.folds import folded
 from mtmc_lsp.codegen.kernel.index import Index
+from mtmc_lsp.codegen.kernel.kernel import MAX_GRID_Y
 from mtmc_lsp.codegen.kernel.parameters import Parameters
 from mtmc_lsp.codegen.kernel.snippets import Code
 from mtmc_lsp.core.graph import TensorType
@@ -36,10 +37,6 @@ def _dense(outer: Axis, inner: Axis, access: Index) -> bool:
     steps = {variable.id: coefficient for variable, coefficient in access.terms if not variable.code}
     zero = Size.of(0)
     return steps.get(outer.id, zero) == steps.get(inner.id, zero) * inner.size
-
-
-MAX_GRID_Y = 65535
-"""Maximum size of a grid's second dimension."""
 
 
 class TileBase:

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from mtmc_lsp.codegen.kernel import indexing
 from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index
-from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, assemble
+from mtmc_lsp.codegen.kernel.kernel import MAX_GRID_Y, Kernel, Scratch, assemble
 from mtmc_lsp.codegen.kernel.persistence import loop_over_work_items
 from mtmc_lsp.codegen.kernel.snippets import COMPARE, TRITON_DTYPES, Code, blocks_text, next_power_of_2_text
-from mtmc_lsp.codegen.tile.tile import MAX_GRID_Y, merge_axes
+from mtmc_lsp.codegen.tile.tile import merge_axes
 from mtmc_lsp.codegen.tile.tile_reductions import ReducingTile
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
 from mtmc_lsp.core.graph import Ref, TensorType

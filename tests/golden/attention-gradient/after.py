@@ -19,7 +19,8 @@ def attention_kernel(
     k_ptr,
     v_ptr,
     out_ptr,
-    log_sum_exp_ptr,
+    row_max_ptr,
+    log_total_ptr,
     n_queries,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -28,7 +29,7 @@ def attention_kernel(
     EVEN_M: tl.constexpr,
     EVEN_N: tl.constexpr,
 ):
-    """log_sum_exp, out, in one kernel.
+    """row_max, log_total, out, in one kernel.
 
         return torch.softmax(q @ k.transpose(-1, -2) / 8, -1) @ v
 
@@ -59,9 +60,11 @@ def attention_kernel(
         row_total = row_total * shrink + tl.sum(weights, axis=1)
         row_max = new_max
     acc = acc / row_total[:, None]
-    log_sum_exp = (row_max + tl.log2(row_total)) * 0.6931471805599453
+    largest = row_max * 0.6931471805599453
+    log_total = tl.log2(row_total) * 0.6931471805599453
     tl.store(out_ptr + batch * 32 * n_queries + m * 32 + width, acc, mask=m_mask)
-    tl.store(log_sum_exp_ptr + batch * n_queries + m, log_sum_exp[:, None], mask=m_mask)
+    tl.store(row_max_ptr + batch * n_queries + m, largest[:, None], mask=m_mask)
+    tl.store(log_total_ptr + batch * n_queries + m, log_total[:, None], mask=m_mask)
 
 
 @triton.jit
@@ -95,7 +98,8 @@ def attention_backward_grad_k_kernel(
     v_ptr,
     q_ptr,
     grad_out_ptr,
-    log_sum_exp_ptr,
+    row_max_ptr,
+    log_total_ptr,
     delta_ptr,
     grad_v_ptr,
     grad_k_ptr,
@@ -129,8 +133,9 @@ def attention_backward_grad_k_kernel(
         scores = tl.dot(q, tl.trans(k))
         grad_out = tl.load(grad_out_ptr + batch * 32 * n_queries + m * 32 + head, mask=m_mask, other=0.0)
         grad_weights = tl.dot(grad_out, tl.trans(v))
-        log_sum_exp = tl.load(log_sum_exp_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
-        weights = tl.exp(scores / 8.0 - log_sum_exp)
+        row_max = tl.load(row_max_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
+        log_total = tl.load(log_total_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
+        weights = tl.exp(scores / 8.0 - row_max - log_total)
         weights_2 = weights.to(tl.bfloat16).to(tl.float32)
         delta = tl.load(delta_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
         grad_scores = (grad_weights * weights_2 - weights_2 * delta).to(tl.bfloat16).to(tl.float32) / 8.0
@@ -146,7 +151,8 @@ def attention_backward_grad_q_kernel(
     grad_out_ptr,
     k_ptr,
     v_ptr,
-    log_sum_exp_ptr,
+    row_max_ptr,
+    log_total_ptr,
     delta_ptr,
     grad_q_ptr,
     n_queries,
@@ -176,8 +182,9 @@ def attention_backward_grad_q_kernel(
         scores = tl.dot(q, tl.trans(k))
         v = tl.load(v_ptr + batch * 32 * n_queries + n[:, None] * 32 + head, mask=n_mask[:, None], other=0.0)
         grad_weights = tl.dot(grad_out, tl.trans(v))
-        log_sum_exp = tl.load(log_sum_exp_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
-        weights = tl.exp(scores / 8.0 - log_sum_exp)
+        row_max = tl.load(row_max_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
+        log_total = tl.load(log_total_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
+        weights = tl.exp(scores / 8.0 - row_max - log_total)
         weights_2 = weights.to(tl.bfloat16).to(tl.float32)
         delta = tl.load(delta_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
         grad_scores = (grad_weights * weights_2 - weights_2 * delta).to(tl.bfloat16).to(tl.float32) / 8.0
@@ -423,23 +430,25 @@ def attention_forward(q, k, v, attention_kernel=_DirectLaunches(attention_kernel
     B = q.shape[0]
     S = q.shape[1]
     out = torch.empty_like(q)
-    log_sum_exp = q.new_empty(B, S, 1, dtype=torch.float32)
+    row_max = q.new_empty(B, S, 1, dtype=torch.float32)
+    log_total = q.new_empty(B, S, 1, dtype=torch.float32)
     n_q = S
     n_k = S
     n_batch = B
     attention_kernel[((n_q + 63) // 64, n_batch)](
-        q, k, v, out, log_sum_exp, n_k,
+        q, k, v, out, row_max, log_total, n_k,
         BLOCK_M=64, BLOCK_N=64, HEAD=32, WIDTH=32, EVEN_M=n_q % 64 == 0, EVEN_N=n_k % 64 == 0, num_warps=4,
         num_stages=3,
     )
-    return out, log_sum_exp
+    return out, row_max, log_total
 
 
 def attention_backward(
     q,
     k,
     v,
-    log_sum_exp,
+    row_max,
+    log_total,
     bmm_1,
     grad_out,
     attention_backward_delta_kernel=_DirectLaunches(attention_backward_delta_kernel),
@@ -449,7 +458,7 @@ def attention_backward(
     """Backward pass of ``attention`` with Triton kernels."""
     B = q.shape[0]
     S = q.shape[1]
-    delta = torch.empty_like(log_sum_exp)
+    delta = torch.empty_like(row_max)
     n_cols = 32
     n_rows = B * S
     attention_backward_delta_kernel[((n_rows + 31) // 32,)](
@@ -462,13 +471,13 @@ def attention_backward(
     n_k = S
     n_batch = B
     attention_backward_grad_k_kernel[((n_k + 63) // 64, n_batch)](
-        k, v, q, grad_out, log_sum_exp, delta, grad_v, grad_k, n_k,
+        k, v, q, grad_out, row_max, log_total, delta, grad_v, grad_k, n_k,
         BLOCK_M=64, BLOCK_N=64, HEAD=32, EVEN_N=n_k % 64 == 0, EVEN_M=n_q % 64 == 0, num_warps=4,
         num_stages=2,
     )
     grad_q = torch.empty_like(q)
     attention_backward_grad_q_kernel[((n_q + 63) // 64, n_batch)](
-        q, grad_out, k, v, log_sum_exp, delta, grad_q, n_k,
+        q, grad_out, k, v, row_max, log_total, delta, grad_q, n_k,
         BLOCK_M=64, BLOCK_N=64, HEAD=32, EVEN_M=n_q % 64 == 0, EVEN_N=n_k % 64 == 0, num_warps=4,
         num_stages=2,
     )
@@ -480,7 +489,7 @@ def attention_forward_triton(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``attention_forward`` as an operator for torch.compile."""
     return attention_forward(q, k, v)
 
@@ -491,6 +500,7 @@ def attention_forward_shapes(q, k, v):
     return (
         q.new_empty((q.shape[0], q.shape[1], 32), dtype=torch.bfloat16),
         q.new_empty((q.shape[0], q.shape[1], 1), dtype=torch.float32),
+        q.new_empty((q.shape[0], q.shape[1], 1), dtype=torch.float32),
     )
 
 
@@ -499,16 +509,17 @@ def attention_backward_triton(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    log_sum_exp: torch.Tensor,
+    row_max: torch.Tensor,
+    log_total: torch.Tensor,
     bmm_1: torch.Tensor,
     grad_out: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``attention_backward`` as an operator for torch.compile."""
-    return attention_backward(q, k, v, log_sum_exp, bmm_1, grad_out)
+    return attention_backward(q, k, v, row_max, log_total, bmm_1, grad_out)
 
 
 @attention_backward_triton.register_fake
-def attention_backward_shapes(q, k, v, log_sum_exp, bmm_1, grad_out):
+def attention_backward_shapes(q, k, v, row_max, log_total, bmm_1, grad_out):
     """The results of ``attention_backward`` without values."""
     return (
         q.new_empty((q.shape[0], q.shape[1], 32), dtype=torch.bfloat16),
@@ -525,24 +536,24 @@ class _AttentionAutograd(torch.autograd.Function):
         if original is not None:
             ctx.original = original, _weak_references()
         attention_pass = attention_forward_triton if torch.compiler.is_compiling() else attention_forward
-        out, log_sum_exp = attention_pass(q, k, v)
-        ctx.save_for_backward(q, k, v, log_sum_exp, out)
+        out, row_max, log_total = attention_pass(q, k, v)
+        ctx.save_for_backward(q, k, v, row_max, log_total, out)
         return out
 
     @staticmethod
     def backward(ctx, grad_out):
         if _is_differentiated((grad_out,)):
             return _AttentionAutograd.original_gradients(ctx, (grad_out,))
-        q, k, v, log_sum_exp, bmm_1 = ctx.saved_tensors
+        q, k, v, row_max, log_total, bmm_1 = ctx.saved_tensors
         attention_pass = attention_backward_triton if torch.compiler.is_compiling() else attention_backward
-        grad_q, grad_k, grad_v = attention_pass(q, k, v, log_sum_exp, bmm_1, grad_out.contiguous())
+        grad_q, grad_k, grad_v = attention_pass(q, k, v, row_max, log_total, bmm_1, grad_out.contiguous())
         return grad_q, grad_k, grad_v, None
 
     @staticmethod
     def original_gradients(ctx, tangents):
         """The gradients by the original code."""
         original, references = ctx.original
-        q, k, v, _, _ = ctx.saved_tensors
+        q, k, v, _, _, _ = ctx.saved_tensors
 
         def run(q, k, v):
             return original(q, k, v)

@@ -22,7 +22,8 @@ def attention_kernel(
     k_ptr,
     v_ptr,
     out_ptr,
-    log_sum_exp_ptr,
+    row_max_ptr,
+    log_total_ptr,
     n_queries,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -31,7 +32,7 @@ def attention_kernel(
     EVEN_M: tl.constexpr,
     EVEN_N: tl.constexpr,
 ):
-    """log_sum_exp, out, in one kernel.
+    """row_max, log_total, out, in one kernel.
 
         hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
         scores = (q @ k.transpose(-1, -2) * 0.125).masked_fill(hidden, float("-inf"))
@@ -74,9 +75,11 @@ def attention_kernel(
             row_total = row_total * shrink + tl.sum(weights, axis=1)
             row_max = new_max
     acc = acc / row_total[:, None]
-    log_sum_exp = (row_max + tl.log2(row_total)) * 0.6931471805599453
+    largest = row_max * 0.6931471805599453
+    log_total = tl.log2(row_total) * 0.6931471805599453
     tl.store(out_ptr + batch * 64 * n_queries + m * 64 + width, acc, mask=m_mask)
-    tl.store(log_sum_exp_ptr + batch * n_queries + m, log_sum_exp[:, None], mask=m_mask)
+    tl.store(row_max_ptr + batch * n_queries + m, largest[:, None], mask=m_mask)
+    tl.store(log_total_ptr + batch * n_queries + m, log_total[:, None], mask=m_mask)
 
 
 @triton.jit
@@ -110,7 +113,8 @@ def attention_backward_grad_k_kernel(
     v_ptr,
     q_ptr,
     grad_out_ptr,
-    log_sum_exp_ptr,
+    row_max_ptr,
+    log_total_ptr,
     delta_ptr,
     grad_v_ptr,
     grad_k_ptr,
@@ -150,8 +154,9 @@ def attention_backward_grad_k_kernel(
         grad_weights = tl.dot(grad_out, tl.trans(v))
         hidden = tl.where(n[None, :] - m >= 1, True, False)
         scores_2 = tl.where(hidden, -float("inf"), scores * 0.125)
-        log_sum_exp = tl.load(log_sum_exp_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
-        weights = tl.exp(scores_2 - log_sum_exp)
+        row_max = tl.load(row_max_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
+        log_total = tl.load(log_total_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
+        weights = tl.exp(scores_2 - row_max - log_total)
         weights_2 = weights.to(tl.bfloat16).to(tl.float32)
         delta = tl.load(delta_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
         where = tl.where(hidden, 0.0, (grad_weights * weights_2 - weights_2 * delta).to(tl.bfloat16).to(tl.float32))
@@ -168,7 +173,8 @@ def attention_backward_grad_q_kernel(
     grad_out_ptr,
     k_ptr,
     v_ptr,
-    log_sum_exp_ptr,
+    row_max_ptr,
+    log_total_ptr,
     delta_ptr,
     grad_q_ptr,
     n_queries,
@@ -206,8 +212,9 @@ def attention_backward_grad_q_kernel(
         grad_weights = tl.dot(grad_out, tl.trans(v))
         hidden = tl.where(n[None, :] - m >= 1, True, False)
         scores_2 = tl.where(hidden, -float("inf"), scores * 0.125)
-        log_sum_exp = tl.load(log_sum_exp_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
-        weights = tl.exp(scores_2 - log_sum_exp)
+        row_max = tl.load(row_max_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
+        log_total = tl.load(log_total_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
+        weights = tl.exp(scores_2 - row_max - log_total)
         weights_2 = weights.to(tl.bfloat16).to(tl.float32)
         delta = tl.load(delta_ptr + batch * n_queries + m, mask=m_mask, other=0.0)
         where = tl.where(hidden, 0.0, (grad_weights * weights_2 - weights_2 * delta).to(tl.bfloat16).to(tl.float32))
@@ -456,23 +463,25 @@ def attention_forward(q, k, v, attention_kernel=_DirectLaunches(attention_kernel
     H = q.shape[1]
     S = q.shape[2]
     out = torch.empty_like(q)
-    log_sum_exp = q.new_empty(1, H, S, 1, dtype=torch.float32)
+    row_max = q.new_empty(1, H, S, 1, dtype=torch.float32)
+    log_total = q.new_empty(1, H, S, 1, dtype=torch.float32)
     n_q = S
     n_k = S
     n_batch = H
     attention_kernel[((n_q + 63) // 64, n_batch)](
-        q, k, v, out, log_sum_exp, n_k,
+        q, k, v, out, row_max, log_total, n_k,
         BLOCK_M=64, BLOCK_N=64, HEAD=64, WIDTH=64, EVEN_M=n_q % 64 == 0, EVEN_N=n_k % 64 == 0, num_warps=4,
         num_stages=3,
     )
-    return out, log_sum_exp
+    return out, row_max, log_total
 
 
 def attention_backward(
     q,
     k,
     v,
-    log_sum_exp,
+    row_max,
+    log_total,
     view_5,
     grad_out,
     attention_backward_delta_kernel=_DirectLaunches(attention_backward_delta_kernel),
@@ -482,7 +491,7 @@ def attention_backward(
     """Backward pass of ``attention`` with Triton kernels."""
     H = q.shape[1]
     S = q.shape[2]
-    delta = torch.empty_like(log_sum_exp)
+    delta = torch.empty_like(row_max)
     n_cols = 64
     n_rows = H * S
     attention_backward_delta_kernel[((n_rows + 15) // 16,)](
@@ -495,13 +504,13 @@ def attention_backward(
     n_k = S
     n_batch = H
     attention_backward_grad_k_kernel[((n_k + 63) // 64, n_batch)](
-        k, v, q, grad_out, log_sum_exp, delta, grad_v, grad_k, n_k,
+        k, v, q, grad_out, row_max, log_total, delta, grad_v, grad_k, n_k,
         BLOCK_M=64, BLOCK_N=64, HEAD=64, EVEN_N=n_k % 64 == 0, EVEN_M=n_q % 64 == 0, num_warps=4,
         num_stages=2,
     )
     grad_q = torch.empty_like(q)
     attention_backward_grad_q_kernel[((n_q + 63) // 64, n_batch)](
-        q, grad_out, k, v, log_sum_exp, delta, grad_q, n_k,
+        q, grad_out, k, v, row_max, log_total, delta, grad_q, n_k,
         BLOCK_M=64, BLOCK_N=64, HEAD=64, EVEN_M=n_q % 64 == 0, EVEN_N=n_k % 64 == 0, num_warps=4,
         num_stages=2,
     )
@@ -513,7 +522,7 @@ def attention_forward_triton(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``attention_forward`` as an operator for torch.compile."""
     return attention_forward(q, k, v)
 
@@ -524,6 +533,7 @@ def attention_forward_shapes(q, k, v):
     return (
         q.new_empty((1, q.shape[1], q.shape[2], 64), dtype=torch.bfloat16),
         q.new_empty((1, q.shape[1], q.shape[2], 1), dtype=torch.float32),
+        q.new_empty((1, q.shape[1], q.shape[2], 1), dtype=torch.float32),
     )
 
 
@@ -532,16 +542,17 @@ def attention_backward_triton(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    log_sum_exp: torch.Tensor,
+    row_max: torch.Tensor,
+    log_total: torch.Tensor,
     view_5: torch.Tensor,
     grad_out: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``attention_backward`` as an operator for torch.compile."""
-    return attention_backward(q, k, v, log_sum_exp, view_5, grad_out)
+    return attention_backward(q, k, v, row_max, log_total, view_5, grad_out)
 
 
 @attention_backward_triton.register_fake
-def attention_backward_shapes(q, k, v, log_sum_exp, view_5, grad_out):
+def attention_backward_shapes(q, k, v, row_max, log_total, view_5, grad_out):
     """The results of ``attention_backward`` without values."""
     return (
         q.new_empty((1, q.shape[1], q.shape[2], 64), dtype=torch.bfloat16),
@@ -562,24 +573,24 @@ class _AttentionAutograd(torch.autograd.Function):
         if original is not None:
             ctx.original = original, _weak_references()
         attention_pass = attention_forward_triton if torch.compiler.is_compiling() else attention_forward
-        out, log_sum_exp = attention_pass(q, k, v)
-        ctx.save_for_backward(q, k, v, log_sum_exp, out)
+        out, row_max, log_total = attention_pass(q, k, v)
+        ctx.save_for_backward(q, k, v, row_max, log_total, out)
         return out
 
     @staticmethod
     def backward(ctx, grad_out):
         if _is_differentiated((grad_out,)):
             return _AttentionAutograd.original_gradients(ctx, (grad_out,))
-        q, k, v, log_sum_exp, view_5 = ctx.saved_tensors
+        q, k, v, row_max, log_total, view_5 = ctx.saved_tensors
         attention_pass = attention_backward_triton if torch.compiler.is_compiling() else attention_backward
-        grad_q, grad_k, grad_v = attention_pass(q, k, v, log_sum_exp, view_5, grad_out.contiguous())
+        grad_q, grad_k, grad_v = attention_pass(q, k, v, row_max, log_total, view_5, grad_out.contiguous())
         return grad_q, grad_k, grad_v, None
 
     @staticmethod
     def original_gradients(ctx, tangents):
         """The gradients by the original code."""
         original, references = ctx.original
-        q, k, v, _, _ = ctx.saved_tensors
+        q, k, v, _, _, _ = ctx.saved_tensors
 
         def run(q, k, v):
             return original(q, k, v)

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, assemble
+from mtmc_lsp.codegen.kernel.kernel import MAX_GRID_Y, Kernel, Scratch, assemble
 from mtmc_lsp.codegen.kernel.snippets import blocks_text
 from mtmc_lsp.codegen.loop.chunks.chunk_products import ChunkProducts
 from mtmc_lsp.codegen.loop.iterations import count_text, of_graph, result_pointer
 from mtmc_lsp.codegen.loop.loop_kernel import write_loop_kernel
-from mtmc_lsp.codegen.tile.tile import MAX_GRID_Y
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.loop import LoopOutput, Position
 from mtmc_lsp.core.sizes import Size, product
