@@ -22,6 +22,8 @@ BITS = {1: numpy.dtype("u1"), 2: numpy.dtype("u2"), 4: numpy.dtype("u4"), 8: num
 
 LANE_BITS, SHAPE_BITS = 32, 6
 """In the number of a position: the bits of the element's index in its block, and those of the number of the block's shape."""
+MOST_UNMARKED = 64
+"""Stores of a program that each further access is compared with; those of a longer loop are marked."""
 RACE = (
     "{access} of {kernel} (line {line}) {verb} memory that another thread of the program stored before, "
     "without a barrier between; call tl.debug_barrier() between them"
@@ -244,7 +246,8 @@ class Positions:
         key = (selection.memory, selection.size)
         if key not in self._marks:
             stores = self._stored.get(key, [])
-            if not any(s.first <= selection.last and selection.first <= s.last for _, s, _, _ in stores):
+            overlaps = (s.first <= selection.last and selection.first <= s.last for _, s, _, _ in stores)
+            if len(stores) < MOST_UNMARKED and not any(overlaps):
                 return None
             memory = selection.memory
             marks = self._marks[key] = numpy.zeros((memory.end - memory.start) // selection.size, dtype=numpy.int64)
