@@ -28,6 +28,10 @@ RACE = (
     "{access} of {kernel} (line {line}) {verb} memory that another thread of the program stored before, "
     "without a barrier between; call tl.debug_barrier() between them"
 )
+OUTSIDE = (
+    "a store of {kernel} (line {line}) writes beyond the memory of a tensor, at other elements inside; "
+    "its mask must leave out the offsets beyond the size"
+)
 
 
 class ProgramsDepend(Exception):
@@ -180,8 +184,8 @@ class Accesses:
         return numpy.split(selected, ends[:-1])
 
 
-class MissingBarrier(Exception):
-    """Threads of one program access the same memory without a barrier between."""
+class WrongAccess(Exception):
+    """Threads of one program access the same memory without a barrier between, or store outside of it."""
 
 
 class Positions:
@@ -240,6 +244,10 @@ class Positions:
         """The message about the access that the kernel makes now."""
         access, verb = ("a load", "reads") if is_load else ("a store", "overwrites")
         return RACE.format(access=access, kernel=self._kernel, line=_line_of_kernel(), verb=verb)
+
+    def outside(self) -> str:
+        """The message about a store beyond the memory of a tensor that the kernel makes now."""
+        return OUTSIDE.format(kernel=self._kernel, line=_line_of_kernel())
 
     def _marks_of(self, selection: Selection) -> Any:
         """The marks of memory if the program may have stored to the selected elements, else ``None``."""
