@@ -116,8 +116,8 @@ class CaseRunner:
             if self.trial.is_full:
                 raise
             return failed_run(case, VerdictStatus.RUNTIME_ERROR, error.message, error.kind)
-        if answer.race:
-            return CaseOutcome(case, VerdictStatus.INCORRECT, reason=answer.race, ran=False, is_race=True)
+        if answer.fault:
+            return CaseOutcome(case, VerdictStatus.INCORRECT, reason=answer.fault, ran=False, is_access_fault=True)
         if answer.is_refusal and case.may_be_refused:
             return skipped(case, LARGER, f"it raises {answer.reason}", ran=False)
         if answer.status != "ran":

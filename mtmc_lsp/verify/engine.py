@@ -191,8 +191,8 @@ class VerificationEngine:
                 # The checks name the same case as the reason.
                 outcomes = [outcome for outcome in outcomes if outcome.is_correct] + [smallest]
                 reason = f"{smallest.reason} (on {smallest.case.text(trial.capture.graph)})"
-                # The file runs the programs in their usual order, and each without races between its threads.
-                if reproduction is None or smallest.needs_order or smallest.is_race:
+                # The file runs the programs in their usual order, and does not check how they access memory.
+                if reproduction is None or smallest.needs_order or smallest.is_access_fault:
                     return Verification(verdict(smallest.status, reason, smallest.failure))
                 # The failure may only occur after several calls, so the reproduction makes as many.
                 written = self._reference.reproduce(

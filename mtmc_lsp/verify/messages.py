@@ -188,8 +188,8 @@ class CandidateAnswer:
     failure: FailureKind = FailureKind.EXCEPTION
     is_refusal: bool = False
     """Whether the candidate raises the exception itself, by a statement in its file."""
-    race: str = ""
-    """Where threads of one program access the same memory without a barrier; empty if they do not."""
+    fault: str = ""
+    """Where a kernel accesses memory wrongly, which its results need not show; empty if it does not."""
     launches: int = 0
     """Kernel launches of the judged call."""
     all_launches: int = 0

@@ -62,8 +62,8 @@ class CaseOutcome:
     """Whether the candidate ran in other surroundings than those of the verification."""
     needs_order: bool = False
     """Whether it failed in another order of programs than the usual one, in which it passes."""
-    is_race: bool = False
-    """Whether threads of one program access the same memory without a barrier, which the results need not show."""
+    is_access_fault: bool = False
+    """Whether a kernel accesses memory wrongly, which its results need not show."""
     programs: tuple[tuple[str, int, int], ...] = ()
     """For each launch the kernel's name, how many programs ran, and how many there are; empty if all ran."""
     program_seconds: float = 0.0

@@ -83,6 +83,52 @@ def test_values_stay_where_the_kernel_may_leave_elements_unwritten(change: tuple
     assert proposed(text, "empty") == []
 
 
+LOOP = (
+    HEADER
+    + """\
+@triton.jit
+def loop_kernel(x_ptr, out_ptr, lengths_ptr, N, end, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    for start in range(0, N, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        inside = columns < N
+        x = tl.load(x_ptr + row * N + columns, mask=inside, other=0.0)
+        tl.store(out_ptr + row * N + columns, x, mask=inside)
+
+
+def loop(x, lengths, limit):
+    M, N = x.shape
+    out = torch.zeros((M, N), device=x.device, dtype=x.dtype)
+    loop_kernel[(M,)](x, out, lengths, N, limit, BLOCK=64)
+    return out
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        pytest.param(DOUBLE, ("    grid =", "    if limit:\n        n = limit\n    grid ="), id="a length that a branch changes"),
+        pytest.param(DOUBLE, ("    grid =", "    n -= limit\n    grid ="), id="a length that is reduced"),
+        pytest.param(DOUBLE, ("n = x.numel()", "n = x.numel() // 4 * 4"), id="a length that is rounded down"),
+        pytest.param(DOUBLE, ("(triton.cdiv(n, 256),)", "(limit,)"), id="programs that the caller counts"),
+        pytest.param(DOUBLE, ("(triton.cdiv(n, 256),)", "(16,)"), id="a number of programs"),
+        pytest.param(DOUBLE, ("+ tl.arange(0, BLOCK)", "+ tl.arange(0, BLOCK) % 128"), id="offsets that wrap around"),
+        pytest.param(ROWS, ("[(M,)]", "[(M >> 1,)]"), id="fewer programs than rows"),
+        pytest.param(ROWS, ("next_power_of_2(N)", "next_power_of_2(min(N, 1024))"), id="a block with a limit"),
+        pytest.param(ROWS, ("zeros((M, N)", "zeros((M, triton.cdiv(N, 64) * 64)"), id="rows that are padded"),
+        pytest.param(ROWS, ("    inside =", "    N = tl.minimum(N, 99)\n    inside ="), id="a length that the kernel limits"),
+        pytest.param(LOOP, ("range(0, N,", "range(0, end,"), id="a loop whose end the caller chooses"),
+        pytest.param(LOOP, ("range(0, N,", "range(0, tl.load(lengths_ptr + row),"), id="a loop whose end is loaded"),
+    ],
+)  # fmt: skip
+def test_values_stay_where_other_calls_may_write_fewer_elements(text: str, change: tuple[str, str]) -> None:
+    text = text.replace("def double(x)", "def double(x, limit)").replace("def rows(x)", "def rows(x, limit)")
+    assert proposed(text, "empty")
+    assert change[0] in text
+    assert proposed(text.replace(*change), "empty") == []
+
+
 def test_rows_that_are_longer_than_their_block_keep_their_values() -> None:
     assert proposed(ROWS.replace("triton.next_power_of_2(N)", "1024"), "empty") == []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mtmc_lsp.kernels.actions.catalogue import ACTIONS, WHEN_IT_PAYS, excluded_kinds, proposals
@@ -106,6 +108,17 @@ def test_autotune_measures_other_block_sizes_only_where_every_access_is_masked()
 def test_autotune_restores_what_the_kernel_reads_and_writes() -> None:
     in_place = ADD.replace("out_ptr + offsets, x + y", "x_ptr + offsets, x + y")
     assert 'restore_value=["x_ptr"],' in applied(in_place, "autotune")
+
+
+def test_autotune_restores_a_tensor_that_a_launch_passes_twice() -> None:
+    """Observation gives it the name that the first launch of the file passes it as."""
+    accesses = [
+        Access("add_kernel", 10, "load", "before_ptr", "contiguous", True, 1, 10**11, 10**9),
+        Access("add_kernel", 12, "store", "result_ptr", "contiguous", True, 1, 10**11, 10**9),
+    ]
+    assert "restore_value" not in applied(ADD, "autotune", accesses=accesses)
+    accesses[1] = replace(accesses[1], tensor="before_ptr")
+    assert 'restore_value=["out_ptr"],' in applied(ADD, "autotune", accesses=accesses)
 
 
 @pytest.mark.parametrize(

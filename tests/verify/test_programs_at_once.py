@@ -327,7 +327,7 @@ for order in GridOrder:
     with grids.in_order(order, 3):
         assert torch.equal(one_by_one(lambda: run(True)), expected), order
         assert torch.equal(run(True), expected), order
-assert not programs.races and all(value.is_fit and value.largest for value in known(neighbours))
+assert not programs.faults and all(value.is_fit and value.largest for value in known(neighbours))
 for order in GridOrder:
     for way in (one_by_one, lambda run: run()):
         try:
@@ -337,7 +337,7 @@ for order in GridOrder:
             assert "a load of neighbours" in str(error), error
         else:
             raise AssertionError(order)
-assert len(set(programs.races)) == 1 and len(programs.races) >= 8, programs.races
+assert len(set(programs.faults)) == 1 and len(programs.faults) >= 8, programs.faults
 print("refused in both")
 """
 )

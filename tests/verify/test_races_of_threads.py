@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy
 import pytest
 
 from mtmc_lsp.core.results import Verdict, VerdictStatus
+from mtmc_lsp.verify.worker.interpreter.accesses import MOST_UNMARKED, Positions
+from mtmc_lsp.verify.worker.interpreter.memory import Memories, Selection
 
 Judge = Callable[..., Verdict]
 REFERENCE = """import torch
@@ -115,3 +119,26 @@ def test_an_access_to_what_another_thread_stored_is_refused_with_its_line(judge:
 def test_programs_whose_threads_wait_or_share_nothing_are_certified(judge: Judge, name: str) -> None:
     verdict = judge(REFERENCE, "reference", candidate(HONEST[name]), "fast")
     assert verdict.status is VerdictStatus.CORRECT, verdict.reason
+
+
+def test_the_stores_of_a_long_loop_are_not_compared_one_by_one() -> None:
+    """Each access would be compared with all stores before."""
+    tensor: Any = numpy.zeros(4 * (2 * MOST_UNMARKED + 1), numpy.float32)
+    mask: Any = numpy.ones(4, dtype=bool)
+    start = tensor.ctypes.data
+    memories, positions = Memories([(start, start + tensor.nbytes)]), Positions("kernel")
+
+    def elements(first: int) -> Selection:
+        selection = memories.select(start + 4 * (first + numpy.arange(4, dtype=numpy.uint64)), mask, 4)
+        assert selection is not None
+        return selection
+
+    positions.synchronize(0, is_alone=True)
+    for block in range(2 * MOST_UNMARKED):
+        at = elements(4 * block)
+        assert not positions.store(0, at, numpy.ones(4, numpy.float32), mask, is_wide=False, is_repeated=True)
+    assert not positions._stored, "the stores are marked"
+    assert not positions.load(0, elements(4), mask, is_wide=False)
+    assert positions.load(0, elements(5), mask, is_wide=False)
+    positions.synchronize(0, is_alone=True)
+    assert not positions.load(0, elements(5), mask, is_wide=False)

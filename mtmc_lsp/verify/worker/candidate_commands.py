@@ -110,7 +110,7 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     # Filled memory counts as initialised, and would hide errors from initcheck.
     results = set_up_process(fills_memory=not request.calls.is_sanitized)
     threads = ThreadWatch()
-    programs.races.clear()
+    programs.faults.clear()
     try:
         module, prepare = load_candidate(request.candidate, data)
     except Exception as error:
@@ -136,10 +136,10 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
         raise
     except Exception as error:
         # The candidate may also catch this exception.
-        return _race() or failure("runtime_error", error, request.candidate)
-    raced = _race()
-    if raced is not None:
-        return raced
+        return _fault() or failure("runtime_error", error, request.candidate)
+    fault = _fault()
+    if fault is not None:
+        return fault
     del calls, inputs
     export_(run, results, in_memory=data.shares_memory)
     del run
@@ -148,9 +148,9 @@ def run_candidate(request: CandidateRequest) -> CandidateAnswer:
     return CandidateAnswer("ran", threads=threads.left(), reads=reads_of_process(), waiting=waiting, **answer)
 
 
-def _race() -> CandidateAnswer | None:
-    """The answer if threads of one program access the same memory without a barrier."""
-    return CandidateAnswer("incorrect", race=programs.races[0]) if programs.races else None
+def _fault() -> CandidateAnswer | None:
+    """The answer if a kernel accessed memory wrongly, which its results need not show."""
+    return CandidateAnswer("incorrect", fault=programs.faults[0]) if programs.faults else None
 
 
 class _Calls:

@@ -80,7 +80,10 @@ def _tuned(facts: Facts, prefix: str, blocks: Sequence[Block]) -> Proposal | Non
     configurations = _configurations(facts, current)
     removed = [edit for launch in site.launches for edit in _without(launch, facts, [block.name for block in blocks])]
     grids = {edit.start: edit for block in blocks for edit in block.grids}
-    restored = [name for name in site.kernel.parameters if name in facts.stored and _is_read(facts, name)]
+    is_updated = _updates_tensors(facts)
+    restored = [
+        name for name in site.kernel.parameters if name in facts.stored and (is_updated or _is_read(facts, name))
+    ]
     if any(name in work.numbers for work in facts.launches for name in restored):
         # A launch passes 0 in place of a tensor, which the autotuner cannot copy.
         return None
@@ -150,6 +153,15 @@ def _key(facts: Facts) -> list[str]:
         for name in kernel.parameters
         if name in names and "stride" not in name.lower() and not kernel.parameters[name].is_constexpr
     ]
+
+
+def _updates_tensors(facts: Facts) -> bool:
+    """Whether the kernel reads a tensor that it writes, perhaps by two parameters; its name may be that of another launch."""
+    return any(
+        write.operation != "load" and write.tensor == read.tensor and read.operation != "store"
+        for write in facts.accesses
+        for read in facts.accesses
+    )
 
 
 def _is_read(facts: Facts, name: str) -> bool:

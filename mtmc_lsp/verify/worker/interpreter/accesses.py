@@ -22,9 +22,15 @@ BITS = {1: numpy.dtype("u1"), 2: numpy.dtype("u2"), 4: numpy.dtype("u4"), 8: num
 
 LANE_BITS, SHAPE_BITS = 32, 6
 """In the number of a position: the bits of the element's index in its block, and those of the number of the block's shape."""
+MOST_UNMARKED = 64
+"""Stores of a program that each further access is compared with; those of a longer loop are marked."""
 RACE = (
     "{access} of {kernel} (line {line}) {verb} memory that another thread of the program stored before, "
     "without a barrier between; call tl.debug_barrier() between them"
+)
+OUTSIDE = (
+    "a store of {kernel} (line {line}) writes beyond the memory of a tensor, at other elements inside; "
+    "its mask must leave out the offsets beyond the size"
 )
 
 
@@ -178,8 +184,8 @@ class Accesses:
         return numpy.split(selected, ends[:-1])
 
 
-class MissingBarrier(Exception):
-    """Threads of one program access the same memory without a barrier between."""
+class WrongAccess(Exception):
+    """Threads of one program access the same memory without a barrier between, or store outside of it."""
 
 
 class Positions:
@@ -239,12 +245,17 @@ class Positions:
         access, verb = ("a load", "reads") if is_load else ("a store", "overwrites")
         return RACE.format(access=access, kernel=self._kernel, line=_line_of_kernel(), verb=verb)
 
+    def outside(self) -> str:
+        """The message about a store beyond the memory of a tensor that the kernel makes now."""
+        return OUTSIDE.format(kernel=self._kernel, line=_line_of_kernel())
+
     def _marks_of(self, selection: Selection) -> Any:
         """The marks of memory if the program may have stored to the selected elements, else ``None``."""
         key = (selection.memory, selection.size)
         if key not in self._marks:
             stores = self._stored.get(key, [])
-            if not any(s.first <= selection.last and selection.first <= s.last for _, s, _, _ in stores):
+            overlaps = (s.first <= selection.last and selection.first <= s.last for _, s, _, _ in stores)
+            if len(stores) < MOST_UNMARKED and not any(overlaps):
                 return None
             memory = selection.memory
             marks = self._marks[key] = numpy.zeros((memory.end - memory.start) // selection.size, dtype=numpy.int64)

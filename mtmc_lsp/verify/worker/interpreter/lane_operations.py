@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 
-from mtmc_lsp.verify.worker.interpreter.accesses import Accesses, MissingBarrier, Positions, ProgramsDepend
+from mtmc_lsp.verify.worker.interpreter.accesses import Accesses, Positions, ProgramsDepend, WrongAccess
 from mtmc_lsp.verify.worker.interpreter.lanes import Lanes, spread, values_of
 from mtmc_lsp.verify.worker.interpreter.memory import Memories, Selection
 from mtmc_lsp.verify.worker.interpreter.patches import LIBDEVICE, OTHER_NAME, SAME_NAME
@@ -35,14 +35,14 @@ class Programs:
     """Records which threads store what, if races between them are to be refused."""
 
     def __init__(self) -> None:
-        self.races: list[str] = []
-        """Messages about races between threads of one program."""
+        self.faults: list[str] = []
+        """Messages about wrong accesses that the results need not show."""
 
     def note_load(self, builder: Any, selection: Selection, mask: Any, *, is_wide: bool) -> None:
         """Refuse a load of what another thread of the program stored."""
         program = tuple(builder.grid_idx)
         if self.positions is not None and self.positions.load(program, selection, mask, is_wide=is_wide):
-            self._refuse_race(is_load=True)
+            self._refuse(self.positions.race(is_load=True))
 
     def note_store(
         self, builder: Any, selection: Selection, values: Any, mask: Any, *, is_wide: bool, is_repeated: bool
@@ -52,20 +52,26 @@ class Programs:
             return
         program = tuple(builder.grid_idx)
         if self.positions.store(program, selection, values, mask, is_wide=is_wide, is_repeated=is_repeated):
-            self._refuse_race(is_load=False)
+            self._refuse(self.positions.race(is_load=False))
 
-    def _refuse_race(self, *, is_load: bool) -> None:
+    def note_unknown_store(self, addresses: Any, mask: Any, size: int) -> None:
+        """Refuse a store to elements of which only some are in the tensors of the launch."""
+        if self.positions is None or self.memories is None:
+            return
+        if self.memories.crosses_end(addresses, mask, size):
+            self._refuse(self.positions.outside())
+
+    def _refuse(self, message: str) -> None:
         """Refuse the access that the kernel makes now; programs that run at once first run one after the other.
 
         Raises:
             ProgramsDepend: several programs run at once, or one whose stores are undone.
-            MissingBarrier: a program runs alone.
+            WrongAccess: a program runs alone.
         """
         if self.accesses is not None:
             raise ProgramsDepend
-        assert self.positions is not None
-        self.races.append(self.positions.race(is_load=is_load))
-        raise MissingBarrier(self.races[-1])
+        self.faults.append(message)
+        raise WrongAccess(message)
 
 
 programs = Programs()
@@ -181,6 +187,7 @@ def _masked_store(interpreter: Any, original: Any) -> Any:
             programs.note_store(self, selection, arrays[1], arrays[2], is_wide=is_wide, is_repeated=is_repeated)
             selection.store(arrays[1], arrays[2])
             return None
+        programs.note_unknown_store(arrays[0], arrays[2], int(arrays[1].itemsize))
         shuffled = programs.memories.shuffled(arrays)
         operands = [handle(array, operand.dtype) for array, operand in zip(shuffled, given, strict=True)]
         return original(self, *operands, *rest, **named)

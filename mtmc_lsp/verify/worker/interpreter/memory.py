@@ -91,6 +91,14 @@ class Memories:
         index = (offsets >> numpy.uint64(size.bit_length() - 1)).view(numpy.int64)
         return Selection(memory, index, size, is_whole=is_whole, ends=(first, last), random=self._random)
 
+    def crosses_end(self, addresses: Any, mask: Any, size: int) -> bool:
+        """Whether some of the selected elements are in tensors, and others are in none."""
+        chosen = addresses[mask]
+        is_inside = numpy.zeros(chosen.shape, dtype=bool)
+        for memory in self._all:
+            is_inside |= (chosen >= memory.start) & (chosen + numpy.uint64(size) <= memory.end)
+        return bool(is_inside.any()) and not is_inside.all()
+
     def shuffled(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The arrays of a store whose elements are not in one tensor, in a random order if a seed is set."""
         if self._random is None:
