@@ -16,43 +16,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mtmc_lsp.actions.base import Situation, changed_plan, expected, ir_for, lines_of, lone_kernel_of
+from mtmc_lsp.actions.base import Situation, expected, lines_of
+from mtmc_lsp.actions.loops.sequential_loops import LEAST_GAIN, SequentialLoopAction
 from mtmc_lsp.actions.titles import kernel_title
 from mtmc_lsp.core.action import ActionKind, MacroAction
-from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.ir.loops.chunks import chunks_or_none
 from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.configs import LoopConfig
 from mtmc_lsp.schedule.loop_configs import chunk_config, chunk_tiles
-from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
+from mtmc_lsp.schedule.schedule import KernelPlan
 from mtmc_lsp.tuning.kernel_cost import kernel_cost
 
-LEAST_GAIN = 0.2
-"""Share of the kernel's time that chunks must be predicted to save: their latencies are estimates."""
-CHOICES = ("rows", "block", "warps", "stages", "chunk")
 
-
-class ChunkProducts:
+class ChunkProducts(SequentialLoopAction):
     """Computes chunks of time steps by matrix products where the state is a sum of outer products."""
 
     kind = ActionKind.CHUNK_PRODUCTS
+    choices = ("rows", "block", "warps", "stages", "chunk")
 
-    def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-        """The loop's kernel with that many iterations in a chunk (1: one after another)."""
-        plan = lone_kernel_of(schedule, action)
-        return schedule.with_kernel(changed_plan(ir_for(graph, schedule), plan, action, CHOICES))
-
-    def propose(self, situation: Situation) -> Iterable[MacroAction]:
-        """Loops whose chunks are predicted to take less time than their iterations one after another."""
-        for plan, region in situation.lone_kernels():
-            config = plan.config
-            if isinstance(config, LoopConfig) and not config.is_scan and not config.is_chunked:
-                yield from self._for(situation, plan, region, config)
-
-    def _for(
+    def proposals(
         self, situation: Situation, plan: KernelPlan, region: Region, present: LoopConfig
     ) -> Iterable[MacroAction]:
+        """The action, if it is predicted to pay."""
         ir, device = situation.ir, situation.device
         form = loop_in(ir, region)
         chunk = chunks_or_none(form)
@@ -74,7 +60,7 @@ class ChunkProducts:
             kind=self.kind,
             region=region.nodes,
             lines=lines_of(ir, region.nodes),
-            params={"config": {name: getattr(config, name) for name in CHOICES}},
+            params={"config": {name: getattr(config, name) for name in self.choices}},
             rationale=(
                 f"{count} iterations add outer products to {states} one after another. The reads of {config.chunk} iterations "
                 f"are products of matrices, so {states} changes {-(-count // config.chunk)} times instead of {count}."

@@ -16,46 +16,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mtmc_lsp.actions.base import Situation, changed_plan, expected, ir_for, lines_of, lone_kernel_of
+from mtmc_lsp.actions.base import Situation, expected, lines_of
+from mtmc_lsp.actions.loops.sequential_loops import LEAST_GAIN, SequentialLoopAction
 from mtmc_lsp.actions.titles import kernel_title
 from mtmc_lsp.core.action import ActionKind, MacroAction
-from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.ir.loops.form import independent_elements
 from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.loops.scan import scan_or_none
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.configs import IllegalConfig, LoopConfig
 from mtmc_lsp.schedule.scan_configs import scan_config
-from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
+from mtmc_lsp.schedule.schedule import KernelPlan
 from mtmc_lsp.tuning.kernel_cost import kernel_cost
 
-LEAST_GAIN = 0.2
-"""Share of the kernel's time that a scan must be predicted to save: its latencies are estimates."""
 MOST_STATES_PER_SM = 64
 """Independent elements of the state for each multiprocessor up to which a scan is tried: two warps. With more, the sequential
 kernel keeps the device busy. An estimate, not measured."""
-CHOICES = ("rows", "block", "warps", "stages", "steps", "segments")
 
 
-class ParallelScan:
+class ParallelScan(SequentialLoopAction):
     """Scans chunks of time steps where the states of a loop leave most of the device idle."""
 
     kind = ActionKind.PARALLEL_SCAN
+    choices = ("rows", "block", "warps", "stages", "steps", "segments")
 
-    def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-        """The loop's kernel with that many steps at once (1: one after another)."""
-        plan = lone_kernel_of(schedule, action)
-        return schedule.with_kernel(changed_plan(ir_for(graph, schedule), plan, action, CHOICES))
-
-    def propose(self, situation: Situation) -> Iterable[MacroAction]:
-        """Loops whose iterations are predicted to take less time at once than one after another."""
-        for plan, region in situation.lone_kernels():
-            if isinstance(plan.config, LoopConfig) and not plan.config.is_scan:
-                yield from self._for(situation, plan, region, plan.config)
-
-    def _for(
+    def proposals(
         self, situation: Situation, plan: KernelPlan, region: Region, present: LoopConfig
     ) -> Iterable[MacroAction]:
+        """The action, if it is predicted to pay."""
         ir, device = situation.ir, situation.device
         form = loop_in(ir, region)
         states = independent_elements(form)
@@ -77,7 +65,7 @@ class ParallelScan:
             kind=self.kind,
             region=region.nodes,
             lines=lines_of(ir, region.nodes),
-            params={"config": {name: getattr(config, name) for name in CHOICES}},
+            params={"config": {name: getattr(config, name) for name in self.choices}},
             rationale=(
                 f"{count} iterations run one after another for {states} independent elements of the state, which leaves "
                 f"{device.sm_count} multiprocessors mostly idle. The update of the state is associative, so a program computes "
