@@ -91,7 +91,6 @@ ILLEGAL = {
         "block_k cannot be 8; it must be a power of two from 16 to 256",
     ),
     "a choice that the kernel has not": (NORM, ROWS, K.AUTOTUNE, {"block_m": 32}, "has no block_m to choose"),
-    "a choice of another action": (NORM, ROWS, K.AUTOTUNE, {"split": 4}, "has no split to choose"),
     "no stages": (NORM, LOOPED, K.AUTOTUNE, {"stages": 0}, "stages cannot be 0"),
     "half a warp": (NORM, ROWS, K.AUTOTUNE, {"warps": 0}, "warps cannot be 0"),
     "too many warps": (

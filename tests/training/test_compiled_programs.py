@@ -59,8 +59,8 @@ q, k, v = (torch.randn(2, 32, 32, requires_grad=True) for _ in range(3))
 check(q, k, v)
 assert runs() == ["forward", "backward"]
 q, k, v = (t.detach() for t in (q, k, v))
-out, saved = fast.f_forward_triton(q, k, v)
-torch.library.opcheck(fast.f_backward_triton, (q, k, v, saved, out), test_utils=("test_schema", "test_faketensor"))
+out, *saved = fast.f_forward_triton(q, k, v)
+torch.library.opcheck(fast.f_backward_triton, (q, k, v, *saved, out, out), test_utils=("test_schema", "test_faketensor"))
 """
 SUM = """
 a, b = torch.randn(16, 96, requires_grad=True), torch.randn(16, 96, requires_grad=True)
