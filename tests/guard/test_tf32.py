@@ -56,10 +56,11 @@ def fused(checker: Checker, text: str) -> str:
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """The settings are restored."""
-    before = torch.backends.cuda.matmul.fp32_precision
+    """Both settings are those of a new process: a mix of them makes torch raise wherever they are read."""
     yield
-    torch.backends.cuda.matmul.fp32_precision = before
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.fp32_precision = "none"
 
 
 def decided(module: ModuleType) -> str:
