@@ -166,7 +166,7 @@ def _plans(ir: KernelIR, inside: Sequence[str], action: MacroAction) -> list[Ker
         nodes = [each for product in products for each in _with_layout_behind(graph, product)]
         plan = _plan(ir, nodes, action, tiles, stored={name for each in sums for name in each})
         if region_of(ir, plan).kind is not RegionKind.ATTENTION_GRADIENT:
-            raise IllegalAction("recompute-attention: a gradient is no kernel of its own")
+            raise IllegalAction("recompute-attention: the product of a gradient does not form a kernel")
         plans.append(plan)
     return plans
 

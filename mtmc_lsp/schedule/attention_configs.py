@@ -40,8 +40,10 @@ GRADIENT_TILES = {
     (FULL, 128): ((32, 32, 8, 1), (16, 32, 4, 1), (16, 16, 4, 1)),
 }
 """Like :data:`TILES`, for gradients. Estimates, not measured: the tiles that compile for sm_90 without spilled registers."""
-FEW_QUERIES = {HALF: ((16, 128, 4, 3), (16, 64, 4, 3), (16, 32, 4, 2)), FULL: ((16, 32, 4, 2), (16, 16, 4, 2))}
-"""Tiles for at most 16 queries (decoding): loading keys and values dominates. Estimates, not measured."""
+DECODING_TILES = {HALF: ((16, 128, 4, 3), (16, 64, 4, 3), (16, 32, 4, 2)), FULL: ((16, 32, 4, 2), (16, 16, 4, 2))}
+"""Tiles for few queries (decoding): loading keys and values dominates. Estimates, not measured."""
+FEW_QUERIES = 16
+"""Rows of a tensor-core instruction. With fewer queries, the heads of a group are rows of one block, too."""
 LEAST_KEYS = 256
 """Keys of a program from which on it pays that several programs share the keys of a query. An estimate, not measured."""
 MAX_MASKED_QUERIES = 128
@@ -53,8 +55,8 @@ def attention_config(ir: KernelIR, region: Region, device: DeviceModel) -> Atten
     if region.kind is RegionKind.ATTENTION_GRADIENT:
         return gradient_variants(ir, region, device)[0]
     rows = queries_of(ir, region)
-    if rows <= 16:
-        return _decoding_config(ir, region, device, FEW_QUERIES[_kind(_head_sizes(ir, region)[2])])
+    if rows <= FEW_QUERIES:
+        return _decoding_config(ir, region, device, DECODING_TILES[_kind(_head_sizes(ir, region)[2])])
     rows = max(64, rows)
     if limited_attention_band(ir, region) is not None:
         rows = min(rows, MAX_MASKED_QUERIES)
@@ -72,7 +74,7 @@ def queries_of(ir: KernelIR, region: Region) -> int:
     """Queries that read the same keys, at the workload's sizes: with few of them, also the heads of a group."""
     scores = _products(ir, region)[0]
     queries = scores.shape[-2].value(ir.graph.sizes)
-    return queries * group_of(ir, region) if queries < 16 else queries
+    return queries * group_of(ir, region) if queries < FEW_QUERIES else queries
 
 
 def group_of(ir: KernelIR, region: Region) -> int:
@@ -115,7 +117,7 @@ def attention_variants(ir: KernelIR, region: Region, device: DeviceModel) -> lis
         return gradient_variants(ir, region, device)
     head, width, itemsize = _head_sizes(ir, region)
     kind = _kind(itemsize)
-    if queries_of(ir, region) <= 16:
+    if queries_of(ir, region) <= FEW_QUERIES:
         return _decoding_variants(ir, region, device)
     tiles = [(64, 64, 8, 3), (64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 8, 2), (32, 32, 4, 2)]
     if kind == HALF:
@@ -158,7 +160,7 @@ def _decoding_variants(ir: KernelIR, region: Region, device: DeviceModel) -> lis
     parts = (first.split // 2, first.split, 2 * first.split) if limited_attention_band(ir, region) is None else (1,)
     return [
         replace(config, split=number)
-        for tile in FEW_QUERIES[_kind(itemsize)]
+        for tile in DECODING_TILES[_kind(itemsize)]
         if _shared_bytes(config := _adapted(AttentionConfig(*tile), _kind(itemsize), device), head, width, itemsize)
         <= device.shared_bytes
         for number in parts

@@ -6,7 +6,7 @@ import base64
 import zlib
 
 MOST_BYTES = 64 << 20
-"""Limit for an unpacked document: a store from elsewhere may contain one that expands to any size."""
+"""Limit for an unpacked document: an untrusted store may contain one that expands to any size."""
 
 
 def pack(text: str) -> str:

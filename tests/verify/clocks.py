@@ -89,7 +89,7 @@ class SleepClock:
         monkeypatch.setattr(timing_commands, "_state", {})
 
     def _sleep(self, seconds: float) -> None:
-        # Threads that Python started are ours, and watch. Autograd runs a backward pass in threads of its own.
+        # Our background threads really sleep. Autograd may run the timed backward pass in threads that Python did not start.
         if type(threading.current_thread()) is threading.Thread:
             self._real_sleep(seconds)
         else:

@@ -29,13 +29,11 @@ from mtmc_lsp.ir.attention_pattern import AttentionForm, grouped_axes
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region
+from mtmc_lsp.schedule.attention_configs import FEW_QUERIES
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import AttentionConfig
 
 LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
-FEW_QUERIES = 16
-"""Queries below which the heads of a group are rows of one block: a tensor-core instruction has as many rows."""
-
 MOST_SPLIT_QUERIES = 256
 """Queries (with the heads of a group) up to which a kernel for few queries runs: its buffers hold each result once per part."""
 

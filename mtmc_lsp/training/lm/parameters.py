@@ -102,9 +102,9 @@ class LmParameters:
     model: str
     """The base model: a name on the Hugging Face hub, a folder or a GGUF file. Empty for a new model."""
     layers: int = 0
-    """Only so many of the base model's first layers are used; 0 for all."""
+    """Number of the base model's first layers to use; 0 for all."""
     new_model: str = ""
-    """The size of a new model with random weights, all of which are trained: a member of :data:`NEW_MODELS`."""
+    """Size of a new model, a key of :data:`NEW_MODELS`. It starts with random weights and trains them all."""
     seed: int = 77
     """Released."""
     normalisation: Normalisation = Normalisation.WORD_MEAN

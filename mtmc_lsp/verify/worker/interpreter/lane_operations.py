@@ -55,7 +55,7 @@ class Programs:
             self._refuse(self.positions.race(is_load=False))
 
     def note_unknown_store(self, addresses: Any, mask: Any, size: int) -> None:
-        """Refuse a store to elements of which only some are in the tensors of the launch."""
+        """Refuse a store that is partly inside the launch's tensors and partly outside."""
         if self.positions is None or self.memories is None:
             return
         if self.memories.crosses_end(addresses, mask, size):
