@@ -23,6 +23,7 @@ from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
 from mtmc_lsp.verify.worker.comparison.compare import agreement
 from mtmc_lsp.verify.worker.comparison.discrete import Ties
 from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
+from mtmc_lsp.verify.worker.comparison.finer_precision import finer_share
 from mtmc_lsp.verify.worker.comparison.ill_conditioned import IllConditioned
 from mtmc_lsp.verify.worker.float64_execution import Float64Mode
 from mtmc_lsp.verify.worker.gradients.cancellation import cancellation
@@ -303,6 +304,12 @@ def _oracle(
         # A result that is exactly 0 has no relative error: the reference's is its rounding.
         is_zero = not bool(exact[i].any())
         result.is_unexplained = not is_zero and errors[i] > max(SUSPECT, FACTORS["budget"] * explained)
+    if not has_equal and not following:
+        # Equal values may cancel exactly in the reference, whatever its precision.
+        shares = {i: finer_share(expected[i], errors[i], conditioning.get(i, 0.0)) for i in errors}
+        sensitivity, conditioning = (
+            {i: shares.get(i, 1.0) * distance for i, distance in moved.items()} for moved in (sensitivity, conditioning)
+        )
     return {
         "oracle": oracle["results"],
         "oracle_after": oracle["after"],
