@@ -60,6 +60,16 @@ class NonPolynomialSize(Exception):
     """Stops an export that contains a non-polynomial size."""
 
 
+class InputSymbols(NamedTuple):
+    """The symbols in the sizes of a trace's inputs."""
+
+    symbols_at: dict[Dimension, set[str]]
+    values: dict[str, int]
+    """The value of each symbol in the workload, in units."""
+    in_units: dict[Any, Any]
+    """For each symbol, the size in terms of its number of units."""
+
+
 class Watch:
     """Stops an export at its first non-polynomial size. The next export has fewer symbolic sizes and is much faster."""
 
@@ -77,6 +87,7 @@ class Watch:
         """The factor for the unit of dimensions, or ``CONSTANT``, after the export was stopped."""
         self.node: torch.fx.Node | None = None
         """The node whose size or stride is not a polynomial."""
+        self._symbols: tuple[object, InputSymbols] | None = None
 
     def check_inputs(self, node: torch.fx.Node) -> None:
         """Check the tensors that a new node of the trace reads.
@@ -102,34 +113,51 @@ class Watch:
         """Find the factors for the sizes and strides of a node; none if the trace is of a function inside the target."""
         if len(placeholders) != self._sizes.count:
             return
-        symbols_at: dict[Dimension, set[str]] = {}
-        values: dict[str, int] = {}
-        in_units: dict[Any, Any] = {}
-        for i, placeholder in enumerate(placeholders):
-            shape = getattr(placeholder.meta.get("val"), "shape", ())
-            for d, size in enumerate(shape):
-                symbols_at[i, d] = symbols_of(size)
-                if is_symbol(size):
-                    unit, length = self._sizes.units.get((i, d), 1), self._sizes.length((i, d))
-                    values.setdefault(str(size.node.expr), length // unit)
-                    # The symbol stands for the number of units from here on.
-                    in_units.setdefault(size.node.expr, unit * size.node.expr + length % unit)
+        symbols_at, values, in_units = self._input_symbols(placeholders)
         kernel = kernel_symbols(node) if self._sizes.windows_vary else set()
-        self.factors |= {dimension: CONSTANT for dimension, symbols in symbols_at.items() if symbols & kernel}
+        if kernel:
+            self.factors |= {dimension: CONSTANT for dimension, symbols in symbols_at.items() if symbols & kernel}
         if self.factors:
             return
-        input_symbols = {symbol for symbols in symbols_at.values() for symbol in symbols}
-        parameters = {
-            symbol for (i, _), symbols in symbols_at.items() if i in self._module_inputs for symbol in symbols
-        }
         raw_strides = not self._sizes.windows_vary
         for expression in non_polynomials(
             value, node.target, numbers=False, in_units=in_units, raw_strides=raw_strides
         ):
+            input_symbols = {symbol for symbols in symbols_at.values() for symbol in symbols}
+            parameters = {
+                symbol for (i, _), symbols in symbols_at.items() if i in self._module_inputs for symbol in symbols
+            }
             factors = factors_of(expression, input_symbols, parameters, values)
             for dimension, symbols in symbols_at.items():
                 for symbol in symbols & factors.keys() if dimension not in self._sizes.fixed else ():
                     self.factors[dimension] = factors[symbol]
+
+    def _input_symbols(self, placeholders: Sequence[torch.fx.Node]) -> InputSymbols:
+        """The symbols in the sizes of the inputs, computed again only if torch learned that some are equal.
+
+        A network has hundreds of parameters, and each node of the trace is checked.
+        """
+        symbolic = next(
+            (size for node in placeholders for size in _shape(node) if isinstance(size, torch.SymInt)), None
+        )
+        equalities = len(symbolic.node.shape_env.replacements) if symbolic is not None else 0
+        key = placeholders[0].graph if placeholders else None, equalities
+        if self._symbols is None or self._symbols[0] != key:
+            result = InputSymbols({}, {}, {})
+            for i, placeholder in enumerate(placeholders):
+                for d, size in enumerate(_shape(placeholder)):
+                    result.symbols_at[i, d] = symbols_of(size)
+                    if is_symbol(size):
+                        unit, length = self._sizes.units.get((i, d), 1), self._sizes.length((i, d))
+                        result.values.setdefault(str(size.node.expr), length // unit)
+                        # The symbol stands for the number of units from here on.
+                        result.in_units.setdefault(size.node.expr, unit * size.node.expr + length % unit)
+            self._symbols = key, result
+        return self._symbols[1]
+
+
+def _shape(placeholder: torch.fx.Node) -> Sequence[Any]:
+    return getattr(placeholder.meta.get("val"), "shape", ())
 
 
 def non_polynomials(
