@@ -52,7 +52,7 @@ class Attention(nn.Module):
         self.norm = nn.Parameter(torch.ones(width))
         self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
 
-    # mtmc: x=bf16[B,S,512] cos=bf16[S,64] sin=bf16[S,64] B=32 S=256 grad=x module=bf16,train
+    # mtmc: x=bf16[B,S,512] cos=bf16[S,64] sin=bf16[S,64] B=32 S=256 grad=x
     # mtmc: init: width=512 heads=8
     def forward(self, x, cos, sin):
         batch, length, width = x.shape
