@@ -22,25 +22,25 @@ SIZES = {"vocabulary": 8192, "width": 512, "heads": 8, "layers": 8, "inner": 140
 TINY = {"vocabulary": 32, "width": 512, "heads": 8, "layers": 1, "inner": 96}
 
 
-# mtmc: x=bf16[N,D] weight=bf16[D] N=8192 D=512 grad=x,weight
+# mtmc: x=bf16[N,D] weight=bf16[D] N=65536 D=512 grad=x,weight
 def rms_norm(x, weight, eps=1e-6):
     hidden = x.float()
     hidden = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + eps)
     return hidden.to(x.dtype) * weight
 
 
-# mtmc: gate=bf16[N,I] up=bf16[N,I] N=8192 I=1408 grad=gate,up
+# mtmc: gate=bf16[N,I] up=bf16[N,I] N=65536 I=1408 grad=gate,up
 def gated(gate, up):
     return F.silu(gate) * up
 
 
-# mtmc: x=bf16[B,H,S,64] cos=bf16[S,64] sin=bf16[S,64] B=32 H=8 S=256 grad=x
+# mtmc: x=bf16[B,H,S,64] cos=bf16[S,64] sin=bf16[S,64] B=256 H=8 S=256 grad=x
 def rotated(x, cos, sin):
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
 
 
-# mtmc: x=bf16[N,D] weight=bf16[V,D]@-0.05..0.05 target=i64[N]@0..V-1 N=8192 D=512 V=8192 grad=x,weight
+# mtmc: x=bf16[N,D] weight=bf16[V,D]@-0.05..0.05 target=i64[N]@0..V-1 N=65536 D=512 V=8192 grad=x,weight
 def token_loss(x, weight, target):
     return F.cross_entropy((x @ weight.T).float(), target)
 
@@ -52,7 +52,7 @@ class Attention(nn.Module):
         self.norm = nn.Parameter(torch.ones(width))
         self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
 
-    # mtmc: x=bf16[B,S,512] cos=bf16[S,64] sin=bf16[S,64] B=32 S=256 grad=x
+    # mtmc: x=bf16[B,S,512] cos=bf16[S,64] sin=bf16[S,64] B=256 S=256 grad=x
     # mtmc: init: width=512 heads=8
     def forward(self, x, cos, sin):
         batch, length, width = x.shape
@@ -100,15 +100,15 @@ class Gpt(nn.Module):
 def batches(size, length, seed):
     """Batches of token numbers, one token longer than the input."""
     source = random.Random(seed)
+    numbers = torch.zeros(128, dtype=torch.long)
+    numbers[[ord(letter) for letter in LETTERS]] = torch.arange(len(LETTERS))
+    needed = size * (length + 1)
     while True:
-        rows = []
-        for _ in range(size):
-            text = ""
-            while len(text) <= length:
-                a, b = source.randrange(100), source.randrange(100)
-                text += f"{a}+{b}={a + b};"
-            rows.append([LETTERS.index(letter) for letter in text[: length + 1]])
-        yield torch.tensor(rows)
+        # The shortest text has six letters.
+        count = needed // 6 + 1
+        pairs = zip(source.choices(range(100), k=count), source.choices(range(100), k=count), strict=True)
+        text = "".join(f"{a}+{b}={a + b};" for a, b in pairs)[:needed]
+        yield numbers[torch.tensor(list(text.encode()))].view(size, length + 1)
 
 
 def train(seed, steps, batch, length, sizes, compiled=False):
@@ -144,7 +144,7 @@ def main():
     """Train, and print one JSON line a seed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--tiny", action="store_true", help="a model for CPUs")
