@@ -78,11 +78,7 @@ def main() -> int:
 
 
 def optimised(folder: Path, options: argparse.Namespace) -> tuple[Path, dict[str, str]]:
-    """A copy of the example with the kernels of all parts, and what came of each part.
-
-    Raises:
-        subprocess.CalledProcessError: a command failed.
-    """
+    """A copy of the example with the kernels of all parts, and what came of each part."""
     file, results = folder / EXAMPLE.name, folder / "parts.jsonl"
     # Otherwise a folder above could count as the project.
     (folder / "pyproject.toml").touch()
@@ -91,7 +87,7 @@ def optimised(folder: Path, options: argparse.Namespace) -> tuple[Path, dict[str
     bench = ["bench", file.name, "--out", results.name, "--jobs", str(options.jobs), "--budget", str(options.budget)]
     bench += ["--time-limit", str(options.budget + 20), *(["--filter", options.filter] if options.filter else [])]
     # Its exit code is that of the problems.
-    _mtmc(folder, *bench, check=False)
+    _mtmc(folder, *bench)
     parts = {}
     for line in results.read_text().splitlines():
         result = json.loads(line)
@@ -99,7 +95,7 @@ def optimised(folder: Path, options: argparse.Namespace) -> tuple[Path, dict[str
         speedup = ((result.get("final") or {}).get("speedup") or {}).get("vs_eager")
         parts[name] = status + (f" {speedup['value']:.2f}x" if speedup else "")
         if status in ("improved", "unmeasured"):
-            _mtmc(folder, "apply", result["id"])
+            parts[name] += "" if _mtmc(folder, "apply", result["id"]) == 0 else ", could not be applied"
         print(name, parts[name], flush=True)
     if not _has_gpu():
         from mtmc_lsp.verify.worker.interpreter.source import on_cpu
@@ -108,10 +104,11 @@ def optimised(folder: Path, options: argparse.Namespace) -> tuple[Path, dict[str
     return file, parts
 
 
-def _mtmc(folder: Path, *arguments: str, check: bool = True) -> None:
+def _mtmc(folder: Path, *arguments: str) -> int:
+    """The exit code of a command."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, "-m", "mtmc_lsp", *arguments]
-    subprocess.run(command, cwd=folder, env=environment, check=check, stdout=sys.stderr)
+    return subprocess.run(command, cwd=folder, env=environment, check=False, stdout=sys.stderr).returncode
 
 
 def trained(file: Path, variant: str, options: argparse.Namespace) -> list[dict[str, Any]]:
