@@ -125,12 +125,12 @@ def _expression(argument: ArgumentSpec) -> str:
 
 
 def _inputs(result: RunResult) -> str:
-    inputs = [_tensor(spec, dict(result.workload.sizes)) for spec in result.workload.tensors.values()]
+    inputs = [tensor_expression(spec, dict(result.workload.sizes)) for spec in result.workload.tensors.values()]
     lines = "".join(f"        {text},\n" for text in inputs)
     return f"\n\ndef get_inputs():\n    return [\n{lines}    ]\n\n\ndef get_init_inputs():\n    return []\n"
 
 
-def _tensor(spec: TensorSpec, sizes: dict[str, int]) -> str:
+def tensor_expression(spec: TensorSpec, sizes: dict[str, int]) -> str:
     """The expression that makes the tensor."""
     shape = tuple(size.value(sizes) for size in spec.shape)
     if spec.stride is None:

@@ -76,7 +76,8 @@ def _share(count: int, total: int) -> str:
 def _delivered(scores: tuple[Score, ...]) -> Table:
     names = [means.baseline for means in scores[0].delivered]
     heads = [f"{statistic} vs {name}" for name in names for statistic in ("geomean", "known")]
-    table = Table("level", "files that got faster", *heads, box=None, padding=(0, 1))
+    memory = ("peak memory of eager", "more memory")
+    table = Table("level", "files that got faster", *heads, *memory, box=None, padding=(0, 1))
     for column in table.columns[1:]:
         column.justify = "right"
     for score in scores:
@@ -85,6 +86,7 @@ def _delivered(scores: tuple[Score, ...]) -> Table:
             for means in score.delivered
             for cell in ("-" if means.geometric is None else f"{means.geometric:.2f}x", str(means.count))
         ]
+        cells += ["-" if score.memory is None else f"{score.memory:.0%}", str(score.more_memory)]
         table.add_row(score.level or "all", _share(score.faster, score.problems), *cells)
     return table
 

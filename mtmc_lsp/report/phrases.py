@@ -34,6 +34,7 @@ STATUS_WORDS = {
     VerdictStatus.UNCERTIFIABLE: "could not be verified",
 }
 """Words for the verdicts on versions that were not verified."""
+KILOBYTE = 1000
 
 
 def joined(parts: Iterable[str]) -> str:
@@ -85,6 +86,38 @@ def microseconds(us: float) -> str:
     return f"{us:.0f} us" if us >= 100 else f"{us:.1f} us"
 
 
+def size_text(amount: float) -> str:
+    """An amount of memory: ``512 bytes``, ``12.6 MB``."""
+    unit = "bytes"
+    if amount < KILOBYTE:
+        return f"{amount:.0f} bytes"
+    for larger in ("kB", "MB", "GB"):
+        if round(amount) >= KILOBYTE:
+            amount, unit = amount / KILOBYTE, larger
+    return f"{amount:.3g} {unit}"
+
+
+def peak_of(amount: int | None) -> str:
+    """The peak memory of a call, for tables; empty if it was not measured."""
+    return "" if amount is None else size_text(amount)
+
+
+def memory_text(more_bytes: int) -> str:
+    """The peak memory of a call compared with the user's code: ``0 bytes more memory``, ``12.6 MB less memory``."""
+    return f"{size_text(abs(more_bytes))} {'more' if more_bytes >= 0 else 'less'} memory"
+
+
+def peak_text(timing: Timing) -> str:
+    """The peak memory of a call and of the user's code: ``48 MB, 160 MB less than your code``; empty if it was not measured."""
+    more_bytes = timing.more_bytes("eager")
+    if timing.peak_bytes is None:
+        return ""
+    if more_bytes is None:
+        return size_text(timing.peak_bytes)
+    compared = f"{size_text(abs(more_bytes))} {'more' if more_bytes > 0 else 'less'} than your code"
+    return f"{size_text(timing.peak_bytes)}, {compared if more_bytes else 'as much as your code'}"
+
+
 def inputs_text(workload: Workload) -> str:
     """The tensors of a workload with their sizes: ``x f32[4,1024,1024]``; where they come from if the file makes them."""
     sizes = workload.sizes
@@ -97,16 +130,19 @@ def inputs_text(workload: Workload) -> str:
 
 
 def step_numbers(step: Step) -> str:
-    """What a timed step gained: ``1.25x faster than before (1.24 to 1.26) · 100.0 -> 80.0 us``; its reason if it is a base."""
+    """What a timed step gained: ``1.25x faster than before (1.24 to 1.26) · 100.0 -> 80.0 us · 4 MB less memory``; its reason
+    if it is a base."""
     timing = step.timing
     previous = timing.baseline("previous") if timing is not None else None
     before = previous or (timing.baseline("eager") if timing is not None else None)
+    more_bytes = timing.more_bytes("eager") if timing is not None else None
+    memory = memory_text(more_bytes) if more_bytes else ""
     if timing is None or before is None or before.speedup is None or before.speedup.ratio < 1.0:
-        return step.reason
+        return joined((step.reason, memory))
     name = "the step before" if previous is not None else "your code"
     ratio = before.speedup
     gain = f"{ratio.ratio:.2f}x faster than {name} ({ratio.low:.2f} to {ratio.high:.2f})"
-    return f"{gain} · {microseconds(before.median_us)} -> {microseconds(timing.median_us)}"
+    return joined((gain, f"{microseconds(before.median_us)} -> {microseconds(timing.median_us)}", memory))
 
 
 def outcome_text(step: Step) -> str:
@@ -129,7 +165,7 @@ def outcome_text(step: Step) -> str:
 
 
 def times_text(result: RunResult) -> str:
-    """The time of a call before and after a run, and its part of the roofline; empty if nothing got faster."""
+    """The time of a call before and after a run, its part of the roofline and its memory; empty if nothing got faster."""
     timings = [step.timing for step in result.steps if step.status is StepStatus.ACCEPTED and step.timing is not None]
     if not timings or result.status is not RunStatus.IMPROVED:
         return ""
@@ -137,7 +173,8 @@ def times_text(result: RunResult) -> str:
     eager = last.baseline("eager")
     before = f"{microseconds(eager.median_us)} -> " if eager is not None and eager.speedup is not None else ""
     times = f"{before}{microseconds(last.median_us)} per call"
-    return joined((times, f"{last.roofline:.0%} of the roofline"))
+    more_bytes = last.more_bytes("eager")
+    return joined((times, f"{last.roofline:.0%} of the roofline", memory_text(more_bytes) if more_bytes else ""))
 
 
 def best_line(step: Step) -> str:

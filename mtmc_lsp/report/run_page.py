@@ -25,6 +25,7 @@ from mtmc_lsp.report.phrases import (
     microseconds,
     model_line,
     outcome_text,
+    peak_of,
     ratio_text,
     report_lines,
     step_counts,
@@ -197,6 +198,7 @@ class RunPage:
                 ratio_text(timing.against("eager")),
                 ratio_text(timing.against("compile")),
                 f"{timing.roofline:.0%}",
+                peak_of(timing.peak_bytes),
             )
             for step, timing in timed
         ]
@@ -208,12 +210,13 @@ class RunPage:
                 "",
                 "",
                 "",
+                peak_of(baseline.peak_bytes),
             )
             for baseline in last.baselines
             if baseline.name != "previous"
         ]
-        head = ("Version", "Time", "over eager mode", "over torch.compile", "roofline")
-        body = table(head, [*base, *rows], classes=("name", "number", "number", "number", "number"))
+        head = ("Version", "Time", "over eager mode", "over torch.compile", "roofline", "peak memory")
+        body = table(head, [*base, *rows], classes=("name", *["number"] * 5))
         notes = "".join(f"<li>{escape(note)}</li>" for note in timing_notes(last))
         return f"<h2>Times</h2>\n{body}" + (f'\n<ul class="quiet">{notes}</ul>' if notes else "")
 

@@ -28,6 +28,7 @@ from mtmc_lsp.report.phrases import (
     launch_text,
     launches_summary,
     pair_headline,
+    peak_of,
     ratio_text,
     recording_summary,
     timing_line,
@@ -75,14 +76,16 @@ def show_timing(out: Console, timing: Timing) -> None:
 
 
 def timing_table(timing: Timing) -> RenderableType:
-    """Times and speedups over each baseline."""
+    """Times, speedups over each baseline, and peak memory of a call."""
     table = Table(box=None, padding=(0, 2), show_edge=False)
     table.add_column("  baseline")
     table.add_column("time", justify="right")
     table.add_column("speedup", justify="right")
+    table.add_column("peak memory", justify="right")
     for baseline in timing.baselines:
         time = f"{baseline.median_us:.1f} us" if baseline.speedup else baseline.note
-        table.add_row(f"  {baseline.name}", time, ratio_text(baseline.speedup))
+        table.add_row(f"  {baseline.name}", time, ratio_text(baseline.speedup), peak_of(baseline.peak_bytes))
+    table.add_row("  this version", f"{timing.median_us:.1f} us", "", peak_of(timing.peak_bytes))
     return table
 
 

@@ -94,9 +94,9 @@ def two_stages(module: ModuleType) -> tuple[Any, Any]:
 
 def train_gpt(module: ModuleType) -> tuple[Any, Any]:
     x, weight, gate, up = torch.randn(6, 16), torch.randn(16), torch.randn(6, 24), torch.randn(6, 24)
-    logits, target = torch.randn(6, 32), torch.randint(32, (6,))
-    results = module.rms_norm(x, weight), module.gated(gate, up), module.token_loss(logits, target)
-    log_probabilities = torch.log_softmax(logits, -1)
+    vocabulary, target = torch.randn(32, 16), torch.randint(32, (6,))
+    results = module.rms_norm(x, weight), module.gated(gate, up), module.token_loss(x, vocabulary, target)
+    log_probabilities = torch.log_softmax(x @ vocabulary.T, -1)
     loss = -log_probabilities[torch.arange(6), target].mean()
     return results, (F.rms_norm(x, (16,), weight, eps=1e-6), gate * torch.sigmoid(gate) * up, loss)
 

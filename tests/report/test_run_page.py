@@ -1,6 +1,7 @@
 """The page of a run: timed, untimed, unfinished and hostile runs, without external resources."""
 
 import builtins
+import io
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -9,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from mtmc_lsp.core.chat import Exchange, ModelUse
 from mtmc_lsp.core.errors import EnvironmentNotAble, RequestError
 from mtmc_lsp.core.results import Check, CheckStatus, Work
 from mtmc_lsp.core.run import RunResult, Step
 from mtmc_lsp.report.page import Page, render
+from mtmc_lsp.report.phrases import peak_text, step_numbers
 from mtmc_lsp.report.run_page import RunPage, stored_page
+from mtmc_lsp.report.text import show_timing
 from mtmc_lsp.search.store import Store
 from mtmc_lsp.search.stored_run import stored_run
 from tests.search.fakes import action, search
@@ -44,6 +48,34 @@ def test_a_timed_run_shows_each_accepted_step_with_its_interval() -> None:
     assert second["before"] == first["after"] == pytest.approx(1.25)
     assert second["low"] < second["after"] < second["high"]
     assert "traffic" not in page.charts
+
+
+def test_the_times_have_the_peak_memory_of_each_version() -> None:
+    result = run("better")
+    step = result.steps[0]
+    assert step.timing is not None
+    eager = replace(step.timing.baselines[0], peak_bytes=208_000_000)
+    timing = replace(step.timing, baselines=(eager,), peak_bytes=48_000_000)
+    body = page_of(replace(result, steps=(replace(step, timing=timing),))).body
+    times = re.search(r"<h2>Times</h2>.*?</table>", body, re.DOTALL)
+    assert times is not None
+    assert re.findall(r"\d+ MB|peak memory", times[0]) == ["peak memory", "208 MB", "48 MB"]
+
+
+def test_the_terminal_has_the_peak_memory_of_each_step() -> None:
+    step = run("better").steps[0]
+    assert step.timing is not None
+    eager = replace(step.timing.baselines[0], peak_bytes=208_000_000)
+    step = replace(step, timing=replace(step.timing, baselines=(eager,), peak_bytes=48_000_000))
+    assert step.timing is not None
+    assert step_numbers(step).endswith("100 us -> 80.0 us · 160 MB less memory")
+    assert peak_text(step.timing) == "48 MB, 160 MB less than your code"
+    assert peak_text(replace(step.timing, peak_bytes=None)) == ""
+    out = Console(width=120, file=io.StringIO())
+    show_timing(out, step.timing)
+    table = out.file.getvalue()  # type: ignore[attr-defined]
+    assert re.search(r"eager +100.0 us +1.25x .* +208 MB", table)
+    assert re.search(r"this version +80.0 us +48 MB", table)
 
 
 def test_the_roofline_shows_the_users_code_and_all_accepted_steps() -> None:

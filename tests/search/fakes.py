@@ -29,6 +29,8 @@ from mtmc_lsp.search.greedy import GreedySearch
 
 SOURCE = "def f(x):\n    return x + 1\n"
 EAGER_US = 100.0
+PEAK_BYTES = 48_000_000
+"""Of every version and of the user's code."""
 OUTCOMES = ("better", "same", "slower", "uncoded", "uncompiled", "wrong", "wrong elsewhere", "crash", "hang", "no-op")
 """``wrong`` differs on the inputs that are timed, ``wrong elsewhere`` only on others."""
 ENVIRONMENT = Environment(python="3.11", torch="2.13", triton="3.9", gpu="Fake GPU", capability="sm_90")
@@ -152,13 +154,13 @@ def timing(us: float, **baselines_us: float | None) -> Timing:
     """The timing of a version against baselines; those without a time are left out."""
     times = [_baseline(name, other, us) for name, other in baselines_us.items() if other is not None]
     best = min((b for b in times if b.name != "previous"), key=lambda b: b.median_us).name
-    return Timing(us, tuple(times), best, Ratio(1.0, 0.99, 1.01), 50, "a fake", 20.0 / us)
+    return Timing(us, tuple(times), best, Ratio(1.0, 0.99, 1.01), 50, "a fake", 20.0 / us, peak_bytes=PEAK_BYTES)
 
 
 def _baseline(name: str, other_us: float, us: float) -> BaselineTime:
     ratio = other_us / us
     speed = Speed.FASTER if ratio > 1.03 else Speed.SAME if ratio > 0.97 else Speed.SLOWER
-    return BaselineTime(name, other_us, _ratio(ratio), speed)
+    return BaselineTime(name, other_us, _ratio(ratio), speed, peak_bytes=PEAK_BYTES)
 
 
 def _ratio(value: float) -> Ratio:

@@ -86,6 +86,29 @@ def test_delivered_counts_every_file_as_it_is_after_the_run() -> None:
     assert best.geometric == pytest.approx(math.sqrt(2.5 / 3))
 
 
+def with_peaks(made: dict[str, Any], ours: int, eager: int) -> dict[str, Any]:
+    timing = made["steps"][0]["timing"]
+    timing["peak_bytes"], timing["baselines"][0]["peak_bytes"] = ours, eager
+    return made
+
+
+def test_memory_is_that_of_the_delivered_files() -> None:
+    fast = {"eager": 4.0, "compiled": 2.5, "speed": "FASTER"}
+    less = with_peaks(record("level1/a", "improved", **fast), 50_000_000, 200_000_000)
+    more = with_peaks(record("level1/b", "improved", **fast), 103_000, 100_000)
+    same = with_peaks(record("level1/c", "improved", **fast), 0, 512)
+    kept = with_peaks(record("level1/d", "no_gain", **fast), 50, 1)
+    summary = summarise([less, more, same, kept])
+    score = summary.scores[0]
+    assert score.memory == pytest.approx((0.25 * 1.03) ** 0.25)
+    assert score.more_memory == 1
+    out = Console(width=200, file=io.StringIO())
+    show_summary(out, summary)
+    assert "peak memory of eager  more memory" in out.file.getvalue()  # type: ignore[attr-defined]
+    assert " 71%" in out.file.getvalue()  # type: ignore[attr-defined]
+    assert summarise([record("level1/a", "improved", **fast)]).scores[0].memory is None
+
+
 def test_a_version_that_was_too_slow_to_be_verified_is_an_answer_without_an_error() -> None:
     slow = record("level1/s", "no_gain", eager=0.5, compiled=0.4, speed="SLOWER")
     slow["steps"][0] |= {"status": "rejected", "verdict": None}

@@ -14,7 +14,8 @@ from lsprotocol import types as lsp
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.results import BaselineTime, Ratio, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Step, StepStatus
-from mtmc_lsp.server.features.steps.wording import memory, numbers
+from mtmc_lsp.report.phrases import memory_text
+from mtmc_lsp.server.features.steps.wording import numbers
 
 pytestmark = pytest.mark.asyncio
 
@@ -99,7 +100,7 @@ async def test_the_line_of_numbers_names_the_memory_where_it_was_measured() -> N
     line = "1.90x faster · 410 us -> 216 us · exact to 3e-07 (yours 3e-07) · 3.10x of torch.compile"
     assert numbers(_timed_step(4096, 4096)) == f"{line} · 0 bytes more memory"
     assert numbers(_timed_step(4096, None)) == numbers(_timed_step(None, 4096)) == line
-    assert [memory(value) for value in (512, -12_600_000, 999_700, 3_000_000_000)] == [
+    assert [memory_text(value) for value in (512, -12_600_000, 999_700, 3_000_000_000)] == [
         "512 bytes more memory",
         "12.6 MB less memory",
         "1 MB more memory",

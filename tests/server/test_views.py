@@ -165,10 +165,11 @@ async def test_hover_shows_the_run_on_the_def_the_kernel_and_the_dispatch_line(i
     assert "| time | 80.0 us |" in table
     assert "| speedup | 1.25x (1.24 to 1.26) over eager |" in table
     assert "| roofline | 25% |" in table
+    assert "| peak memory | 48 MB, as much as your code |" in table
     assert "| correctness | correct on the GPU: all 0 checks passed, relative error 1.0e-07" in table
     assert f"[fuse]({docs.page('actions', 'fuse').as_uri()}): reason 1" in table
     assert "Fake GPU, torch 2.13, triton 3.9 |" in table
-    assert len(table.splitlines()) <= 12, "it fits"
+    assert len(table.splitlines()) <= 13, "it fits"
     assert await hover(ide, uri, "torch.relu") is None
 
 

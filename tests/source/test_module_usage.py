@@ -80,3 +80,46 @@ def test_the_line_of_the_last_deciding_call_is_named() -> None:
 
 def test_a_function_has_no_module() -> None:
     assert usage("step(x).half()", "step") is None
+
+
+NESTED = """
+
+class Layer(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(count))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(Layer(2), Layer(3))
+
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("statements", "form"),
+    [
+        ("model = Model().to('cuda', torch.bfloat16).eval()", ModuleForm("bfloat16", False)),
+        ("def main():\n    model = Model()\n    model.half()", ModuleForm("float16")),
+        ("model = Model().half()\nlayer = Layer().half()", ModuleForm("float16")),
+        ("model = Model().half()\nblock = Block().bfloat16()", ModuleForm("bfloat16")),
+    ],
+)
+def test_a_module_is_prepared_with_the_one_that_contains_it(statements: str, form: ModuleForm) -> None:
+    read = usage(NESTED + textwrap.dedent(statements))
+    assert read is not None and read.form == form
+
+
+@pytest.mark.parametrize("statements", ["Model().half()\nLayer().float()", "Model()", "Layer().half()\nModel()"])
+def test_modules_in_models_that_differ_are_not_prepared(statements: str) -> None:
+    assert usage(NESTED + statements) is None
+
+
+def test_a_class_that_contains_itself_or_is_contained_by_the_target_is_no_container() -> None:
+    recursive = "\n\nclass Tree(nn.Module):\n    def grow(self):\n        return Tree()\n\n\ntree = Tree().half()\n"
+    assert usage(recursive) is None
+    read = usage(NESTED + "block = Block().half()", "Model")
+    assert read is None

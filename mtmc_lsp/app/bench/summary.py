@@ -17,6 +17,8 @@ ANSWERED = ("improved", "no_gain", "incorrect", "unmeasured")
 """The statuses of runs that ended by themselves."""
 CORRECT = ("correct", "correct_at_reduced_sizes")
 """The statuses of verdicts that found no error."""
+MORE_MEMORY, BLOCK_BYTES = 1.02, 512
+"""The ratio of peaks from which a file needs more memory, and the least amount that torch's allocator counts."""
 MEASURED = ("improved", "no_gain", "incorrect")
 """The statuses of runs on a GPU."""
 
@@ -61,6 +63,10 @@ class Score:
     """How many last accepted versions are FASTER, SAME, SLOWER or AMBIGUOUS compared with the best baseline."""
     median_seconds: float
     """The median wall time of a problem."""
+    memory: float | None = None
+    """Geometric mean of the delivered files' peak memory relative to eager mode's; a file that stays as it was has 1.0."""
+    more_memory: int = 0
+    """Delivered files whose peak is above eager mode's by more than :data:`MORE_MEMORY`."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +160,7 @@ def _score(level: str, records: Sequence[Mapping[str, Any]], missing: int) -> Sc
     if missing:
         statuses["not_run"] = missing
     speeds = Counter(speed for record in records if (speed := _speed(record)))
+    peaks = [ratio for record in records if (ratio := _peak_ratio(record)) is not None]
     return Score(
         level,
         count,
@@ -165,6 +172,8 @@ def _score(level: str, records: Sequence[Mapping[str, Any]], missing: int) -> Sc
         tuple(_means(name, [_speedup(record, name) for record in records], count) for name in BASELINES),
         dict(speeds.most_common()),
         statistics.median(record["wall_seconds"] for record in records) if records else 0.0,
+        statistics.geometric_mean(peaks) if peaks else None,
+        sum(ratio > MORE_MEMORY for ratio in peaks),
     )
 
 
@@ -220,6 +229,18 @@ def _delivered_ratio(record: Mapping[str, Any], baseline: str) -> float | None:
     timing = _kept_timing(record)
     eager, other = (_baseline(timing, name) if timing is not None else None for name in ("eager", baseline))
     return other["median_us"] / eager["median_us"] if eager is not None and other is not None else None
+
+
+def _peak_ratio(record: Mapping[str, Any]) -> float | None:
+    """The peak memory of a call of the user's file after the run, relative to eager mode's; None where that is not known."""
+    if record["status"] != "improved":
+        return 1.0 if record["status"] in MEASURED else None
+    timing = _kept_timing(record)
+    eager = _baseline(timing, "eager") if timing is not None else None
+    if timing is None or eager is None or timing.get("peak_bytes") is None or eager.get("peak_bytes") is None:
+        return None
+    ours, theirs = (max(peak, BLOCK_BYTES) for peak in (timing["peak_bytes"], eager["peak_bytes"]))
+    return float(ours / theirs)
 
 
 def _untimed(record: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from mtmc_lsp.core.workload import TargetKind, Workload
 from mtmc_lsp.docs import page
 from mtmc_lsp.guard.conditions import conditions_in
 from mtmc_lsp.kernels.reading import OperationKind, read_kernels
-from mtmc_lsp.report.phrases import headline, microseconds, model_line, ratio_text, verdict_line
+from mtmc_lsp.report.phrases import headline, microseconds, model_line, peak_text, ratio_text, verdict_line
 from mtmc_lsp.server.features.steps.wording import position, step_title, verified
 from mtmc_lsp.server.kernels_file.texts import whole_text
 from mtmc_lsp.server.reviews import Review, ReviewState
@@ -199,6 +199,7 @@ def _rows(review: Review, step: Step) -> list[tuple[str, str]]:
         rows.append(("time", microseconds(timing.median_us)))
         rows += [("speedup", ", ".join(f"{ratio_text(value)} over {name}" for name, value in ratios))] if ratios else []
         rows.append(("roofline", f"{timing.roofline:.0%}"))
+        rows += [("peak memory", peak)] if (peak := peak_text(timing)) else []
     else:
         rows.append(("time", "not timed: no GPU" if step.verdict is not None else "being measured"))
     expected = step.action.expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tree_sitter import Node
@@ -30,16 +30,36 @@ class ModuleUsage:
 def module_usage(text: bytes, target: Target) -> ModuleUsage | None:
     """How the file's statements outside classes prepare instances of the target's class.
 
-    None if they do not, or if two instances differ.
+    If there are none, the instances of the classes that contain it count: a method such as ``half`` converts submodules, too.
+    None if the statements prepare no instance, or if two instances differ.
     """
     if not target.class_name:
         return None
     root, _ = parse_with_recovery(text)
-    scopes = [root, *_functions(root)]
-    usages = [usage for scope in scopes for usage in _Scope(target.class_name, _dtype_names(root)).usages(scope)]
-    if len({usage.form for usage in usages}) != 1 or usages[0].form == ModuleForm():
+    scopes, dtypes = [root, *_functions(root)], _dtype_names(root)
+
+    def usages(names: Iterable[str]) -> list[ModuleUsage]:
+        return [usage for name in names for scope in scopes for usage in _Scope(name, dtypes).usages(scope)]
+
+    found = usages([target.class_name]) or usages(_containers(root, target.class_name))
+    if len({usage.form for usage in found}) != 1 or found[0].form == ModuleForm():
         return None
-    return max(usages, key=lambda usage: usage.line)
+    return max(found, key=lambda usage: usage.line)
+
+
+def _containers(root: Node, class_name: str) -> list[str]:
+    """The classes of a file whose bodies make instances of a class, or of a class that does so."""
+    classes = [node for node in map(undecorated, root.children) if node.type == "class_definition"]
+    makes = {
+        text_of(field(node, "name")): {text_of(field(call, "function")) for call in walk(node) if call.type == "call"}
+        for node in classes
+    }
+    found, new = dict.fromkeys([class_name]), True
+    while new:
+        added = [name for name, made in makes.items() if name not in found and made & found.keys()]
+        found |= dict.fromkeys(added)
+        new = bool(added)
+    return list(found)[1:]
 
 
 def _functions(root: Node) -> list[Node]:

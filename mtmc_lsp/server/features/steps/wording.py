@@ -5,10 +5,8 @@ from __future__ import annotations
 from mtmc_lsp.core.action import capitalized
 from mtmc_lsp.core.results import OBSERVED, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Step
-from mtmc_lsp.report.phrases import checks_text, microseconds
+from mtmc_lsp.report.phrases import checks_text, memory_text, microseconds
 from mtmc_lsp.server.reviews import ReviewState
-
-KILOBYTE = 1000
 
 
 def step_title(step: Step) -> str:
@@ -64,21 +62,9 @@ def numbers(step: Step) -> str:
         parts.append(f"{ratio(compiled.ratio)} of torch.compile")
     more_bytes = timing.more_bytes("eager") if timing is not None else None
     if more_bytes is not None:
-        parts.append(memory(more_bytes))
+        parts.append(memory_text(more_bytes))
     parts += _checks(step.verdict)
     return " · ".join(parts)
-
-
-def memory(more_bytes: int) -> str:
-    """The peak memory of a call compared with the user's code: ``0 bytes more memory``, ``12.6 MB less memory``."""
-    word = "more" if more_bytes >= 0 else "less"
-    amount, unit = float(abs(more_bytes)), "bytes"
-    if amount < KILOBYTE:
-        return f"{amount:.0f} bytes {word} memory"
-    for larger in ("kB", "MB", "GB"):
-        if round(amount) >= KILOBYTE:
-            amount, unit = amount / KILOBYTE, larger
-    return f"{amount:.3g} {unit} {word} memory"
 
 
 def _exactness(verdict: Verdict | None) -> list[str]:
