@@ -171,3 +171,34 @@ def test_rounded_results_keep_gaps_between_their_elements() -> None:
     with mode.with_inputs({"x": x.double()}, {"x": x}, rounding_seed=0), mode:
         value = torch.empty_strided((1, 2), (4, 2), dtype=torch.float32).as_strided((1, 2), (4, 2))
     assert value.stride() == (4, 2)
+
+
+def test_dtypes_stay_those_of_a_normal_run_after_another_one_appears(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.dtype] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        doubled = x * 2
+        low = doubled.half()
+        mixed, kept = low * low, doubled + 1
+        wide = torch.ones(3, dtype=WIDE) + kept[0, :3].double()
+        results = (doubled, doubled[:, 1:], low, mixed, kept, low + kept, wide, torch.zeros_like(low), torch.ones(2))
+        seen.extend(value.dtype for value in results)
+        return mixed.float() + kept
+
+    x = sample()
+    function(x)
+    normal = list(seen)
+    seen.clear()
+    found = oracle(function, x, monkeypatch)
+    assert normal == seen[len(normal) : 2 * len(normal)], "after the reference's run"
+    assert torch.equal(found, (2 * x).half().double() ** 2 + (2 * x.double() + 1))
+
+
+def test_an_operation_of_one_dtype_records_nothing() -> None:
+    """A loop of a user calls so many that each must be quick."""
+    mode, x = Float64Mode(), sample()
+    wide = {"x": x.double()}
+    with mode, mode.with_inputs(wide, {"x": x}):
+        result = (wide["x"] * 2).sum(1)
+        assert not len(mode._user_dtypes)
+        assert result.dtype is torch.float32 and result.data_ptr()

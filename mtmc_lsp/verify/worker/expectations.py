@@ -17,7 +17,7 @@ from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import AUTOGRAD, EXPANDED_COLUMNS, FORWARD, VALUES, Case
-from mtmc_lsp.verify.error_limits import FACTORS, NOISE, exceeds_tolerance
+from mtmc_lsp.verify.error_limits import FACTORS, NOISE, Draws, exceeds_tolerance
 from mtmc_lsp.verify.worker.choices import Choice, ChoiceRecorder, TiedChoices
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
 from mtmc_lsp.verify.worker.comparison.compare import agreement
@@ -66,21 +66,20 @@ def expected_of(
     case: Case,
     *,
     is_first: bool = False,
-    all_draws: bool = True,
+    wanted: Draws = Draws.ALL,
 ) -> dict[str, Any]:
     """The reference's results on a case's inputs, and the oracle's.
 
     Args:
-        all_draws: whether to draw the rounding of operations several times, where that only permits larger errors. It takes
-            most of the time, and few candidates need it.
+        wanted: the draws of rounding. Where fewer than all are wanted, those are made that do more than permit larger errors.
 
     Returns:
         The entries of :func:`run_case`, and: ``oracle`` and ``oracle_after``, the same in float64; ``sensitivity``, by result
         (or by name of a changed input), how far rounding of inputs and operations moves the oracle; ``conditioning``, how far
         rounding of inputs alone does; ``ill_conditioned``, by result, the facts about a reference result far from the oracle;
         ``zeros``, by gradient, where it is 0 whatever rounding does; ``ties``, by result, the fields of :class:`Ties` of an
-        integer result that an index of a score decides; ``has_oracle``, whether float64 fitted into memory; ``omits_draws``,
-        whether draws are left out that may permit larger errors.
+        integer result that an index of a score decides; ``has_oracle``, whether float64 fitted into memory; ``draws``, those that
+        were made; ``omits_draws``, whether draws are left out that may permit larger errors.
     """
     kind, seed = case.kind, case.seed
 
@@ -104,6 +103,7 @@ def expected_of(
         "zeros": {},
         "has_oracle": True,
         "omits_draws": False,
+        "draws": int(Draws.ALL),
     }
     if kind not in (VALUES, FORWARD) and (kind != AUTOGRAD or capture.uses_random):
         return {**reference, **defaults}
@@ -115,7 +115,7 @@ def expected_of(
             "has_oracle": False,
         }
     try:
-        oracle = _oracle(module, capture, inputs, device, case, is_first, reference, random_mode, all_draws=all_draws)
+        oracle = _oracle(module, capture, inputs, device, case, is_first, reference, random_mode, wanted)
         return {**reference, **defaults, **oracle}
     except torch.OutOfMemoryError:
         if is_first:
@@ -133,8 +133,7 @@ def _oracle(
     is_first: bool,
     reference: dict[str, Any],
     random_mode: Callable[[], contextlib.AbstractContextManager[Any]],
-    *,
-    all_draws: bool,
+    wanted: Draws,
 ) -> dict[str, Any]:
     """The oracle's results, and how far rounding moves them; ``reference`` is the reference's run on these inputs."""
     kind, seed, results = case.kind, case.seed, reference["results"]
@@ -154,9 +153,18 @@ def _oracle(
         with _float64_default(), choosing, float64_mode, float64_mode.with_inputs(wide_inputs, inputs):
             return run_unobserved(module, capture, wide_inputs, device, random_mode(), seed, kind, before=unchanged)
 
+    # Libraries choose the precision for each size and call. If they use full precision on a small size, a candidate need not.
+    # On the workload itself the reference's error counts. The precision of gradients and for other layouts is chosen
+    # independently, even of two calls of the same code: a transposed 3D convolution of strided images ran in either.
+    has_gradients = kind == AUTOGRAD or capture.graph.backward is not None
+    may_run_tf32 = capture.graph.allows_tf32 and (has_gradients or bool(case.layout))
+    products_in_tf32 = runs_products_in_tf32(capture.graph, device)
+    uses_tf32 = products_in_tf32 or ((may_run_tf32 or _tf32_state.get("observed", False)) and not is_first)
+    wanted = max(wanted, Draws.FEW if has_gradients or uses_tf32 else Draws.NONE)
     # Autograd uses indices that the graph does not show.
-    may_choose = kind == AUTOGRAD or not loops_without_indices(capture.graph)
-    oracle = exact_run(recorder if may_choose else contextlib.nullcontext(), before)
+    may_not_choose = kind != AUTOGRAD and loops_without_indices(capture.graph)
+    records = wanted > Draws.NONE and not may_not_choose
+    oracle = exact_run(recorder if records else contextlib.nullcontext(), before)
     if kind == FORWARD or (kind == VALUES and capture.graph.backward is None):
         # Autograd saves indices for the backward pass without an operation.
         recorder.drop_unused(outcome(oracle))
@@ -164,6 +172,14 @@ def _oracle(
         # Some torch modules have fast paths that they skip under a function mode, with another number of results.
         return {}
     expected, exact = _tensors_by_key(reference), _tensors_by_key(oracle)
+    errors, scan_errors = reference_errors(expected, exact), _scan_errors(capture.graph, case, expected)
+    if wanted is Draws.NONE:
+        if all(error <= largest_ordinary_error(_name(expected[i])) for i, error in errors.items()):
+            # Which other index of a score is right follows from draws, so without them it must be the reference's.
+            strict = oracle if may_not_choose else _with_integers_of(reference, oracle)
+            found = {"oracle": strict["results"], "oracle_after": strict["after"], "sensitivity": scan_errors}
+            return {**found, "omits_draws": True, "draws": int(Draws.NONE)}
+        return _oracle(module, capture, inputs, device, case, is_first, reference, random_mode, Draws.FEW)
     rounded_choices = list[dict[int, Choice]]()
 
     def perturbed_run(
@@ -197,14 +213,6 @@ def _oracle(
         is_convolution_tf32 = "tf32" in capture.graph.observed_convolution_modes.values()
         tf32_distances = distances(perturbed_run(seed, tf32_products(capture.graph)))
         _tf32_state["observed"] = is_convolution_tf32 or _ran_tf32(results, oracle["results"], tf32_distances)
-    # Libraries choose the precision for each size and call. If they use full precision on a small size, a candidate need not.
-    # On the workload itself the reference's error counts. The precision of gradients and for other layouts is chosen
-    # independently, even of two calls of the same code: a transposed 3D convolution of strided images ran in either.
-    may_run_tf32 = capture.graph.allows_tf32 and (
-        kind == AUTOGRAD or capture.graph.backward is not None or bool(case.layout)
-    )
-    products_in_tf32 = runs_products_in_tf32(capture.graph, device)
-    uses_tf32 = products_in_tf32 or ((may_run_tf32 or _tf32_state.get("observed", False)) and not is_first)
 
     def raise_sensitivity(measured: Mapping[ResultKey, float]) -> None:
         sensitivity.update({i: max(sensitivity.get(i, 0.0), distance) for i, distance in measured.items()})
@@ -218,12 +226,7 @@ def _oracle(
         raise_sensitivity(distances(perturbed_run(seed + draw, mode)))
     # The error of TF32 products is the reference's choice, not a property of its function.
     conditioning = {} if uses_tf32 else dict(sensitivity)
-    errors = reference_errors(expected, exact)
-    length = scan_length(capture.graph, case.sizes)
-    widest = {i: EPSILON["float64" if _name(expected[i]) == "float64" else "float32"] for i in errors if length}
-    has_equal = case.distribution == "constant" or case.layout == EXPANDED_COLUMNS
-    growth = max(SCAN_ERROR * length**0.5, EQUAL_SCAN_ERROR * length if has_equal else 0.0)
-    raise_sensitivity({i: growth * epsilon for i, epsilon in widest.items()})
+    raise_sensitivity(scan_errors)
     ties = dict[ResultKey, Ties]()
     following = dict[ResultKey, IllConditioned]()
     if recorder.choices:
@@ -281,7 +284,7 @@ def _oracle(
     has_draws = ill_conditioned or float64_mode.rounding_epsilon or (is_small and _has_few_elements(outcome(reference)))
     # Further draws can only raise the limits of a result that is no noise, also of single elements.
     is_certain = all(max(errors[i], sensitivity.get(i, 0.0)) <= CERTAIN[_name(expected[i])] for i in errors)
-    omits_draws = bool(has_draws) and not all_draws and is_certain and not suspects and not following
+    omits_draws = bool(has_draws) and wanted < Draws.ALL and is_certain and not suspects and not following
     if omits_draws:
         draws = LEAST_DRAWS if magnified else 0
         for i in magnified:
@@ -313,6 +316,7 @@ def _oracle(
         "ill_conditioned": {i: vars(result) for i, result in ill_conditioned.items()},
         "zeros": noise.zeros,
         "omits_draws": omits_draws,
+        "draws": int(wanted),
     }
 
 
@@ -336,6 +340,16 @@ def _following(
             (following[i] if i in following else ties[i]).add_draw(value, exact[i])
         moved |= {i: max(moved[i], distance) for i, distance in distances(results).items() if i in moved}
     return following, moved
+
+
+def _with_integers_of(reference: Mapping[str, Any], oracle: Mapping[str, Any]) -> dict[str, Any]:
+    """The oracle's results, with the reference's where they are no floating-point tensors."""
+
+    def chosen(value: Any, exact: Any) -> Any:
+        return exact if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    after = {name: chosen(value, oracle["after"].get(name, value)) for name, value in reference["after"].items()}
+    return {"results": list(map(chosen, reference["results"], oracle["results"])), "after": after}
 
 
 def reference_errors(
@@ -362,6 +376,22 @@ def loops_without_indices(graph: Graph) -> bool:
 def largest_ordinary_error(dtype: str) -> float:
     """The relative error up to which a gradient needs no explanation: a few roundings, and an error within the tolerance."""
     return min(SUSPECT, max(TOLERANCE[dtype] / FACTORS["budget"], 4 * EPSILON[dtype]))
+
+
+def least_draws(graph: Graph) -> Draws:
+    """The draws with which to begin: none where the user's code is a loop of launches, since each draw runs the whole loop."""
+    return Draws.NONE if any(node.loop is not None for node in graph.nodes) else Draws.FEW
+
+
+def _scan_errors(graph: Graph, case: Case, expected: Mapping[ResultKey, torch.Tensor]) -> dict[ResultKey, float]:
+    """By floating-point result: the error that a scan in another order may have."""
+    length = scan_length(graph, case.sizes)
+    has_equal = case.distribution == "constant" or case.layout == EXPANDED_COLUMNS
+    growth = max(SCAN_ERROR * length**0.5, EQUAL_SCAN_ERROR * length if has_equal else 0.0)
+    widest = {
+        i: "float64" if _name(value) == "float64" else "float32" for i, value in expected.items() if _is_float(value)
+    }
+    return {i: growth * EPSILON[dtype] for i, dtype in widest.items()} if length else {}
 
 
 def scan_length(graph: Graph, sizes: Mapping[str, int]) -> int:
@@ -435,6 +465,10 @@ def in_float64(tensor: torch.Tensor) -> torch.Tensor:
 def _has_few_elements(results: list[Any]) -> bool:
     floats = (result for result in results if isinstance(result, torch.Tensor) and result.is_floating_point())
     return any(0 < result.numel() <= FEW for result in floats)
+
+
+def _is_float(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point()
 
 
 def _name(tensor: torch.Tensor) -> str:

@@ -27,6 +27,8 @@ SUMS = frozenset({"sum", "nansum", "mean", "nanmean", "var", "std", "norm", "vec
 
 
 TRANSPOSED_CONVOLUTIONS = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
+SPECIAL = DTYPE_FUNCTIONS | RANDOM_OPS | TRANSPOSED_CONVOLUTIONS | CASTS.keys() | {"__get__", "to", "type", "type_as"}
+"""Functions that do more under :class:`Float64Mode` than compute in float64, whatever their operands."""
 GROUPS_POSITION = 6
 COLUMN_BYTES = 2e9
 """Most memory for one image's columns, which torch's convolutions without cuDNN multiply."""
@@ -66,6 +68,10 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         self._generators: dict[torch.device, torch.Generator] | None = None
         self._seed = 0
         self._shares_draw = False
+        self._has_one_dtype = False
+        """Whether all floats so far have the default as user dtype, so that nothing needs to be recorded."""
+        self._had_others = False
+        """Whether some float of this or an earlier run had another one."""
         self.rounding_epsilon = 0.0
         """The epsilon of the coarsest dtype that a cast of the code has rounded to; 0 if none has."""
 
@@ -96,6 +102,9 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             for name, tensor in wide.items()
             if tensor.is_floating_point()
         }
+        dtypes = {item.original.dtype for item in self._inputs.values()}
+        is_plain = rounding_seed is None and not self._had_others
+        self._has_one_dtype = is_plain and self._default in NARROW and dtypes <= {self._default}
         if rounding_seed is not None:
             self._seed, self._generators, self._shares_draw = rounding_seed, {}, shares_draw
         try:
@@ -120,8 +129,11 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
         name = getattr(function, "__name__", "")
+        if self._has_one_dtype and name not in SPECIAL and not (_names_dtype(args, kwargs) or _is_autocast_enabled()):
+            # Loops of users call hundreds of thousands of these.
+            return function(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
         if getattr(function, "__self__", None) is torch.Tensor.dtype:
             return self.user_dtype(args[0])
         if name == "type" and len(args) == 1 and "dtype" not in kwargs:
@@ -251,6 +263,8 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
     def _with_user_dtype(self, result: torch.Tensor, user_dtype: torch.dtype) -> torch.Tensor:
         if result.dtype == torch.float64 and user_dtype.is_floating_point:
             self._user_dtypes[result] = user_dtype
+            if user_dtype != self._default:
+                self._has_one_dtype, self._had_others = False, True
         return result
 
     def _rounded_stochastically(
@@ -307,6 +321,15 @@ def _fastest_convolution(
 def _storage(tensor: torch.Tensor) -> int:
     """A number that is equal for tensors that share memory."""
     return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else 0
+
+
+def _is_autocast_enabled() -> bool:
+    return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+
+
+def _names_dtype(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
+    """Whether a dtype is among the arguments of a call."""
+    return any(type(value) is torch.dtype for value in (*args, *(kwargs or {}).values()))
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
