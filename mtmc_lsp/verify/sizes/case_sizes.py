@@ -108,6 +108,11 @@ def loop_operations(graph: Graph, sizes: Mapping[str, int]) -> int:
     return sum(loop.count.value(sizes) * len(loop.nodes) for loop in loops)
 
 
+def has_more_iterations(graph: Graph, sizes: Mapping[str, int]) -> bool:
+    """Whether the user's loops have more operations than in the workload and than :data:`LOOP_OPERATIONS`."""
+    return loop_operations(graph, sizes) > max(LOOP_OPERATIONS, loop_operations(graph, graph.sizes))
+
+
 def _elements(graph: Graph, sizes: Mapping[str, int]) -> int:
     kinds = [item.type for item in graph.inputs] + [kind for node in graph.nodes for kind in node.outputs]
     return sum(kind.numel.value(sizes) for kind in kinds)
