@@ -468,7 +468,7 @@ def _has_few_elements(results: list[Any]) -> bool:
 
 
 def _is_float(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point()
+    return bool(tensor.is_floating_point())
 
 
 def _name(tensor: torch.Tensor) -> str:
