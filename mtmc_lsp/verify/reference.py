@@ -45,13 +45,11 @@ from mtmc_lsp.verify.messages import (
     UseReferenceRequest,
     UseScript,
 )
-from mtmc_lsp.verify.sizes.case_sizes import loop_operations
+from mtmc_lsp.verify.sizes.case_sizes import has_slow_loop
 from mtmc_lsp.verify.trials import Trial
 
 SHARED_BYTES = 1e9
 """Workloads that move more bytes take long to create once more, so their inputs are shared with the timer."""
-SLOW_LOOP = 20_000
-"""Operations of the user's loops in a call, each a launch of 5 to 10 us, from which on two processes compute references."""
 
 
 @dataclass(frozen=True)
@@ -366,9 +364,7 @@ def is_host_bound(capture: Capture) -> bool:
 
     Processes that compare with TF32 products do not count: the one that ran the workload knows whether these ran in TF32.
     """
-    graph = capture.graph
-    is_small = capture.bytes < SHARED_BYTES
-    return is_small and not graph.runs_tf32 and loop_operations(graph, graph.sizes) >= SLOW_LOOP
+    return capture.bytes < SHARED_BYTES and not capture.graph.runs_tf32 and has_slow_loop(capture.graph)
 
 
 def _process_failed(done: Future[ReferenceAnswer]) -> bool:

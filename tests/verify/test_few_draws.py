@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from wide import expected
 
+from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import Check, CheckStatus
 from mtmc_lsp.verify.error_limits import Draws
 from mtmc_lsp.verify.messages import JudgeAnswer
@@ -90,9 +92,13 @@ def test_results_that_rounding_moves_far_get_draws(monkeypatch: pytest.MonkeyPat
 
 
 def test_only_loops_begin_without_draws(captured: Callable[[str, str], Any]) -> None:
-    assert least_draws(captured(LOOPS, "recurrence").graph) is Draws.NONE
-    plain = "import torch\n# mtmc: x=f32[N,D] N=4 D=8\ndef f(x):\n    return x.softmax(-1)\n"
-    assert least_draws(captured(plain, "f").graph) is Draws.FEW
+    """And the workload's case of a slow one with few: those that round each operation would take longer than the run."""
+    loop = captured(LOOPS, "recurrence").graph
+    (name,) = next(node.loop for node in loop.nodes if node.loop is not None).count.symbols()
+    slow = replace(loop, sizes={**loop.sizes, name: 16384})
+    plain = captured("import torch\n# mtmc: x=f32[N,D] N=4 D=8\ndef f(x):\n    return x.softmax(-1)\n", "f").graph
+    draws = [[least_draws(graph, finds_trivial=trivial) for trivial in (False, True)] for graph in (loop, slow, plain)]
+    assert draws == [[Draws.NONE, Draws.ALL], [Draws.NONE, Draws.FEW], [Draws.FEW, Draws.ALL]]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +132,10 @@ def test_the_judge_makes_the_draws_that_a_candidate_needs(
     monkeypatch.setattr(judge_command, "_judged", judged)
     monkeypatch.setattr(judge_command, "import_", lambda *_: {})
     monkeypatch.setattr(judge_command, "store", lambda *_, **__: None)
-    request: Any = SimpleNamespace(data=None, results="", expected="", finds_trivial=finds_trivial)
+    call = SimpleNamespace(graph=Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={}))
+    request: Any = SimpleNamespace(
+        data=SimpleNamespace(call=call), results="", expected="", finds_trivial=finds_trivial
+    )
     (check,) = judge_command.judge(request).checks
     assert computed == made
     assert (check.status is CheckStatus.PASSED) is (passes_from <= Draws.ALL)

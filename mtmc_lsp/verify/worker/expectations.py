@@ -18,6 +18,7 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import AUTOGRAD, EXPANDED_COLUMNS, FORWARD, VALUES, Case
 from mtmc_lsp.verify.error_limits import FACTORS, NOISE, Draws, exceeds_tolerance
+from mtmc_lsp.verify.sizes.case_sizes import has_slow_loop
 from mtmc_lsp.verify.worker.choices import Choice, ChoiceRecorder, TiedChoices
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
 from mtmc_lsp.verify.worker.comparison.compare import agreement
@@ -378,8 +379,15 @@ def largest_ordinary_error(dtype: str) -> float:
     return min(SUSPECT, max(TOLERANCE[dtype] / FACTORS["budget"], 4 * EPSILON[dtype]))
 
 
-def least_draws(graph: Graph) -> Draws:
-    """The draws with which to begin: none where the user's code is a loop of launches, since each draw runs the whole loop."""
+def least_draws(graph: Graph, *, finds_trivial: bool) -> Draws:
+    """The draws with which to begin. Each runs the user's code, which may be a loop of launches.
+
+    Args:
+        finds_trivial: whether the limits must refuse answers without any computation. Draws that round each operation take 10
+            times as long as the loop, and change nothing about such answers unless a few draws already show noise.
+    """
+    if finds_trivial:
+        return Draws.FEW if has_slow_loop(graph) else Draws.ALL
     return Draws.NONE if any(node.loop is not None for node in graph.nodes) else Draws.FEW
 
 

@@ -93,7 +93,11 @@ def local_modes(target: Target, *, is_traced: bool = True) -> Iterator[None]:
     torch.compiler.is_compiling = is_compiling
     try:
         # Functions that the user compiles are traced as they are written.
-        with _LocalModes(target, is_traced=is_traced), refusing_output(target), torch.compiler.set_stance("force_eager"):
+        with (
+            _LocalModes(target, is_traced=is_traced),
+            refusing_output(target),
+            torch.compiler.set_stance("force_eager"),
+        ):
             yield
     finally:
         torch.compiler.is_compiling = compiling
@@ -119,9 +123,7 @@ def running_line(target: Target) -> Location:
     return Location(target.path, frame.f_lineno if frame is not None else target.start_line)
 
 
-def under_local_modes(
-    function: Callable[..., Any], target: Target, *, is_traced: bool = True
-) -> Callable[..., Any]:
+def under_local_modes(function: Callable[..., Any], target: Target, *, is_traced: bool = True) -> Callable[..., Any]:
     """The function of tensors under :func:`local_modes`."""
 
     def run(*tensors: torch.Tensor) -> Any:
