@@ -17,7 +17,7 @@ from mtmc_lsp.verify.error_limits import Draws
 from mtmc_lsp.verify.messages import JudgeAnswer
 from mtmc_lsp.verify.worker import judge_command
 from mtmc_lsp.verify.worker.comparison.compare import compare_case
-from mtmc_lsp.verify.worker.expectations import least_draws
+from mtmc_lsp.verify.worker.comparison.draws import least_draws
 from tests.loops.examples import LOOPS
 
 

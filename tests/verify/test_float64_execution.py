@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from wide import expected
 
-from mtmc_lsp.verify.worker.float64_execution import Float64Mode
+from mtmc_lsp.verify.worker import float64_execution
+from mtmc_lsp.verify.worker.float64_execution import CALLS_BETWEEN_TIMINGS, Float64Mode
 
 
 def sample(dtype: torch.dtype = torch.float32, *shape: int) -> torch.Tensor:
@@ -192,6 +193,17 @@ def test_dtypes_stay_those_of_a_normal_run_after_another_one_appears(monkeypatch
     found = oracle(function, x, monkeypatch)
     assert normal == seen[len(normal) : 2 * len(normal)], "after the reference's run"
     assert torch.equal(found, (2 * x).half().double() ** 2 + (2 * x.double() + 1))
+
+
+def test_timings_may_pass_during_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[None] = []
+    monkeypatch.setattr(float64_execution, "let_timings_pass", lambda: passed.append(None))
+    mode, x = Float64Mode(), sample()
+    wide = x.double()
+    with mode, mode.with_inputs({"x": wide}, {"x": x}):
+        for _ in range(640):
+            wide = wide * 0.5
+    assert len(passed) == 640 // CALLS_BETWEEN_TIMINGS > 4
 
 
 def test_an_operation_of_one_dtype_records_nothing() -> None:

@@ -16,7 +16,7 @@ from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out, shares_e
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.verify.cases import AUTOGRAD, EXPANDED_COLUMNS, FORWARD, VALUES, Case
+from mtmc_lsp.verify.cases import AUTOGRAD, FORWARD, VALUES, Case
 from mtmc_lsp.verify.error_limits import FACTORS, NOISE, Draws, exceeds_tolerance
 from mtmc_lsp.verify.sizes.case_sizes import has_slow_loop
 from mtmc_lsp.verify.worker.choices import Choice, ChoiceRecorder, TiedChoices
@@ -24,7 +24,9 @@ from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
 from mtmc_lsp.verify.worker.comparison.compare import agreement
 from mtmc_lsp.verify.worker.comparison.discrete import Ties
 from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
+from mtmc_lsp.verify.worker.comparison.draws import has_loops, loops_without_indices
 from mtmc_lsp.verify.worker.comparison.ill_conditioned import IllConditioned
+from mtmc_lsp.verify.worker.comparison.scan_errors import scan_errors
 from mtmc_lsp.verify.worker.float64_execution import Float64Mode
 from mtmc_lsp.verify.worker.gradients.cancellation import cancellation
 from mtmc_lsp.verify.worker.gradients.rounding_noise import RoundingNoise
@@ -36,7 +38,6 @@ ResultKey = int | str
 
 _tf32_state: dict[str, bool] = {}
 """Under ``observed``: whether the reference's products ran in TF32 on the workload; empty until it has run."""
-SCANS = frozenset(("cumsum", "cumprod", "logcumsumexp"))
 FEW, FEW_DRAWS = 32, 3
 """Rounding errors of results with at most this many elements vary by chance, so they are estimated from several draws. The L2
 norm of n independent errors has a relative standard deviation of about 1 / sqrt(2 n), 12 % for 32."""
@@ -49,10 +50,6 @@ LEAST_DRAWS = 1
 """The number of draws that most candidates need."""
 SUSPECT = 0.02
 """A reference error above this exceeds every tolerance except float8's: either rounding is magnified, or the oracle differs."""
-SCAN_ERROR, EQUAL_SCAN_ERROR = 0.05, 0.012
-"""Error of a running sum of n numbers, one after the other, divided by the factor of the budget: as a part of epsilon times the
-square root of n for random numbers (at most 0.38 in 30 draws each of n from 64 to 65,536), and of epsilon times n for equal ones,
-whose rounding adds up (at most 0.09). Torch on a CPU adds in higher precision."""
 TF32_ERROR = 2.0**-11
 """Relative error of one rounding to TF32's ten bits."""
 TF32_SHARE = 0.25
@@ -163,8 +160,11 @@ def _oracle(
     uses_tf32 = products_in_tf32 or ((may_run_tf32 or _tf32_state.get("observed", False)) and not is_first)
     wanted = max(wanted, Draws.FEW if has_gradients or uses_tf32 else Draws.NONE)
     # Autograd uses indices that the graph does not show.
-    may_not_choose = kind != AUTOGRAD and loops_without_indices(capture.graph)
-    records = wanted > Draws.NONE and not may_not_choose
+    may_choose = kind == AUTOGRAD or not loops_without_indices(capture.graph)
+    # To record choices waits for the GPU at each index.
+    fewest = Draws.FEW if has_loops(capture.graph) else Draws.NONE
+    has_strict_integers = may_choose and not has_gradients and wanted <= fewest
+    records = may_choose and not has_strict_integers
     oracle = exact_run(recorder if records else contextlib.nullcontext(), before)
     if kind == FORWARD or (kind == VALUES and capture.graph.backward is None):
         # Autograd saves indices for the backward pass without an operation.
@@ -173,14 +173,18 @@ def _oracle(
         # Some torch modules have fast paths that they skip under a function mode, with another number of results.
         return {}
     expected, exact = _tensors_by_key(reference), _tensors_by_key(oracle)
-    errors, scan_errors = reference_errors(expected, exact), _scan_errors(capture.graph, case, expected)
+    errors, of_scans = reference_errors(expected, exact), scan_errors(capture.graph, case, expected)
+    are_ordinary = all(error <= largest_ordinary_error(_name(expected[i])) for i, error in errors.items())
+    if (wanted is Draws.NONE or has_strict_integers) and not are_ordinary:
+        more = Draws.ALL if has_strict_integers else Draws.FEW
+        return _oracle(module, capture, inputs, device, case, is_first, reference, random_mode, more)
+    if has_strict_integers:
+        # Which other index of a score is right follows from choices, so without them it must be the reference's.
+        oracle = _with_integers_of(reference, oracle)
+        exact = _tensors_by_key(oracle)
     if wanted is Draws.NONE:
-        if all(error <= largest_ordinary_error(_name(expected[i])) for i, error in errors.items()):
-            # Which other index of a score is right follows from draws, so without them it must be the reference's.
-            strict = oracle if may_not_choose else _with_integers_of(reference, oracle)
-            found = {"oracle": strict["results"], "oracle_after": strict["after"], "sensitivity": scan_errors}
-            return {**found, "omits_draws": True, "draws": int(Draws.NONE)}
-        return _oracle(module, capture, inputs, device, case, is_first, reference, random_mode, Draws.FEW)
+        found = {"oracle": oracle["results"], "oracle_after": oracle["after"], "sensitivity": of_scans}
+        return {**found, "omits_draws": True, "draws": int(Draws.NONE)}
     rounded_choices = list[dict[int, Choice]]()
 
     def perturbed_run(
@@ -205,6 +209,8 @@ def _oracle(
         return {i: value for i, value in _tensors_by_key(run).items() if i in expected and i in exact}
 
     def distances(perturbed: Mapping[ResultKey, torch.Tensor]) -> dict[ResultKey, float]:
+        if has_strict_integers:
+            perturbed = {i: value for i, value in perturbed.items() if _is_float(expected[i])}
         values = numbers([oracle_distance(value, expected[i], exact[i]) for i, value in perturbed.items()])
         return dict(zip(perturbed, values, strict=True))
 
@@ -227,7 +233,7 @@ def _oracle(
         raise_sensitivity(distances(perturbed_run(seed + draw, mode)))
     # The error of TF32 products is the reference's choice, not a property of its function.
     conditioning = {} if uses_tf32 else dict(sensitivity)
-    raise_sensitivity(scan_errors)
+    raise_sensitivity(of_scans)
     ties = dict[ResultKey, Ties]()
     following = dict[ResultKey, IllConditioned]()
     if recorder.choices:
@@ -286,6 +292,13 @@ def _oracle(
     # Further draws can only raise the limits of a result that is no noise, also of single elements.
     is_certain = all(max(errors[i], sensitivity.get(i, 0.0)) <= CERTAIN[_name(expected[i])] for i in errors)
     omits_draws = bool(has_draws) and wanted < Draws.ALL and is_certain and not suspects and not following
+    if has_strict_integers and suspects:
+        return _oracle(module, capture, inputs, device, case, is_first, reference, random_mode, Draws.ALL)
+    if omits_draws and has_slow_loop(capture.graph):
+        # Without any draw of the rounding of operations, limits are not raised for these.
+        for i in magnified:
+            del ill_conditioned[i], conditioning[i]
+        magnified = []
     if omits_draws:
         draws = LEAST_DRAWS if magnified else 0
         for i in magnified:
@@ -316,7 +329,7 @@ def _oracle(
         "ties": {i: vars(result) for i, result in ties.items() if result.choices or result.alternatives},
         "ill_conditioned": {i: vars(result) for i, result in ill_conditioned.items()},
         "zeros": noise.zeros,
-        "omits_draws": omits_draws,
+        "omits_draws": omits_draws or has_strict_integers,
         "draws": int(wanted),
     }
 
@@ -364,52 +377,9 @@ def reference_errors(
     return dict(zip(keys, errors, strict=True))
 
 
-def loops_without_indices(graph: Graph) -> bool:
-    """Whether the graph has loops over time, and no operation computes 64-bit integers, as those do that choose elements.
-
-    Recording choices doubles the time of a loop of small operations.
-    """
-    has_loops = any(node.loop is not None for node in graph.nodes)
-    has_indices = any(kind.dtype == "int64" for node in graph.nodes_and_bodies() for kind in node.outputs)
-    return has_loops and graph.backward is None and not has_indices
-
-
 def largest_ordinary_error(dtype: str) -> float:
     """The relative error up to which a gradient needs no explanation: a few roundings, and an error within the tolerance."""
     return min(SUSPECT, max(TOLERANCE[dtype] / FACTORS["budget"], 4 * EPSILON[dtype]))
-
-
-def least_draws(graph: Graph, *, finds_trivial: bool) -> Draws:
-    """The draws with which to begin. Each runs the user's code, which may be a loop of launches.
-
-    Args:
-        finds_trivial: whether the limits must refuse answers without any computation. Draws that round each operation take 10
-            times as long as the loop, and change nothing about such answers unless a few draws already show noise.
-    """
-    if finds_trivial:
-        return Draws.FEW if has_slow_loop(graph) else Draws.ALL
-    return Draws.NONE if any(node.loop is not None for node in graph.nodes) else Draws.FEW
-
-
-def _scan_errors(graph: Graph, case: Case, expected: Mapping[ResultKey, torch.Tensor]) -> dict[ResultKey, float]:
-    """By floating-point result: the error that a scan in another order may have."""
-    length = scan_length(graph, case.sizes)
-    has_equal = case.distribution == "constant" or case.layout == EXPANDED_COLUMNS
-    growth = max(SCAN_ERROR * length**0.5, EQUAL_SCAN_ERROR * length if has_equal else 0.0)
-    widest = {
-        i: "float64" if _name(value) == "float64" else "float32" for i, value in expected.items() if _is_float(value)
-    }
-    return {i: growth * EPSILON[dtype] for i, dtype in widest.items()} if length else {}
-
-
-def scan_length(graph: Graph, sizes: Mapping[str, int]) -> int:
-    """The largest number of elements that a running sum or product adds up; 0 without any."""
-    lengths = [0]
-    for node in graph.nodes:
-        if node.op.split(".")[1] in SCANS and node.type.shape:
-            dim = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], int) else -1
-            lengths.append(node.type.shape[dim].value(sizes))
-    return max(lengths)
 
 
 def tf32_products(graph: Graph) -> Tf32Products:

@@ -14,6 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.capture.worker.autocast.dtypes import result_dtype
 from mtmc_lsp.core.graph import RANDOM_OPS
+from mtmc_lsp.process.gpu_lock import let_timings_pass
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 CASTS = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32, "double": torch.float64}
@@ -26,6 +27,8 @@ SUMS = frozenset({"sum", "nansum", "mean", "nanmean", "var", "std", "norm", "vec
 """Functions that add many elements, so even a sum that the dtype can hold is rounded on the way."""
 
 
+CALLS_BETWEEN_TIMINGS = 64
+"""After this many calls of torch, a timing that waits for the GPU may pass. A look at the lock takes as long as two calls."""
 TRANSPOSED_CONVOLUTIONS = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
 SPECIAL = DTYPE_FUNCTIONS | RANDOM_OPS | TRANSPOSED_CONVOLUTIONS | CASTS.keys() | {"__get__", "to", "type", "type_as"}
 """Functions that do more under :class:`Float64Mode` than compute in float64, whatever their operands."""
@@ -68,6 +71,7 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         self._generators: dict[torch.device, torch.Generator] | None = None
         self._seed = 0
         self._shares_draw = False
+        self._calls = 0
         self._has_one_dtype = False
         """Whether all floats so far have the default as user dtype, so that nothing needs to be recorded."""
         self._had_others = False
@@ -130,6 +134,10 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = getattr(function, "__name__", "")
+        self._calls += 1
+        if not self._calls % CALLS_BETWEEN_TIMINGS:
+            # A run of a user's loop may take seconds.
+            let_timings_pass()
         if self._has_one_dtype and name not in SPECIAL and not (_names_dtype(args, kwargs) or _is_autocast_enabled()):
             # Loops of users call hundreds of thousands of these.
             return function(*args, **(kwargs or {}))

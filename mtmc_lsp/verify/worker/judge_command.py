@@ -15,8 +15,8 @@ from mtmc_lsp.process.worker.tensor_ipc import import_, release
 from mtmc_lsp.verify.error_limits import Draws
 from mtmc_lsp.verify.messages import STORED, STORED_AFTER, CaseRequest, JudgeAnswer, JudgeRequest
 from mtmc_lsp.verify.worker.comparison.compare import Comparison, compare_case
+from mtmc_lsp.verify.worker.comparison.draws import least_draws
 from mtmc_lsp.verify.worker.comparison.small_results import precise_results
-from mtmc_lsp.verify.worker.expectations import least_draws
 from mtmc_lsp.verify.worker.inputs import EXACT
 from mtmc_lsp.verify.worker.observation.determinism import not_explained
 from mtmc_lsp.verify.worker.reference_cache import comparison_device, is_cached, load, store

@@ -24,7 +24,8 @@ from mtmc_lsp.verify.messages import (
     ShareInputsRequest,
     UnshareInputsRequest,
 )
-from mtmc_lsp.verify.worker.expectations import expected_of, in_float64, least_draws
+from mtmc_lsp.verify.worker.comparison.draws import least_draws
+from mtmc_lsp.verify.worker.expectations import expected_of, in_float64
 from mtmc_lsp.verify.worker.inputs import make_inputs, other_layout, reusing
 from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
 from mtmc_lsp.verify.worker.reference_cache import comparison_device, in_memory, load, store
