@@ -110,6 +110,11 @@ def loop_operations(graph: Graph, sizes: Mapping[str, int]) -> int:
     return sum(loop.count.value(sizes) * len(loop.nodes) for loop in loops)
 
 
+def has_long_loop(graph: Graph) -> bool:
+    """Whether the user's loops have more operations than most cases may have; ``torch.compile`` unrolls them, for minutes."""
+    return loop_operations(graph, graph.sizes) > LOOP_OPERATIONS
+
+
 def has_slow_loop(graph: Graph) -> bool:
     """Whether a call at the workload's sizes is a long loop of launches."""
     return loop_operations(graph, graph.sizes) >= SLOW_LOOP
