@@ -332,7 +332,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _is_autocast_enabled() -> bool:
-    return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+    return bool(torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"))
 
 
 def _names_dtype(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
