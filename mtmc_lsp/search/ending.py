@@ -15,6 +15,7 @@ from mtmc_lsp.search.acceptance import clearer_timing
 from mtmc_lsp.search.components import Events, SearchComponents
 from mtmc_lsp.search.failures import failure_reason
 from mtmc_lsp.search.verified_steps import VerifiedSteps
+from mtmc_lsp.verify.sizes.case_sizes import has_long_loop
 
 FINAL_SECONDS = 3.0
 """Reserved for the last timing: two seconds of samples, and loading the version in the process of the baselines."""
@@ -72,7 +73,7 @@ class Ending(VerifiedSteps):
         self._complete.add(last.candidate.id)
         wait = self._deadline - FINAL_SECONDS - time.monotonic()
         if self._components.baseline == "eager":
-            wait = min(wait, BASELINE_WAIT_SECONDS)
+            wait = min(wait, 0.0 if has_long_loop(self._capture.graph) else BASELINE_WAIT_SECONDS)
         previous = next((s.candidate for s in reversed(self._steps) if _is_before(s, last)), self._root)
         self._events.on_stage("timing against all baselines")
         try:

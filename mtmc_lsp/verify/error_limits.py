@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 
@@ -20,6 +21,16 @@ LEAST = 1e-300
 """Avoids a division by a norm of 0."""
 NEAR = 1.2
 """An error above the limit by less than this factor may be chance, and is measured on further inputs."""
+
+
+class Draws(IntEnum):
+    """How often the oracle runs with random rounding. Each draw can only raise limits, so few candidates need them."""
+
+    NONE = 0
+    """The limits follow from the reference's error alone."""
+    FEW = 1
+    """Those that most candidates need."""
+    ALL = 2
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from mtmc_lsp.core.sizes import conditions_hold
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.outcomes import CaseOutcome
+from mtmc_lsp.verify.sizes.case_sizes import has_more_iterations
 from mtmc_lsp.verify.sizes.interpreter_limits import product_work
 
 FAR_CHECK = "offsets beyond 2^31"
@@ -30,7 +31,8 @@ def far_sizes(capture: Capture, free_bytes: float) -> tuple[dict[str, int], str]
     """The workload's sizes with one of them so large that an argument has an element at an offset of 2^31 or beyond.
 
     Only sizes of leading dimensions are enlarged, since one program instance often holds a whole row. Of several such
-    sizes, the one that needs the least memory is enlarged.
+    sizes, the one that needs the least memory is enlarged. A size that counts the iterations of a user's loop is not: one
+    launch after another would take hours.
 
     Returns:
         The sizes and an empty text, or no sizes and the reason.
@@ -45,7 +47,8 @@ def far_sizes(capture: Capture, free_bytes: float) -> tuple[dict[str, int], str]
         per_step = max(kind.numel.value({**graph.sizes, name: 1}) for kind in arguments if _counts(kind, name))
         if per_step:
             sizes = {**graph.sizes, name: FAR // per_step + 1}
-            if conditions_hold(graph.conditions, sizes) and product_work(graph, sizes) <= MOST_WORK:
+            is_allowed = conditions_hold(graph.conditions, sizes) and not has_more_iterations(graph, sizes)
+            if is_allowed and product_work(graph, sizes) <= MOST_WORK:
                 possible.append((_bytes(capture, arguments, sizes), sizes))
     if not possible:
         return {}, "no leading size of an argument can be enlarged so far"

@@ -1,4 +1,7 @@
-"""The reference process: computes the expected results of each case, once for all candidates, and judges their results."""
+"""The reference process: computes the expected results of each case, once for all candidates, and judges their results.
+
+Of a user's loop that takes long, two such processes compute different cases.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import secrets
 import shutil
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -41,6 +45,7 @@ from mtmc_lsp.verify.messages import (
     UseReferenceRequest,
     UseScript,
 )
+from mtmc_lsp.verify.sizes.case_sizes import has_slow_loop
 from mtmc_lsp.verify.trials import Trial
 
 SHARED_BYTES = 1e9
@@ -110,13 +115,22 @@ class Reference:
         variables = {} if self.has_gpu else {"TRITON_INTERPRET": "1"}
         root = str(project_root(Path(capture.workload.target.path)))
         self.worker = worker or Worker(python, cwd=root, env=variables, fork_server=fork_server)
+        self._workers = [self.worker]
+        if worker is None and self.has_gpu and is_host_bound(capture):
+            # The host bounds a loop of launches, and most of the GPU is idle.
+            self._workers.append(Worker(python, cwd=root, env=variables, fork_server=fork_server))
         self._shares_memory = self.has_gpu
-        # One thread computes ahead; calls that a candidate waits for go first.
-        self._ahead = ThreadPoolExecutor(1)
+        # A thread for each process computes ahead; calls that a candidate waits for go first.
+        self._ahead = ThreadPoolExecutor(len(self._workers), initializer=self._take_worker)
+        self._free = list(self._workers)
+        self._own = threading.local()
+        self._homes: dict[str, Worker] = {}
+        """By file of expected results: the process that computed them and holds them in its memory."""
         self._lock = threading.Lock()
         self._prepared: dict[tuple[str, str], PreparedCase] = {}
         self._uses: dict[tuple[str, str], PreparedUse] = {}
-        self._judging = 0
+        self._waiting: Counter[Worker] = Counter()
+        """By process: the requests that candidates wait for."""
         self._idle = threading.Condition()
         self._results = 0
         self._init = ""
@@ -139,11 +153,12 @@ class Reference:
         return str(self._secret)
 
     def start(self) -> None:
-        """Start the process and load the user's file. The first request reports an error."""
-        with contextlib.suppress(MtmcError):
-            self.pool.call_unlocked(self.worker, StartRequest(gpu=self.has_gpu), self.run_seconds)
-            load = LoadRequest(self.capture, self.user_source, (None,))
-            self.pool.call_unlocked(self.worker, load, self.run_seconds)
+        """Start the processes and load the user's file. The first request reports an error."""
+        for worker in self._workers:
+            with contextlib.suppress(MtmcError):
+                self.pool.call_unlocked(worker, StartRequest(gpu=self.has_gpu), self.run_seconds)
+                load = LoadRequest(self.capture, self.user_source, (None,))
+                self.pool.call_unlocked(worker, load, self.run_seconds)
 
     def constructor(self) -> str:
         """The constructor's arguments, as in :class:`~mtmc_lsp.verify.messages.ConstructorAnswer`; starts the process."""
@@ -186,43 +201,54 @@ class Reference:
             shares_memory=self._shares_memory,
         )
 
+    def _take_worker(self) -> None:
+        with self._lock:
+            self._own.worker = self._free.pop(0)
+
     def _compute(self, data: CaseRequest, expected: str) -> ReferenceAnswer:
+        worker: Worker = self._own.worker
+        self._homes[expected] = worker
         with self._idle:
-            self._idle.wait_for(lambda: not self._judging)
-        answer = self._call(ReferenceRequest(data, expected, self.counts_operations and data.is_first))
+            self._idle.wait_for(lambda: not self._waiting[worker])
+        answer = self._call(ReferenceRequest(data, expected, self.counts_operations and data.is_first), worker)
         self.without_oracle += data.case.has_oracle and not answer.has_oracle
         return answer
 
-    def _call(self, request: Request[Answer]) -> Answer:
+    def _call(self, request: Request[Answer], worker: Worker) -> Answer:
         try:
-            return self.pool.call(self.worker, request, self.run_seconds)
+            return self.pool.call(worker, request, self.run_seconds)
         except MtmcError as error:
             if error.kind.is_gpu_failure:
                 # A failed kernel makes every later GPU call of the process fail. The next one computes lost results again.
-                self.worker.close()
+                worker.close()
             raise
 
-    def _call_first(self, request: Request[Answer]) -> Answer:
-        """The answer to a request that a candidate waits for: no further case is computed before it."""
+    def _call_first(self, request: Request[Answer], prepared: PreparedCase | None = None) -> Answer:
+        """The answer to a request that a candidate waits for: no further case is computed before it.
+
+        Args:
+            prepared: the case whose process answers; by default the first process does.
+        """
+        worker = self.worker if prepared is None else self._homes.get(prepared.expected, self.worker)
         with self._idle:
-            self._judging += 1
+            self._waiting[worker] += 1
         try:
-            return self._call(request)
+            return self._call(request, worker)
         finally:
             with self._idle:
-                self._judging -= 1
+                self._waiting[worker] -= 1
                 self._idle.notify_all()
 
     def share_inputs(self, prepared: PreparedCase) -> None:
         """Make the inputs of a case available to the candidate process until its results are judged."""
         if prepared.data.shares_memory and prepared.done.result().is_large:
-            self._call_first(ShareInputsRequest(prepared.data, prepared.data.inputs))
+            self._call_first(ShareInputsRequest(prepared.data, prepared.data.inputs), prepared)
 
     def without_shared_memory(self, prepared: PreparedCase) -> PreparedCase:
         """The case with its inputs in a file; new cases use files as well."""
         self._shares_memory = False
         changed = replace(prepared, data=replace(prepared.data, shares_memory=False))
-        self._call_first(ReferenceRequest(changed.data, prepared.expected))
+        self._call_first(ReferenceRequest(changed.data, prepared.expected), prepared)
         with self._lock:
             self._prepared = {key: changed if case is prepared else case for key, case in self._prepared.items()}
         return changed
@@ -239,11 +265,11 @@ class Reference:
             yield ""
             return
         path = str(self._inputs / "workload.pt")
-        self._call_first(ShareInputsRequest(first.data, path))
+        self._call_first(ShareInputsRequest(first.data, path), first)
         try:
             yield path
         finally:
-            self._call_first(UnshareInputsRequest(path))
+            self._call_first(UnshareInputsRequest(path), first)
 
     def path_for_results(self) -> Path:
         """A path for a candidate's results, which candidates cannot access."""
@@ -281,7 +307,7 @@ class Reference:
             finds_trivial=finds_trivial,
         )
         try:
-            return self._call_first(request)
+            return self._call_first(request, prepared)
         finally:
             results.unlink(missing_ok=True)
 
@@ -319,17 +345,26 @@ class Reference:
         """Write a case as a file that runs with torch and Triton alone; returns its path."""
         prepared.done.result()
         return self._call_first(
-            ReproduceRequest(prepared.data, candidate, str(path), reason=reason, calls=calls, precision=self.precision)
+            ReproduceRequest(prepared.data, candidate, str(path), reason=reason, calls=calls, precision=self.precision),
+            prepared,
         ).path
 
     def close(self) -> None:
         """End the process and remove its files."""
         self._ahead.shutdown(wait=False, cancel_futures=True)
-        if self._owns_worker:
-            self.worker.kill()
-            self.worker.close()
+        for worker in self._workers if self._owns_worker else ():
+            worker.kill()
+            worker.close()
         for folder in (self._secret, self._inputs):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_host_bound(capture: Capture) -> bool:
+    """Whether a call is a long loop of launches on tensors that are not large.
+
+    Processes that compare with TF32 products do not count: the one that ran the workload knows whether these ran in TF32.
+    """
+    return capture.bytes < SHARED_BYTES and not capture.graph.runs_tf32 and has_slow_loop(capture.graph)
 
 
 def _process_failed(done: Future[ReferenceAnswer]) -> bool:

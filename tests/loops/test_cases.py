@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mtmc_lsp.verify.cases import VALUES, version_cases
-from mtmc_lsp.verify.worker.expectations import loops_without_indices
+from mtmc_lsp.verify.worker.comparison.draws import loops_without_indices
 from tests.loops.examples import LOOPS
 
 

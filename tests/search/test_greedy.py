@@ -26,6 +26,7 @@ from mtmc_lsp.core.results import (
 )
 from mtmc_lsp.core.run import Candidate, RunStatus, StepStatus
 from mtmc_lsp.report.phrases import headline
+from mtmc_lsp.search import ending
 from mtmc_lsp.search.certification import FIRST_SECONDS
 from mtmc_lsp.search.components import Limits
 from mtmc_lsp.search.ending import FINAL_SECONDS, NOTHING_TO_LOSE
@@ -535,6 +536,30 @@ def test_a_last_timing_that_is_too_noisy_leaves_the_verdict_to_the_trial(ratio: 
 def test_a_last_timing_that_is_clear_decides_however_noisy_it_is(speed: Speed) -> None:
     result = search([action(0, "better")], measurer=Noisy(0.95, speed))
     assert (result.status, result.final.source) == (RunStatus.NO_GAIN, SOURCE)
+
+
+class Waiting(WithCompiler):
+    """Notes how long it may wait for the baselines."""
+
+    def __init__(self) -> None:
+        super().__init__(90.0)
+        self.waits: list[float] = []
+
+    def time_with_baselines(self, candidate: Candidate, previous: Candidate | None, wait: float) -> Timing | None:
+        self.waits.append(wait)
+        return super().time_with_baselines(candidate, previous, wait)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "is_long", "least", "most"), [("eager", False, 1, 15), ("eager", True, 0, 0), ("best", True, 20, 100)]
+)
+def test_no_run_waits_for_a_compiler_that_unrolls_a_long_loop_unless_it_decides(
+    baseline: str, is_long: bool, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "has_long_loop", lambda graph: is_long)
+    measurer = Waiting()
+    search([action(0, "better")], measurer=measurer, limits=Limits(seconds=100.0, steps=50), baseline=baseline)
+    assert measurer.waits and all(least <= wait <= most for wait in measurer.waits)
 
 
 class CutBeforeTheLastTiming(WithCompiler):

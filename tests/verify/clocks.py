@@ -66,8 +66,8 @@ class FakeClock:
         cost = self._cost(run)
         return Costing(cost.work, cost.graph_us) if cost.graph_us is not None else None
 
-    def peak_bytes(self, run: Any) -> int | None:
-        return self._cost(run).peak_bytes
+    def peak_bytes(self, run: Any) -> tuple[Any, int | None]:
+        return run(), self._cost(run).peak_bytes
 
     def untouched(self) -> bool:
         return not self._touched
@@ -109,8 +109,8 @@ class SleepClock:
     def captured(self, run: Any) -> None:
         return None
 
-    def peak_bytes(self, run: Any) -> None:
-        return None
+    def peak_bytes(self, run: Any) -> tuple[Any, None]:
+        return run(), None
 
     def untouched(self) -> bool:
         return True

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from wide import expected
 
-from mtmc_lsp.verify.worker.float64_execution import Float64Mode
+from mtmc_lsp.verify.worker import float64_execution
+from mtmc_lsp.verify.worker.float64_execution import CALLS_BETWEEN_TIMINGS, Float64Mode
 
 
 def sample(dtype: torch.dtype = torch.float32, *shape: int) -> torch.Tensor:
@@ -171,3 +172,45 @@ def test_rounded_results_keep_gaps_between_their_elements() -> None:
     with mode.with_inputs({"x": x.double()}, {"x": x}, rounding_seed=0), mode:
         value = torch.empty_strided((1, 2), (4, 2), dtype=torch.float32).as_strided((1, 2), (4, 2))
     assert value.stride() == (4, 2)
+
+
+def test_dtypes_stay_those_of_a_normal_run_after_another_one_appears(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.dtype] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        doubled = x * 2
+        low = doubled.half()
+        mixed, kept = low * low, doubled + 1
+        wide = torch.ones(3, dtype=WIDE) + kept[0, :3].double()
+        results = (doubled, doubled[:, 1:], low, mixed, kept, low + kept, wide, torch.zeros_like(low), torch.ones(2))
+        seen.extend(value.dtype for value in results)
+        return mixed.float() + kept
+
+    x = sample()
+    function(x)
+    normal = list(seen)
+    seen.clear()
+    found = oracle(function, x, monkeypatch)
+    assert normal == seen[len(normal) : 2 * len(normal)], "after the reference's run"
+    assert torch.equal(found, (2 * x).half().double() ** 2 + (2 * x.double() + 1))
+
+
+def test_timings_may_pass_during_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[None] = []
+    monkeypatch.setattr(float64_execution, "let_timings_pass", lambda: passed.append(None))
+    mode, x = Float64Mode(), sample()
+    wide = x.double()
+    with mode, mode.with_inputs({"x": wide}, {"x": x}):
+        for _ in range(640):
+            wide = wide * 0.5
+    assert len(passed) == 640 // CALLS_BETWEEN_TIMINGS > 4
+
+
+def test_an_operation_of_one_dtype_records_nothing() -> None:
+    """A loop of a user calls so many that each must be quick."""
+    mode, x = Float64Mode(), sample()
+    wide = {"x": x.double()}
+    with mode, mode.with_inputs(wide, {"x": x}):
+        result = (wide["x"] * 2).sum(1)
+        assert not len(mode._user_dtypes)
+        assert result.dtype is torch.float32 and result.data_ptr()

@@ -33,6 +33,29 @@ def test_one_leading_size_is_enlarged_until_an_offset_passes(text: str, name: st
     assert max(kind.numel.value(less) for kind in arguments) <= FAR
 
 
+SERIES = """
+import torch
+
+# mtmc: x=f32[T,N] T=4096 N=16
+def series(x):
+    h = torch.zeros_like(x[0])
+    out = torch.empty_like(x)
+    for t in range(x.shape[0]):
+        h = 0.5 * h + x[t]
+        out[t] = h
+    return out
+"""
+
+
+def test_a_loop_of_the_user_gets_no_more_iterations(judge: Any) -> None:
+    """Eager mode would run 134 million of them, while nothing else uses the GPU."""
+    assert far_sizes(judge.capture(SERIES, "series"), PLENTY)[0] == {}
+    batched = SERIES.replace("f32[T,N]", "f32[N,T]").replace("x[0]", "x[:, 0]").replace("x[t]", "x[:, t]")
+    batched = batched.replace("out[t]", "out[:, t]").replace("x.shape[0]", "x.shape[1]")
+    sizes, _ = far_sizes(judge.capture(batched, "series"), PLENTY)
+    assert (sizes["T"], sizes["N"]) == (4096, FAR // 4096 + 1)
+
+
 def test_without_memory_there_are_none(judge: Any) -> None:
     sizes, why = far_sizes(judge.capture(REFERENCE, "rms"), 24e9)
     assert sizes == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from handwritten import RMS
 
 from mtmc_lsp.core.errors import FailureKind, OutOfMemory, WorkerFailed
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process.worker_pool import WorkerPool
+from mtmc_lsp.verify import reference as module
 from mtmc_lsp.verify.adapters import VersionInFile
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.engine import VerificationEngine
@@ -27,11 +30,12 @@ class FakeWorker:
 
     def __init__(self) -> None:
         self.seeds: list[int] = []
-        self.proceed = threading.Event()
+        self.proceed, self.entered = threading.Event(), threading.Event()
         self.proceed.set()
         self.failures: dict[int, Exception] = {}
 
     def call(self, request: Any, seconds: float, *_: object) -> Any:
+        self.entered.set()
         assert self.proceed.wait(60)
         if isinstance(request, JudgeRequest):
             return JudgeAnswer(())
@@ -98,7 +102,7 @@ def test_no_further_case_is_computed_while_results_wait_to_be_judged(
         kwargs={"is_exact": False, "differing": (), "finds_trivial": True},
     )
     judging.start()
-    while not reference._judging:
+    while not reference._waiting.total():
         pass
     later = reference.prepare(trial, CASES[1:], first=CASES[0])
     threading.Event().wait(0.2)
@@ -130,3 +134,55 @@ def test_a_deadline_while_a_reference_is_computed_ends_the_verification(
     case = Case({"N": 4, "D": 8}, "normal", 9)
     late = reference.prepare(Trial(reference.capture), [case], first=CASES[0])[0]
     assert late.done.exception(10) is worker.failures[9]
+
+
+LOOP = """
+import torch
+
+# mtmc: x=f32[B,T] B=4 T=16384
+def series(x):
+    h = torch.zeros_like(x[:, 0])
+    out = torch.empty_like(x)
+    for t in range(x.shape[1]):
+        h = 0.5 * h + x[:, t]
+        out[:, t] = h
+    return out
+"""
+
+
+def test_two_processes_compute_the_references_of_a_long_loop(
+    captured: Callable[[str, str], Capture], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """And each judges the results of its cases, also while the other one computes."""
+    capture = captured(LOOP, "series")
+    assert module.is_host_bound(capture)
+    capture = replace(capture, environment=replace(capture.environment, gpu="a GPU"))
+    workers: list[FakeWorker] = []
+
+    def new_worker(*_: object, **__: object) -> FakeWorker:
+        workers.append(FakeWorker())
+        return workers[-1]
+
+    monkeypatch.setattr(module, "Worker", new_worker)
+    cases = [Case({"B": 4, "T": n}, "normal", n) for n in range(1, 6)]
+    with Reference(capture, LOOP, sys.executable, seed=3, pool=WorkerPool(has_gpu=False)) as reference:
+        first, second = workers
+        first.proceed.clear()
+        second.proceed.clear()
+        prepared = reference.prepare(Trial(capture), cases, first=cases[0])
+        assert first.entered.wait(60) and second.entered.wait(60)
+        first.proceed.set()
+        prepared[-1].done.result(10)
+        (slow,) = (case for case in prepared if not case.done.done())
+        judged = reference.judge(prepared[-1], tmp_path / "r", is_exact=False, differing=(), finds_trivial=False)
+        assert judged == JudgeAnswer(()) and not slow.done.done()
+        second.proceed.set()
+        slow.done.result(10)
+        assert second.seeds == [slow.case.seed] and sorted(first.seeds + second.seeds) == [1, 2, 3, 4, 5]
+
+
+def test_one_process_is_enough_for_other_code(captured: Callable[[str, str], Capture]) -> None:
+    assert not module.is_host_bound(captured(LOOP.replace("T=16384", "T=512"), "series"))
+    capture = captured(LOOP, "series")
+    large = replace(capture, bytes=2e9)
+    assert not module.is_host_bound(large)

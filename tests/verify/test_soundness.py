@@ -11,6 +11,7 @@ import torch
 from wide import compared, expected
 
 from mtmc_lsp.process.worker.tensor_ipc import export_, import_
+from mtmc_lsp.verify.error_limits import Draws
 from mtmc_lsp.verify.worker.comparison.ill_conditioned import OUTLIERS
 
 Function = Callable[..., torch.Tensor]
@@ -236,7 +237,7 @@ def test_fewer_draws_of_rounding_permit_no_larger_errors(
 ) -> None:
     """So a candidate within their limits is within those of all draws."""
     function, inputs = WELL_CONDITIONED[name], {"x": sample().to(dtype)}
-    few, every = (expected(function, inputs, monkeypatch, all_draws=all_draws) for all_draws in (False, True))
+    few, every = (expected(function, inputs, monkeypatch, wanted=wanted) for wanted in (Draws.FEW, Draws.ALL))
     assert not every["omits_draws"]
     assert few["sensitivity"][0] <= every["sensitivity"][0]
     assert few["ill_conditioned"].keys() == every["ill_conditioned"].keys()
@@ -248,4 +249,4 @@ def test_fewer_draws_of_rounding_permit_no_larger_errors(
 
 def test_results_that_are_noise_get_all_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     x = sample(8, 48) - sample(8, 48).mean(-1, keepdim=True)
-    assert not expected(lambda x: x / x.sum(-1, keepdim=True), {"x": x}, monkeypatch, all_draws=False)["omits_draws"]
+    assert not expected(lambda x: x / x.sum(-1, keepdim=True), {"x": x}, monkeypatch, wanted=Draws.FEW)["omits_draws"]

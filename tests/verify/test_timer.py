@@ -44,6 +44,7 @@ class FakeProcess:
         self.requests: list[Any] = []
         self.may_compile = threading.Event()
         self.error, self.restarts = error, 0
+        self.speedup = Ratio(2.0, 1.9, 2.1)
 
     def call(self, request: Any, seconds: float, *_: object) -> Any:
         self.requests.append(request)
@@ -58,7 +59,7 @@ class FakeProcess:
             return NoAnswer()
         assert isinstance(request, TimeRequest)
         names = ("eager", *request.baselines)
-        baselines = tuple(BaselineTime(name, 100.0, Ratio(2.0, 1.9, 2.1), Speed.FASTER) for name in names)
+        baselines = tuple(BaselineTime(name, 100.0, self.speedup, Speed.FASTER) for name in names)
         return TimeAnswer(Timing(50.0, baselines, "eager", ONE, 60, "fake", 0.5), (0.0, 1.0))
 
     def next(self) -> None:
@@ -126,6 +127,19 @@ def test_a_baseline_that_is_still_compiled_is_part_of_the_timing_with_a_note() -
     assert timing.baselines[1].note == "torch.compile was still compiling after 0 s"
     prepared.compile()
     assert prepared.timer.time(CANDIDATE, wait=0.05).against("compile") is not None
+
+
+@pytest.mark.parametrize(("low", "times"), [(19.0, 2), (21.0, 1)])
+def test_a_trial_that_was_far_faster_is_not_timed_again_without_the_baselines(low: float, times: int) -> None:
+    prepared = Prepared(FakeProcess())
+    prepared.trials.speedup = prepared.process.speedup = Ratio(25.0, low, 30.0)
+    trial = prepared.timer.time_trial(CANDIDATE)
+    last = prepared.timer.time(CANDIDATE, wait=0.0)
+    assert len(prepared.trials.timed) == times
+    assert last.against("eager") == trial.against("eager") and [b.name for b in last.baselines] == ["eager", "compile"]
+    prepared.compile()
+    assert prepared.timer.time(CANDIDATE, wait=0.0).against("compile") is not None
+    assert prepared.process.timed == [("compile",)]
 
 
 def test_a_compiler_that_ends_its_process_leaves_a_note_and_the_times_of_eager_mode() -> None:

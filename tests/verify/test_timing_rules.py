@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -16,7 +18,13 @@ from mtmc_lsp.core.results import Ratio, Speed
 from mtmc_lsp.device.calibration_cache import cached_device, remember_device
 from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.timing.bounds import bound_us, least_us
-from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contenders, check_plausible, summarise
+from mtmc_lsp.timing.worker.paired_benchmark import (
+    Compiled,
+    Contenders,
+    check_plausible,
+    run_paired_benchmark,
+    summarise,
+)
 from mtmc_lsp.timing.worker.sampling import (
     MAX_SAMPLES,
     MIN_SAMPLES,
@@ -329,15 +337,45 @@ def test_user_code_that_is_slow_and_far_slower_is_sampled_a_few_times() -> None:
     calls = {"candidate": Costing(lambda: None, 200.0), "control": Costing(lambda: None, 200.0)}
     far = calls | {"eager": Costing(lambda: None, 80_000.0)}
     samples = interleaved(FakeClock(calls["candidate"], noise=0.001), far, seconds=0.5)
-    assert (len(samples["eager"]), len(samples["control"])) == (5, len(samples["candidate"])) and len(
-        samples["candidate"]
-    ) >= MIN_SAMPLES
+    assert (len(samples["eager"]), len(samples["control"])) == (3, len(samples["candidate"]))
+    assert len(samples["candidate"]) >= MIN_SAMPLES
     ratio = ratio_of([us for us, _ in samples["eager"]], [us for us, _ in samples["candidate"]])
     assert ratio.ratio == pytest.approx(400.0, rel=0.02) and 390.0 < ratio.low <= ratio.high < 410.0
+    slower = calls | {"candidate": Costing(lambda: None, 20_000.0), "eager": Costing(lambda: None, 80_000.0)}
+    assert len(interleaved(FakeClock(slower["candidate"], noise=0.001), slower, seconds=0.5)["eager"]) == 5
     near = calls | {"eager": Costing(lambda: None, 80_000.0), "candidate": Costing(lambda: None, 50_000.0)}
     assert len(interleaved(FakeClock(near["candidate"]), near, seconds=0.5)["eager"]) >= MIN_SAMPLES
     short = calls | {"eager": Costing(lambda: None, 2_000.0)}
     assert len(interleaved(FakeClock(calls["candidate"], noise=0.001), short, seconds=2.0)["eager"]) >= MIN_SAMPLES
+
+
+def test_a_loop_of_launches_that_takes_a_second_is_called_three_times_while_nothing_else_runs() -> None:
+    """Its first call, which shows that the host bounds it, is a sample; one more call is made for its results and memory each."""
+
+    class HostBound(FakeClock):
+        def cold(self, run: Costing, ahead_us: float = 0.0) -> tuple[float, float]:
+            run()
+            return self._noisy(self._cost(run).us), self._cost(run).us
+
+    made: list[bool] = []
+    alone = [False]
+
+    def loop() -> torch.Tensor:
+        made.append(alone[0])
+        return torch.ones(3)
+
+    @contextlib.contextmanager
+    def gpu() -> Iterator[None]:
+        alone[0] = True
+        yield
+        alone[0] = False
+
+    candidate, eager = Costing(lambda: torch.ones(3), 200.0, peak_bytes=10), Costing(loop, 1.5e6, peak_bytes=70)
+    setup = Contenders(candidate=candidate, eager=eager, inputs={})
+    timing = run_paired_benchmark(setup, HostBound(candidate, noise=0.001), 0.5, gpu())
+    assert made == [False, True, True, True, False]
+    assert timing.against("eager").ratio == pytest.approx(7500.0, rel=0.02)
+    assert (timing.baselines[0].peak_bytes, timing.peak_bytes) == (70, 10)
 
 
 def test_only_calls_that_the_device_bounds_are_kept_from_a_late_host() -> None:

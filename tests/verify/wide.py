@@ -11,6 +11,7 @@ import torch
 
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.verify.cases import Case
+from mtmc_lsp.verify.error_limits import Draws
 from mtmc_lsp.verify.worker import expectations
 from mtmc_lsp.verify.worker.comparison.compare import compare_case
 from mtmc_lsp.verify.worker.run_target import flatten
@@ -19,7 +20,11 @@ Function = Callable[..., Any]
 
 
 def expected(
-    function: Function, inputs: Mapping[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, *, all_draws: bool = True
+    function: Function,
+    inputs: Mapping[str, torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    wanted: Draws = Draws.ALL,
 ) -> dict[str, Any]:
     """The result of :func:`expectations.expected_of` for a function of named tensors."""
 
@@ -31,7 +36,7 @@ def expected(
     monkeypatch.setattr(expectations, "run_case", run_case)
     graph = Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={})
     capture: Any = SimpleNamespace(graph=graph, uses_random=False)
-    return expectations.expected_of(None, capture, dict(inputs), "cpu", Case({}, "normal", 3), all_draws=all_draws)
+    return expectations.expected_of(None, capture, dict(inputs), "cpu", Case({}, "normal", 3), wanted=wanted)
 
 
 def compared(

@@ -79,8 +79,12 @@ def _run(call: Call, values: list[Any], target: Target) -> Any:
     return returned
 
 
-def flat_function(call: Call, inputs: list[InputTensor], target: Target) -> Any:
-    """The target as a function of the input tensors only, parameters included."""
+def flat_function(call: Call, inputs: list[InputTensor], target: Target, *, is_traced: bool = True) -> Any:
+    """The target as a function of the input tensors only, parameters included.
+
+    Args:
+        is_traced: whether its tensors have no values.
+    """
     parameters = [item for item in inputs if item.kind is not InputKind.ARGUMENT]
     slots = [slot_at(call.instance, item.access) for item in inputs if item.kind is InputKind.ATTRIBUTE]
     names = []
@@ -98,7 +102,7 @@ def flat_function(call: Call, inputs: list[InputTensor], target: Target) -> Any:
         with assigned(slots, further):
             return torch.func.functional_call(_Bound(call.instance, call, target), by_name, (values,))
 
-    return under_local_modes(flat, target)
+    return under_local_modes(flat, target, is_traced=is_traced)
 
 
 def run_eagerly(module: ModuleType, call: Call, inputs: list[InputTensor], target: Target) -> list[Layout]:
@@ -116,7 +120,7 @@ def run_eagerly(module: ModuleType, call: Call, inputs: list[InputTensor], targe
             torch.manual_seed(0)
             tensors = tuple(laid_out(item.value, item.value.stride()) for item in inputs)
             with torch.no_grad():
-                value = flat_function(call, inputs, target)(*tensors)
+                value = flat_function(call, inputs, target, is_traced=False)(*tensors)
             _check_returned(call.target_result(value), target, partial(class_name, file=module))
             changed = [not torch.equal(t, item.value) for t, item in zip(tensors, inputs, strict=True)]
             written = [t if is_changed else None for t, is_changed in zip(tensors, changed, strict=True)]

@@ -55,7 +55,7 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
             contenders = {name: run for name, run in runs.items() if name != "control"}
             is_launched = median < SMALL_US or host > HOST_SHARE * median
             graphs = graph_medians(clock, contenders) if is_launched else {}
-            peaks = {name: clock.peak_bytes(run) for name, run in contenders.items()}
+            peaks = {name: clock.peak_bytes(run)[1] for name, run in contenders.items()}
         ended = time.monotonic()
     check_plausible(median, batch, request.least_us)
     setup = Contenders(runs["candidate"], runs["eager"], {}, previous=runs.get("previous"), bound_us=request.bound_us)

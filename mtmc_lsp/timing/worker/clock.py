@@ -41,8 +41,9 @@ class Clock(Protocol):
     def captured(self, run: Run) -> Run | None:
         """The call as a replay of a CUDA graph; None if it cannot be captured."""
 
-    def peak_bytes(self, run: Run) -> int | None:
-        """The most memory of the device that one call allocates, beyond what is allocated before; None if unknown."""
+    def peak_bytes(self, run: Run) -> tuple[Any, int | None]:
+        """The result of one call, and the most memory of the device that it allocates, beyond what is allocated before; None if
+        unknown."""
 
     def untouched(self) -> bool:
         """Whether the timing functions are unchanged since before any candidate was loaded."""
@@ -118,16 +119,14 @@ class CudaClock:
         replay: Run = graph.replay
         return replay
 
-    def peak_bytes(self, run: Run) -> int | None:
+    def peak_bytes(self, run: Run) -> tuple[Any, int | None]:
         # Results of earlier calls are freed; what the call keeps from call to call is allocated before.
         self._synchronize()
         before = self._allocated()
         self._reset_peak()
         result = run()
         self._synchronize()
-        peak = self._peak() - before
-        del result
-        return int(peak)
+        return result, int(self._peak() - before)
 
     def untouched(self) -> bool:
         # Functions in variables are compared by identity; methods read from a class are new objects each time.

@@ -7,6 +7,7 @@ import statistics
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -91,9 +92,16 @@ def run_paired_benchmark(
     if setup.previous is not None:
         runs["previous"] = setup.previous
     threads = set(threading.enumerate())
+    peaks: dict[str, int | None] = {}
+
+    def measured_eager() -> Any:
+        # The user's code may be a loop that takes a second, so no further call measures its memory.
+        result, peaks["eager"] = clock.peak_bytes(setup.eager)
+        return result
+
     retest = Retest(
         setup.candidate,
-        setup.eager,
+        measured_eager,
         setup.inputs,
         relocated=setup.relocated,
         random=setup.random,
@@ -111,7 +119,7 @@ def run_paired_benchmark(
         medians = {name: statistics.median(device for device, _ in samples[name]) for name in contenders}
         short = {name: run for name, run in contenders.items() if medians[name] <= GRAPH_WORTH * median}
         graphs = graph_medians(clock, short) if is_launched else {}
-        peaks = {name: clock.peak_bytes(run) for name, run in contenders.items()}
+    peaks |= {name: clock.peak_bytes(run)[1] for name, run in contenders.items() if name != "eager"}
     retest.after()
     check_plausible(median, batch, setup.least_us)
     if not clock.untouched():

@@ -35,9 +35,9 @@ CALLS_IN_BATCH, BATCHES, MIN_DEVICE_BOUND_BATCHES, DEVICE_BOUND_BATCH = 10, 3, 2
 """A call is also device-bound if, in two of three batches of ten calls, the device takes 1.5 times as long as launching."""
 MAX_BATCHED_US = 5000.0
 """Longer calls are not tested in batches."""
-FEW_SAMPLES, FAR_SLOWER = 5, 2.0
-"""A contender that takes more than its share of the time limit has at least the first number of samples, and is sampled no more
-if each of them is slower than the candidate's median by the second."""
+ENOUGH_SAMPLES = {2.0: 5, 20.0: 3}
+"""A contender that takes more than its share of the time limit is sampled no more after this many samples, if each of them is
+slower than the candidate's median by the factor. A user's loop may take a second, and nothing else uses the GPU meanwhile."""
 LONG_US = 20_000.0
 """Of longer calls, one shows whether the device bounds them: launch overhead varies by much less."""
 GRAPH_WORTH = 10.0
@@ -60,7 +60,8 @@ def interleaved(
         rival: the contender that the candidate has to beat; the sampling ends when it is clear which of them is faster.
     """
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    ahead = {name: hidden_host_us(clock, run) for name, run in runs.items()}
+    first = {name: clock.cold(run) for name, run in runs.items()}
+    ahead = {name: hidden_host_us(clock, run, first[name]) for name, run in runs.items()}
     if "control" in ahead:
         # Both are the candidate, so both use the same mode; if they differ, the one that includes host time.
         ahead["candidate"] = ahead["control"] = min(ahead["candidate"], ahead["control"])
@@ -71,11 +72,15 @@ def interleaved(
     is_host_bound = bool(rival) and not (ahead["candidate"] and ahead[rival])
     difference = CLEAR_HOST_DIFFERENCE if is_host_bound else CLEAR_DIFFERENCE
     share_us = seconds / len(runs) * 1e6
+    for name in runs:
+        # A long call whose host time is not hidden.
+        if first[name][0] > share_us and not ahead[name]:
+            samples[name].append(first[name])
     while True:
         shuffle.shuffle(order)
         for name in order:
             samples[name].append(clock.cold(runs[name], ahead[name]))
-        count = len(samples[order[0]])
+        count = min(len(samples[name]) for name in order)
         late = time.perf_counter() > deadline
         is_enough = (
             late
@@ -84,7 +89,7 @@ def interleaved(
         )
         if count >= MAX_SAMPLES or (count >= MIN_SAMPLES and is_enough):
             return samples
-        if count >= FEW_SAMPLES and "candidate" in runs:
+        if "candidate" in runs:
             order = [name for name in order if not is_far_slower(samples[name], samples["candidate"], share_us)]
 
 
@@ -99,12 +104,19 @@ def is_far_slower(
         share_us: the contender's share of the time limit.
     """
     times = [device for device, _ in samples]
-    return sum(times) > share_us and min(times) > FAR_SLOWER * statistics.median(device for device, _ in faster)
+    if not faster or sum(times) <= share_us:
+        return False
+    median = statistics.median(device for device, _ in faster)
+    return any(min(times) > factor * median and len(times) >= count for factor, count in ENOUGH_SAMPLES.items())
 
 
-def hidden_host_us(clock: Clock, run: Run) -> float:
-    """Microseconds to keep the device busy before a call so that host time is hidden; 0 for host-bound calls."""
-    samples = [clock.cold(run)]
+def hidden_host_us(clock: Clock, run: Run, first: tuple[float, float] | None = None) -> float:
+    """Microseconds to keep the device busy before a call so that host time is hidden; 0 for host-bound calls.
+
+    Args:
+        first: a sample of the call; by default one is taken.
+    """
+    samples = [clock.cold(run) if first is None else first]
     samples += [clock.cold(run) for _ in range(2 if samples[0][0] < LONG_US else 0)]
     device, host = (statistics.median(sample[i] for sample in samples) for i in (0, 1))
     if device <= DEVICE_BOUND * host:

@@ -40,6 +40,8 @@ LEAST_PART = 130
 LOOP_OPERATIONS = 2000
 """Limit for the operations of all iterations of the user's loops in most cases, on a GPU too: each is a launch of about 10 us,
 about three times as much in float64, and each case runs the loop three times or more."""
+SLOW_LOOP = 20_000
+"""Operations of the user's loops in a call, each a launch of 5 to 10 us, from which on a call is slow."""
 MOST_RAISED = 256
 """Limit for the search of the smallest allowed sizes."""
 
@@ -106,6 +108,21 @@ def loop_operations(graph: Graph, sizes: Mapping[str, int]) -> int:
     """The number of operations in all iterations of the user's loops."""
     loops = [node.loop for node in graph.nodes if node.loop is not None]
     return sum(loop.count.value(sizes) * len(loop.nodes) for loop in loops)
+
+
+def has_long_loop(graph: Graph) -> bool:
+    """Whether the user's loops have more operations than most cases may have; ``torch.compile`` unrolls them, for minutes."""
+    return loop_operations(graph, graph.sizes) > LOOP_OPERATIONS
+
+
+def has_slow_loop(graph: Graph) -> bool:
+    """Whether a call at the workload's sizes is a long loop of launches."""
+    return loop_operations(graph, graph.sizes) >= SLOW_LOOP
+
+
+def has_more_iterations(graph: Graph, sizes: Mapping[str, int]) -> bool:
+    """Whether the user's loops have more operations than in the workload and than :data:`LOOP_OPERATIONS`."""
+    return loop_operations(graph, sizes) > max(LOOP_OPERATIONS, loop_operations(graph, graph.sizes))
 
 
 def _elements(graph: Graph, sizes: Mapping[str, int]) -> int:

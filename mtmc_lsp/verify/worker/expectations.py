@@ -16,15 +16,18 @@ from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out, shares_e
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.verify.cases import AUTOGRAD, EXPANDED_COLUMNS, FORWARD, VALUES, Case
-from mtmc_lsp.verify.error_limits import FACTORS, NOISE, exceeds_tolerance
+from mtmc_lsp.verify.cases import AUTOGRAD, FORWARD, VALUES, Case
+from mtmc_lsp.verify.error_limits import FACTORS, NOISE, Draws, exceeds_tolerance
+from mtmc_lsp.verify.sizes.case_sizes import has_slow_loop
 from mtmc_lsp.verify.worker.choices import Choice, ChoiceRecorder, TiedChoices
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
 from mtmc_lsp.verify.worker.comparison.compare import agreement
 from mtmc_lsp.verify.worker.comparison.discrete import Ties
 from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
+from mtmc_lsp.verify.worker.comparison.draws import has_loops, loops_without_indices
 from mtmc_lsp.verify.worker.comparison.finer_precision import finer_share
 from mtmc_lsp.verify.worker.comparison.ill_conditioned import IllConditioned
+from mtmc_lsp.verify.worker.comparison.scan_errors import has_equal_values, scan_errors
 from mtmc_lsp.verify.worker.float64_execution import Float64Mode
 from mtmc_lsp.verify.worker.gradients.cancellation import cancellation
 from mtmc_lsp.verify.worker.gradients.rounding_noise import RoundingNoise
@@ -36,7 +39,6 @@ ResultKey = int | str
 
 _tf32_state: dict[str, bool] = {}
 """Under ``observed``: whether the reference's products ran in TF32 on the workload; empty until it has run."""
-SCANS = frozenset(("cumsum", "cumprod", "logcumsumexp"))
 FEW, FEW_DRAWS = 32, 3
 """Rounding errors of results with at most this many elements vary by chance, so they are estimated from several draws. The L2
 norm of n independent errors has a relative standard deviation of about 1 / sqrt(2 n), 12 % for 32."""
@@ -49,10 +51,6 @@ LEAST_DRAWS = 1
 """The number of draws that most candidates need."""
 SUSPECT = 0.02
 """A reference error above this exceeds every tolerance except float8's: either rounding is magnified, or the oracle differs."""
-SCAN_ERROR, EQUAL_SCAN_ERROR = 0.05, 0.012
-"""Error of a running sum of n numbers, one after the other, divided by the factor of the budget: as a part of epsilon times the
-square root of n for random numbers (at most 0.38 in 30 draws each of n from 64 to 65,536), and of epsilon times n for equal ones,
-whose rounding adds up (at most 0.09). Torch on a CPU adds in higher precision."""
 TF32_ERROR = 2.0**-11
 """Relative error of one rounding to TF32's ten bits."""
 TF32_SHARE = 0.25
@@ -67,21 +65,20 @@ def expected_of(
     case: Case,
     *,
     is_first: bool = False,
-    all_draws: bool = True,
+    wanted: Draws = Draws.ALL,
 ) -> dict[str, Any]:
     """The reference's results on a case's inputs, and the oracle's.
 
     Args:
-        all_draws: whether to draw the rounding of operations several times, where that only permits larger errors. It takes
-            most of the time, and few candidates need it.
+        wanted: the draws of rounding. Where fewer than all are wanted, those are made that do more than permit larger errors.
 
     Returns:
         The entries of :func:`run_case`, and: ``oracle`` and ``oracle_after``, the same in float64; ``sensitivity``, by result
         (or by name of a changed input), how far rounding of inputs and operations moves the oracle; ``conditioning``, how far
         rounding of inputs alone does; ``ill_conditioned``, by result, the facts about a reference result far from the oracle;
         ``zeros``, by gradient, where it is 0 whatever rounding does; ``ties``, by result, the fields of :class:`Ties` of an
-        integer result that an index of a score decides; ``has_oracle``, whether float64 fitted into memory; ``omits_draws``,
-        whether draws are left out that may permit larger errors.
+        integer result that an index of a score decides; ``has_oracle``, whether float64 fitted into memory; ``draws``, those that
+        were made; ``omits_draws``, whether draws are left out that may permit larger errors.
     """
     kind, seed = case.kind, case.seed
 
@@ -105,6 +102,7 @@ def expected_of(
         "zeros": {},
         "has_oracle": True,
         "omits_draws": False,
+        "draws": int(Draws.ALL),
     }
     if kind not in (VALUES, FORWARD) and (kind != AUTOGRAD or capture.uses_random):
         return {**reference, **defaults}
@@ -116,7 +114,7 @@ def expected_of(
             "has_oracle": False,
         }
     try:
-        oracle = _oracle(module, capture, inputs, device, case, is_first, reference, random_mode, all_draws=all_draws)
+        oracle = _oracle(module, capture, inputs, device, case, is_first, reference, random_mode, wanted)
         return {**reference, **defaults, **oracle}
     except torch.OutOfMemoryError:
         if is_first:
@@ -134,8 +132,7 @@ def _oracle(
     is_first: bool,
     reference: dict[str, Any],
     random_mode: Callable[[], contextlib.AbstractContextManager[Any]],
-    *,
-    all_draws: bool,
+    wanted: Draws,
 ) -> dict[str, Any]:
     """The oracle's results, and how far rounding moves them; ``reference`` is the reference's run on these inputs."""
     kind, seed, results = case.kind, case.seed, reference["results"]
@@ -155,9 +152,21 @@ def _oracle(
         with _float64_default(), choosing, float64_mode, float64_mode.with_inputs(wide_inputs, inputs):
             return run_unobserved(module, capture, wide_inputs, device, random_mode(), seed, kind, before=unchanged)
 
+    # Libraries choose the precision for each size and call. If they use full precision on a small size, a candidate need not.
+    # On the workload itself the reference's error counts. The precision of gradients and for other layouts is chosen
+    # independently, even of two calls of the same code: a transposed 3D convolution of strided images ran in either.
+    has_gradients = kind == AUTOGRAD or capture.graph.backward is not None
+    may_run_tf32 = capture.graph.allows_tf32 and (has_gradients or bool(case.layout))
+    products_in_tf32 = runs_products_in_tf32(capture.graph, device)
+    uses_tf32 = products_in_tf32 or ((may_run_tf32 or _tf32_state.get("observed", False)) and not is_first)
+    wanted = max(wanted, Draws.FEW if has_gradients or uses_tf32 else Draws.NONE)
     # Autograd uses indices that the graph does not show.
     may_choose = kind == AUTOGRAD or not loops_without_indices(capture.graph)
-    oracle = exact_run(recorder if may_choose else contextlib.nullcontext(), before)
+    # To record choices waits for the GPU at each index.
+    fewest = Draws.FEW if has_loops(capture.graph) else Draws.NONE
+    has_strict_integers = may_choose and not has_gradients and wanted <= fewest
+    records = may_choose and not has_strict_integers
+    oracle = exact_run(recorder if records else contextlib.nullcontext(), before)
     if kind == FORWARD or (kind == VALUES and capture.graph.backward is None):
         # Autograd saves indices for the backward pass without an operation.
         recorder.drop_unused(outcome(oracle))
@@ -165,6 +174,18 @@ def _oracle(
         # Some torch modules have fast paths that they skip under a function mode, with another number of results.
         return {}
     expected, exact = _tensors_by_key(reference), _tensors_by_key(oracle)
+    errors, of_scans = reference_errors(expected, exact), scan_errors(capture.graph, case, expected)
+    are_ordinary = all(error <= largest_ordinary_error(_name(expected[i])) for i, error in errors.items())
+    if (wanted is Draws.NONE or has_strict_integers) and not are_ordinary:
+        more = Draws.ALL if has_strict_integers else Draws.FEW
+        return _oracle(module, capture, inputs, device, case, is_first, reference, random_mode, more)
+    if has_strict_integers:
+        # Which other index of a score is right follows from choices, so without them it must be the reference's.
+        oracle = _with_integers_of(reference, oracle)
+        exact = _tensors_by_key(oracle)
+    if wanted is Draws.NONE:
+        found = {"oracle": oracle["results"], "oracle_after": oracle["after"], "sensitivity": of_scans}
+        return {**found, "omits_draws": True, "draws": int(Draws.NONE)}
     rounded_choices = list[dict[int, Choice]]()
 
     def perturbed_run(
@@ -189,6 +210,8 @@ def _oracle(
         return {i: value for i, value in _tensors_by_key(run).items() if i in expected and i in exact}
 
     def distances(perturbed: Mapping[ResultKey, torch.Tensor]) -> dict[ResultKey, float]:
+        if has_strict_integers:
+            perturbed = {i: value for i, value in perturbed.items() if _is_float(expected[i])}
         values = numbers([oracle_distance(value, expected[i], exact[i]) for i, value in perturbed.items()])
         return dict(zip(perturbed, values, strict=True))
 
@@ -198,14 +221,6 @@ def _oracle(
         is_convolution_tf32 = "tf32" in capture.graph.observed_convolution_modes.values()
         tf32_distances = distances(perturbed_run(seed, tf32_products(capture.graph)))
         _tf32_state["observed"] = is_convolution_tf32 or _ran_tf32(results, oracle["results"], tf32_distances)
-    # Libraries choose the precision for each size and call. If they use full precision on a small size, a candidate need not.
-    # On the workload itself the reference's error counts. The precision of gradients and for other layouts is chosen
-    # independently, even of two calls of the same code: a transposed 3D convolution of strided images ran in either.
-    may_run_tf32 = capture.graph.allows_tf32 and (
-        kind == AUTOGRAD or capture.graph.backward is not None or bool(case.layout)
-    )
-    products_in_tf32 = runs_products_in_tf32(capture.graph, device)
-    uses_tf32 = products_in_tf32 or ((may_run_tf32 or _tf32_state.get("observed", False)) and not is_first)
 
     def raise_sensitivity(measured: Mapping[ResultKey, float]) -> None:
         sensitivity.update({i: max(sensitivity.get(i, 0.0), distance) for i, distance in measured.items()})
@@ -219,12 +234,7 @@ def _oracle(
         raise_sensitivity(distances(perturbed_run(seed + draw, mode)))
     # The error of TF32 products is the reference's choice, not a property of its function.
     conditioning = {} if uses_tf32 else dict(sensitivity)
-    errors = reference_errors(expected, exact)
-    length = scan_length(capture.graph, case.sizes)
-    widest = {i: EPSILON["float64" if _name(expected[i]) == "float64" else "float32"] for i in errors if length}
-    has_equal = case.distribution == "constant" or case.layout == EXPANDED_COLUMNS
-    growth = max(SCAN_ERROR * length**0.5, EQUAL_SCAN_ERROR * length if has_equal else 0.0)
-    raise_sensitivity({i: growth * epsilon for i, epsilon in widest.items()})
+    raise_sensitivity(of_scans)
     ties = dict[ResultKey, Ties]()
     following = dict[ResultKey, IllConditioned]()
     if recorder.choices:
@@ -282,7 +292,14 @@ def _oracle(
     has_draws = ill_conditioned or float64_mode.rounding_epsilon or (is_small and _has_few_elements(outcome(reference)))
     # Further draws can only raise the limits of a result that is no noise, also of single elements.
     is_certain = all(max(errors[i], sensitivity.get(i, 0.0)) <= CERTAIN[_name(expected[i])] for i in errors)
-    omits_draws = bool(has_draws) and not all_draws and is_certain and not suspects and not following
+    omits_draws = bool(has_draws) and wanted < Draws.ALL and is_certain and not suspects and not following
+    if has_strict_integers and suspects:
+        return _oracle(module, capture, inputs, device, case, is_first, reference, random_mode, Draws.ALL)
+    if omits_draws and has_slow_loop(capture.graph):
+        # Without any draw of the rounding of operations, limits are not raised for these.
+        for i in magnified:
+            del ill_conditioned[i], conditioning[i]
+        magnified = []
     if omits_draws:
         draws = LEAST_DRAWS if magnified else 0
         for i in magnified:
@@ -304,7 +321,7 @@ def _oracle(
         # A result that is exactly 0 has no relative error: the reference's is its rounding.
         is_zero = not bool(exact[i].any())
         result.is_unexplained = not is_zero and errors[i] > max(SUSPECT, FACTORS["budget"] * explained)
-    if not has_equal and not following:
+    if not has_equal_values(case) and not following:
         # Equal values may cancel exactly in the reference, whatever its precision.
         shares = {i: finer_share(expected[i], errors[i], conditioning.get(i, 0.0)) for i in errors}
         sensitivity, conditioning = (
@@ -319,7 +336,8 @@ def _oracle(
         "ties": {i: vars(result) for i, result in ties.items() if result.choices or result.alternatives},
         "ill_conditioned": {i: vars(result) for i, result in ill_conditioned.items()},
         "zeros": noise.zeros,
-        "omits_draws": omits_draws,
+        "omits_draws": omits_draws or has_strict_integers,
+        "draws": int(wanted),
     }
 
 
@@ -345,6 +363,16 @@ def _following(
     return following, moved
 
 
+def _with_integers_of(reference: Mapping[str, Any], oracle: Mapping[str, Any]) -> dict[str, Any]:
+    """The oracle's results, with the reference's where they are no floating-point tensors."""
+
+    def chosen(value: Any, exact: Any) -> Any:
+        return exact if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    after = {name: chosen(value, oracle["after"].get(name, value)) for name, value in reference["after"].items()}
+    return {"results": list(map(chosen, reference["results"], oracle["results"])), "after": after}
+
+
 def reference_errors(
     expected: Mapping[ResultKey, torch.Tensor], exact: Mapping[ResultKey, torch.Tensor]
 ) -> dict[ResultKey, float]:
@@ -356,29 +384,9 @@ def reference_errors(
     return dict(zip(keys, errors, strict=True))
 
 
-def loops_without_indices(graph: Graph) -> bool:
-    """Whether the graph has loops over time, and no operation computes 64-bit integers, as those do that choose elements.
-
-    Recording choices doubles the time of a loop of small operations.
-    """
-    has_loops = any(node.loop is not None for node in graph.nodes)
-    has_indices = any(kind.dtype == "int64" for node in graph.nodes_and_bodies() for kind in node.outputs)
-    return has_loops and graph.backward is None and not has_indices
-
-
 def largest_ordinary_error(dtype: str) -> float:
     """The relative error up to which a gradient needs no explanation: a few roundings, and an error within the tolerance."""
     return min(SUSPECT, max(TOLERANCE[dtype] / FACTORS["budget"], 4 * EPSILON[dtype]))
-
-
-def scan_length(graph: Graph, sizes: Mapping[str, int]) -> int:
-    """The largest number of elements that a running sum or product adds up; 0 without any."""
-    lengths = [0]
-    for node in graph.nodes:
-        if node.op.split(".")[1] in SCANS and node.type.shape:
-            dim = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], int) else -1
-            lengths.append(node.type.shape[dim].value(sizes))
-    return max(lengths)
 
 
 def tf32_products(graph: Graph) -> Tf32Products:
@@ -442,6 +450,10 @@ def in_float64(tensor: torch.Tensor) -> torch.Tensor:
 def _has_few_elements(results: list[Any]) -> bool:
     floats = (result for result in results if isinstance(result, torch.Tensor) and result.is_floating_point())
     return any(0 < result.numel() <= FEW for result in floats)
+
+
+def _is_float(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_floating_point())
 
 
 def _name(tensor: torch.Tensor) -> str:

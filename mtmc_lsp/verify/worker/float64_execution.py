@@ -14,6 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.capture.worker.autocast.dtypes import result_dtype
 from mtmc_lsp.core.graph import RANDOM_OPS
+from mtmc_lsp.process.gpu_lock import let_timings_pass
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 CASTS = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32, "double": torch.float64}
@@ -26,7 +27,11 @@ SUMS = frozenset({"sum", "nansum", "mean", "nanmean", "var", "std", "norm", "vec
 """Functions that add many elements, so even a sum that the dtype can hold is rounded on the way."""
 
 
+CALLS_BETWEEN_TIMINGS = 64
+"""After this many calls of torch, a timing that waits for the GPU may pass. A look at the lock takes as long as two calls."""
 TRANSPOSED_CONVOLUTIONS = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
+SPECIAL = DTYPE_FUNCTIONS | RANDOM_OPS | TRANSPOSED_CONVOLUTIONS | CASTS.keys() | {"__get__", "to", "type", "type_as"}
+"""Functions that do more under :class:`Float64Mode` than compute in float64, whatever their operands."""
 GROUPS_POSITION = 6
 COLUMN_BYTES = 2e9
 """Most memory for one image's columns, which torch's convolutions without cuDNN multiply."""
@@ -66,6 +71,11 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         self._generators: dict[torch.device, torch.Generator] | None = None
         self._seed = 0
         self._shares_draw = False
+        self._calls = 0
+        self._has_one_dtype = False
+        """Whether all floats so far have the default as user dtype, so that nothing needs to be recorded."""
+        self._had_others = False
+        """Whether some float of this or an earlier run had another one."""
         self.rounding_epsilon = 0.0
         """The epsilon of the coarsest dtype that a cast of the code has rounded to; 0 if none has."""
 
@@ -96,6 +106,9 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             for name, tensor in wide.items()
             if tensor.is_floating_point()
         }
+        dtypes = {item.original.dtype for item in self._inputs.values()}
+        is_plain = rounding_seed is None and not self._had_others
+        self._has_one_dtype = is_plain and self._default in NARROW and dtypes <= {self._default}
         if rounding_seed is not None:
             self._seed, self._generators, self._shares_draw = rounding_seed, {}, shares_draw
         try:
@@ -120,8 +133,15 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
         name = getattr(function, "__name__", "")
+        self._calls += 1
+        if not self._calls % CALLS_BETWEEN_TIMINGS:
+            # A run of a user's loop may take seconds.
+            let_timings_pass()
+        if self._has_one_dtype and name not in SPECIAL and not (_names_dtype(args, kwargs) or _is_autocast_enabled()):
+            # Loops of users call hundreds of thousands of these.
+            return function(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
         if getattr(function, "__self__", None) is torch.Tensor.dtype:
             return self.user_dtype(args[0])
         if name == "type" and len(args) == 1 and "dtype" not in kwargs:
@@ -251,6 +271,8 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
     def _with_user_dtype(self, result: torch.Tensor, user_dtype: torch.dtype) -> torch.Tensor:
         if result.dtype == torch.float64 and user_dtype.is_floating_point:
             self._user_dtypes[result] = user_dtype
+            if user_dtype != self._default:
+                self._has_one_dtype, self._had_others = False, True
         return result
 
     def _rounded_stochastically(
@@ -307,6 +329,15 @@ def _fastest_convolution(
 def _storage(tensor: torch.Tensor) -> int:
     """A number that is equal for tensors that share memory."""
     return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else 0
+
+
+def _is_autocast_enabled() -> bool:
+    return bool(torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"))
+
+
+def _names_dtype(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
+    """Whether a dtype is among the arguments of a call."""
+    return any(type(value) is torch.dtype for value in (*args, *(kwargs or {}).values()))
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -14,6 +14,7 @@ from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.process.worker.tensor_ipc import export_, is_large, release
 from mtmc_lsp.verify.cases import FLOAT64
+from mtmc_lsp.verify.error_limits import Draws
 from mtmc_lsp.verify.messages import (
     CaseRequest,
     ConstructorAnswer,
@@ -23,6 +24,7 @@ from mtmc_lsp.verify.messages import (
     ShareInputsRequest,
     UnshareInputsRequest,
 )
+from mtmc_lsp.verify.worker.comparison.draws import least_draws
 from mtmc_lsp.verify.worker.expectations import expected_of, in_float64
 from mtmc_lsp.verify.worker.inputs import make_inputs, other_layout, reusing
 from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
@@ -65,7 +67,9 @@ def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
     data = request.data
     module, inputs = inputs_of(data)
     let_timings_pass()
-    expected = expected_results(data, module, inputs, all_draws=data.is_first or data.case.has_all_draws)
+    least = least_draws(data.call.graph, finds_trivial=data.is_first)
+    wanted = Draws.ALL if data.case.has_all_draws else least
+    expected = expected_results(data, module, inputs, wanted)
     if data.is_first:
         _require_numbers(data.capture, outcome(expected))
     operations = _operations(data, module, inputs) if request.counts_operations else 0.0
@@ -119,14 +123,12 @@ def inputs_of(data: CaseRequest) -> tuple[Any, dict[str, torch.Tensor]]:
     return module, other_layout(inputs, names, case.layout)
 
 
-def expected_results(
-    data: CaseRequest, module: Any, inputs: dict[str, torch.Tensor], *, all_draws: bool
-) -> dict[str, Any]:
-    """The expected results on these inputs; ``all_draws`` is as in :func:`expected_of`."""
+def expected_results(data: CaseRequest, module: Any, inputs: dict[str, torch.Tensor], wanted: Draws) -> dict[str, Any]:
+    """The expected results on these inputs, with the ``wanted`` draws of rounding."""
     capture, case = data.call, data.case
     device, is_first = device_for(capture, case.kind), data.is_first
     try:
-        return expected_of(module, capture, inputs, device, case, is_first=is_first, all_draws=all_draws)
+        return expected_of(module, capture, inputs, device, case, is_first=is_first, wanted=wanted)
     except Exception as error:
         raise user_error(error, capture.workload.target, f"on {case.text(capture.graph)}") from error
 

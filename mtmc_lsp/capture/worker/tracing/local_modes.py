@@ -20,6 +20,8 @@ from mtmc_lsp.core.workload import Target
 
 GRADIENTS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 GET_DATA, SET_DATA = torch.Tensor.data.__get__, torch.Tensor.data.__set__
+WATCHED = frozenset({GET_DATA, SET_DATA, torch._C._set_grad_enabled, *GRADIENTS})
+"""Each access of a descriptor's method creates a new object, so these are compared by value."""
 
 
 class AboveAutograd(Exception):
@@ -29,15 +31,22 @@ class AboveAutograd(Exception):
 class _LocalModes(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     """Replaces ``x.data`` by ``x.detach()``, which torch can trace, and refuses gradients."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, is_traced: bool) -> None:
         super().__init__()
         self._target = target
         self._is_trained = torch.is_grad_enabled()
         """Whether gradients are traced, too; then the code may turn them off and on again."""
-        self._constants = ConstantTensors()
+        self._constants = ConstantTensors() if is_traced else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Each access of a descriptor's method creates a new object, so these are compared by value.
+        if func in WATCHED:
+            return self._watched(func, args, kwargs or {})
+        return self._call(func, args, kwargs or {})
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs) if self._constants is None else self._constants.call(func, args, kwargs)
+
+    def _watched(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func == GET_DATA:
             return args[0].detach()
         if func == SET_DATA:
@@ -52,15 +61,18 @@ class _LocalModes(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
                 "turns gradients on, and Triton versions do not record any",
                 "Remove enable_grad() or set_grad_enabled(True), or optimise the code around it.",
             )
-        return self._constants.call(func, args, kwargs or {})
+        return self._call(func, args, kwargs)
 
     def _refused(self, problem: str, remedy: str) -> TargetUnsupported:
         return TargetUnsupported(f"{self._target.qualname} {problem}", where=running_line(self._target), remedy=remedy)
 
 
 @contextmanager
-def local_modes(target: Target) -> Iterator[None]:
+def local_modes(target: Target, *, is_traced: bool = True) -> Iterator[None]:
     """Follow or refuse the local modes of the code that runs inside.
+
+    Args:
+        is_traced: whether its tensors have no values, so that those of constants are followed.
 
     Raises:
         AboveAutograd: the code enters a region of autocast in a trace above autograd.
@@ -81,7 +93,11 @@ def local_modes(target: Target) -> Iterator[None]:
     torch.compiler.is_compiling = is_compiling
     try:
         # Functions that the user compiles are traced as they are written.
-        with _LocalModes(target), refusing_output(target), torch.compiler.set_stance("force_eager"):
+        with (
+            _LocalModes(target, is_traced=is_traced),
+            refusing_output(target),
+            torch.compiler.set_stance("force_eager"),
+        ):
             yield
     finally:
         torch.compiler.is_compiling = compiling
@@ -107,11 +123,11 @@ def running_line(target: Target) -> Location:
     return Location(target.path, frame.f_lineno if frame is not None else target.start_line)
 
 
-def under_local_modes(function: Callable[..., Any], target: Target) -> Callable[..., Any]:
+def under_local_modes(function: Callable[..., Any], target: Target, *, is_traced: bool = True) -> Callable[..., Any]:
     """The function of tensors under :func:`local_modes`."""
 
     def run(*tensors: torch.Tensor) -> Any:
-        with local_modes(target):
+        with local_modes(target, is_traced=is_traced):
             return function(*tensors)
 
     return run

@@ -1,0 +1,34 @@
+"""With how many draws of rounding the expected results of a case begin. Runs in workers."""
+
+from __future__ import annotations
+
+from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.verify.error_limits import Draws
+from mtmc_lsp.verify.sizes.case_sizes import has_slow_loop
+
+
+def least_draws(graph: Graph, *, finds_trivial: bool) -> Draws:
+    """The draws with which to begin. Each runs the user's code, which may be a loop of launches.
+
+    Args:
+        finds_trivial: whether the limits must refuse answers without any computation. Draws that round each operation take 10
+            times as long as the loop, and change nothing about such answers unless a few draws already show noise.
+    """
+    if finds_trivial:
+        is_slow = has_slow_loop(graph) or (has_loops(graph) and not loops_without_indices(graph))
+        return Draws.FEW if is_slow and graph.backward is None else Draws.ALL
+    return Draws.NONE if has_loops(graph) else Draws.FEW
+
+
+def has_loops(graph: Graph) -> bool:
+    """Whether the user's code has loops over time that the graph keeps."""
+    return any(node.loop is not None for node in graph.nodes)
+
+
+def loops_without_indices(graph: Graph) -> bool:
+    """Whether the graph has loops over time, and no operation computes 64-bit integers, as those do that choose elements.
+
+    Recording choices doubles the time of a loop of small operations.
+    """
+    has_indices = any(kind.dtype == "int64" for node in graph.nodes_and_bodies() for kind in node.outputs)
+    return has_loops(graph) and graph.backward is None and not has_indices
