@@ -83,17 +83,22 @@ def _solve(
 ) -> None:
     from mtmc_lsp.app.bench.tritonbench import solve_kernels
     from mtmc_lsp.app.provenance import current_build
+    from mtmc_lsp.process.fork_server import INTERPRETER_ENV, ForkServer
 
     known = set() if fresh else {record["problem"] for record in read_lines(out)}
     left = [problem for problem in problems if problem.name not in known]
     build = asdict(current_build())
     delivered = out.with_suffix(".delivered")
 
+    fork_server = ForkServer(python, INTERPRETER_ENV, preload=True)
+
     def solve(problem: KernelProblem) -> dict[str, object] | None:
-        record = solve_kernels(problem, settings, python, seconds, delivered, deadline=deadline)
+        record = solve_kernels(
+            problem, settings, python, seconds, delivered, deadline=deadline, fork_server=fork_server
+        )
         return record.to_json() if record is not None else None
 
-    with ThreadPoolExecutor(jobs) as pool, out.open("a", encoding="utf-8") as stream:
+    with fork_server, ThreadPoolExecutor(jobs) as pool, out.open("a", encoding="utf-8") as stream:
         pending = [pool.submit(solve, problem) for problem in left]
         for number, done in enumerate(as_completed(pending), 1):
             record = done.result()

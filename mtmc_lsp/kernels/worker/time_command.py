@@ -15,7 +15,8 @@ from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.kernels.messages import KernelTimeRequest
 from mtmc_lsp.kernels.worker.launch_call import kernel_call
-from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, lock_seconds
+from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, let_timings_pass, lock_seconds
+from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared, share_kernels
 from mtmc_lsp.timing.messages import TimeAnswer
 from mtmc_lsp.timing.worker.clock import Run
 from mtmc_lsp.timing.worker.paired_benchmark import (
@@ -44,8 +45,10 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
         if request.previous:
             runs["previous"] = _run(request, request.previous, seed)
         # The first calls compile, and an autotuner measures its configurations.
-        for run in runs.values():
-            run()
+        with compiling_unshared():
+            for run in runs.values():
+                run()
+                let_timings_pass()
         began = time.monotonic()
         waited = lock_seconds[WAITING_ALONE]
         with exclusively():
@@ -69,6 +72,7 @@ def _run(request: KernelTimeRequest, text: str, seed: int) -> Run:
     if text not in _modules:
         path = request.workload.target.path
         _modules[text] = load_user_module(path, text, f"timed_kernels_{len(_modules)}")
+        share_kernels(_modules[text])
     call = kernel_call(_modules[text], request.workload, device_name(), request.workload.sizes, seed)
     if request.workload.source is not WorkloadSource.SCRIPT:
         return call.bound()
