@@ -189,7 +189,8 @@ class SourceOptimizer:
     def _judged(self, step: Step, proposal: Proposal, current: bytes, text: bytes, facts: Sequence[Facts]) -> Step:
         self.reporter.on_stage("observing the edited kernels")
         texts = [text]
-        if proposal.name == "autotune":
+        if proposal.name == LAST and not self.tools.has_gpu:
+            # A GPU runs each configuration.
             texts += alternatives(proposal, current)
         verdict = None
         for version in texts:

@@ -63,7 +63,7 @@ def _checked(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
         return CaseTrace(case, (Fault(FaultKind.RAISES, 0, "", text),))
     if request.source == request.original:
         return CaseTrace(case, (), launches=tuple(launches))
-    for number in range(_most_configs(module)):
+    for number in _config_numbers(module, _module(request, request.original)):
         let_timings_pass()
         launches.clear()
         kernel = ""
@@ -131,20 +131,28 @@ def poisoned() -> Iterator[None]:
 # Autotuners ----------------------------------------------------------------------------------------------------------
 
 
-def _autotuners(module: ModuleType) -> list[Any]:
+def _autotuners(module: ModuleType) -> dict[str, Any]:
     from triton.runtime.autotuner import Autotuner
 
-    return [value for value in vars(module).values() if isinstance(value, Autotuner)]
+    return {name: value for name, value in vars(module).items() if isinstance(value, Autotuner)}
 
 
-def _most_configs(module: ModuleType) -> int:
-    return min(MOST_CONFIGS, max([1, *(len(tuner.configs) for tuner in _autotuners(module))]))
+def _config_numbers(module: ModuleType, original: ModuleType) -> list[int]:
+    """The numbers of the configurations to run: the first one, and those that the file as it stands does not have."""
+    before = {name: set(map(str, tuner.configs)) for name, tuner in _autotuners(original).items()}
+    new = {
+        number
+        for name, tuner in _autotuners(module).items()
+        for number, config in enumerate(tuner.configs)
+        if number and str(config) not in before.get(name, ())
+    }
+    return [0, *sorted(new)[:MOST_CONFIGS]]
 
 
 @contextlib.contextmanager
 def _only_config(module: ModuleType, number: int) -> Iterator[None]:
     """Let each autotuner use one configuration without measuring."""
-    tuners = _autotuners(module)
+    tuners = list(_autotuners(module).values())
     before = [tuner.configs for tuner in tuners]
     for tuner in tuners:
         tuner.configs = [tuner.configs[min(number, len(tuner.configs) - 1)]]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mtmc_lsp.kernels.actions.base import Facts, Proposal
 from mtmc_lsp.kernels.actions.signatures import decorated, is_called, is_splatted, module_prefix
 from mtmc_lsp.kernels.actions.tuning.blocks import Block, free_blocks
+from mtmc_lsp.kernels.actions.tuning.configuration import EXPECTED, OPTIONS, Configuration
+from mtmc_lsp.kernels.actions.tuning.extend import more_configurations
 from mtmc_lsp.kernels.repairs.site import Edit, Launch
 from mtmc_lsp.source.lint.kernel import argument
 from mtmc_lsp.source.syntax import field, line_end, line_of, line_start, text_of, walk
 
-OPTIONS = {"num_warps": 4, "num_stages": 3}
 WARPS = (1, 2, 4, 8, 16, 32)
 STAGES = (2, 3, 4, 5)
 THREADS = 32
@@ -29,22 +30,6 @@ ROW_OF_A_WARP = 512
 MOST_CONFIGS = 12
 MOST_OTHER_SIZES = 4
 """Most sets of block sizes besides the present one."""
-EXPECTED = 0.1
-"""Estimated share of the time that tuned options save, where the kernel is far from the roofline."""
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """One configuration of an autotuner."""
-
-    blocks: tuple[tuple[str, int], ...]
-    warps: int
-    stages: int
-
-    def text(self, prefix: str) -> str:
-        """The configuration as source."""
-        blocks = ", ".join(f'"{name}": {size}' for name, size in self.blocks)
-        return f"{prefix}.Config({{{blocks}}}, num_warps={self.warps}, num_stages={self.stages})"
 
 
 def autotune(facts: Facts) -> Iterator[Proposal]:
@@ -55,7 +40,10 @@ def autotune(facts: Facts) -> Iterator[Proposal]:
     accesses are masked, so that results do not depend on it.
     """
     site, prefix = facts.site, module_prefix(facts)
-    if not prefix or not site.launches or is_called(facts) or facts.is_tuned or not facts.launches:
+    if facts.is_tuned:
+        yield from more_configurations(facts)
+        return
+    if not prefix or not site.launches or is_called(facts) or not facts.launches:
         return
     if any(is_splatted(launch) for launch in site.launches) or _is_used_by_name(facts):
         return
@@ -110,6 +98,9 @@ def alternatives(proposal: Proposal, text: bytes) -> list[bytes]:
     head = proposal.edits[0]
     lines = head.new.splitlines(keepends=True)
     places = [i for i, line in enumerate(lines) if ".Config(" in line]
+    if not head.new.lstrip().startswith("@"):
+        # Further configurations of the author's autotuner keep the constants of a present one.
+        return []
     seen, texts = set(), []
     for place in places:
         blocks = re.sub(r"num_\w+=\d+,? ?", "", lines[place])
