@@ -207,8 +207,11 @@ def recording(launches: list[LaunchWork]) -> Iterator[None]:
 
 
 def _work(kernel: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> LaunchWork:
-    names = [parameter.name for parameter in kernel.params] if hasattr(kernel, "params") else list(kernel.arg_names)
-    constants = [p.name for p in kernel.params if p.is_constexpr] if hasattr(kernel, "params") else []
+    names = list(kernel.arg_names)
+    if hasattr(kernel, "params"):
+        constants = [parameter.name for parameter in kernel.params if parameter.is_constexpr]
+    else:
+        constants = [name for name, kind in kernel.fn.__annotations__.items() if "constexpr" in str(kind)]
     values = {**dict(zip(names, args, strict=False)), **kwargs}
     grid = kwargs.get("grid")
     grid = grid(values) if callable(grid) else grid

@@ -50,6 +50,7 @@ def more_configurations(facts: Facts) -> Iterator[Proposal]:
         line_of(facts.site.kernel.node),
         "the author's configurations were chosen for other sizes, or another GPU",
         EXPECTED * facts.bound_us,
+        needs_timing=True,
     )
 
 
