@@ -117,7 +117,14 @@ class SourceOptimizer:
             if time.monotonic() >= deadline:
                 self.end_reason = "the time limit was reached"
                 break
-            facts = self.facts(current)
+            try:
+                facts = self.facts(current)
+            except MtmcError as error:
+                if not self.steps:
+                    raise
+                # What was accepted so far stays.
+                self.end_reason = error.message
+                break
             possible = proposals(facts, has_gpu=self.tools.has_gpu, tries_all=self.tries_all)
             if self.keeps_launches:
                 possible = [proposal for proposal in possible if within_kernels(proposal, facts)]
@@ -146,8 +153,10 @@ class SourceOptimizer:
         trace = self.tools.work(text)
         if trace is None:
             return []
-        self.reporter.on_stage("compiling")
-        reports = self.tools.compiled(text, trace).kernels
+        reports: tuple[KernelReport, ...] = ()
+        if text == self.text or not self.tools.has_gpu:
+            self.reporter.on_stage("compiling")
+            reports = self.tools.compiled(text, trace).kernels
         if text == self.text:
             self.reports = reports
         return [

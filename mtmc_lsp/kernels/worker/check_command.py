@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.kernels.messages import (
+    NOT_RUN,
     CaseTrace,
     Fault,
     FaultKind,
@@ -27,6 +28,8 @@ from mtmc_lsp.kernels.worker.results import difference, distribute, tensors_of
 from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared, share_kernels
 from mtmc_lsp.timing.worker.timing_commands import device_name
+from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
+from mtmc_lsp.verify.worker.run_target import is_interpreted
 
 MOST_CONFIGS = 16
 """Configurations of an autotuner that are compared, one after the other."""
@@ -37,6 +40,8 @@ _expected: dict[tuple[str, str], list[torch.Tensor]] = {}
 
 def check(request: KernelCheckRequest) -> TraceAnswer:
     """Run a version on each case, once for each configuration of its autotuners, and compare the results."""
+    if is_interpreted():
+        prepare_interpreter()
     try:
         module = _module(request, request.source)
     except Exception as error:  # the user's code raises anything
@@ -59,6 +64,8 @@ def _checked(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
         expected = _original(request, case, launches if request.source == request.original else [])
     except Exception as error:  # the user's code raises anything
         _raise_if_lost(error)
+        if request.source != request.original:
+            return CaseTrace(case, refusal=NOT_RUN)
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return CaseTrace(case, (Fault(FaultKind.RAISES, 0, "", text),))
     if request.source == request.original:
