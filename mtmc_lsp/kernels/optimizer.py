@@ -17,6 +17,7 @@ from mtmc_lsp.core.results import (
     CheckStatus,
     CompileReport,
     KernelReport,
+    Ratio,
     Speed,
     Timing,
     Verdict,
@@ -32,6 +33,8 @@ from mtmc_lsp.source.files import unified_diff
 from mtmc_lsp.source.syntax import first_error, parse, with_decorators
 
 MOST_STEPS_TRIED = 24
+HOST_SHARE = 0.8
+"""Share of the time from which on the launch on the host explains it."""
 TUNING_SHARE = 0.4
 """Share of the time after which autotuners are tried before other edits."""
 VALUES = "values"
@@ -240,7 +243,7 @@ class SourceOptimizer:
         if speed is Speed.FASTER and ratio is not None:
             reason = f"{ratio.ratio:.2f}x as fast as before"
             return replace(step, status=StepStatus.ACCEPTED, timing=timing, reason=reason)
-        return replace(step, status=StepStatus.REJECTED, timing=timing, reason="it is not faster than before")
+        return replace(step, status=StepStatus.REJECTED, timing=timing, reason=_slower(timing, ratio))
 
 
 def within_kernels(proposal: Proposal, facts: Sequence[Facts]) -> bool:
@@ -304,6 +307,15 @@ def _raises(trace: CaseTrace) -> bool:
 
 def _known(facts: Sequence[Facts]) -> dict[tuple[str, str], KernelReport]:
     return {(report.kernel, report.arch): report for each in facts for report in each.reports}
+
+
+def _slower(timing: Timing, ratio: Ratio | None) -> str:
+    """Why a version is rejected by its time, with the numbers."""
+    if ratio is None:
+        return "it is not faster than before"
+    times = f"{timing.median_us:.1f} us, {ratio.ratio:.2f}x as fast ({ratio.low:.2f}x to {ratio.high:.2f}x)"
+    launched = timing.host_us is not None and timing.host_us > HOST_SHARE * timing.median_us
+    return f"it is not faster than before: {times}" + (", and the launch takes most of it" if launched else "")
 
 
 def _action(proposal: Proposal) -> MacroAction:

@@ -113,7 +113,10 @@ class KernelRecord:
     """Kinds of the accepted edits."""
     failed: list[str] = field(default_factory=list)
     """Edits that did not verify, with the reason."""
+    rejected: list[str] = field(default_factory=list)
+    """Edits that verified and were not kept, with the measured times."""
     status: str = ""
+    end_reason: str = ""
     call: bool | None = None
     """Whether the delivered file runs as a program (their call accuracy); None if the original does not run either."""
     execution: bool | None = None
@@ -263,12 +266,14 @@ def _note_original(record: KernelRecord, run: KernelOptimization) -> None:
 
 
 def _note(record: KernelRecord, result: RunResult) -> None:
-    record.status = result.status.value
+    record.status, record.end_reason = result.status.value, result.end_reason
     for step in result.steps:
         change = str(step.action.params["change"])
         record.tried.append(change)
         if step.status is StepStatus.ACCEPTED:
             record.applied.append(change)
+        elif step.status is StepStatus.REJECTED:
+            record.rejected.append(f"{change}: {step.reason}"[:300])
         elif step.status is StepStatus.FAILED:
             record.failed.append(f"{change}: {step.reason}"[:300])
     timings = [step.timing for step in result.steps if step.status is StepStatus.ACCEPTED and step.timing is not None]
