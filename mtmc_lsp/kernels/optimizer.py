@@ -37,6 +37,8 @@ HOST_SHARE = 0.8
 """Share of the time from which on the launch on the host explains it."""
 TUNING_SHARE = 0.4
 """Share of the time after which autotuners are tried before other edits."""
+SHORT_SECONDS = 25.0
+"""With less time on a GPU, they come first: a dozen configurations compile in about 10 s."""
 VALUES = "values"
 
 
@@ -133,7 +135,8 @@ class SourceOptimizer:
                 possible = [proposal for proposal in possible if within_kernels(proposal, facts)]
             possible = [p for p in possible if not p.fallback_for or (p.name, p.kernel, p.fallback_for) in failed]
             left = [p for p in possible if p.key not in tried and p.name not in self.excluded]
-            if time.monotonic() - began > TUNING_SHARE * self.seconds:
+            is_short = self.tools.has_gpu and self.seconds < SHORT_SECONDS
+            if is_short or time.monotonic() - began > TUNING_SHARE * self.seconds:
                 # Tuning gains most often, so it comes before the other edits where the time is short.
                 left.sort(key=lambda p: p.name != LAST)
             following = next(iter(left), None)

@@ -31,7 +31,7 @@ MOST_PROGRAMS = 256
 MOST_BYTES = 16e9
 """Larger workloads are observed at reduced sizes."""
 START_SECONDS = 120.0
-INTERPRETER_SECONDS = 8.0
+INTERPRETER_SECONDS = 6.0
 """Time for the interpreter on the file as it stands, where a GPU can observe it otherwise."""
 QUICK_SECONDS = 3.0
 """Where the interpreter takes longer for the file as it stands, only the GPU observes its versions."""
