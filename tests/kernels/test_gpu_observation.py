@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from mtmc_lsp.app.kernels.tools import KernelTools
-from mtmc_lsp.core.errors import FailureKind, GpuInUse, WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, GpuInUse, MtmcError, WorkerFailed
 from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.kernels.messages import CaseTrace, Fault, FaultKind, TraceAnswer, TraceCase
 from mtmc_lsp.kernels.optimizer import compared
@@ -93,3 +93,27 @@ def test_a_disturbed_timing_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None
     tools._timekeeper = cast(Any, Clock())
     assert cast(Any, tools.time(VERSION, None, 1.0, 0.0)) == "timing"
     assert not answers
+
+
+def test_the_test_is_timed_where_the_kernels_do_not_accept_generated_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[object] = []
+
+    class Clock:
+        def time(self, request: Any) -> object:
+            timed.append(request.workload)
+            if request.workload is generated:
+                raise MtmcError("internal error in kernels.time: AcceleratorError: CUDA error")
+            return "timing"
+
+    session, closed = Session(), list[bool]()
+    extra: Any = session
+    extra.importable = lambda text: text.decode()
+    extra.plain_worker = lambda: SimpleNamespace(close=lambda: closed.append(True))
+    generated, test = (SimpleNamespace(source=source) for source in (WorkloadSource.DIRECTIVE, WorkloadSource.SCRIPT))
+    session.target.workload, session.target.observed, session.target.observed_workload = generated, test, test
+    tools = tools_of(session, monkeypatch)
+    tools._timekeeper = cast(Any, Clock())
+    assert cast(Any, tools.time(VERSION, None, 1.0, 0.0)) == "timing"
+    assert cast(Any, tools.time(VERSION, ORIGINAL, 1.0, 0.0)) == "timing"
+    assert timed == [generated, test, test]
+    assert closed == [True], "a process that lost the GPU ends"

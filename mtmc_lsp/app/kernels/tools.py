@@ -12,7 +12,7 @@ from mtmc_lsp.app.kernels.session import COMPILE_SECONDS, TRACE_SECONDS, KernelS
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.errors import GpuInUse, MtmcError, RequestError, WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, GpuInUse, MeasurementRejected, MtmcError, WorkerFailed
 from mtmc_lsp.core.results import CompileReport, Timing, Verdict
 from mtmc_lsp.core.workload import Environment, Workload, WorkloadSource
 from mtmc_lsp.device.calibration_cache import cached_device, remember_device
@@ -232,8 +232,10 @@ class KernelTools:
             return self._timing(target.observed_workload, text, previous, bound_us, 0.0)
         try:
             return self._timing(target.workload, text, previous, bound_us, least_us)
-        except (WorkerFailed, RequestError):
-            if target.observed is None or previous is not None:
+        except (GpuInUse, MeasurementRejected):
+            raise
+        except MtmcError as error:
+            if target.observed is None or previous is not None or error.kind is FailureKind.CANCELLED:
                 raise
             # The kernels may not accept the generated inputs.
             timing = self._timing(target.observed, text, previous, bound_us, 0.0)
