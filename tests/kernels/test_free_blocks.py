@@ -167,3 +167,14 @@ def test_a_computed_size_stays_where_something_else_depends_on_it(change: tuple[
     if "block):" in change[1]:
         text = text.replace("    block = min(4096, triton.next_power_of_2(x.shape[1]))\n", "")
     assert '"BLOCK"' not in applied(text, "autotune", constants={"BLOCK": 1024})
+
+
+def test_positional_arguments_from_a_tuple_do_not_stop_tuning() -> None:
+    text = LOOPED.replace("x, out, x.shape[1], BLOCK=block", "x, out, *x.shape[1:], BLOCK=512")
+    edited = applied(text, "autotune", constants={"BLOCK": 512})
+    assert "mean_kernel[(x.shape[0],)](x, out, *x.shape[1:])" in edited
+    assert '"BLOCK": 1024' in edited
+    # The last position may belong to any parameter.
+    unknown = applied(LOOPED.replace("x, out, x.shape[1], BLOCK=block", "x, *rest(x), 512"), "autotune")
+    assert "mean_kernel[(x.shape[0],)](x, *rest(x), 512)" in unknown
+    assert '"BLOCK"' not in unknown

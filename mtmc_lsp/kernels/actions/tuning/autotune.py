@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from mtmc_lsp.kernels.actions.base import Facts, Proposal
-from mtmc_lsp.kernels.actions.signatures import decorated, is_called, is_splatted, module_prefix
+from mtmc_lsp.kernels.actions.signatures import (
+    decorated,
+    has_unknown_keywords,
+    has_unknown_positions,
+    is_called,
+    module_prefix,
+)
 from mtmc_lsp.kernels.actions.tuning.blocks import Block, free_blocks
 from mtmc_lsp.kernels.actions.tuning.configuration import EXPECTED, OPTIONS, Configuration
 from mtmc_lsp.kernels.actions.tuning.extend import more_configurations
@@ -45,7 +51,7 @@ def autotune(facts: Facts) -> Iterator[Proposal]:
         return
     if not prefix or not site.launches or is_called(facts) or not facts.launches:
         return
-    if any(is_splatted(launch) for launch in site.launches) or _is_used_by_name(facts):
+    if any(has_unknown_keywords(launch) for launch in site.launches) or _is_used_by_name(facts):
         return
     blocks = free_blocks(facts)
     whole = _tuned(facts, prefix, blocks)
@@ -211,7 +217,8 @@ def _without(launch: Launch, facts: Facts, blocks: Sequence[str]) -> Iterator[Ed
     """The edits that remove what a configuration sets now: from the argument to the end of the one before."""
     arguments = field(launch.call, "arguments")
     items = [item for item in arguments.named_children if item.type != "comment"] if arguments is not None else []
-    names = {node.id: name for name, node in zip(facts.site.kernel.parameters, launch.positional, strict=False)}
+    positional = [] if has_unknown_positions(launch) else launch.positional
+    names = {node.id: name for name, node in zip(facts.site.kernel.parameters, positional, strict=False)}
     gone = [
         item
         for item in items

@@ -9,6 +9,7 @@ from tree_sitter import Node
 
 from mtmc_lsp.kernels.actions.base import Facts, call_pointer
 from mtmc_lsp.kernels.actions.offsets import block_offsets
+from mtmc_lsp.kernels.actions.signatures import has_unknown_positions
 from mtmc_lsp.kernels.actions.tuning.configuration import OPTIONS
 from mtmc_lsp.kernels.repairs.site import Edit, Launch, replaced
 from mtmc_lsp.source.lint.kernel import argument, names_in
@@ -114,6 +115,8 @@ def _passed(launch: Launch, facts: Facts, name: str) -> Node | None:
     """The argument that passes a block size: by keyword, or the last one by position."""
     if name in launch.keywords:
         return launch.keywords[name]
+    if has_unknown_positions(launch):
+        return None
     position = list(facts.site.kernel.parameters).index(name)
     return launch.positional[-1] if launch.positional and position == len(launch.positional) - 1 else None
 
