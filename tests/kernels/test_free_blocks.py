@@ -178,3 +178,31 @@ def test_positional_arguments_from_a_tuple_do_not_stop_tuning() -> None:
     unknown = applied(LOOPED.replace("x, out, x.shape[1], BLOCK=block", "x, *rest(x), 512"), "autotune")
     assert "mean_kernel[(x.shape[0],)](x, *rest(x), 512)" in unknown
     assert '"BLOCK"' not in unknown
+
+
+SCALED = (
+    HEADER
+    + """\
+@triton.jit
+def scale_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + offsets, 2 * tl.load(x_ptr + offsets, mask=offsets < n), mask=offsets < n)
+
+
+def scale(x):
+    out = torch.empty_like(x)
+    block = min(2048, x.numel())
+    scale_kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, out, x.numel(), BLOCK=block)
+    return out
+"""
+)
+
+
+def test_a_computed_size_may_change_where_the_grid_reads_the_configuration() -> None:
+    assert '"BLOCK": 4096' in applied(SCALED, "autotune", constants={"BLOCK": 2048})
+    fixed = SCALED.replace('meta["BLOCK"]', "block")
+    assert '"BLOCK"' not in applied(fixed, "autotune", constants={"BLOCK": 2048})
+    elsewhere = SCALED.replace(
+        "lambda meta: (triton.cdiv(x.numel(), meta", "lambda meta: (triton.cdiv(x.numel(), sizes"
+    )
+    assert '"BLOCK":' not in applied(elsewhere, "autotune", constants={"BLOCK": 2048})

@@ -60,7 +60,7 @@ def _block(facts: Facts, name: str, known: dict[str, frozenset[str]]) -> Block |
         values = launch.values.get(local, [])
         number = values[0] if len(values) == 1 else value
         if number.type != "integer":
-            size = _computed(launch, facts, name, value) if not known[name] else 0
+            size = _computed(launch, facts, name, value) if not known[name] or _reads(launch, name) else 0
             if not size:
                 return None
             sizes.add(size)
@@ -87,16 +87,28 @@ def _block(facts: Facts, name: str, known: dict[str, frozenset[str]]) -> Block |
     return Block(name, size, tuple(grids)) if size and not size & (size - 1) else None
 
 
+def _reads(launch: Launch, name: str) -> bool:
+    """Whether the grid is a lambda that reads a block size from the configuration."""
+    holder = field(field(launch.call, "function"), "subscript")
+    if holder is not None and holder.type == "identifier":
+        values = launch.values.get(text_of(holder), [])
+        holder = values[0] if len(values) == 1 else None
+    if holder is None or holder.type != "lambda":
+        return False
+    meta = text_of(field(holder, "parameters"))
+    return any(f"{meta}[{quote}{name}{quote}]" in text_of(holder) for quote in ("'", '"'))
+
+
 def _computed(launch: Launch, facts: Facts, name: str, value: Node) -> int:
     """The size in the observed launch of a block that a launcher computes; 0 if something else there depends on it.
 
-    The grid and the other arguments must not depend on it; the number of warps may, since a configuration sets it, too. A size
-    that callers of the launcher pass stays theirs.
+    The grid, unless it reads the configuration, and the other arguments must not depend on it. The number of warps may, since a
+    configuration sets it, too. A size that callers of the launcher pass stays theirs.
     """
     size = facts.constants.get(name)
     if not isinstance(size, int) or (value.type == "identifier" and not launch.values.get(text_of(value))):
         return 0
-    if value.type not in ("identifier", "call"):
+    if value.type not in ("identifier", "call", "conditional_expression"):
         return 0
     tainted = {text_of(value)} if value.type == "identifier" else set()
     for _ in range(len(launch.values)):
