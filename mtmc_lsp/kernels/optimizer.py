@@ -35,6 +35,7 @@ from mtmc_lsp.source.syntax import first_error, parse, with_decorators
 MOST_STEPS_TRIED = 24
 HOST_SHARE = 0.8
 """Share of the time from which on the launch on the host explains it."""
+LAUNCH_BOUND = "the launch takes most of it"
 TUNING_SHARE = 0.4
 """Share of the time after which autotuners are tried before other edits."""
 SHORT_SECONDS = 25.0
@@ -318,7 +319,7 @@ def _slower(timing: Timing, ratio: Ratio | None) -> str:
         return "it is not faster than before"
     times = f"{timing.median_us:.1f} us, {ratio.ratio:.2f}x as fast ({ratio.low:.2f}x to {ratio.high:.2f}x)"
     launched = timing.host_us is not None and timing.host_us > HOST_SHARE * timing.median_us
-    return f"it is not faster than before: {times}" + (", and the launch takes most of it" if launched else "")
+    return f"it is not faster than before: {times}" + (f", and {LAUNCH_BOUND}" if launched else "")
 
 
 def _action(proposal: Proposal) -> MacroAction:

@@ -16,7 +16,8 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -293,7 +294,8 @@ def evaluate(record: KernelRecord, problem: KernelProblem, text: str, delivered:
     file = delivered.absolute() / problem.file.name
     file.write_text(text, encoding="utf-8")
     original = problem.file.absolute()
-    ours, theirs = (run(each) for each in (file, original))
+    with ThreadPoolExecutor(2) as pool:
+        ours, theirs = pool.map(run, (file, original))
     if theirs is None and ours is None:
         # Without the address ranges of observation, accesses outside a tensor may end the process.
         record.call = None
@@ -340,50 +342,3 @@ def _interpreted(python: str, deadline: float) -> Runner:
         return done.stdout if done.returncode == 0 else None
 
     return run
-
-
-@dataclass(frozen=True)
-class KernelSummary:
-    """Counts over all files."""
-
-    files: int
-    read: int
-    run: int
-    """Originals whose test runs."""
-    compiled: int
-    faulty: int
-    """Originals that run and show a fault."""
-    delivered: int
-    """Files with an edit that verified."""
-    call: int
-    execution: int
-    timed: int
-    faster: int
-    geometric_mean: float | None
-    """Of the speedups of all timed files."""
-    edits: dict[str, int]
-    """Files by the kind of an accepted edit."""
-
-
-def summarise_kernels(records: Sequence[dict[str, Any]]) -> KernelSummary:
-    """The counts of a file of results."""
-    speedups = [float(r["speedup"]) for r in records if r.get("speedup")]
-    edits: dict[str, int] = {}
-    for record in records:
-        for kind in sorted(set(record["applied"])):
-            edits[kind] = edits.get(kind, 0) + 1
-    mean = math.exp(sum(map(math.log, speedups)) / len(speedups)) if speedups else None
-    return KernelSummary(
-        len(records),
-        sum(r["read"] for r in records),
-        sum(r["runs"] for r in records),
-        sum(r["compiled"] for r in records),
-        sum(bool(r["fault"]) for r in records),
-        sum(bool(r["applied"]) for r in records),
-        sum(r["call"] is True for r in records),
-        sum(r["execution"] is True for r in records),
-        len(speedups),
-        sum(value > 1.0 for value in speedups),
-        mean,
-        edits,
-    )

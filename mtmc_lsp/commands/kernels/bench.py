@@ -41,7 +41,8 @@ def bench_kernels(
         total: seconds after which the command ends; files that are not finished have no result.
     """
     from mtmc_lsp.app.bench.suite import parse_shard
-    from mtmc_lsp.app.bench.tritonbench import kernel_problems, summarise_kernels
+    from mtmc_lsp.app.bench.tritonbench import kernel_problems
+    from mtmc_lsp.app.bench.tritonbench_summary import summarise_kernels
     from mtmc_lsp.app.interpreter import checked_python, find_python
     from mtmc_lsp.report.console import console
     from mtmc_lsp.report.documents import document
