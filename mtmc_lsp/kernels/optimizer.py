@@ -38,7 +38,7 @@ HOST_SHARE = 0.8
 LAUNCH_BOUND = "the launch takes most of it"
 TUNING_SHARE = 0.4
 """Share of the time after which autotuners are tried before other edits."""
-SHORT_SECONDS = 25.0
+SHORT_SECONDS = 40.0
 """With less time on a GPU, they come first: a dozen configurations compile in about 10 s."""
 VALUES = "values"
 

@@ -18,6 +18,7 @@ from mtmc_lsp.core.workload import Environment, Workload, WorkloadSource
 from mtmc_lsp.device.calibration_cache import cached_device, remember_device
 from mtmc_lsp.device.choice import calibrated_model, planning_model
 from mtmc_lsp.kernels.messages import NOT_RUN, CaseTrace, KernelTimeRequest, TraceCase
+from mtmc_lsp.kernels.optimizer import runs_on_a_case
 from mtmc_lsp.kernels.sizes import elements_of
 from mtmc_lsp.process.cache_files import cache_folder
 from mtmc_lsp.process.gpu_lock import alone, lock_folder
@@ -124,7 +125,7 @@ class KernelTools:
             traces = self._session.trace(text, cases, compares_faulty=True, seconds=INTERPRETER_SECONDS)
         except WorkerFailed:
             traces = ()
-        is_observed = any(not trace.refusal for trace in traces)
+        is_observed = runs_on_a_case(traces)
         self.interprets_versions = is_observed and time.monotonic() - began < QUICK_SECONDS
         if not is_observed:
             checked = self._checked(text, cases)

@@ -16,7 +16,7 @@ from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.kernels.messages import KernelTimeRequest
 from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, let_timings_pass, lock_seconds
-from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared, share_kernels
+from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared, share_kernels
 from mtmc_lsp.timing.messages import TimeAnswer
 from mtmc_lsp.timing.worker.clock import Run
 from mtmc_lsp.timing.worker.paired_benchmark import (
@@ -45,10 +45,11 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
         if request.previous:
             runs["previous"] = _run(request, request.previous, seed)
         # The first calls compile, and an autotuner measures its configurations.
-        with compiling_unshared():
-            for run in runs.values():
+        for run in runs.values():
+            compile_ahead(run)
+            with compiling_unshared():
                 run()
-                let_timings_pass()
+            let_timings_pass()
         began = time.monotonic()
         waited = lock_seconds[WAITING_ALONE]
         with exclusively():
