@@ -100,7 +100,9 @@ def _checked(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
 
 def _varies(request: KernelCheckRequest, case: TraceCase) -> bool:
     """Whether the file as it stands computes something else in a second run."""
-    again = _results(_module(request, request.original), request, case)
+    module = _module(request, request.original)
+    with _only_config(module, 0):
+        again = _results(module, request, case)
     return bool(difference(again, _expected[request.original, str(case)]))
 
 
@@ -114,7 +116,7 @@ def _original(request: KernelCheckRequest, case: TraceCase, launches: list[Launc
     key = (request.original, str(case))
     if key not in _expected or request.source == request.original:
         module = _module(request, request.original)
-        with recording(launches):
+        with _only_config(module, 0), recording(launches):
             _expected[key] = [tensor.detach().cpu() for tensor in _results(module, request, case)]
     return _expected[key]
 

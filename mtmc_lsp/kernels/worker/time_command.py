@@ -29,6 +29,9 @@ from mtmc_lsp.timing.worker.paired_benchmark import (
 from mtmc_lsp.timing.worker.sampling import graph_medians, interleaved, warm
 from mtmc_lsp.timing.worker.timing_commands import clock_of, device_name
 
+WARMUP_MS, REPEAT_MS = 5, 25
+"""Milliseconds for each configuration of an autotuner; by default Triton takes 25 and 100."""
+
 _modules: dict[str, Any] = {}
 
 
@@ -47,7 +50,7 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
         # The first calls compile, and an autotuner measures its configurations.
         for run in runs.values():
             compile_ahead(run)
-            with compiling_unshared():
+            with compiling_unshared(), short_benchmarks():
                 run()
             let_timings_pass()
         began = time.monotonic()
@@ -68,6 +71,24 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
     return TimeAnswer(timing, (began, ended), lock_seconds[WAITING_ALONE] - waited)
 
 
+@contextlib.contextmanager
+def short_benchmarks() -> Iterator[None]:
+    """Let autotuners measure each configuration for a shorter time, and others time between two configurations."""
+    from triton import testing
+
+    original = testing.do_bench
+
+    def do_bench(call: Callable[[], object], **options: Any) -> Any:
+        let_timings_pass()
+        return original(call, **{"warmup": WARMUP_MS, "rep": REPEAT_MS, **options})
+
+    testing.do_bench = do_bench
+    try:
+        yield
+    finally:
+        testing.do_bench = original
+
+
 def _run(request: KernelTimeRequest, text: str, seed: int) -> Run:
     """One call of the launcher in a text; of a test in the file, the launches of its kernels alone."""
     if text not in _modules:
@@ -78,8 +99,10 @@ def _run(request: KernelTimeRequest, text: str, seed: int) -> Run:
     if request.workload.source is not WorkloadSource.SCRIPT:
         return call.bound()
     launches: list[Callable[[], Any]] = []
-    with recording_launches(launches), torch.enable_grad():
-        call.run()
+    with torch.enable_grad():
+        compile_ahead(call.run)
+        with compiling_unshared(), short_benchmarks(), recording_launches(launches):
+            call.run()
     return lambda: [launch() for launch in launches]
 
 
@@ -97,7 +120,7 @@ def recording_launches(launches: list[Callable[[], Any]]) -> Iterator[None]:
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
             # An autotuner runs heuristics, which run the kernel: only the outermost one is a launch of the author's.
             if not depth[0]:
-                launches.append(lambda: original(self, *args, **kwargs))
+                launches.append(lambda: self.run(*args, **kwargs))
             depth[0] += 1
             try:
                 return original(self, *args, **kwargs)
