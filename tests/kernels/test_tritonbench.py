@@ -215,7 +215,8 @@ def test_functions_get_the_inputs_of_their_tests_as_a_directive(tmp_path: Path) 
     ("changes", "cause"),
     [
         ({"applied": ["autotune"]}, ""),
-        ({"runs": False}, "the original does not run"),
+        ({"runs": False, "reason": "it raises"}, "the original does not run"),
+        ({"runs": False, "reason": "the time limit was reached before the original had run"}, "the time ended"),
         ({"rejected": ["autotune: it is not faster than before: 5.0 us, 1.00x as fast"]}, "no edit is faster"),
         (
             {"rejected": ["autotune: it is not faster than before: 5.0 us, 1.00x, and the launch takes most of it"]},

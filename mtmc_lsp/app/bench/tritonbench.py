@@ -26,7 +26,7 @@ import mtmc_lsp
 from mtmc_lsp.app.bench.tritonbench_inputs import measured_target
 from mtmc_lsp.app.kernels.optimize import KernelOptimization
 from mtmc_lsp.app.target_file import open_target, parse_request
-from mtmc_lsp.core.errors import MtmcError, RequestError
+from mtmc_lsp.core.errors import FailureKind, MtmcError, RequestError
 from mtmc_lsp.core.run import RunResult, StepStatus
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.kernels.messages import FaultKind, ProgramRequest
@@ -44,6 +44,7 @@ SCRIPTS = "performance_metrics/perf_G/golden_metrics"
 """The scripts by which the suite measures a file, each at several sizes."""
 SEPARATOR = "#" * 146
 EVALUATION_SECONDS = 120.0
+TIME_ENDED = "the time limit was reached"
 RECORD_SHARE = 0.5
 """Most of a file's time that the largest inputs may take to describe."""
 SAMPLING_SHARE = 0.02
@@ -172,7 +173,8 @@ def solve_kernels(
         place = _Place(settings, python, delivered, fork_server)
         _solve(record, problem, place, min(began + seconds, deadline), deadline, tries_all=tries_all)
     except MtmcError as error:
-        record.reason = error.message
+        is_ended = error.kind is FailureKind.CANCELLED
+        record.reason = f"{TIME_ENDED} before the original had run" if is_ended else error.message
     if time.monotonic() >= deadline:
         return None
     record.wall_seconds = round(time.monotonic() - began, 1)
@@ -275,7 +277,7 @@ def _note(record: KernelRecord, result: RunResult) -> None:
             record.applied.append(change)
         elif step.status is StepStatus.REJECTED:
             record.rejected.append(f"{change}: {step.reason}"[:300])
-        elif step.status is StepStatus.FAILED:
+        elif step.status is StepStatus.FAILED and step.failure is not FailureKind.CANCELLED:
             record.failed.append(f"{change}: {step.reason}"[:300])
     timings = [step.timing for step in result.steps if step.status is StepStatus.ACCEPTED and step.timing is not None]
     if timings:

@@ -10,6 +10,8 @@ from typing import Any
 
 from mtmc_lsp.kernels.optimizer import LAUNCH_BOUND
 
+ENDED = "the time ended"
+
 
 def cause_of(record: Mapping[str, Any]) -> str:
     """Why a file is not faster; empty if it is, or if nothing was timed."""
@@ -17,7 +19,7 @@ def cause_of(record: Mapping[str, Any]) -> str:
     if record["applied"]:
         return ""
     if not record["runs"]:
-        return "the original does not run"
+        return ENDED if "time limit" in record.get("reason", "") else "the original does not run"
     if any("another program" in text for text in failed) and not rejected:
         return "another program disturbed the timing"
     if rejected:
@@ -25,7 +27,7 @@ def cause_of(record: Mapping[str, Any]) -> str:
         return "the launch takes most of the time" if is_bound else "no edit is faster"
     if failed:
         return "no edit verified"
-    return "no edit is legal" if not record["tried"] and "legal" in record.get("end_reason", "") else "the time ended"
+    return "no edit is legal" if not record["tried"] and "legal" in record.get("end_reason", "") else ENDED
 
 
 @dataclass(frozen=True)
