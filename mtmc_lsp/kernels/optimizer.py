@@ -27,7 +27,7 @@ from mtmc_lsp.core.run import ORIGINAL, Candidate, Step, StepStatus
 from mtmc_lsp.kernels.actions.base import Facts, Proposal
 from mtmc_lsp.kernels.actions.catalogue import LAST, proposals
 from mtmc_lsp.kernels.actions.tuning.autotune import alternatives
-from mtmc_lsp.kernels.messages import NOT_RUN, CaseTrace, Fault, FaultKind, TraceCase
+from mtmc_lsp.kernels.messages import NOT_COMPARED, VARIES, CaseTrace, Fault, FaultKind, TraceCase
 from mtmc_lsp.kernels.repairs.site import sites_of
 from mtmc_lsp.source.files import unified_diff
 from mtmc_lsp.source.syntax import first_error, parse, with_decorators
@@ -260,7 +260,7 @@ def compared(before: Sequence[CaseTrace], after: Sequence[CaseTrace]) -> Verdict
     """Whether a version shows no further fault and the same results as the file as it stands, on each case."""
     checks = []
     for earlier, later in zip(before, after, strict=False):
-        if earlier.refusal or _raises(earlier) or later.refusal == NOT_RUN:
+        if earlier.refusal or _raises(earlier) or later.refusal in NOT_COMPARED:
             continue
         known = {(fault.kind, fault.kernel) for fault in earlier.faults}
         new = [fault for fault in later.faults if (fault.kind, fault.kernel) not in known]
@@ -276,7 +276,8 @@ def compared(before: Sequence[CaseTrace], after: Sequence[CaseTrace]) -> Verdict
         reason = f"{failed.detail} (on {failed.case})"
         return Verdict(VerdictStatus.INCORRECT, tuple(checks), mode, reason=reason)
     if not checks:
-        reason = "the kernels as they stand run on no case, so nothing can be compared"
+        varies = any(trace.refusal == VARIES for trace in after)
+        reason = VARIES if varies else "the kernels as they stand run on no case, so nothing can be compared"
         return Verdict(VerdictStatus.UNCERTIFIABLE, (), mode, reason=reason)
     notes = (f"compared with the kernels as they stand on {len(checks)} cases",)
     return Verdict(VerdictStatus.CORRECT_AT_REDUCED_SIZES, tuple(checks), mode, notes=notes)

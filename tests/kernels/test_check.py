@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mtmc_lsp.kernels.messages import CaseTrace, FaultKind, KernelCheckRequest, ProgramRequest, TraceCase
+from mtmc_lsp.kernels.messages import VARIES, CaseTrace, FaultKind, KernelCheckRequest, ProgramRequest, TraceCase
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.source.workload.directive import parse_directive
@@ -88,3 +88,11 @@ def test_a_program_runs_as_main_and_its_output_comes_back(worker: Worker, tmp_pa
     file.write_text("print('begun')\nraise ValueError('no input')\n")
     answer = worker.call(ProgramRequest(str(file)), 60)
     assert (answer.output, answer.problem) == ("begun\n", "ValueError: no input")
+
+
+def test_a_file_whose_results_vary_is_not_compared(worker: Worker) -> None:
+    varying = TUNED.replace("    return out\n", "    return out + next(numbers)\n").replace(
+        "# mtmc:", "from itertools import count\n\nnumbers = count()\n\n\n# mtmc:"
+    )
+    trace = checked(worker, varying.replace("out + next", "5 + out + next"), varying)
+    assert trace.refusal == VARIES

@@ -10,8 +10,9 @@ import pytest
 
 from mtmc_lsp.app.kernels.tools import KernelTools
 from mtmc_lsp.core.errors import FailureKind, GpuInUse, MtmcError, WorkerFailed
+from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.workload import WorkloadSource
-from mtmc_lsp.kernels.messages import CaseTrace, Fault, FaultKind, TraceAnswer, TraceCase
+from mtmc_lsp.kernels.messages import VARIES, CaseTrace, Fault, FaultKind, TraceAnswer, TraceCase
 from mtmc_lsp.kernels.optimizer import compared
 
 ORIGINAL, VERSION = b"original", b"version"
@@ -117,3 +118,13 @@ def test_the_test_is_timed_where_the_kernels_do_not_accept_generated_inputs(monk
     assert cast(Any, tools.time(VERSION, ORIGINAL, 1.0, 0.0)) == "timing"
     assert timed == [generated, test, test]
     assert closed == [True], "a process that lost the GPU ends"
+
+
+def test_results_that_vary_from_run_to_run_certify_nothing() -> None:
+    before = [CaseTrace(CASES[0])]
+    verdict = compared(before, [CaseTrace(CASES[0], refusal=VARIES)])
+    assert verdict.status is VerdictStatus.UNCERTIFIABLE
+    assert verdict.reason == VARIES
+    assert compared(
+        [*before, CaseTrace(CASES[1])], [CaseTrace(CASES[0], refusal=VARIES), CaseTrace(CASES[1])]
+    ).is_correct

@@ -14,7 +14,7 @@ from mtmc_lsp.app.stored_runs import open_store
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import Location, RequestError
-from mtmc_lsp.core.results import KernelReport, Timing
+from mtmc_lsp.core.results import KernelReport, Timing, VerdictStatus
 from mtmc_lsp.core.run import SCHEMA, Final, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.kernels.actions.catalogue import excluded_kinds
 from mtmc_lsp.kernels.messages import CaseTrace
@@ -219,5 +219,6 @@ def _status(accepted: list[Step], steps: list[Step], timing: Timing | None) -> R
             return RunStatus.UNMEASURED
         return RunStatus.IMPROVED if is_faster(timing, "eager") else RunStatus.NO_GAIN
     verdicts = [step.verdict for step in steps if step.verdict is not None]
-    is_wrong = bool(verdicts) and not any(verdict.is_correct for verdict in verdicts)
+    is_compared = any(verdict.status is not VerdictStatus.UNCERTIFIABLE for verdict in verdicts)
+    is_wrong = is_compared and not any(verdict.is_correct for verdict in verdicts)
     return RunStatus.INCORRECT if is_wrong else RunStatus.NO_GAIN

@@ -14,6 +14,7 @@ from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.kernels.messages import (
     NOT_RUN,
+    VARIES,
     CaseTrace,
     Fault,
     FaultKind,
@@ -33,8 +34,6 @@ from mtmc_lsp.verify.worker.run_target import is_interpreted
 
 MOST_CONFIGS = 16
 """Configurations of an autotuner that are compared, one after the other."""
-
-VARIES = "the results of the file as it stands vary from run to run on the GPU, so nothing can be compared"
 
 _modules: dict[str, ModuleType] = {}
 _expected: dict[tuple[str, str], list[torch.Tensor]] = {}
