@@ -231,3 +231,12 @@ def test_functions_get_the_inputs_of_their_tests_as_a_directive(tmp_path: Path) 
 def test_each_file_that_is_not_faster_has_a_cause(changes: dict[str, object], cause: str) -> None:
     record = {"runs": True, "applied": [], "tried": [], "failed": [], "rejected": [], "end_reason": ""}
     assert cause_of(record | changes) == cause
+
+
+@pytest.mark.parametrize(("dtype", "is_generated"), [("int8", True), ("int32", False)])
+def test_quantised_data_is_generated_and_tensors_of_several_indices_are_not(
+    tmp_path: Path, dtype: str, is_generated: bool
+) -> None:
+    values = f"(torch.ones(64, 2**i, dtype=torch.{dtype}), torch.ones(64, dtype=torch.{dtype}))"
+    script = SCRIPT.replace("(torch.randn(64, 2**i), torch.rand(64))", values)
+    assert (measured(with_script(tmp_path, script)) is not None) == is_generated

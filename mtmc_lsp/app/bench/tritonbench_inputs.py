@@ -24,6 +24,8 @@ from mtmc_lsp.source.triton.drivers import without_driver_calls
 
 RECORD_SECONDS = 120.0
 TOO_LONG = "its test takes too long"
+NO_INDICES = ("bool", "int8", "uint8")
+"""Types of quantised data and of masks, which index nothing."""
 MOST_INDICES = 1
 """Integer tensors of a call whose values are generated. Several ones depend on one another, as starts and lengths do."""
 
@@ -80,7 +82,7 @@ def _workload(opened: OpenTarget, item: RecordedTarget, call: RecordedCall) -> W
 def _can_be_generated(call: RecordedCall) -> bool:
     """Whether values that the shapes, dtypes and ranges allow are valid inputs."""
     tensors = [leaf.tensor for leaf in leaves_of(call.arguments) if leaf.tensor is not None]
-    indices = [tensor for tensor in tensors if not is_float(tensor.dtype) and tensor.dtype != "bool"]
+    indices = [tensor for tensor in tensors if not is_float(tensor.dtype) and tensor.dtype not in NO_INDICES]
     return not call.unusable and len(indices) <= MOST_INDICES
 
 
