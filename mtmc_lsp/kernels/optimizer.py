@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from mtmc_lsp.core.results import (
     VerdictStatus,
 )
 from mtmc_lsp.core.run import ORIGINAL, Candidate, Step, StepStatus
-from mtmc_lsp.kernels.actions.base import Facts, Proposal
+from mtmc_lsp.kernels.actions.base import MOST_CONFIGS, Facts, Proposal
 from mtmc_lsp.kernels.actions.catalogue import LAST, proposals
 from mtmc_lsp.kernels.actions.tuning.autotune import alternatives
 from mtmc_lsp.kernels.messages import NOT_COMPARED, VARIES, CaseTrace, Fault, FaultKind, TraceCase
@@ -35,6 +36,8 @@ from mtmc_lsp.source.syntax import first_error, parse, with_decorators
 MOST_STEPS_TRIED = 24
 HOST_SHARE = 0.8
 """Share of the time from which on the launch on the host explains it."""
+COMPILE_SHARE, LEAST_CONFIGS = 0.6, 4
+"""Share of the time for compiling configurations, several at a time, each for two kinds of inputs."""
 LAUNCH_BOUND = "the launch takes most of it"
 TUNING_SHARE = 0.4
 """Share of the time after which autotuners are tried before other edits."""
@@ -112,11 +115,14 @@ class SourceOptimizer:
     end_reason: str = ""
     reports: tuple[KernelReport, ...] = ()
     """Of the kernels as they stand."""
+    _compile_seconds: float = field(default=0.0, init=False)
+    """Time to compile the kernels once."""
+    _deadline: float = field(default=math.inf, init=False)
 
     def run(self) -> bytes:
         """Try the proposals one after the other; returns the text with the accepted ones."""
         began = time.monotonic()
-        deadline = began + self.seconds
+        self._deadline = deadline = began + self.seconds
         current, tried, failed = self.text, set[tuple[str, str, str]](), set[tuple[str, str, str]]()
         timing: Timing | None = None
         while len(self.steps) < MOST_STEPS_TRIED:
@@ -163,7 +169,8 @@ class SourceOptimizer:
         reports: tuple[KernelReport, ...] = ()
         if text == self.text or not self.tools.has_gpu:
             self.reporter.on_stage("compiling")
-            reports = self.tools.compiled(text, trace).kernels
+            report = self.tools.compiled(text, trace)
+            reports, self._compile_seconds = report.kernels, max(self._compile_seconds, report.seconds)
         if text == self.text:
             self.reports = reports
         return [
@@ -175,9 +182,17 @@ class SourceOptimizer:
                 self.tools.device,
                 self.tools.has_gpu,
                 self.tools.triton,
+                self._most_configs(),
             )
             for site in sites_of(self.path, text, self.names)
         ]
+
+    def _most_configs(self) -> int:
+        """The configurations that can be compiled for the test and for the timed inputs in the time that is left."""
+        left = self._deadline - time.monotonic()
+        if not self.tools.has_gpu or not self._compile_seconds:
+            return MOST_CONFIGS
+        return max(LEAST_CONFIGS, min(MOST_CONFIGS, int(COMPILE_SHARE * left / self._compile_seconds)))
 
     # Parts -----------------------------------------------------------------------------------------------------------
 

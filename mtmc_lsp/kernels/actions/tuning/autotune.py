@@ -33,7 +33,6 @@ LARGEST_TILE = 256
 """Largest block of a dimension of a product."""
 ROW_OF_A_WARP = 512
 """Elements of a row for each warp that is tried: a block may contain a whole row."""
-MOST_CONFIGS = 12
 MOST_OTHER_SIZES = 4
 """Most sets of block sizes besides the present one."""
 
@@ -201,10 +200,11 @@ def _configurations(facts: Facts, current: Configuration) -> list[Configuration]
             if not has_loop and near:
                 found.append(Configuration(tuple(blocks.items()), warps, current.stages))
     unique = list(dict.fromkeys(found))
-    if len(unique) > MOST_CONFIGS:
+    most = facts.most_configs
+    if len(unique) > most:
         # Every kind of change stays represented.
-        step = (len(unique) - 1) / (MOST_CONFIGS - 1)
-        unique = [unique[round(i * step)] for i in range(MOST_CONFIGS)]
+        step = (len(unique) - 1) / (most - 1)
+        unique = [unique[round(i * step)] for i in range(most)]
     return unique
 
 

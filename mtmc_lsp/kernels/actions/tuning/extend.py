@@ -116,10 +116,11 @@ def _further(facts: Facts, known: Sequence[Configuration]) -> list[Configuration
             found += _other_blocks(facts, centre, known)
     allowed = [item for item in found if 1 <= item.warps <= MOST_WARPS and 1 <= item.stages <= MOST_STAGES]
     unique = [item for item in dict.fromkeys(allowed) if item not in known]
-    if len(unique) > MOST_FURTHER:
+    most = min(MOST_FURTHER, facts.most_configs)
+    if len(unique) > most:
         # Every kind of change stays represented.
-        step = (len(unique) - 1) / (MOST_FURTHER - 1)
-        unique = [unique[round(i * step)] for i in range(MOST_FURTHER)]
+        step = (len(unique) - 1) / (most - 1)
+        unique = [unique[round(i * step)] for i in range(most)]
     return unique
 
 
