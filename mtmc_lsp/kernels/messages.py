@@ -17,6 +17,12 @@ MOST_STEPS = 2000
 """Memory operations of one call, after which it ends: the interpreter takes about half a millisecond for each."""
 
 
+NOT_RUN = "the case does not run on the GPU"
+"""Why a case was left out where the GPU observes a version."""
+VARIES = "the results of the file as it stands vary from run to run on the GPU, so nothing can be compared"
+NOT_COMPARED = (NOT_RUN, VARIES)
+
+
 class FaultKind(Enum):
     """What a kernel or its launcher does wrong."""
 
@@ -155,6 +161,35 @@ class TraceRequest(Request[TraceAnswer], command="kernels.trace"):
     """Limit for the memory operations of one call."""
     compares_faulty: bool = False
     """Whether results are also compared where a call shows faults: then those of the original that are defined must stay."""
+
+
+@dataclass(frozen=True)
+class KernelCheckRequest(Request[TraceAnswer], command="kernels.check"):
+    """Run a version on the GPU, and compare its results with those of the file as it stands."""
+
+    workload: Workload
+    """Of the launcher."""
+    original: str
+    """The file as it stands."""
+    source: str
+    """The file with the version; the same text notes the launches."""
+    cases: tuple[TraceCase, ...]
+
+
+@dataclass(frozen=True)
+class ProgramAnswer:
+    """What a program printed."""
+
+    output: str
+    problem: str = ""
+    """The exception that ended it; empty if none did."""
+
+
+@dataclass(frozen=True)
+class ProgramRequest(Request[ProgramAnswer], command="kernels.program"):
+    """Run a file as a program, in a process that runs nothing else."""
+
+    path: str
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,21 +18,31 @@ from mtmc_lsp.core.results import (
     CheckStatus,
     CompileReport,
     KernelReport,
+    Ratio,
     Speed,
     Timing,
     Verdict,
     VerdictStatus,
 )
 from mtmc_lsp.core.run import ORIGINAL, Candidate, Step, StepStatus
-from mtmc_lsp.kernels.actions.base import Facts, Proposal
-from mtmc_lsp.kernels.actions.catalogue import proposals
+from mtmc_lsp.kernels.actions.base import MOST_CONFIGS, Facts, Proposal
+from mtmc_lsp.kernels.actions.catalogue import LAST, proposals
 from mtmc_lsp.kernels.actions.tuning.autotune import alternatives
-from mtmc_lsp.kernels.messages import CaseTrace, Fault, FaultKind, TraceCase
+from mtmc_lsp.kernels.messages import NOT_COMPARED, VARIES, CaseTrace, Fault, FaultKind, TraceCase
 from mtmc_lsp.kernels.repairs.site import sites_of
 from mtmc_lsp.source.files import unified_diff
 from mtmc_lsp.source.syntax import first_error, parse, with_decorators
 
 MOST_STEPS_TRIED = 24
+HOST_SHARE = 0.8
+"""Share of the time from which on the launch on the host explains it."""
+COMPILE_SHARE, LEAST_CONFIGS = 0.6, 4
+"""Share of the time for compiling configurations, several at a time, each for two kinds of inputs."""
+LAUNCH_BOUND = "the launch takes most of it"
+TUNING_SHARE = 0.4
+"""Share of the time after which autotuners are tried before other edits."""
+SHORT_SECONDS = 40.0
+"""With less time on a GPU, they come first: a dozen configurations compile in about 10 s."""
 VALUES = "values"
 
 
@@ -104,22 +115,38 @@ class SourceOptimizer:
     end_reason: str = ""
     reports: tuple[KernelReport, ...] = ()
     """Of the kernels as they stand."""
+    _compile_seconds: float = field(default=0.0, init=False)
+    """Time to compile the kernels once."""
+    _deadline: float = field(default=math.inf, init=False)
 
     def run(self) -> bytes:
         """Try the proposals one after the other; returns the text with the accepted ones."""
-        deadline = time.monotonic() + self.seconds
+        began = time.monotonic()
+        self._deadline = deadline = began + self.seconds
         current, tried, failed = self.text, set[tuple[str, str, str]](), set[tuple[str, str, str]]()
         timing: Timing | None = None
         while len(self.steps) < MOST_STEPS_TRIED:
             if time.monotonic() >= deadline:
                 self.end_reason = "the time limit was reached"
                 break
-            facts = self.facts(current)
+            try:
+                facts = self.facts(current)
+            except MtmcError as error:
+                if not self.steps:
+                    raise
+                # What was accepted so far stays.
+                self.end_reason = error.message
+                break
             possible = proposals(facts, has_gpu=self.tools.has_gpu, tries_all=self.tries_all)
             if self.keeps_launches:
                 possible = [proposal for proposal in possible if within_kernels(proposal, facts)]
             possible = [p for p in possible if not p.fallback_for or (p.name, p.kernel, p.fallback_for) in failed]
-            following = next((p for p in possible if p.key not in tried and p.name not in self.excluded), None)
+            left = [p for p in possible if p.key not in tried and p.name not in self.excluded]
+            is_short = self.tools.has_gpu and self.seconds < SHORT_SECONDS
+            if is_short or time.monotonic() - began > TUNING_SHARE * self.seconds:
+                # Tuning gains most often, so it comes before the other edits where the time is short.
+                left.sort(key=lambda p: p.name != LAST)
+            following = next(iter(left), None)
             if following is None:
                 self.end_reason = "no further edit is legal and promises a gain"
                 break
@@ -139,8 +166,11 @@ class SourceOptimizer:
         trace = self.tools.work(text)
         if trace is None:
             return []
-        self.reporter.on_stage("compiling")
-        reports = self.tools.compiled(text, trace).kernels
+        reports: tuple[KernelReport, ...] = ()
+        if text == self.text or not self.tools.has_gpu:
+            self.reporter.on_stage("compiling")
+            report = self.tools.compiled(text, trace)
+            reports, self._compile_seconds = report.kernels, max(self._compile_seconds, report.seconds)
         if text == self.text:
             self.reports = reports
         return [
@@ -152,9 +182,17 @@ class SourceOptimizer:
                 self.tools.device,
                 self.tools.has_gpu,
                 self.tools.triton,
+                self._most_configs(),
             )
             for site in sites_of(self.path, text, self.names)
         ]
+
+    def _most_configs(self) -> int:
+        """The configurations that can be compiled for the test and for the timed inputs in the time that is left."""
+        left = self._deadline - time.monotonic()
+        if not self.tools.has_gpu or not self._compile_seconds:
+            return MOST_CONFIGS
+        return max(LEAST_CONFIGS, min(MOST_CONFIGS, int(COMPILE_SHARE * left / self._compile_seconds)))
 
     # Parts -----------------------------------------------------------------------------------------------------------
 
@@ -182,7 +220,8 @@ class SourceOptimizer:
     def _judged(self, step: Step, proposal: Proposal, current: bytes, text: bytes, facts: Sequence[Facts]) -> Step:
         self.reporter.on_stage("observing the edited kernels")
         texts = [text]
-        if proposal.name == "autotune":
+        if proposal.name == LAST and not self.tools.has_gpu:
+            # A GPU runs each configuration.
             texts += alternatives(proposal, current)
         verdict = None
         for version in texts:
@@ -190,7 +229,8 @@ class SourceOptimizer:
             verdict = compared(self.traces, traces)
             if not verdict.is_correct:
                 return replace(step, verdict=verdict, reason=verdict.reason)
-        work = self.tools.work(text)
+        # On a GPU the version has run already, and its time tells more than the compiler's statistics.
+        work = None if self.tools.has_gpu else self.tools.work(text)
         if work is not None:
             self.reporter.on_stage("compiling")
             report = self.tools.compiled(text, work)
@@ -207,7 +247,8 @@ class SourceOptimizer:
             return step
         bound = sum(each.bound_us for each in facts)
         # Results may still be in the cache when the clock stops.
-        moved = sum(each.least_bytes for each in facts)
+        # The work of a sample of programs is an estimate, so it says nothing certain.
+        moved = sum(each.least_bytes for each in facts if all(work.ran == work.programs for work in each.launches))
         device = self.tools.device
         ceiling = max(1.15 * device.bandwidth, device.peak_bandwidth)
         least = 1e6 * max(0.0, moved - 2.0 * device.l2_bytes) / ceiling
@@ -221,7 +262,7 @@ class SourceOptimizer:
         if speed is Speed.FASTER and ratio is not None:
             reason = f"{ratio.ratio:.2f}x as fast as before"
             return replace(step, status=StepStatus.ACCEPTED, timing=timing, reason=reason)
-        return replace(step, status=StepStatus.REJECTED, timing=timing, reason="it is not faster than before")
+        return replace(step, status=StepStatus.REJECTED, timing=timing, reason=_slower(timing, ratio))
 
 
 def within_kernels(proposal: Proposal, facts: Sequence[Facts]) -> bool:
@@ -234,7 +275,7 @@ def compared(before: Sequence[CaseTrace], after: Sequence[CaseTrace]) -> Verdict
     """Whether a version shows no further fault and the same results as the file as it stands, on each case."""
     checks = []
     for earlier, later in zip(before, after, strict=False):
-        if earlier.refusal or _raises(earlier):
+        if earlier.refusal or _raises(earlier) or later.refusal in NOT_COMPARED:
             continue
         known = {(fault.kind, fault.kernel) for fault in earlier.faults}
         new = [fault for fault in later.faults if (fault.kind, fault.kernel) not in known]
@@ -250,9 +291,10 @@ def compared(before: Sequence[CaseTrace], after: Sequence[CaseTrace]) -> Verdict
         reason = f"{failed.detail} (on {failed.case})"
         return Verdict(VerdictStatus.INCORRECT, tuple(checks), mode, reason=reason)
     if not checks:
-        reason = "the kernels as they stand run on no case, so nothing can be compared"
+        varies = any(trace.refusal == VARIES for trace in after)
+        reason = VARIES if varies else "the kernels as they stand run on no case, so nothing can be compared"
         return Verdict(VerdictStatus.UNCERTIFIABLE, (), mode, reason=reason)
-    notes = (f"compared with the kernels as they stand on {len(checks)} cases by Triton's interpreter",)
+    notes = (f"compared with the kernels as they stand on {len(checks)} cases",)
     return Verdict(VerdictStatus.CORRECT_AT_REDUCED_SIZES, tuple(checks), mode, notes=notes)
 
 
@@ -285,6 +327,15 @@ def _raises(trace: CaseTrace) -> bool:
 
 def _known(facts: Sequence[Facts]) -> dict[tuple[str, str], KernelReport]:
     return {(report.kernel, report.arch): report for each in facts for report in each.reports}
+
+
+def _slower(timing: Timing, ratio: Ratio | None) -> str:
+    """Why a version is rejected by its time, with the numbers."""
+    if ratio is None:
+        return "it is not faster than before"
+    times = f"{timing.median_us:.1f} us, {ratio.ratio:.2f}x as fast ({ratio.low:.2f}x to {ratio.high:.2f}x)"
+    launched = timing.host_us is not None and timing.host_us > HOST_SHARE * timing.median_us
+    return f"it is not faster than before: {times}" + (f", and {LAUNCH_BOUND}" if launched else "")
 
 
 def _action(proposal: Proposal) -> MacroAction:

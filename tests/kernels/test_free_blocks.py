@@ -123,3 +123,86 @@ def test_a_comment_behind_the_argument_before_stays() -> None:
     lines = "\n        x, out, x.shape[0],\n        x.shape[1],  # columns\n        BLOCK_M=BLOCK,\n        BLOCK_N=BLOCK,\n    )"
     text = applied(ROWS.replace("x, out, x.shape[0], x.shape[1], BLOCK_M=BLOCK, BLOCK_N=BLOCK)", lines), "autotune")
     assert "rows_kernel[grid](\n        x, out, x.shape[0],\n        x.shape[1],  # columns\n    )\n" in text
+
+
+LOOPED = (
+    HEADER
+    + """\
+@triton.jit
+def mean_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, n, BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        total += tl.load(x_ptr + row * n + offsets, mask=offsets < n, other=0.0)
+    tl.store(out_ptr + row, tl.sum(total, axis=0) / n)
+
+
+def mean(x):
+    out = x.new_empty(x.shape[0])
+    block = min(4096, triton.next_power_of_2(x.shape[1]))
+    warps = min(max(block // 256, 1), 8)
+    mean_kernel[(x.shape[0],)](x, out, x.shape[1], BLOCK=block, num_warps=warps)
+    return out
+"""
+)
+
+
+def test_a_computed_size_of_a_loop_may_change() -> None:
+    edited = applied(LOOPED, "autotune", constants={"BLOCK": 1024})
+    assert '"BLOCK": 1024' in edited and '"BLOCK": 2048' in edited
+    assert "mean_kernel[(x.shape[0],)](x, out, x.shape[1])" in edited
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("[(x.shape[0],)]", "[(x.shape[0] + 0 * block,)]"),
+        ("x, out, x.shape[1], BLOCK", "x, out, x.shape[1] + 0 * warps, BLOCK"),
+        ("def mean(x):", "def mean(x, block):"),
+    ],
+)
+def test_a_computed_size_stays_where_something_else_depends_on_it(change: tuple[str, str]) -> None:
+    text = LOOPED.replace(*change)
+    if "block):" in change[1]:
+        text = text.replace("    block = min(4096, triton.next_power_of_2(x.shape[1]))\n", "")
+    assert '"BLOCK"' not in applied(text, "autotune", constants={"BLOCK": 1024})
+
+
+def test_positional_arguments_from_a_tuple_do_not_stop_tuning() -> None:
+    text = LOOPED.replace("x, out, x.shape[1], BLOCK=block", "x, out, *x.shape[1:], BLOCK=512")
+    edited = applied(text, "autotune", constants={"BLOCK": 512})
+    assert "mean_kernel[(x.shape[0],)](x, out, *x.shape[1:])" in edited
+    assert '"BLOCK": 1024' in edited
+    # The last position may belong to any parameter.
+    unknown = applied(LOOPED.replace("x, out, x.shape[1], BLOCK=block", "x, *rest(x), 512"), "autotune")
+    assert "mean_kernel[(x.shape[0],)](x, *rest(x), 512)" in unknown
+    assert '"BLOCK"' not in unknown
+
+
+SCALED = (
+    HEADER
+    + """\
+@triton.jit
+def scale_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + offsets, 2 * tl.load(x_ptr + offsets, mask=offsets < n), mask=offsets < n)
+
+
+def scale(x):
+    out = torch.empty_like(x)
+    block = min(2048, x.numel())
+    scale_kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, out, x.numel(), BLOCK=block)
+    return out
+"""
+)
+
+
+def test_a_computed_size_may_change_where_the_grid_reads_the_configuration() -> None:
+    assert '"BLOCK": 4096' in applied(SCALED, "autotune", constants={"BLOCK": 2048})
+    fixed = SCALED.replace('meta["BLOCK"]', "block")
+    assert '"BLOCK"' not in applied(fixed, "autotune", constants={"BLOCK": 2048})
+    elsewhere = SCALED.replace(
+        "lambda meta: (triton.cdiv(x.numel(), meta", "lambda meta: (triton.cdiv(x.numel(), sizes"
+    )
+    assert '"BLOCK":' not in applied(elsewhere, "autotune", constants={"BLOCK": 2048})

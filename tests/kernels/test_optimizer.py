@@ -8,6 +8,7 @@ import pytest
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.errors import FailureKind, WorkerFailed
 from mtmc_lsp.core.results import CompileReport, Timing, Verdict
 from mtmc_lsp.core.run import KernelLaunch, Step, StepStatus
 from mtmc_lsp.device.choice import default_model
@@ -71,3 +72,36 @@ def test_block_sizes_that_fail_leave_warps_to_be_tuned(endless: str, statuses: l
     assert [step.status for step in tuned] == statuses
     assert ('"BLOCK_M"' in text) == blocks
     assert ("triton.autotune" in text) == (StepStatus.ACCEPTED in statuses)
+
+
+@pytest.mark.parametrize(
+    ("seconds_each", "has_gpu", "configurations"), [(0.1, True, 12), (9.0, True, 4), (9.0, False, 12)]
+)
+def test_kernels_that_compile_slowly_get_fewer_configurations(
+    seconds_each: float, has_gpu: bool, configurations: int
+) -> None:
+    class Slow(Scripted):
+        def compiled(self, text: bytes, trace: CaseTrace) -> CompileReport:
+            return CompileReport((), seconds_each)
+
+    tools = Slow("")
+    tools.has_gpu = has_gpu
+    optimizer = SourceOptimizer("model.py", ROWS.encode(), ("rows_kernel",), (CASE,), (SOUND,), tools, Silent(), 30.0)
+    optimizer.run()
+    tuned = next(step for step in optimizer.steps if step.action.params["change"] == "autotune")
+    assert tuned.candidate is not None
+    assert tuned.candidate.source.count("triton.Config(") == configurations
+
+
+def test_accepted_edits_stay_if_the_processes_end() -> None:
+    class Ending(Scripted):
+        def work(self, text: bytes) -> CaseTrace | None:
+            if text != ROWS.encode():
+                raise WorkerFailed("kernels.trace was cancelled", kind=FailureKind.CANCELLED)
+            return SOUND
+
+    tools = Ending("")
+    tools.has_gpu = True
+    optimizer = SourceOptimizer("model.py", ROWS.encode(), ("rows_kernel",), (CASE,), (SOUND,), tools, Silent(), 30.0)
+    assert "triton.autotune" in optimizer.run().decode()
+    assert optimizer.end_reason == "kernels.trace was cancelled"

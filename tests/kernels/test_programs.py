@@ -210,3 +210,9 @@ def test_persistent_programs_compute_the_same(observe: Observing) -> None:
 def test_a_block_size_that_the_number_of_blocks_depends_on_is_not_tuned() -> None:
     text = persistent(ADD)
     assert '"BLOCK"' not in proposed(text, "autotune")[0].applied(text.encode()).decode()
+
+
+def test_a_body_that_does_not_begin_with_the_number_of_its_program_is_indented_as_a_whole() -> None:
+    text = ADD.replace("    pid = tl.program_id(0)\n", "    two = 2.0\n    pid = tl.program_id(0)\n")
+    edited = persistent(text)
+    assert "num_programs(0)):\n        two = 2.0\n        pid = program\n" in edited

@@ -124,7 +124,7 @@ def test_autotune_restores_a_tensor_that_a_launch_passes_twice() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        ("@triton.jit", '@triton.autotune(configs=[triton.Config({}, num_warps=4)], key=["n"])\n@triton.jit'),
+        ("@triton.jit", '@triton.autotune(configs=(triton.Config({}, num_warps=4),), key=["n"])\n@triton.jit'),
         ("x.numel(), BLOCK=1024", "x.numel(), **options"),
         ("    return out\n", "    add_kernel.warmup(x)\n    return out\n"),
         ("BLOCK=1024, num_warps=4", "BLOCK=1024,  # measured on an A100\n        num_warps=4"),
@@ -243,3 +243,43 @@ def test_every_kind_of_edit_says_when_it_pays() -> None:
     kinds = {item.name for text in (ADD, SCALE, PRODUCT) for item in proposals(facts(text), has_gpu=True)}
     assert kinds <= WHEN_IT_PAYS.keys()
     assert len(ACTIONS) >= len(WHEN_IT_PAYS)
+
+
+TUNED = ADD.replace(
+    "@triton.jit\n",
+    """\
+@triton.autotune(
+    configs=[
+        triton.Config({"BLOCK": 256}, num_warps=4),
+        triton.Config({"BLOCK": 1024}, num_warps=8),  # for large tensors
+    ],
+    key=["n"],
+)
+@triton.jit
+""",
+).replace("(triton.cdiv(x.numel(), 1024),)", 'lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)')
+
+
+def test_the_authors_autotuner_gets_more_configurations() -> None:
+    text = TUNED.replace(", BLOCK=1024, num_warps=4)", ")")
+    edited = applied(text, "autotune")
+    assert 'triton.Config({"BLOCK": 1024}, num_warps=8),\n        triton.Config({"BLOCK": 256}, num_warps=8' in edited
+    added = [line for line in edited.splitlines() if "Config(" in line and line not in text.splitlines()]
+    # Without a GPU no other block size is proposed: none would run before it is delivered.
+    assert all('"BLOCK": 256' in line or '"BLOCK": 1024' in line for line in added)
+    on_gpu = applied(text, "autotune", has_gpu=True)
+    assert '{"BLOCK": 512}' in on_gpu or '{"BLOCK": 128}' in on_gpu
+
+
+def test_computed_configurations_are_extended_by_a_sum() -> None:
+    text = TUNED.replace("(triton.cdiv", "(triton.cdiv")
+    start, end = text.index("[\n        triton.Config"), text.index("],\n    key")
+    text = text[:start] + "[triton.Config({}, num_warps=w) for w in (4, 8)" + text[end:]
+    assert "for w in (4, 8)] + [triton.Config({}, num_warps=8, num_stages=3)" in applied(text, "autotune")
+
+
+def test_a_block_size_that_the_author_never_varies_stays() -> None:
+    text = TUNED.replace(", BLOCK=1024, num_warps=4)", ")").replace(
+        '{"BLOCK": 1024}, num_warps=8', '{"BLOCK": 256}, num_warps=8'
+    )
+    assert '"BLOCK": 512' not in applied(text, "autotune", has_gpu=True)

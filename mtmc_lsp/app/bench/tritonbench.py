@@ -16,7 +16,8 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,31 @@ import mtmc_lsp
 from mtmc_lsp.app.bench.tritonbench_inputs import measured_target
 from mtmc_lsp.app.kernels.optimize import KernelOptimization
 from mtmc_lsp.app.target_file import open_target, parse_request
-from mtmc_lsp.core.errors import MtmcError, RequestError
+from mtmc_lsp.core.errors import FailureKind, MtmcError, RequestError
 from mtmc_lsp.core.run import RunResult, StepStatus
 from mtmc_lsp.core.settings import Settings
-from mtmc_lsp.kernels.messages import FaultKind
+from mtmc_lsp.kernels.messages import FaultKind, ProgramRequest
 from mtmc_lsp.kernels.reading import read_kernels
+from mtmc_lsp.process.fork_server import ForkServer
+from mtmc_lsp.process.gpu_lock import lock_folder
+from mtmc_lsp.process.messages import StartRequest
+from mtmc_lsp.process.protocol import GpuLock
+from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.triton.drivers import find_driver
+from mtmc_lsp.timing.messages import SAMPLING_SECONDS
 
 FOLDERS = ("data/TritonBench_G_v1", "TritonBench_G_v1", ".")
 SCRIPTS = "performance_metrics/perf_G/golden_metrics"
 """The scripts by which the suite measures a file, each at several sizes."""
 SEPARATOR = "#" * 146
 EVALUATION_SECONDS = 120.0
+TIME_ENDED = "the time limit was reached"
+RECORD_SHARE = 0.5
+"""Most of a file's time that the largest inputs may take to describe."""
+SAMPLING_SHARE = 0.02
+"""Share of a file's time for the samples of one timing."""
+END_SECONDS = 1.0
+"""Time to end before the processes are ended."""
 CERTAIN = (FaultKind.READ_OUTSIDE, FaultKind.WRITE_OUTSIDE, FaultKind.RACE, FaultKind.UNDEFINED_LANES)
 """Faults that are reported of originals. A test may leave elements unwritten, or pass NaN, on purpose."""
 
@@ -101,7 +115,10 @@ class KernelRecord:
     """Kinds of the accepted edits."""
     failed: list[str] = field(default_factory=list)
     """Edits that did not verify, with the reason."""
+    rejected: list[str] = field(default_factory=list)
+    """Edits that verified and were not kept, with the measured times."""
     status: str = ""
+    end_reason: str = ""
     call: bool | None = None
     """Whether the delivered file runs as a program (their call accuracy); None if the original does not run either."""
     execution: bool | None = None
@@ -115,6 +132,16 @@ class KernelRecord:
         return dict(self.__dict__)
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where files are optimised."""
+
+    settings: Settings
+    python: str
+    delivered: Path
+    fork_server: ForkServer | None
+
+
 def solve_kernels(
     problem: KernelProblem,
     settings: Settings,
@@ -124,13 +151,16 @@ def solve_kernels(
     *,
     tries_all: bool = True,
     deadline: float = math.inf,
+    fork_server: ForkServer | None = None,
 ) -> KernelRecord | None:
     """Read, compile, optimise and evaluate one file.
 
     Args:
         delivered: the folder for delivered files.
         tries_all: whether edits that only a measurement can judge are verified without a GPU, too.
+        seconds: for inputs, observation and edits; the evaluation of a delivered file comes after it.
         deadline: value of the monotonic clock at which all processes end.
+        fork_server: starts the processes of all files.
 
     Returns:
         The record; None if the deadline came first.
@@ -140,11 +170,11 @@ def solve_kernels(
     if began >= deadline:
         return None
     try:
-        _solve(
-            record, problem, settings, python, min(seconds, deadline - began), delivered, deadline, tries_all=tries_all
-        )
+        place = _Place(settings, python, delivered, fork_server)
+        _solve(record, problem, place, min(began + seconds, deadline), deadline, tries_all=tries_all)
     except MtmcError as error:
-        record.reason = error.message
+        is_ended = error.kind is FailureKind.CANCELLED
+        record.reason = f"{TIME_ENDED} before the original had run" if is_ended else error.message
     if time.monotonic() >= deadline:
         return None
     record.wall_seconds = round(time.monotonic() - began, 1)
@@ -154,14 +184,13 @@ def solve_kernels(
 def _solve(
     record: KernelRecord,
     problem: KernelProblem,
-    settings: Settings,
-    python: str,
-    seconds: float,
-    delivered: Path,
+    place: _Place,
+    end: float,
     deadline: float,
     *,
     tries_all: bool,
 ) -> None:
+    settings, python, delivered = place.settings, place.python, place.delivered
     text = problem.file.read_bytes()
     readings = read_kernels(str(problem.file), text)
     record.kernels = [reading.name for reading in readings]
@@ -175,19 +204,30 @@ def _solve(
     target = None
     if problem.script is not None:
         cache = delivered.with_suffix(".inputs") / f"{problem.name}.json"
-        target = measured_target(opened, driver, problem.script, python, cache)
+        target = measured_target(opened, driver, problem.script, python, cache, RECORD_SHARE * (end - time.monotonic()))
         record.inputs = target.workload.target.qualname if target is not None else ""
-    run = KernelOptimization(opened, is_stored=False, tries_all=tries_all, target=target)
+    seconds = end - time.monotonic()
+    run = KernelOptimization(
+        opened,
+        is_stored=False,
+        tries_all=tries_all,
+        target=target,
+        fork_server=place.fork_server,
+        sampling=min(SAMPLING_SECONDS, SAMPLING_SHARE * seconds),
+    )
     # Observing a kernel may take minutes, and only its processes can be ended.
-    with at_deadline(run.kill, deadline):
+    with at_deadline(run.kill, end):
         try:
-            result = run.run(seconds)
+            result = run.run(seconds - END_SECONDS)
         finally:
             _note_original(record, run)
     _note(record, result)
+    if run.times_test:
+        record.inputs = ""
     if result.final.diff:
         has_gpu = bool(result.environment.gpu)
-        evaluate(record, problem, result.final.source, delivered, python, has_gpu=has_gpu, deadline=deadline)
+        runner = _programs(place, problem, deadline) if has_gpu else _interpreted(python, deadline)
+        evaluate(record, problem, result.final.source, delivered, runner)
 
 
 @contextlib.contextmanager
@@ -229,13 +269,15 @@ def _note_original(record: KernelRecord, run: KernelOptimization) -> None:
 
 
 def _note(record: KernelRecord, result: RunResult) -> None:
-    record.status = result.status.value
+    record.status, record.end_reason = result.status.value, result.end_reason
     for step in result.steps:
         change = str(step.action.params["change"])
         record.tried.append(change)
         if step.status is StepStatus.ACCEPTED:
             record.applied.append(change)
-        elif step.status is StepStatus.FAILED:
+        elif step.status is StepStatus.REJECTED:
+            record.rejected.append(f"{change}: {step.reason}"[:300])
+        elif step.status is StepStatus.FAILED and step.failure is not FailureKind.CANCELLED:
             record.failed.append(f"{change}: {step.reason}"[:300])
     timings = [step.timing for step in result.steps if step.status is StepStatus.ACCEPTED and step.timing is not None]
     if timings:
@@ -244,25 +286,18 @@ def _note(record: KernelRecord, result: RunResult) -> None:
         record.median_us = timings[-1].median_us
 
 
-def evaluate(
-    record: KernelRecord,
-    problem: KernelProblem,
-    text: str,
-    delivered: Path,
-    python: str,
-    *,
-    has_gpu: bool,
-    deadline: float = math.inf,
-) -> None:
-    """Their evaluation: the delivered file runs as a program, and prints what the original prints.
+Runner = Callable[[Path], "str | None"]
+"""Runs a file as a program; returns what it prints, None if it fails."""
 
-    Without a GPU, both run under Triton's interpreter.
-    """
+
+def evaluate(record: KernelRecord, problem: KernelProblem, text: str, delivered: Path, run: Runner) -> None:
+    """Their evaluation: the delivered file runs as a program, and prints what the original prints."""
     delivered.mkdir(parents=True, exist_ok=True)
     file = delivered.absolute() / problem.file.name
     file.write_text(text, encoding="utf-8")
     original = problem.file.absolute()
-    ours, theirs = (_run(each, python, deadline, has_gpu=has_gpu) for each in (file, original))
+    with ThreadPoolExecutor(2) as pool:
+        ours, theirs = pool.map(run, (file, original))
     if theirs is None and ours is None:
         # Without the address ranges of observation, accesses outside a tensor may end the process.
         record.call = None
@@ -270,70 +305,42 @@ def evaluate(
     record.call = ours is not None
     if ours is not None and theirs is not None:
         record.execution = ours == theirs
-        if not record.execution and theirs != _run(original, python, deadline, has_gpu=has_gpu):
+        if not record.execution and theirs != run(original):
             # A test without a seed prints something else each time.
             record.execution = None
 
 
-def _run(file: Path, python: str, deadline: float, *, has_gpu: bool) -> str | None:
-    """What a file prints; None if it fails or does not end."""
-    command, env = [python, str(file)], dict(os.environ)
-    if not has_gpu:
+def _programs(place: _Place, problem: KernelProblem, deadline: float) -> Runner:
+    """Runs each file in a new process, which shares the GPU."""
+
+    def run(file: Path) -> str | None:
+        with Worker(place.python, cwd=str(problem.file.parent), fork_server=place.fork_server) as worker:
+            try:
+                gpu = worker.call(StartRequest(gpu=True), EVALUATION_SECONDS, end=deadline).gpu
+                lock = GpuLock(gpu, lock_folder(gpu)) if gpu else None
+                answer = worker.call(ProgramRequest(str(file)), EVALUATION_SECONDS, lock, deadline)
+            except MtmcError:
+                return None
+        return None if answer.problem else answer.output
+
+    return run
+
+
+def _interpreted(python: str, deadline: float) -> Runner:
+    """Runs each file under Triton's interpreter, where there is no GPU."""
+    package = str(Path(mtmc_lsp.__file__).parents[1])
+    paths = os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths}
+
+    def run(file: Path) -> str | None:
         command = [python, "-m", "mtmc_lsp.kernels.worker.run_on_cpu", str(file)]
-        package = str(Path(mtmc_lsp.__file__).parents[1])
-        env |= {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([package, env.get("PYTHONPATH", "")])}
-    seconds = min(EVALUATION_SECONDS, max(0.0, deadline - time.monotonic()))
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, check=False, env=env, cwd=file.parent
-        )
-    except subprocess.TimeoutExpired:
-        return None
-    return done.stdout if done.returncode == 0 else None
+        seconds = min(EVALUATION_SECONDS, max(0.0, deadline - time.monotonic()))
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=seconds, check=False, env=env, cwd=file.parent
+            )
+        except subprocess.TimeoutExpired:
+            return None
+        return done.stdout if done.returncode == 0 else None
 
-
-@dataclass(frozen=True)
-class KernelSummary:
-    """Counts over all files."""
-
-    files: int
-    read: int
-    run: int
-    """Originals whose test runs."""
-    compiled: int
-    faulty: int
-    """Originals that run and show a fault."""
-    delivered: int
-    """Files with an edit that verified."""
-    call: int
-    execution: int
-    timed: int
-    faster: int
-    geometric_mean: float | None
-    """Of the speedups of all timed files."""
-    edits: dict[str, int]
-    """Files by the kind of an accepted edit."""
-
-
-def summarise_kernels(records: Sequence[dict[str, Any]]) -> KernelSummary:
-    """The counts of a file of results."""
-    speedups = [float(r["speedup"]) for r in records if r.get("speedup")]
-    edits: dict[str, int] = {}
-    for record in records:
-        for kind in sorted(set(record["applied"])):
-            edits[kind] = edits.get(kind, 0) + 1
-    mean = math.exp(sum(map(math.log, speedups)) / len(speedups)) if speedups else None
-    return KernelSummary(
-        len(records),
-        sum(r["read"] for r in records),
-        sum(r["runs"] for r in records),
-        sum(r["compiled"] for r in records),
-        sum(bool(r["fault"]) for r in records),
-        sum(bool(r["applied"]) for r in records),
-        sum(r["call"] is True for r in records),
-        sum(r["execution"] is True for r in records),
-        len(speedups),
-        sum(value > 1.0 for value in speedups),
-        mean,
-        edits,
-    )
+    return run

@@ -23,19 +23,28 @@ from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.source.triton.drivers import without_driver_calls
 
 RECORD_SECONDS = 120.0
+TOO_LONG = "its test takes too long"
+NO_INDICES = ("bool", "int8", "uint8")
+"""Types of quantised data and of masks, which index nothing."""
 MOST_INDICES = 1
 """Integer tensors of a call whose values are generated. Several ones depend on one another, as starts and lengths do."""
 
 
 def measured_target(
-    opened: OpenTarget, driver: Target, script: Path, python: str, cache: Path | None = None
+    opened: OpenTarget,
+    driver: Target,
+    script: Path,
+    python: str,
+    cache: Path | None = None,
+    seconds: float = RECORD_SECONDS,
 ) -> KernelTarget | None:
     """A file whose test is observed, and the largest call of whose performance script is timed; None if that is not possible.
 
     Args:
         cache: a file that keeps the recorded calls for later runs.
+        seconds: most seconds for recording them.
     """
-    for item in merge_records([_largest_calls(opened, driver, script, python, cache)]):
+    for item in merge_records([_largest_calls(opened, driver, script, python, cache, seconds)]):
         call = item.typical
         if call is not None and _can_be_generated(call):
             workload = _workload(opened, item, call)
@@ -45,14 +54,16 @@ def measured_target(
 
 
 def _largest_calls(
-    opened: OpenTarget, driver: Target, script: Path, python: str, cache: Path | None
+    opened: OpenTarget, driver: Target, script: Path, python: str, cache: Path | None, seconds: float
 ) -> list[dict[str, Any]]:
     if cache is not None and cache.is_file():
         stored: list[dict[str, Any]] = json.loads(cache.read_text(encoding="utf-8"))
         return stored
-    recorded = recorded_calls("record_performance", opened.path, [driver.qualname], str(script), python)
+    recorded = recorded_calls(
+        "record_performance", opened.path, [driver.qualname], str(script), python, seconds=seconds
+    )
     calls = [] if isinstance(recorded, str) else recorded
-    if cache is not None:
+    if cache is not None and recorded != TOO_LONG:
         cache.parent.mkdir(parents=True, exist_ok=True)
         cache.write_text(json.dumps(calls), encoding="utf-8")
     return calls
@@ -71,7 +82,7 @@ def _workload(opened: OpenTarget, item: RecordedTarget, call: RecordedCall) -> W
 def _can_be_generated(call: RecordedCall) -> bool:
     """Whether values that the shapes, dtypes and ranges allow are valid inputs."""
     tensors = [leaf.tensor for leaf in leaves_of(call.arguments) if leaf.tensor is not None]
-    indices = [tensor for tensor in tensors if not is_float(tensor.dtype) and tensor.dtype != "bool"]
+    indices = [tensor for tensor in tensors if not is_float(tensor.dtype) and tensor.dtype not in NO_INDICES]
     return not call.unusable and len(indices) <= MOST_INDICES
 
 
@@ -82,6 +93,7 @@ def recorded_calls(
     argument: str,
     python: str,
     variables: dict[str, str] | None = None,
+    seconds: float = RECORD_SECONDS,
 ) -> list[dict[str, Any]] | str:
     """The calls that a command of the workers records on the CPU, or why it does not run.
 
@@ -97,11 +109,12 @@ def recorded_calls(
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / file.name
         copy.write_bytes(without_driver_calls(file.read_bytes(), drivers))
+        limit = min(seconds, RECORD_SECONDS)
         line = [python, "-m", f"mtmc_lsp.kernels.worker.{command}", str(copy), argument]
         try:
-            done = subprocess.run(line, capture_output=True, text=True, timeout=RECORD_SECONDS, check=False, env=env)
+            done = subprocess.run(line, capture_output=True, text=True, timeout=limit, check=False, env=env)
         except subprocess.TimeoutExpired:
-            return "its test takes too long"
+            return TOO_LONG
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["its test fails"])[-1]
     calls: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])

@@ -14,18 +14,23 @@ from mtmc_lsp.app.stored_runs import open_store
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import Location, RequestError
-from mtmc_lsp.core.results import KernelReport, Timing
+from mtmc_lsp.core.results import KernelReport, Timing, VerdictStatus
 from mtmc_lsp.core.run import SCHEMA, Final, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.kernels.actions.catalogue import excluded_kinds
 from mtmc_lsp.kernels.messages import CaseTrace
 from mtmc_lsp.kernels.optimizer import SourceOptimizer, original_fault, runs_on_a_case
 from mtmc_lsp.kernels.sizes import quick_cases
+from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.search.components import Events
 from mtmc_lsp.search.outcome import is_faster, speedup_of
 from mtmc_lsp.search.store import Store
 from mtmc_lsp.source.files import unified_diff
+from mtmc_lsp.timing.messages import SAMPLING_SECONDS
 
 SILENT = Events()
+ON_GPU_ONLY = (
+    "the interpreter takes too long, so the kernels were observed on the GPU alone, without checks of their accesses"
+)
 REPAIRED = "mtmc repair shows its case and repairs it"
 
 
@@ -64,6 +69,8 @@ class KernelOptimization:
         tries_all: bool = False,
         only: Sequence[str] = (),
         target: KernelTarget | None = None,
+        fork_server: ForkServer | None = None,
+        sampling: float = SAMPLING_SECONDS,
     ) -> None:
         """Open the target.
 
@@ -73,6 +80,8 @@ class KernelOptimization:
             tries_all: whether edits that only a measurement can judge are tried without a GPU.
             only: kinds of edits; empty for all.
             target: the kernel with its workload; None to find it in the file.
+            fork_server: one with Triton's interpreter, which several runs share; None for a new one.
+            sampling: seconds for the samples of one timing.
 
         Raises:
             RequestError: nothing launches the kernel.
@@ -83,7 +92,11 @@ class KernelOptimization:
         self._is_stored = is_stored
         settings = opened.settings
         self._excluded = excluded_kinds(settings.exclude_actions, only, is_strict=settings.precision == "strict")
-        self._session = KernelSession(self.target, events.on_stage)
+        self._session = KernelSession(self.target, events.on_stage, fork_server)
+        self._sampling = sampling
+        self.times_test = False
+        """Whether the observed workload is timed, because the kernels do not run on the other one."""
+        self._is_interpreted = True
         self.traces: tuple[CaseTrace, ...] = ()
         """Of the file as it stands."""
         self.reports: tuple[KernelReport, ...] = ()
@@ -102,9 +115,10 @@ class KernelOptimization:
         began = time.monotonic()
         opened = self.target.opened
         with self._session as session:
-            tools = KernelTools(session, fresh=self._fresh)
+            tools = KernelTools(session, fresh=self._fresh, sampling=self._sampling)
             self._events.on_stage("observing the kernels")
             self.traces = tuple(tools.observe(opened.text, session.cases()))
+            self._is_interpreted = tools.is_interpreted
             self._check_runs()
             cases = quick_cases(self.traces) or [trace.case for trace in self.traces]
             kept = {id(case) for case in cases}
@@ -132,7 +146,7 @@ class KernelOptimization:
                     keeps_launches=self.target.workload.launch is not None,
                 )
                 text = optimizer.run()
-                self.reports = optimizer.reports
+                self.reports, self.times_test = optimizer.reports, tools.times_test
                 result = self._result(run_id, optimizer, tools, text, time.monotonic() - began)
                 if store is not None:
                     store.finish(result)
@@ -190,7 +204,7 @@ class KernelOptimization:
 
     def _notes(self) -> list[str]:
         """The faults of the kernels as they stand, each with its smallest case."""
-        notes = []
+        notes = [] if self._is_interpreted else [ON_GPU_ONLY]
         fault = original_fault(self.traces)
         if fault is not None:
             trace, first = fault
@@ -205,5 +219,6 @@ def _status(accepted: list[Step], steps: list[Step], timing: Timing | None) -> R
             return RunStatus.UNMEASURED
         return RunStatus.IMPROVED if is_faster(timing, "eager") else RunStatus.NO_GAIN
     verdicts = [step.verdict for step in steps if step.verdict is not None]
-    is_wrong = bool(verdicts) and not any(verdict.is_correct for verdict in verdicts)
+    is_compared = any(verdict.status is not VerdictStatus.UNCERTIFIABLE for verdict in verdicts)
+    is_wrong = is_compared and not any(verdict.is_correct for verdict in verdicts)
     return RunStatus.INCORRECT if is_wrong else RunStatus.NO_GAIN

@@ -13,11 +13,20 @@ from mtmc_lsp.core.errors import Location, MtmcError, RequestError
 from mtmc_lsp.core.results import CompileReport, Verdict
 from mtmc_lsp.core.workload import Capture, TargetKind, WorkloadSource
 from mtmc_lsp.kernels.candidate import LauncherInFile
-from mtmc_lsp.kernels.messages import MOST_STEPS, CaseTrace, KernelCompileRequest, TraceCase, TraceRequest
+from mtmc_lsp.kernels.messages import (
+    MOST_STEPS,
+    CaseTrace,
+    KernelCheckRequest,
+    KernelCompileRequest,
+    TraceAnswer,
+    TraceCase,
+    TraceRequest,
+)
 from mtmc_lsp.kernels.repairs.site import sites_of, with_helpers
 from mtmc_lsp.kernels.sizes import trace_cases
 from mtmc_lsp.measure.foreign_candidate import verify_foreign
 from mtmc_lsp.process.fork_server import HIDDEN_GPU, INTERPRETER_ENV, ForkServer, likely_variables
+from mtmc_lsp.process.protocol import GpuLock
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.triton.drivers import without_driver_calls
 from mtmc_lsp.verify.reference import Reference
@@ -34,10 +43,20 @@ MOST_SCRIPT_STEPS = 8_000
 class KernelSession:
     """Owns the processes that observe and verify the kernels of one file."""
 
-    def __init__(self, target: KernelTarget, on_stage: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        target: KernelTarget,
+        on_stage: Callable[[str], None] = lambda _: None,
+        fork_server: ForkServer | None = None,
+    ) -> None:
+        """Describe the session without starting a process.
+
+        Args:
+            fork_server: one with Triton's interpreter, which the caller closes; None for a new one.
+        """
         self.target, self.on_stage = target, on_stage
         self._resources = ExitStack()
-        self._fork_server: ForkServer | None = None
+        self._fork_server, self._is_lent = fork_server, fork_server is not None
         self._worker: Worker | None = None
         self._reference: Reference | None = None
         self._capture: Capture | None = None
@@ -47,10 +66,11 @@ class KernelSession:
         self._driven = kernels if target.observed_workload.source is WorkloadSource.SCRIPT else []
 
     def __enter__(self) -> KernelSession:
-        # Most workers interpret kernels, also on a machine with a GPU.
-        self._fork_server = ForkServer(self.target.opened.python, INTERPRETER_ENV, preload=True)
-        self._resources.callback(self._fork_server.close)
-        self._fork_server.start()
+        if self._fork_server is None:
+            # Most workers interpret kernels, also on a machine with a GPU.
+            self._fork_server = ForkServer(self.target.opened.python, INTERPRETER_ENV, preload=True)
+            self._resources.callback(self._fork_server.close)
+            self._fork_server.start()
         self._worker = self._resources.enter_context(self._new_worker(interpreted=True))
         return self
 
@@ -59,15 +79,26 @@ class KernelSession:
 
     def kill(self) -> None:
         """End every process without waiting. Safe in a signal handler."""
-        if self._fork_server is not None:
+        if self._fork_server is not None and not self._is_lent:
             self._fork_server.kill()
+        if self._worker is not None:
+            self._worker.kill()
         if self._plain is not None:
             self._plain.kill()
 
     def trace(
-        self, text: bytes, cases: Sequence[TraceCase], *, most_programs: int = 0, compares_faulty: bool = False
+        self,
+        text: bytes,
+        cases: Sequence[TraceCase],
+        *,
+        most_programs: int = 0,
+        compares_faulty: bool = False,
+        seconds: float = TRACE_SECONDS,
     ) -> Sequence[CaseTrace]:
         """Observe a text on cases; empty if it cannot be loaded, or does not end.
+
+        Args:
+            seconds: the time limit.
 
         Raises:
             RequestError: the user's own text cannot be loaded.
@@ -87,7 +118,7 @@ class KernelSession:
             compares_faulty=compares_faulty,
         )
         try:
-            answer = self._worker.call(request, TRACE_SECONDS)
+            answer = self._worker.call(request, seconds)
         except MtmcError:
             if is_original:
                 raise
@@ -99,6 +130,17 @@ class KernelSession:
                 remedy="Run the file itself, and remove the error.",
             )
         return answer.cases
+
+    def check(self, text: bytes, cases: Sequence[TraceCase], lock: GpuLock | None, seconds: float) -> TraceAnswer:
+        """Run a text on the GPU, and compare its results with those of the file as it stands.
+
+        Raises:
+            MtmcError: the process ended, or cannot use the GPU any more.
+        """
+        source = self.importable(text)
+        original = self.importable(self.target.opened.text)
+        request = KernelCheckRequest(self.target.observed_workload, original, source, tuple(cases))
+        return self.plain_worker().call(request, seconds, lock)
 
     def verify(self, text: bytes) -> Verdict:
         """Compare the launcher in a text with the reference.
@@ -146,8 +188,9 @@ class KernelSession:
         """A worker without Triton's interpreter: it compiles for GPUs, and times on the GPU of this machine."""
         if self._plain is None:
             opened = self.target.opened
-            # The fork server's Triton interprets kernels, so it cannot compile them.
-            self._plain = self._resources.enter_context(Worker(opened.python, cwd=str(opened.project)))
+            # It imports Triton again: that of the fork server interprets kernels.
+            worker = Worker(opened.python, cwd=str(opened.project), fork_server=self._fork_server)
+            self._plain = self._resources.enter_context(worker)
         return self._plain
 
     # Parts -----------------------------------------------------------------------------------------------------------

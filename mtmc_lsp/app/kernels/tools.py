@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from mtmc_lsp.app.kernels.session import COMPILE_SECONDS, KernelSession
+from mtmc_lsp.app.kernels.session import COMPILE_SECONDS, TRACE_SECONDS, KernelSession
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.core.errors import FailureKind, GpuInUse, MeasurementRejected, MtmcError, WorkerFailed
 from mtmc_lsp.core.results import CompileReport, Timing, Verdict
-from mtmc_lsp.core.workload import Environment, WorkloadSource
+from mtmc_lsp.core.workload import Environment, Workload, WorkloadSource
 from mtmc_lsp.device.calibration_cache import cached_device, remember_device
 from mtmc_lsp.device.choice import calibrated_model, planning_model
-from mtmc_lsp.kernels.messages import CaseTrace, KernelTimeRequest, TraceCase
+from mtmc_lsp.kernels.messages import NOT_RUN, CaseTrace, KernelTimeRequest, TraceCase
+from mtmc_lsp.kernels.optimizer import runs_on_a_case
 from mtmc_lsp.kernels.sizes import elements_of
 from mtmc_lsp.process.cache_files import cache_folder
 from mtmc_lsp.process.gpu_lock import alone, lock_folder
 from mtmc_lsp.process.messages import StartRequest
 from mtmc_lsp.process.protocol import GpuLock
-from mtmc_lsp.timing.messages import CalibrationRequest, EnvironmentRequest, TimeAnswer
+from mtmc_lsp.timing.messages import SAMPLING_SECONDS, CalibrationRequest, EnvironmentRequest, TimeAnswer
 from mtmc_lsp.timing.timekeeper import TIME_SECONDS, Timekeeper, TimingCache
 
 MOST_PROGRAMS = 256
@@ -29,13 +32,35 @@ MOST_PROGRAMS = 256
 MOST_BYTES = 16e9
 """Larger workloads are observed at reduced sizes."""
 START_SECONDS = 120.0
+INTERPRETER_SECONDS = 6.0
+"""Time for the interpreter on the file as it stands, where a GPU can observe it otherwise."""
+QUICK_SECONDS = 3.0
+"""Where the interpreter takes longer for the file as it stands, only the GPU observes its versions."""
+CHECK_SECONDS = 60.0
+MOST_CHECKED = 2
+"""Cases that run on the GPU: each may compile all configurations again."""
+MOST_ATTEMPTS = 3
+"""Timings that another program disturbs are repeated."""
 
 
 class KernelTools:
     """Observes, compiles, verifies and times versions of one file."""
 
-    def __init__(self, session: KernelSession, *, fresh: bool = False) -> None:
-        self._session, self._fresh = session, fresh
+    def __init__(self, session: KernelSession, *, fresh: bool = False, sampling: float = SAMPLING_SECONDS) -> None:
+        """Prepare.
+
+        Args:
+            fresh: whether cached timings are measured again.
+            sampling: seconds for the samples of one timing.
+        """
+        self._session, self._fresh, self._sampling_seconds = session, fresh, sampling
+        self.is_interpreted = True
+        """Whether the interpreter observed the file as it stands; otherwise only the GPU did."""
+        self.interprets_versions = True
+        """Whether the interpreter also observes versions."""
+        self.times_test = False
+        """Whether the observed workload is timed, because the kernels do not run on the other one."""
+        self._observed: dict[bytes, CaseTrace | None] = {}
         self._timekeeper: Timekeeper[KernelTimeRequest] | None = None
         self._works: dict[bytes, CaseTrace | None] = {}
         self._can_sample = session.target.workload.source is not WorkloadSource.SCRIPT
@@ -64,10 +89,14 @@ class KernelTools:
         device = cached_device(self.environment)
         if device is None:
             with alone(self._gpu):
-                device = calibrated_model(
-                    self.environment, self._session.plain_worker().call(CalibrationRequest(), TIME_SECONDS)
-                )
-            remember_device(self.environment, device)
+                # Another run may have measured it meanwhile.
+                device = cached_device(self.environment)
+                if device is None:
+                    request = CalibrationRequest()
+                    device = calibrated_model(
+                        self.environment, self._session.plain_worker().call(request, TIME_SECONDS)
+                    )
+                    remember_device(self.environment, device)
         return device
 
     @property
@@ -77,12 +106,67 @@ class KernelTools:
         return (self.environment.capability,) if self.has_gpu else archs[:1]
 
     def observe(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
-        """Observe a text on cases, and compare its results with those of the file as it stands."""
-        traces = self._session.trace(text, cases, compares_faulty=True)
-        if self._session.target.workload.source is WorkloadSource.SCRIPT:
+        """Observe a text on cases, and compare its results with those of the file as it stands.
+
+        With a GPU, versions run on it, too. What takes the interpreter too long is observed on the GPU alone.
+        """
+        traces = self._original(cases) if text == self._session.target.opened.text else self._version(text, cases)
+        if self._session.target.observed_workload.source is WorkloadSource.SCRIPT:
             # Its only case is the workload.
-            self._works[text] = traces[0] if traces and traces[0].launches else None
+            self._observed[text] = traces[0] if traces and traces[0].launches else None
         return traces
+
+    def _original(self, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
+        """Observe the file as it stands."""
+        text, began = self._session.target.opened.text, time.monotonic()
+        if not self.has_gpu:
+            return self._session.trace(text, cases, compares_faulty=True)
+        try:
+            traces = self._session.trace(text, cases, compares_faulty=True, seconds=INTERPRETER_SECONDS)
+        except WorkerFailed:
+            traces = ()
+        is_observed = runs_on_a_case(traces)
+        self.interprets_versions = is_observed and time.monotonic() - began < QUICK_SECONDS
+        if not is_observed:
+            checked = self._checked(text, cases)
+            self.is_interpreted = not any(not trace.refusal and not trace.faults for trace in checked)
+            return checked if not self.is_interpreted else traces or checked
+        return traces
+
+    def _version(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
+        """Observe a version; with a GPU, it runs there first."""
+        checked = self._checked(text, cases) if self.has_gpu else ()
+        if any(trace.faults for trace in checked) or (self.has_gpu and not self.interprets_versions):
+            return checked
+        traces = self._session.trace(text, cases, compares_faulty=True)
+        if not traces and checked:
+            # The interpreter does not end in time.
+            return checked
+        return traces
+
+    def _checked(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
+        """Run a text on the GPU, on some of the cases; the others are refused."""
+        chosen = {id(case) for case in [*cases[-1:], *cases[: MOST_CHECKED - 1]]}
+        lock = GpuLock(self._gpu, lock_folder(self._gpu)) if self._gpu else None
+        with self._fresh_after_loss():
+            answer = self._session.check(text, [case for case in cases if id(case) in chosen], lock, CHECK_SECONDS)
+        found = iter(answer.cases)
+        return [
+            next(found, CaseTrace(case, refusal=answer.problem or NOT_RUN))
+            if id(case) in chosen
+            else CaseTrace(case, refusal=NOT_RUN)
+            for case in cases
+        ]
+
+    @contextlib.contextmanager
+    def _fresh_after_loss(self) -> Iterator[None]:
+        """After an error of the GPU, its process cannot use the GPU any more: a new one follows."""
+        try:
+            yield
+        except MtmcError as error:
+            if "CUDA" in str(error) or "Accelerator" in str(error):
+                self._session.plain_worker().close()
+            raise
 
     def work(self, text: bytes) -> CaseTrace | None:
         """Observe a text on the workload's sizes; a sample of the programs if there are many."""
@@ -96,6 +180,8 @@ class KernelTools:
         if trace is None and is_driven:
             # The workload takes the interpreter too long, or is the test itself.
             self._can_sample &= text != self._session.target.opened.text
+            if text in self._observed:
+                return self._observed[text]
             traces = self._session.trace(text, [TraceCase({})], compares_faulty=True)
             trace = traces[0] if traces and traces[0].launches else None
         return trace
@@ -106,7 +192,9 @@ class KernelTools:
         is_large = 4 * elements_of(workload, sizes) > MOST_BYTES
         cases = self._session.cases() if is_large else [TraceCase(sizes)]
         try:
-            traces = self._session.trace(text, cases[-1:], most_programs=0 if is_large else MOST_PROGRAMS)
+            seconds = INTERPRETER_SECONDS if self.has_gpu and target.observed is not None else TRACE_SECONDS
+            most = 0 if is_large else MOST_PROGRAMS
+            traces = self._session.trace(text, cases[-1:], most_programs=most, seconds=seconds)
         except MtmcError:
             if target.observed is None:
                 raise
@@ -140,18 +228,45 @@ class KernelTools:
             return None
         if self._timekeeper is None:
             self._timekeeper = Timekeeper(self._ask, self._gpu, cache=TimingCache(cache_folder(), self._fresh))
+        target = self._session.target
+        if self.times_test:
+            return self._timing(target.observed_workload, text, previous, bound_us, 0.0)
+        try:
+            return self._timing(target.workload, text, previous, bound_us, least_us)
+        except (GpuInUse, MeasurementRejected):
+            raise
+        except MtmcError as error:
+            if target.observed is None or previous is not None or error.kind is FailureKind.CANCELLED:
+                raise
+            # The kernels may not accept the generated inputs.
+            timing = self._timing(target.observed, text, previous, bound_us, 0.0)
+            self.times_test = True
+            return timing
+
+    # Parts -----------------------------------------------------------------------------------------------------------
+
+    def _timing(
+        self, workload: Workload, text: bytes, previous: bytes | None, bound_us: float, least_us: float
+    ) -> Timing:
+        assert self._timekeeper is not None
         importable = self._session.importable
         request = KernelTimeRequest(
-            self._session.target.workload,
+            workload,
             importable(self._session.target.opened.text),
             importable(text),
             importable(previous) if previous is not None else "",
             bound_us,
             least_us,
+            self._sampling_seconds,
         )
-        return self._timekeeper.time(request)
-
-    # Parts -----------------------------------------------------------------------------------------------------------
+        for attempt in range(MOST_ATTEMPTS):
+            try:
+                with self._fresh_after_loss():
+                    return self._timekeeper.time(request)
+            except GpuInUse:
+                if attempt == MOST_ATTEMPTS - 1:
+                    raise
+        raise AssertionError
 
     @cached_property
     def _gpu(self) -> str:

@@ -41,7 +41,8 @@ def bench_kernels(
         total: seconds after which the command ends; files that are not finished have no result.
     """
     from mtmc_lsp.app.bench.suite import parse_shard
-    from mtmc_lsp.app.bench.tritonbench import kernel_problems, summarise_kernels
+    from mtmc_lsp.app.bench.tritonbench import kernel_problems
+    from mtmc_lsp.app.bench.tritonbench_summary import summarise_kernels
     from mtmc_lsp.app.interpreter import checked_python, find_python
     from mtmc_lsp.report.console import console
     from mtmc_lsp.report.documents import document
@@ -83,17 +84,22 @@ def _solve(
 ) -> None:
     from mtmc_lsp.app.bench.tritonbench import solve_kernels
     from mtmc_lsp.app.provenance import current_build
+    from mtmc_lsp.process.fork_server import INTERPRETER_ENV, ForkServer
 
     known = set() if fresh else {record["problem"] for record in read_lines(out)}
     left = [problem for problem in problems if problem.name not in known]
     build = asdict(current_build())
     delivered = out.with_suffix(".delivered")
 
+    fork_server = ForkServer(python, INTERPRETER_ENV, preload=True)
+
     def solve(problem: KernelProblem) -> dict[str, object] | None:
-        record = solve_kernels(problem, settings, python, seconds, delivered, deadline=deadline)
+        record = solve_kernels(
+            problem, settings, python, seconds, delivered, deadline=deadline, fork_server=fork_server
+        )
         return record.to_json() if record is not None else None
 
-    with ThreadPoolExecutor(jobs) as pool, out.open("a", encoding="utf-8") as stream:
+    with fork_server, ThreadPoolExecutor(jobs) as pool, out.open("a", encoding="utf-8") as stream:
         pending = [pool.submit(solve, problem) for problem in left]
         for number, done in enumerate(as_completed(pending), 1):
             record = done.result()

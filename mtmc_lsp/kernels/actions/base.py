@@ -17,6 +17,8 @@ from mtmc_lsp.source.lint.kernel import names_in
 from mtmc_lsp.source.syntax import field, line_of, line_start, text_of, walk
 
 MICROSECONDS = 1e6
+MOST_CONFIGS = 12
+"""Configurations of an autotuner."""
 SIMPLE = ("expression_statement", "assignment", "augmented_assignment")
 
 
@@ -33,6 +35,8 @@ class Facts:
     has_gpu: bool
     triton: tuple[int, ...]
     """Version of Triton, as (3, 4)."""
+    most_configs: int = MOST_CONFIGS
+    """Configurations that can be compiled in the time that is left."""
 
     @property
     def name(self) -> str:

@@ -92,8 +92,10 @@ def _looped(facts: Facts, call: Node) -> list[Edit] | None:
     header = f"for {name} in range({language}.program_id(0), programs, {language}.num_programs(0)):"
     start = line_start(text, first.start_byte)
     indent = text[start : first.start_byte].decode()
-    edits = [replaced(first, header)] if is_named else [Edit(start, start, f"{indent}{header}\n"), replaced(call, name)]
-    position = line_end(text, first.end_byte) if is_named else start
+    if is_named:
+        edits, position = [replaced(first, header)], line_end(text, first.end_byte)
+    else:
+        edits, position = [Edit(start, start, f"{indent}{header}\n    "), replaced(call, name)], line_end(text, start)
     while position < site.kernel.body.end_byte:
         end = line_end(text, position)
         if text[position:end].strip():

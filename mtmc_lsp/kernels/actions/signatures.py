@@ -40,9 +40,22 @@ def can_have_heuristics(facts: Facts, needed: Sequence[str]) -> bool:
 
 def is_splatted(launch: Launch) -> bool:
     """Whether a launch passes ``*args`` or ``**kwargs``."""
+    return has_unknown_positions(launch) or has_unknown_keywords(launch)
+
+
+def has_unknown_positions(launch: Launch) -> bool:
+    """Whether a launch passes ``*args``, so that the text does not tell the parameters of positional arguments."""
+    return any(item.type == "list_splat" for item in _arguments(launch))
+
+
+def has_unknown_keywords(launch: Launch) -> bool:
+    """Whether a launch passes ``**kwargs``, which may contain options and block sizes."""
+    return any(item.type == "dictionary_splat" for item in _arguments(launch))
+
+
+def _arguments(launch: Launch) -> list[Node]:
     arguments = field(launch.call, "arguments")
-    items = arguments.named_children if arguments is not None else []
-    return any(item.type in ("list_splat", "dictionary_splat") for item in items)
+    return arguments.named_children if arguments is not None else []
 
 
 def is_called(facts: Facts) -> bool:

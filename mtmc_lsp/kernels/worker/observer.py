@@ -12,14 +12,11 @@ from typing import Any
 import numpy
 import torch
 
-from mtmc_lsp.core.dtypes import POINTER_TYPES
-from mtmc_lsp.core.run import DTYPE, KernelLaunch
 from mtmc_lsp.kernels.messages import MOST_STEPS, Access, Fault, FaultKind, LaunchWork
+from mtmc_lsp.kernels.worker.launch_record import launch_of
 from mtmc_lsp.kernels.worker.memory import Memory, Region, is_unwritten, pattern_of, poison
 from mtmc_lsp.kernels.worker.sampling import SampleEnded, is_left_out
 
-OPTIONS = {"num_warps": 4, "num_stages": 3}
-"""Options of a launch that are no parameters, with Triton's defaults."""
 ORDER = ("gathered", "strided", "gathered rows", "contiguous", "broadcast", "scalar")
 """Access patterns, the most expensive first."""
 MANY = -1
@@ -121,7 +118,7 @@ class Observer:
             executor.fn = function
             total, ran = int(numpy.prod(self._grid)), counted[0]
             self._add_launch(total / max(1, ran))
-            launch = _launch(function.__name__, executor, values, kwargs)
+            launch = launch_of(function.__name__, executor, values, kwargs)
             operations = self._operations * total / max(1, ran)
             numbers = {name: value for name, value in values.items() if type(value) is int}
             self.launches.append(LaunchWork(launch, self._grid, total, ran, operations, numbers))
@@ -366,32 +363,3 @@ def _numbers(tensor: torch.Tensor) -> Any:
     if flat.element_size() == 1 and flat.is_floating_point():
         return flat.view(torch.uint8).numpy()
     return flat.numpy()
-
-
-def _constant(value: Any) -> object:
-    """A constant as JSON: a dtype of Triton by its name with a prefix, other objects by their text."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return f"{DTYPE}{value}" if type(value).__name__ == "dtype" else str(value)
-
-
-def _launch(name: str, executor: Any, values: dict[str, Any], kwargs: dict[str, Any]) -> KernelLaunch:
-    """The launch as the compiler needs it."""
-    signature, constexprs, divisible = dict[str, str](), dict[str, object](), []
-    for parameter in inspect.signature(executor.fn).parameters.values():
-        default = None if parameter.default is inspect.Parameter.empty else parameter.default
-        value = values.get(parameter.name, default)
-        if parameter.name in executor.constexprs or value is None or (isinstance(value, int) and value == 1):
-            constexprs[parameter.name] = _constant(getattr(value, "value", value))
-        elif isinstance(value, torch.Tensor):
-            signature[parameter.name] = POINTER_TYPES[str(value.dtype).removeprefix("torch.")]
-            divisible.append(parameter.name)
-        elif isinstance(value, bool):
-            signature[parameter.name] = "i1"
-        elif isinstance(value, int):
-            signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            divisible += [parameter.name] * (value % 16 == 0)
-        else:
-            signature[parameter.name] = "fp32"
-    warps, stages = (int(kwargs.get(option, default)) for option, default in OPTIONS.items())
-    return KernelLaunch(name, signature, constexprs, warps, stages, tuple(divisible))

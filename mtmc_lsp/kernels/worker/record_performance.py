@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,10 +23,15 @@ from mtmc_lsp.kernels.worker.record_test import loaded, record_functions, record
 
 MEMORY = 16 << 30
 """A script creates the inputs of all its sizes at once."""
-MOST_BYTES = 1 << 30
+MOST_BYTES = 1 << 28
 """Larger inputs are not chosen if there are others: several versions of several files are timed on one GPU."""
 PACKAGE = "TritonBench_v1"
 """Scripts import the file as a module of this package."""
+
+
+RANDOM = ("randn", "rand")
+MOST_RANDOM = 1 << 20
+"""Of larger random tensors, only so many elements get values: their shapes and ranges are noted, and generating takes seconds."""
 
 
 class _CallNoted(BaseException):
@@ -44,10 +51,43 @@ def record_largest(file: Path, script: Path) -> list[dict[str, Any]]:
     exec(compile(text, str(script), "exec"), names)
     measured = names["performance_metrics"]()
     torch.manual_seed(0)
-    measured.get_input_tensors()
+    with _few_values():
+        measured.get_input_tensors()
     with contextlib.suppress(_CallNoted):
         measured.call_op(measured.to_cuda(_largest(measured.input_tensors)))
     return records_of(file, calls)
+
+
+@contextlib.contextmanager
+def _few_values() -> Iterator[None]:
+    """Let large random tensors be zero except for their first elements: the system provides such memory at once."""
+    originals = {name: getattr(torch, name) for name in RANDOM}
+
+    def sparse(original: Any) -> Any:
+        def create(*shape: Any, **options: Any) -> Any:
+            sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+            is_plain = all(isinstance(size, int) for size in sizes)
+            if (
+                not is_plain
+                or math.prod(sizes) <= MOST_RANDOM
+                or not {*options} <= {"dtype", "device", "requires_grad"}
+            ):
+                return original(*shape, **options)
+            tensor = torch.zeros(*sizes, **options)
+            kept = {name: value for name, value in options.items() if name != "requires_grad"}
+            with torch.no_grad():
+                tensor.view(-1)[:MOST_RANDOM] = original(MOST_RANDOM, **kept)
+            return tensor
+
+        return create
+
+    for name, original in originals.items():
+        setattr(torch, name, sparse(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(torch, name, original)
 
 
 def _largest(choices: list[Any]) -> Any:

@@ -15,7 +15,8 @@ from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.kernels.messages import KernelTimeRequest
 from mtmc_lsp.kernels.worker.launch_call import kernel_call
-from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, lock_seconds
+from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, let_timings_pass, lock_seconds
+from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared, share_kernels
 from mtmc_lsp.timing.messages import TimeAnswer
 from mtmc_lsp.timing.worker.clock import Run
 from mtmc_lsp.timing.worker.paired_benchmark import (
@@ -27,6 +28,9 @@ from mtmc_lsp.timing.worker.paired_benchmark import (
 )
 from mtmc_lsp.timing.worker.sampling import graph_medians, interleaved, warm
 from mtmc_lsp.timing.worker.timing_commands import clock_of, device_name
+
+WARMUP_MS, REPEAT_MS = 5, 25
+"""Milliseconds for each configuration of an autotuner; by default Triton takes 25 and 100."""
 
 _modules: dict[str, Any] = {}
 
@@ -45,7 +49,10 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
             runs["previous"] = _run(request, request.previous, seed)
         # The first calls compile, and an autotuner measures its configurations.
         for run in runs.values():
-            run()
+            compile_ahead(run)
+            with compiling_unshared(), short_benchmarks():
+                run()
+            let_timings_pass()
         began = time.monotonic()
         waited = lock_seconds[WAITING_ALONE]
         with exclusively():
@@ -64,17 +71,38 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
     return TimeAnswer(timing, (began, ended), lock_seconds[WAITING_ALONE] - waited)
 
 
+@contextlib.contextmanager
+def short_benchmarks() -> Iterator[None]:
+    """Let autotuners measure each configuration for a shorter time, and others time between two configurations."""
+    from triton import testing
+
+    original = testing.do_bench
+
+    def do_bench(call: Callable[[], object], **options: Any) -> Any:
+        let_timings_pass()
+        return original(call, **{"warmup": WARMUP_MS, "rep": REPEAT_MS, **options})
+
+    testing.do_bench = do_bench
+    try:
+        yield
+    finally:
+        testing.do_bench = original
+
+
 def _run(request: KernelTimeRequest, text: str, seed: int) -> Run:
     """One call of the launcher in a text; of a test in the file, the launches of its kernels alone."""
     if text not in _modules:
         path = request.workload.target.path
         _modules[text] = load_user_module(path, text, f"timed_kernels_{len(_modules)}")
+        share_kernels(_modules[text])
     call = kernel_call(_modules[text], request.workload, device_name(), request.workload.sizes, seed)
     if request.workload.source is not WorkloadSource.SCRIPT:
         return call.bound()
     launches: list[Callable[[], Any]] = []
-    with recording_launches(launches), torch.enable_grad():
-        call.run()
+    with torch.enable_grad():
+        compile_ahead(call.run)
+        with compiling_unshared(), short_benchmarks(), recording_launches(launches):
+            call.run()
     return lambda: [launch() for launch in launches]
 
 
@@ -92,7 +120,7 @@ def recording_launches(launches: list[Callable[[], Any]]) -> Iterator[None]:
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
             # An autotuner runs heuristics, which run the kernel: only the outermost one is a launch of the author's.
             if not depth[0]:
-                launches.append(lambda: original(self, *args, **kwargs))
+                launches.append(lambda: self.run(*args, **kwargs))
             depth[0] += 1
             try:
                 return original(self, *args, **kwargs)

@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 
 from mtmc_lsp.capture.worker.arguments.values import uninitialised
 from mtmc_lsp.capture.worker.user_module import load_user_module
-from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.workload import Workload, WorkloadSource
 from mtmc_lsp.kernels.messages import CaseTrace, Fault, FaultKind, TraceAnswer, TraceCase, TraceRequest
 from mtmc_lsp.kernels.worker.cuda_on_cpu import source_on_cpu, stand_in_for_cuda
@@ -20,15 +19,10 @@ from mtmc_lsp.kernels.worker.hooks import observing
 from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.kernels.worker.memory import Memory
 from mtmc_lsp.kernels.worker.observer import Observer
+from mtmc_lsp.kernels.worker.results import difference, distribute, tensors_of
 from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
 from mtmc_lsp.verify.worker.run_target import poison_new_memory, use_one_thread
 
-ERROR_FACTOR = 8.0
-"""An error may be this many times the reference's error, as in verification."""
-FLOOR = 4.0
-"""The error in units of the last place that is always permitted."""
-SHAPES = {"large": 30.0, "tiny": 1e-3}
-OFFSET = 4.0
 TOO_LONG = "the call takes too long under the interpreter"
 
 _modules: dict[str, Any] = {}
@@ -65,11 +59,11 @@ def _traced(module: Any, expected: Any, request: TraceRequest, case: TraceCase) 
         return CaseTrace(case, refusal=TOO_LONG)
     if isinstance(result, Exception):
         return _failed(observer, result, module, case)
-    results = _tensors(result)
+    results = tensors_of(result)
     faults = list(observer.faults.values())
     if observer.undefined and not request.most_programs:
         _, other = _observed(module, request, case, fills_lanes=False)
-        if not isinstance(other, Exception) and _difference(results, _tensors(other)):
+        if not isinstance(other, Exception) and difference(results, tensors_of(other)):
             detail = "the result depends on lanes that the mask leaves undefined, since the load has no `other`"
             faults += [
                 Fault(FaultKind.UNDEFINED_LANES, line, name, detail) for name, line in sorted(observer.undefined)
@@ -82,7 +76,7 @@ def _traced(module: Any, expected: Any, request: TraceRequest, case: TraceCase) 
 def _observed(module: Any, request: TraceRequest, case: TraceCase, *, fills_lanes: bool) -> tuple[Observer, Any]:
     """The observed call, and its result or the exception that it raised."""
     call = _call(module, request.workload, case, has_values=not request.most_programs)
-    inputs = _tensors(call.values)
+    inputs = tensors_of(call.values)
     observer = Observer(
         Memory(inputs), fills_lanes=fills_lanes, most_programs=request.most_programs, most_steps=request.most_steps
     )
@@ -93,7 +87,7 @@ def _observed(module: Any, request: TraceRequest, case: TraceCase, *, fills_lane
             returned = call.run()
     except Exception as error:
         return observer, error
-    results = _tensors(tree_leaves(returned))
+    results = tensors_of(tree_leaves(returned))
     if not request.most_programs:
         observer.finish(results)
     return observer, [*results, *inputs]
@@ -108,17 +102,8 @@ def _call(module: Any, workload: Workload, case: TraceCase, *, has_values: bool 
     for value in call.values:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             with torch.no_grad():
-                _distribute(value, case.distribution)
+                distribute(value, case.distribution)
     return call
-
-
-def _distribute(value: torch.Tensor, distribution: str) -> None:
-    if distribution == "negative":
-        value.abs_().neg_().sub_(OFFSET)
-    elif distribution == "positive":
-        value.abs_().add_(OFFSET)
-    elif distribution in SHAPES:
-        value.mul_(SHAPES[distribution])
 
 
 def _failed(observer: Observer, error: Exception, module: Any, case: TraceCase) -> CaseTrace:
@@ -150,8 +135,8 @@ def _wrong_values(
     if wanted is None:
         # The reference, or the original kernel, does not accept these inputs.
         return []
-    difference = _difference(results, wanted, precise)
-    return [Fault(FaultKind.WRONG_VALUES, 0, kernel, difference)] if difference else []
+    found = difference(results, wanted, precise)
+    return [Fault(FaultKind.WRONG_VALUES, 0, kernel, found)] if found else []
 
 
 def _original_results(module: Any, request: TraceRequest, case: TraceCase) -> list[torch.Tensor] | None:
@@ -162,7 +147,7 @@ def _original_results(module: Any, request: TraceRequest, case: TraceCase) -> li
         is_sound = not isinstance(other, Exception) and (request.compares_faulty or not observer.faults)
         if len(_results) == MOST_RESULTS:
             _results.clear()
-        _results[key] = _tensors(other) if is_sound else None
+        _results[key] = tensors_of(other) if is_sound else None
     return _results[key]
 
 
@@ -182,39 +167,4 @@ def _reference_results(module: Any, workload: Workload, case: TraceCase, *, wide
             returned = call.run(values)
     except Exception:  # user code raises anything
         return None
-    return _tensors([*tree_leaves(returned), *values])
-
-
-def _tensors(result: Sequence[Any]) -> list[torch.Tensor]:
-    return [value for value in result if isinstance(value, torch.Tensor)]
-
-
-def _difference(
-    results: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], precise: Sequence[torch.Tensor] | None = None
-) -> str:
-    """How results differ, as a clause; empty if they do not.
-
-    Args:
-        precise: the expected results in float64, if they are known.
-    """
-    if len(results) != len(wanted):
-        return f"it returns {len(results)} tensors instead of {len(wanted)}"
-    oracles = precise if precise is not None and len(precise) == len(wanted) else wanted
-    for result, other, oracle in zip(results, wanted, oracles, strict=True):
-        if result.shape != other.shape:
-            return f"a result has the shape {list(result.shape)} instead of {list(other.shape)}"
-        one, two, exact = (tensor.detach().double() for tensor in (result, other, oracle))
-        finite = torch.isfinite(exact) & torch.isfinite(two)
-        if bool((~torch.isfinite(one) & finite).any()):
-            return "a result has NaN or infinite elements where the expected one has none"
-        if not finite.any():
-            continue
-        size = exact[finite].norm().clamp_min(1e-30)
-        error, own = float((one - exact)[finite].norm() / size), float((two - exact)[finite].norm() / size)
-        name = str(other.dtype).removeprefix("torch.")
-        limit = TOLERANCE.get(name, 0.0)
-        if precise is not None and name in EPSILON:
-            limit = min(limit, max(ERROR_FACTOR * own, FLOOR * EPSILON[name]))
-        if error > limit:
-            return f"a result has a relative error of {error:.1e}"
-    return ""
+    return tensors_of([*tree_leaves(returned), *values])

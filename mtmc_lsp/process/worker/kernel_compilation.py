@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
 from mtmc_lsp.process.gpu_lock import unshared
+
+COMPILER_THREADS = 3
+MOST_CALLS = 16
+"""Launches of one call that are compiled ahead."""
 
 
 @contextlib.contextmanager
@@ -46,3 +51,60 @@ def share_kernels(module: ModuleType) -> None:
             kernel = kernel.fn
         if isinstance(kernel, JITFunction) and kernel.__module__ == module.__name__:
             kernel.starting_line_number = 1
+
+
+def compile_ahead(run: Callable[[], object], numbers: Collection[int] | None = None) -> None:
+    """Compile the kernels that a call launches, with each configuration of their autotuners, while others use the GPU.
+
+    Otherwise each compilation releases the GPU and waits for it again. The call launches nothing here, so it may raise.
+
+    Args:
+        numbers: the configurations to compile; None for all.
+    """
+    calls = _launches_of(run)
+    with unshared(), _in_threads():
+        for kernel, args, kwargs in calls:
+            configs = getattr(kernel, "configs", None)
+            inner = kernel.fn if configs is not None else kernel
+            chosen = [c for i, c in enumerate(configs or ()) if numbers is None or i in numbers]
+            for config in chosen if configs is not None else [None]:
+                options = config.all_kwargs() if config is not None else {}
+                # A configuration that does not compile is left out by the autotuner, or the call itself raises.
+                with contextlib.suppress(Exception):
+                    inner.run(*args, **{**kwargs, **options, "warmup": True})
+
+
+def _launches_of(run: Callable[[], object]) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """The launches of a call, without running them."""
+    from triton.runtime.autotuner import Autotuner, Heuristics
+    from triton.runtime.jit import JITFunction
+
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    originals = {kind: kind.run for kind in (JITFunction, Autotuner, Heuristics)}
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        if len(calls) < MOST_CALLS:
+            calls.append((self, args, kwargs))
+
+    for kind in originals:
+        setattr(kind, "run", noted)  # noqa: B010 - mypy refuses to assign methods
+    try:
+        with contextlib.suppress(Exception):
+            run()
+    finally:
+        for kind, original in originals.items():
+            setattr(kind, "run", original)  # noqa: B010
+    return calls
+
+
+@contextlib.contextmanager
+def _in_threads() -> Iterator[None]:
+    """Compile several kernels at a time, as far as this version of Triton can."""
+    try:
+        from triton.runtime._async_compile import AsyncCompileMode
+    except ImportError:
+        yield
+        return
+    # A kernel that does not compile raises at the end.
+    with contextlib.suppress(Exception), ThreadPoolExecutor(COMPILER_THREADS) as pool, AsyncCompileMode(pool):
+        yield

@@ -50,6 +50,8 @@ COMMANDS = {
     "verify.whole_target": ("WholeTargetRequest", "whole_target:compare_whole_target"),
     "kernels.trace": ("TraceRequest", "trace_command:trace"),
     "kernels.compile": ("KernelCompileRequest", "compile_command:compile_kernels"),
+    "kernels.check": ("KernelCheckRequest", "check_command:check"),
+    "kernels.program": ("ProgramRequest", "program_command:run_program"),
     "kernels.time": ("KernelTimeRequest", "time_command:time_kernels"),
     "process.start": ("StartRequest", "start:start"),
     "policies.lm.score": ("ScoreRequest", "score_command:score"),

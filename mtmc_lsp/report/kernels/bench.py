@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from mtmc_lsp.app.bench.tritonbench import KernelSummary
+from mtmc_lsp.app.bench.tritonbench_summary import KernelSummary
 from mtmc_lsp.report.console import show, show_table
 
 
@@ -34,6 +34,9 @@ def show_kernel_bench(out: Console, summary: KernelSummary, records: Sequence[Ma
         show(out, f"{summary.faster} of {summary.timed} are faster, geometric mean {summary.geometric_mean:.2f}x")
     else:
         show(out, "nothing was timed: there is no GPU", style="dim")
+    causes = ", ".join(f"{cause} {count}" for cause, count in sorted(summary.causes.items(), key=lambda item: -item[1]))
+    if causes:
+        show(out, f"not faster: {causes}", style="dim")
     for record in records:
         if record["fault"]:
             show(out, f"{record['problem']}: {record['fault']}", style="yellow", indent=2, lines=1)

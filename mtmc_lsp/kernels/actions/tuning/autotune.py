@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mtmc_lsp.kernels.actions.base import Facts, Proposal
-from mtmc_lsp.kernels.actions.signatures import decorated, is_called, is_splatted, module_prefix
+from mtmc_lsp.kernels.actions.signatures import (
+    decorated,
+    has_unknown_keywords,
+    has_unknown_positions,
+    is_called,
+    module_prefix,
+)
 from mtmc_lsp.kernels.actions.tuning.blocks import Block, free_blocks
+from mtmc_lsp.kernels.actions.tuning.configuration import EXPECTED, OPTIONS, Configuration
+from mtmc_lsp.kernels.actions.tuning.extend import more_configurations
 from mtmc_lsp.kernels.repairs.site import Edit, Launch
 from mtmc_lsp.source.lint.kernel import argument
 from mtmc_lsp.source.syntax import field, line_end, line_of, line_start, text_of, walk
 
-OPTIONS = {"num_warps": 4, "num_stages": 3}
 WARPS = (1, 2, 4, 8, 16, 32)
 STAGES = (2, 3, 4, 5)
 THREADS = 32
@@ -26,25 +33,8 @@ LARGEST_TILE = 256
 """Largest block of a dimension of a product."""
 ROW_OF_A_WARP = 512
 """Elements of a row for each warp that is tried: a block may contain a whole row."""
-MOST_CONFIGS = 12
 MOST_OTHER_SIZES = 4
 """Most sets of block sizes besides the present one."""
-EXPECTED = 0.1
-"""Estimated share of the time that tuned options save, where the kernel is far from the roofline."""
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """One configuration of an autotuner."""
-
-    blocks: tuple[tuple[str, int], ...]
-    warps: int
-    stages: int
-
-    def text(self, prefix: str) -> str:
-        """The configuration as source."""
-        blocks = ", ".join(f'"{name}": {size}' for name, size in self.blocks)
-        return f"{prefix}.Config({{{blocks}}}, num_warps={self.warps}, num_stages={self.stages})"
 
 
 def autotune(facts: Facts) -> Iterator[Proposal]:
@@ -55,9 +45,12 @@ def autotune(facts: Facts) -> Iterator[Proposal]:
     accesses are masked, so that results do not depend on it.
     """
     site, prefix = facts.site, module_prefix(facts)
-    if not prefix or not site.launches or is_called(facts) or facts.is_tuned or not facts.launches:
+    if facts.is_tuned:
+        yield from more_configurations(facts)
         return
-    if any(is_splatted(launch) for launch in site.launches) or _is_used_by_name(facts):
+    if not prefix or not site.launches or is_called(facts) or not facts.launches:
+        return
+    if any(has_unknown_keywords(launch) for launch in site.launches) or _is_used_by_name(facts):
         return
     blocks = free_blocks(facts)
     whole = _tuned(facts, prefix, blocks)
@@ -110,6 +103,9 @@ def alternatives(proposal: Proposal, text: bytes) -> list[bytes]:
     head = proposal.edits[0]
     lines = head.new.splitlines(keepends=True)
     places = [i for i, line in enumerate(lines) if ".Config(" in line]
+    if not head.new.lstrip().startswith("@"):
+        # Further configurations of the author's autotuner keep the constants of a present one.
+        return []
     seen, texts = set(), []
     for place in places:
         blocks = re.sub(r"num_\w+=\d+,? ?", "", lines[place])
@@ -204,10 +200,11 @@ def _configurations(facts: Facts, current: Configuration) -> list[Configuration]
             if not has_loop and near:
                 found.append(Configuration(tuple(blocks.items()), warps, current.stages))
     unique = list(dict.fromkeys(found))
-    if len(unique) > MOST_CONFIGS:
+    most = facts.most_configs
+    if len(unique) > most:
         # Every kind of change stays represented.
-        step = (len(unique) - 1) / (MOST_CONFIGS - 1)
-        unique = [unique[round(i * step)] for i in range(MOST_CONFIGS)]
+        step = (len(unique) - 1) / (most - 1)
+        unique = [unique[round(i * step)] for i in range(most)]
     return unique
 
 
@@ -220,7 +217,8 @@ def _without(launch: Launch, facts: Facts, blocks: Sequence[str]) -> Iterator[Ed
     """The edits that remove what a configuration sets now: from the argument to the end of the one before."""
     arguments = field(launch.call, "arguments")
     items = [item for item in arguments.named_children if item.type != "comment"] if arguments is not None else []
-    names = {node.id: name for name, node in zip(facts.site.kernel.parameters, launch.positional, strict=False)}
+    positional = [] if has_unknown_positions(launch) else launch.positional
+    names = {node.id: name for name, node in zip(facts.site.kernel.parameters, positional, strict=False)}
     gone = [
         item
         for item in items

@@ -9,8 +9,10 @@ from tree_sitter import Node
 
 from mtmc_lsp.kernels.actions.base import Facts, call_pointer
 from mtmc_lsp.kernels.actions.offsets import block_offsets
+from mtmc_lsp.kernels.actions.signatures import has_unknown_positions
+from mtmc_lsp.kernels.actions.tuning.configuration import OPTIONS
 from mtmc_lsp.kernels.repairs.site import Edit, Launch, replaced
-from mtmc_lsp.source.lint.kernel import argument
+from mtmc_lsp.source.lint.kernel import argument, names_in
 from mtmc_lsp.source.lint.linear import linear
 from mtmc_lsp.source.syntax import field, text_of, walk
 
@@ -58,7 +60,11 @@ def _block(facts: Facts, name: str, known: dict[str, frozenset[str]]) -> Block |
         values = launch.values.get(local, [])
         number = values[0] if len(values) == 1 else value
         if number.type != "integer":
-            return None
+            size = _computed(launch, facts, name, value) if not known[name] or _reads(launch, name) else 0
+            if not size:
+                return None
+            sizes.add(size)
+            continue
         passed = launch.passed(facts.site.kernel)
         sharing = [other for other, item in passed.items() if text_of(item) == text_of(value)]
         counted = [other for other in sharing if other not in known or known[other]]
@@ -81,10 +87,48 @@ def _block(facts: Facts, name: str, known: dict[str, frozenset[str]]) -> Block |
     return Block(name, size, tuple(grids)) if size and not size & (size - 1) else None
 
 
+def _reads(launch: Launch, name: str) -> bool:
+    """Whether the grid is a lambda that reads a block size from the configuration."""
+    holder = field(field(launch.call, "function"), "subscript")
+    if holder is not None and holder.type == "identifier":
+        values = launch.values.get(text_of(holder), [])
+        holder = values[0] if len(values) == 1 else None
+    if holder is None or holder.type != "lambda":
+        return False
+    meta = text_of(field(holder, "parameters"))
+    return any(f"{meta}[{quote}{name}{quote}]" in text_of(holder) for quote in ("'", '"'))
+
+
+def _computed(launch: Launch, facts: Facts, name: str, value: Node) -> int:
+    """The size in the observed launch of a block that a launcher computes; 0 if something else there depends on it.
+
+    The grid, unless it reads the configuration, and the other arguments must not depend on it. The number of warps may, since a
+    configuration sets it, too. A size that callers of the launcher pass stays theirs.
+    """
+    size = facts.constants.get(name)
+    if not isinstance(size, int) or (value.type == "identifier" and not launch.values.get(text_of(value))):
+        return 0
+    if value.type not in ("identifier", "call", "conditional_expression"):
+        return 0
+    tainted = {text_of(value)} if value.type == "identifier" else set()
+    for _ in range(len(launch.values)):
+        tainted |= {
+            local for local, values in launch.values.items() if any(tainted & set(names_in(item)) for item in values)
+        }
+    keywords = [item for key, item in launch.keywords.items() if key not in OPTIONS]
+    others = [item for item in (*launch.positional, *keywords) if item != value]
+    others += [launch.grid] if launch.grid is not None else []
+    subscript = field(field(launch.call, "function"), "subscript")
+    others += [subscript] if subscript is not None else []
+    return 0 if any(tainted & set(names_in(item)) for item in others) else size
+
+
 def _passed(launch: Launch, facts: Facts, name: str) -> Node | None:
     """The argument that passes a block size: by keyword, or the last one by position."""
     if name in launch.keywords:
         return launch.keywords[name]
+    if has_unknown_positions(launch):
+        return None
     position = list(facts.site.kernel.parameters).index(name)
     return launch.positional[-1] if launch.positional and position == len(launch.positional) - 1 else None
 

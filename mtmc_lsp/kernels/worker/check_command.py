@@ -1,0 +1,244 @@
+"""Runs versions of kernels on the GPU, and compares their results with those of the file as it stands. Runs in workers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from mtmc_lsp.capture.worker.user_module import load_user_module
+from mtmc_lsp.core.workload import WorkloadSource
+from mtmc_lsp.kernels.messages import (
+    NOT_RUN,
+    VARIES,
+    CaseTrace,
+    Fault,
+    FaultKind,
+    KernelCheckRequest,
+    LaunchWork,
+    TraceAnswer,
+    TraceCase,
+)
+from mtmc_lsp.kernels.worker.launch_call import kernel_call
+from mtmc_lsp.kernels.worker.launch_record import launch_of
+from mtmc_lsp.kernels.worker.results import difference, distribute, tensors_of
+from mtmc_lsp.process.gpu_lock import let_timings_pass
+from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared, share_kernels
+from mtmc_lsp.timing.worker.timing_commands import device_name
+from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
+from mtmc_lsp.verify.worker.run_target import is_interpreted
+
+MOST_CONFIGS = 16
+"""Configurations of an autotuner that are compared, one after the other."""
+
+_modules: dict[str, ModuleType] = {}
+_expected: dict[tuple[str, str], list[torch.Tensor]] = {}
+
+
+def check(request: KernelCheckRequest) -> TraceAnswer:
+    """Run a version on each case, once for each configuration of its autotuners, and compare the results."""
+    if is_interpreted():
+        prepare_interpreter()
+    try:
+        module = _module(request, request.source)
+    except Exception as error:  # the user's code raises anything
+        return TraceAnswer((), f"{type(error).__name__}: {error}")
+    return TraceAnswer(tuple(_checked(module, request, case) for case in request.cases))
+
+
+def _module(request: KernelCheckRequest, text: str) -> ModuleType:
+    if text not in _modules:
+        name = f"checked_kernels_{len(_modules)}"
+        _modules[text] = load_user_module(request.workload.target.path, text, name)
+        share_kernels(_modules[text])
+    return _modules[text]
+
+
+def _checked(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -> CaseTrace:
+    launches: list[LaunchWork] = []
+    try:
+        expected = _original(request, case, launches if request.source == request.original else [])
+    except Exception as error:  # the user's code raises anything
+        _raise_if_lost(error)
+        if request.source != request.original:
+            return CaseTrace(case, refusal=NOT_RUN)
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        return CaseTrace(case, (Fault(FaultKind.RAISES, 0, "", text),))
+    if request.source == request.original:
+        return CaseTrace(case, (), launches=tuple(launches))
+    numbers = _config_numbers(module, _module(request, request.original))
+    if not is_interpreted():
+        compile_ahead(lambda: _results(module, request, case), numbers)
+    for number in numbers:
+        let_timings_pass()
+        launches.clear()
+        kernel = ""
+        try:
+            with _only_config(module, number), recording(launches):
+                results = _results(module, request, case)
+        except Exception as error:  # the user's code raises anything
+            _raise_if_lost(error)
+            if number and type(error).__name__ in ("OutOfResources", "CompileTimeAssertionFailure", "PTXASError"):
+                # The autotuner leaves such configurations out.
+                continue
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            return CaseTrace(case, (Fault(FaultKind.RAISES, 0, kernel, text),))
+        kernel = launches[-1].launch.kernel if launches else ""
+        detail = difference(results, expected)
+        if detail and _varies(request, case):
+            return CaseTrace(case, refusal=VARIES)
+        if detail:
+            suffix = f" with configuration {number + 1}" if number else ""
+            return CaseTrace(case, (Fault(FaultKind.WRONG_VALUES, 0, kernel, f"{detail} on the GPU{suffix}"),))
+    return CaseTrace(case, (), launches=tuple(launches))
+
+
+def _varies(request: KernelCheckRequest, case: TraceCase) -> bool:
+    """Whether the file as it stands computes something else in a second run."""
+    module = _module(request, request.original)
+    with _only_config(module, 0):
+        again = _results(module, request, case)
+    return bool(difference(again, _expected[request.original, str(case)]))
+
+
+def _raise_if_lost(error: Exception) -> None:
+    """Raise an error after which this process cannot use the GPU any more."""
+    if "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError":
+        raise error
+
+
+def _original(request: KernelCheckRequest, case: TraceCase, launches: list[LaunchWork]) -> list[torch.Tensor]:
+    key = (request.original, str(case))
+    if key not in _expected or request.source == request.original:
+        module = _module(request, request.original)
+        with _only_config(module, 0), recording(launches):
+            _expected[key] = [tensor.detach().cpu() for tensor in _results(module, request, case)]
+    return _expected[key]
+
+
+def _results(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -> list[torch.Tensor]:
+    """The results of a call, and its arguments after it."""
+    call = kernel_call(module, request.workload, device_name(), case.sizes, case.seed)
+    for value in call.values:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            with torch.no_grad():
+                distribute(value, case.distribution)
+    # A test of the file may call backward().
+    with poisoned(), compiling_unshared(), torch.set_grad_enabled(request.workload.source is WorkloadSource.SCRIPT):
+        returned = call.run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return [tensor.cpu() for tensor in tensors_of([*tree_leaves(returned), *call.values])]
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """Fill new tensors with NaN: elements that no kernel writes are not compared."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+# Autotuners ----------------------------------------------------------------------------------------------------------
+
+
+def _autotuners(module: ModuleType) -> dict[str, Any]:
+    from triton.runtime.autotuner import Autotuner
+
+    return {name: value for name, value in vars(module).items() if isinstance(value, Autotuner)}
+
+
+def _config_numbers(module: ModuleType, original: ModuleType) -> list[int]:
+    """The numbers of the configurations to run: the first one, and those that the file as it stands does not have."""
+    before = {name: set(map(str, tuner.configs)) for name, tuner in _autotuners(original).items()}
+    new = {
+        number
+        for name, tuner in _autotuners(module).items()
+        for number, config in enumerate(tuner.configs)
+        if number and str(config) not in before.get(name, ())
+    }
+    return [0, *sorted(new)[:MOST_CONFIGS]]
+
+
+@contextlib.contextmanager
+def _only_config(module: ModuleType, number: int) -> Iterator[None]:
+    """Let each autotuner use one configuration without measuring."""
+    tuners = list(_autotuners(module).values())
+    before = [tuner.configs for tuner in tuners]
+    for tuner in tuners:
+        tuner.configs = [tuner.configs[min(number, len(tuner.configs) - 1)]]
+    try:
+        yield
+    finally:
+        for tuner, configs in zip(tuners, before, strict=True):
+            tuner.configs = configs
+
+
+@contextlib.contextmanager
+def recording(launches: list[LaunchWork]) -> Iterator[None]:
+    """Note the launches of kernels; of an autotuner, the last one, with what it chose."""
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    originals = {kind: kind.run for kind in (JITFunction, InterpretedFunction, Autotuner)}
+    in_tuner: list[LaunchWork | None] = []
+
+    def launched(original: Any) -> Any:
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(Exception):
+                work = _work(self, args, kwargs)
+                if in_tuner:
+                    in_tuner[-1] = work
+                else:
+                    launches.append(work)
+            return original(self, *args, **kwargs)
+
+        return run
+
+    def tuned(original: Any) -> Any:
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            in_tuner.append(None)
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                work = in_tuner.pop()
+                if work is not None:
+                    launches.append(work)
+
+        return run
+
+    for kind, original in originals.items():
+        setattr(kind, "run", (tuned if kind is Autotuner else launched)(original))  # noqa: B010
+    try:
+        yield
+    finally:
+        for kind, original in originals.items():
+            setattr(kind, "run", original)  # noqa: B010
+
+
+def _work(kernel: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> LaunchWork:
+    names = list(kernel.arg_names)
+    if hasattr(kernel, "params"):
+        constants = [parameter.name for parameter in kernel.params if parameter.is_constexpr]
+    else:
+        constants = [name for name, kind in kernel.fn.__annotations__.items() if "constexpr" in str(kind)]
+    values = {**dict(zip(names, args, strict=False)), **kwargs}
+    grid = kwargs.get("grid")
+    grid = grid(values) if callable(grid) else grid
+    grid = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
+    sizes = tuple(int(size) for size in grid) + (1,) * (3 - len(grid))
+    programs = sizes[0] * sizes[1] * sizes[2]
+    described = SimpleNamespace(fn=kernel.fn, constexprs=constants)
+    launch = launch_of(kernel.fn.__name__, described, values, kwargs)
+    numbers = {name: value for name, value in values.items() if type(value) is int and name in names}
+    return LaunchWork(launch, sizes, programs, programs, 0.0, numbers)

@@ -1,0 +1,35 @@
+"""Runs a file as a program, and returns what it prints. Runs in workers, each of which runs one file."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import runpy
+import sys
+
+from mtmc_lsp.kernels.messages import ProgramAnswer, ProgramRequest
+from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared
+
+
+def run_program(request: ProgramRequest) -> ProgramAnswer:
+    """Run the file with the name ``__main__``; other runs time while it compiles."""
+    output, problem = io.StringIO(), ""
+    sys.argv, folder = [request.path], os.path.dirname(request.path)
+    sys.path.insert(0, folder)
+    try:
+        with contextlib.redirect_stdout(output), compiling_unshared():
+            runpy.run_path(request.path, run_name="__main__")
+            _finish()
+    except SystemExit as error:
+        problem = f"SystemExit: {error.code}" if error.code else ""
+    except Exception as error:  # the user's code raises anything
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+    return ProgramAnswer(output.getvalue(), problem)
+
+
+def _finish() -> None:
+    """Wait for the GPU, so that errors of kernels show."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()

@@ -1,0 +1,98 @@
+"""Versions run as they would on a GPU, one configuration after the other; here under Triton's interpreter."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mtmc_lsp.kernels.messages import VARIES, CaseTrace, FaultKind, KernelCheckRequest, ProgramRequest, TraceCase
+from mtmc_lsp.process.worker_process import Worker
+from mtmc_lsp.source.targets import find_target
+from mtmc_lsp.source.workload.directive import parse_directive
+from tests.kernels.observing import HEADER
+
+TUNED = (
+    HEADER
+    + """\
+@triton.autotune(configs=[
+    triton.Config({"BLOCK": 32}, num_warps=4),
+], key=["n"])
+@triton.jit
+def double_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets, mask=offsets < n, other=0.0)
+    tl.store(out_ptr + offsets, 2 * x, mask=offsets < n)
+
+
+# mtmc: x=f32[N] N=100
+def double(x):
+    out = torch.empty_like(x)
+    double_kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, out, x.numel())
+    return out
+"""
+)
+CASE = TraceCase({"N": 100})
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with Worker(sys.executable, cwd=str(tmp_path_factory.mktemp("check")), env={"TRITON_INTERPRET": "1"}) as started:
+        yield started
+
+
+def checked(worker: Worker, source: str, original: str = TUNED) -> CaseTrace:
+    target = find_target(original.encode(), "/tmp/model.py", "double")
+    workload = parse_directive(original.encode(), target, "/tmp/model.py")
+    assert workload is not None
+    answer = worker.call(KernelCheckRequest(workload, original, source, (CASE,)), 120)
+    assert not answer.problem
+    return answer.cases[0]
+
+
+def with_configuration(text: str) -> str:
+    first = '    triton.Config({"BLOCK": 32}, num_warps=4),\n'
+    return TUNED.replace(first, f"{first}    {text},\n")
+
+
+def test_the_file_as_it_stands_tells_its_launches(worker: Worker) -> None:
+    trace = checked(worker, TUNED)
+    assert trace.is_sound
+    assert [work.grid for work in trace.launches] == [(4, 1, 1)]
+    assert trace.launches[0].launch.kernel == "double_kernel"
+    assert trace.launches[0].launch.constexprs["BLOCK"] == 32
+    assert trace.launches[0].numbers["n"] == 100
+
+
+def test_every_new_configuration_is_compared(worker: Worker) -> None:
+    assert checked(worker, with_configuration('triton.Config({"BLOCK": 64}, num_warps=4)')).is_sound
+    wrong = with_configuration('triton.Config({"BLOCK": 64}, num_warps=4)')
+    wrong = wrong.replace("tl.store(out_ptr + offsets, 2 * x", "tl.store(out_ptr + offsets, (2 + BLOCK // 64) * x")
+    fault = checked(worker, wrong).faults[0]
+    assert fault.kind is FaultKind.WRONG_VALUES
+    assert fault.detail.endswith("on the GPU with configuration 2")
+
+
+def test_an_exception_of_a_version_is_a_fault(worker: Worker) -> None:
+    fault = checked(worker, TUNED.replace("    return out\n", "    return out + missing\n")).faults[0]
+    assert fault.kind is FaultKind.RAISES
+    assert "missing" in fault.detail
+
+
+def test_a_program_runs_as_main_and_its_output_comes_back(worker: Worker, tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text("if __name__ == '__main__':\n    print('result', 3)\n")
+    assert worker.call(ProgramRequest(str(file)), 60).output == "result 3\n"
+    file.write_text("print('begun')\nraise ValueError('no input')\n")
+    answer = worker.call(ProgramRequest(str(file)), 60)
+    assert (answer.output, answer.problem) == ("begun\n", "ValueError: no input")
+
+
+def test_a_file_whose_results_vary_is_not_compared(worker: Worker) -> None:
+    varying = TUNED.replace("    return out\n", "    return out + next(numbers)\n").replace(
+        "# mtmc:", "from itertools import count\n\nnumbers = count()\n\n\n# mtmc:"
+    )
+    trace = checked(worker, varying.replace("out + next", "5 + out + next"), varying)
+    assert trace.refusal == VARIES

@@ -1,0 +1,87 @@
+"""Kernels are compiled with all configurations before a call runs, without launching anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import triton
+import triton.language as tl
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
+
+from mtmc_lsp.kernels.worker.time_command import recording_launches, short_benchmarks
+from mtmc_lsp.process.worker.kernel_compilation import compile_ahead
+
+
+def double_kernel(x_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(x_ptr, 2 * BLOCK)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The keyword arguments of each compilation."""
+    calls: list[dict[str, Any]] = []
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        calls.append(kwargs)
+        if kwargs.get("BLOCK") == 64:
+            raise ValueError("out of shared memory")
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    return calls
+
+
+def tuner() -> Any:
+    configs = [triton.Config({"BLOCK": size}, num_warps=4) for size in (32, 64, 128)]
+    return Autotuner(JITFunction(double_kernel), ["x_ptr", "BLOCK"], configs, [], None, None)
+
+
+def test_every_configuration_is_compiled_and_none_is_launched(compiled: list[dict[str, Any]]) -> None:
+    kernel = tuner()
+
+    def call() -> None:
+        kernel.run(3, grid=(1,), warmup=False)
+        raise ValueError("the results are missing")
+
+    compile_ahead(call)
+    # One that does not compile does not stop the others.
+    assert [(kwargs["BLOCK"], kwargs["warmup"]) for kwargs in compiled] == [(32, True), (64, True), (128, True)]
+
+
+def test_only_the_chosen_configurations_are_compiled(compiled: list[dict[str, Any]]) -> None:
+    kernel = tuner()
+    compile_ahead(lambda: kernel.run(3, grid=(1,), warmup=False), [0, 2])
+    assert [kwargs["BLOCK"] for kwargs in compiled] == [32, 128]
+
+
+def test_a_kernel_without_an_autotuner_is_compiled_as_it_is_launched(compiled: list[dict[str, Any]]) -> None:
+    kernel = JITFunction(double_kernel)
+    compile_ahead(lambda: kernel[(2,)](3, BLOCK=16))
+    assert [(kwargs["BLOCK"], kwargs["grid"], kwargs["warmup"]) for kwargs in compiled] == [(16, (2,), True)]
+
+
+def test_autotuners_measure_for_a_shorter_time_unless_the_author_says_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import testing
+
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(testing, "do_bench", lambda call, **options: asked.append(options))
+    with short_benchmarks():
+        testing.do_bench(lambda: None, quantiles=(0.5,))
+        testing.do_bench(lambda: None, warmup=1, rep=300)
+    testing.do_bench(lambda: None)
+    assert asked == [{"warmup": 5, "rep": 25, "quantiles": (0.5,)}, {"warmup": 1, "rep": 300}, {}]
+
+
+def test_a_repeated_launch_of_an_autotuner_measures_nothing_while_it_is_compiled(
+    compiled: list[dict[str, Any]],
+) -> None:
+    kernel, launches = tuner(), list[Any]()
+    kernel.configs = kernel.configs[:1]
+    with recording_launches(launches):
+        kernel.run(3, grid=(1,), warmup=False)
+    kernel.configs = tuner().configs
+    compiled.clear()
+    compile_ahead(lambda: [launch() for launch in launches])
+    assert [kwargs["warmup"] for kwargs in compiled] == [True, True, True]
+    assert not kernel.cache, "no configuration was chosen by launches that did not run"

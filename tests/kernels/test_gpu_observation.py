@@ -1,0 +1,130 @@
+"""What is observed, compared and timed on a machine with a GPU, with scripted processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from mtmc_lsp.app.kernels.tools import KernelTools
+from mtmc_lsp.core.errors import FailureKind, GpuInUse, MtmcError, WorkerFailed
+from mtmc_lsp.core.results import VerdictStatus
+from mtmc_lsp.core.workload import WorkloadSource
+from mtmc_lsp.kernels.messages import VARIES, CaseTrace, Fault, FaultKind, TraceAnswer, TraceCase
+from mtmc_lsp.kernels.optimizer import compared
+
+ORIGINAL, VERSION = b"original", b"version"
+CASES = [TraceCase({"N": 1}), TraceCase({"N": 2}), TraceCase({"N": 3})]
+WRONG = Fault(FaultKind.WRONG_VALUES, 0, "kernel", "a result has a relative error of 1.0e-01 on the GPU")
+
+
+class Session:
+    """Answers from a script; notes which text each of them observed."""
+
+    def __init__(self, *, is_too_long: bool = False, faults: tuple[Fault, ...] = ()) -> None:
+        workload = SimpleNamespace(source=WorkloadSource.DIRECTIVE)
+        opened = SimpleNamespace(text=ORIGINAL)
+        self.target = SimpleNamespace(opened=opened, workload=workload, observed_workload=workload)
+        self.is_too_long, self.faults = is_too_long, faults
+        self.interpreted: list[bytes] = []
+        self.checked: list[bytes] = []
+
+    def trace(self, text: bytes, cases: Sequence[TraceCase], **options: Any) -> Sequence[CaseTrace]:
+        self.interpreted.append(text)
+        if self.is_too_long:
+            raise WorkerFailed("it took too long", kind=FailureKind.TIMEOUT)
+        return [CaseTrace(case) for case in cases]
+
+    def check(self, text: bytes, cases: Sequence[TraceCase], lock: object, seconds: float) -> TraceAnswer:
+        self.checked.append(text)
+        faults = self.faults if text == VERSION else ()
+        return TraceAnswer(tuple(CaseTrace(case, faults) for case in cases))
+
+
+def tools_of(session: Session, monkeypatch: pytest.MonkeyPatch) -> KernelTools:
+    monkeypatch.setattr(KernelTools, "has_gpu", True)
+    monkeypatch.setattr(KernelTools, "_gpu", "")
+    return KernelTools(cast(Any, session))
+
+
+def test_what_the_interpreter_cannot_run_in_time_is_observed_on_the_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(is_too_long=True)
+    tools = tools_of(session, monkeypatch)
+    before = tools.observe(ORIGINAL, CASES)
+    assert not tools.is_interpreted
+    assert compared(before, tools.observe(VERSION, CASES)).is_correct
+    assert session.interpreted == [ORIGINAL], "versions do not wait for the interpreter again"
+    assert session.checked == [ORIGINAL, VERSION]
+
+
+def test_a_version_that_differs_on_the_gpu_is_not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(faults=(WRONG,))
+    tools = tools_of(session, monkeypatch)
+    before = tools.observe(ORIGINAL, CASES)
+    verdict = compared(before, tools.observe(VERSION, CASES))
+    assert not verdict.is_correct
+    assert "on the GPU" in verdict.reason
+    assert (session.interpreted, session.checked) == ([ORIGINAL], [VERSION])
+
+
+def test_a_sound_version_is_also_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session()
+    tools = tools_of(session, monkeypatch)
+    before = tools.observe(ORIGINAL, CASES)
+    assert compared(before, tools.observe(VERSION, CASES)).is_correct
+    assert session.interpreted == [ORIGINAL, VERSION]
+
+
+def test_a_disturbed_timing_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[object] = [GpuInUse("another program"), "timing"]
+
+    class Clock:
+        def time(self, request: object) -> object:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    session = Session()
+    cast(Any, session).importable = lambda text: text.decode()
+    session.target.workload = session.target.observed_workload
+    tools = tools_of(session, monkeypatch)
+    tools._timekeeper = cast(Any, Clock())
+    assert cast(Any, tools.time(VERSION, None, 1.0, 0.0)) == "timing"
+    assert not answers
+
+
+def test_the_test_is_timed_where_the_kernels_do_not_accept_generated_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[object] = []
+
+    class Clock:
+        def time(self, request: Any) -> object:
+            timed.append(request.workload)
+            if request.workload is generated:
+                raise MtmcError("internal error in kernels.time: AcceleratorError: CUDA error")
+            return "timing"
+
+    session, closed = Session(), list[bool]()
+    extra: Any = session
+    extra.importable = lambda text: text.decode()
+    extra.plain_worker = lambda: SimpleNamespace(close=lambda: closed.append(True))
+    generated, test = (SimpleNamespace(source=source) for source in (WorkloadSource.DIRECTIVE, WorkloadSource.SCRIPT))
+    session.target.workload, session.target.observed, session.target.observed_workload = generated, test, test
+    tools = tools_of(session, monkeypatch)
+    tools._timekeeper = cast(Any, Clock())
+    assert cast(Any, tools.time(VERSION, None, 1.0, 0.0)) == "timing"
+    assert cast(Any, tools.time(VERSION, ORIGINAL, 1.0, 0.0)) == "timing"
+    assert timed == [generated, test, test]
+    assert closed == [True], "a process that lost the GPU ends"
+
+
+def test_results_that_vary_from_run_to_run_certify_nothing() -> None:
+    before = [CaseTrace(CASES[0])]
+    verdict = compared(before, [CaseTrace(CASES[0], refusal=VARIES)])
+    assert verdict.status is VerdictStatus.UNCERTIFIABLE
+    assert verdict.reason == VARIES
+    assert compared(
+        [*before, CaseTrace(CASES[1])], [CaseTrace(CASES[0], refusal=VARIES), CaseTrace(CASES[1])]
+    ).is_correct
