@@ -16,9 +16,11 @@ from mtmc_lsp.policies.history import tried_actions
 from mtmc_lsp.policies.lm.action_text import STOP_TEXT, action_text, action_texts
 from mtmc_lsp.policies.lm.messages import ScoreRequest, Scores
 from mtmc_lsp.policies.lm.policy_folder import LmPolicyDescription, read_description
+from mtmc_lsp.policies.lm.numbers import action_numbers, choices_text, numbered_texts, version_text
 from mtmc_lsp.policies.lm.prompt import Tried, device_text, schedule_text, state_text, task_text
 from mtmc_lsp.process.protocol import GpuLock
 from mtmc_lsp.process.worker_process import Worker
+from mtmc_lsp.policies.state_features import Version, version_of
 from mtmc_lsp.schedule.schedule import Schedule
 
 LOAD_SECONDS = 300.0
@@ -70,6 +72,7 @@ class LmPolicy:
         self.answers: list[Scores] = []
         """Of all decisions so far."""
         self._load_seconds = 0.0
+        self._version: tuple[tuple[object, object, object], Version] | None = None
 
     def choices(self, state: State, actions: Sequence[MacroAction]) -> list[Choice]:
         """The probability of each action and of STOP, the most probable first.
@@ -79,8 +82,9 @@ class LmPolicy:
             RequestError: the model or its adapter cannot be loaded.
             WorkerFailed: the worker crashed or took too long; the next call starts another one.
         """
-        text = describe(state, self.description)
-        texts = (*action_texts(actions), STOP_TEXT)
+        version = self._version_of(state)
+        text = describe(state, actions, self.description, version)
+        texts = (*choice_texts(actions, version), STOP_TEXT)
         request = ScoreRequest(str(self._folder), self._device, text, texts)
         end = float("inf") if state.deadline is None else state.deadline
         scores = self.worker.call(request, SCORE_SECONDS if self._load_seconds else LOAD_SECONDS, self._lock, end)
@@ -92,6 +96,13 @@ class LmPolicy:
             Choice(action, probability, _reason(probability, index, [(p, t) for p, _, t in options], about))
             for index, (probability, action, _) in enumerate(options)
         ]
+
+    def _version_of(self, state: State) -> Version:
+        """The present version with its predicted time; consecutive decisions share it."""
+        key = (state.capture, state.candidate, state.device)
+        if self._version is None or any(a is not b for a, b in zip(key, self._version[0], strict=True)):
+            self._version = (key, version_of(state))
+        return self._version[1]
 
     @property
     def latency(self) -> Latency | None:
@@ -106,15 +117,30 @@ class LmPolicy:
         self.worker.close()
 
 
-def describe(state: State, description: LmPolicyDescription) -> str:
-    """The state as the policy was trained to read it."""
+def choice_texts(actions: Sequence[MacroAction], version: Version) -> list[str]:
+    """The choices as the policy was trained to read them: what the cost model predicts, and the action."""
+    numbers = [action_numbers(action, version) for action in actions]
+    return numbered_texts(action_texts(actions), numbers, version.predicted_us)
+
+
+def describe(
+    state: State, actions: Sequence[MacroAction], description: LmPolicyDescription, version: Version | None = None
+) -> str:
+    """The state as the policy was trained to read it.
+
+    Args:
+        actions: the choices besides STOP.
+        version: of the state, if it is known already.
+    """
+    version = version or version_of(state)
     schedule = from_json(Schedule, state.candidate.schedule)
     tokens = description.state_tokens
     return state_text(
         device_text(state.device) if description.hardware else "",
         task_text(state.capture.graph, tokens=tokens),
-        schedule_text(schedule, tokens=tokens),
+        f"{schedule_text(schedule, tokens=tokens)}\n{version_text(version)}",
         tried_steps(state) if description.history else [],
+        choices_text([action_numbers(action, version) for action in actions], version.predicted_us),
         tokens=tokens,
     )
 

@@ -122,6 +122,12 @@ class LmParameters:
     supervised_rate: float = 2e-4
     """Learning rate; usual for LoRA. Falls linearly to a tenth."""
 
+    target_temperature: float = 0.1
+    """Of the probabilities that the supervised start imitates: a choice that reaches 10 % more is about 2.7 times as probable. So
+    actions that are equally good up to noise are not held against each other."""
+    stop_gain: float = 0.02
+    """What STOP is worth beside actions that gain, as a logarithm of a speedup: as for the ranker, 2 %."""
+
     warmup_updates: int = 8
     """Updates of the value head alone before PPO: 8 times 16 walks of about 4 steps are 512 steps (released)."""
     ppo_updates: int = 200

@@ -24,6 +24,10 @@ from mtmc_lsp.training.lm.worker.new_model import new_model
 from mtmc_lsp.training.lm.worker.ppo import ValueHead
 
 
+GPU_BATCHES = 8
+"""How many microbatches a GPU reads at once. It has the memory, and small ones leave it idle."""
+
+
 @dataclass(frozen=True)
 class Situation:
     """A state with its legal actions, as tokens."""
@@ -75,7 +79,7 @@ class PolicyModel:
 
         One microbatch after the other; the hidden states carry no gradient.
         """
-        step = self._parameters.microbatch
+        step = self._parameters.microbatch * (GPU_BATCHES if self.language_model.device.type == "cuda" else 1)
         for start in range(0, len(situations), step):
             several = situations[start : start + step]
             states = read_states(self.language_model, [each.state for each in several])
@@ -90,7 +94,8 @@ class PolicyModel:
         hidden: list[torch.Tensor] = []
         with torch.no_grad():
             for several, last in self.weigh(situations):
-                logs += [each.tolist() for each in several]
+                known = iter(torch.cat(several).tolist())
+                logs += [[next(known) for _ in range(len(each))] for each in several]
                 hidden.append(last)
         return logs, torch.cat(hidden)
 

@@ -5,9 +5,10 @@ All randomness of an update comes from the seed and its number, so a training th
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -81,16 +82,20 @@ class Trainer:
         rate = parameters.supervised_rate * (1 - 0.9 * (update - 1) / self._supervised)
         batch = self._batch(update)
         situations = [self.model.situation(example.state, example.texts) for example in batch]
-        best = iter(example.best for example in batch)
+        rest = list(batch)
         losses, hits = 0.0, 0
-        for logs, _ in self.model.weigh(situations):
-            loss = torch.zeros((), device=logs[0].device)
-            for each in logs:
-                index = next(best)
-                loss = loss - each[index] / len(batch)
-                hits += int(each.argmax().item() == index)
-            loss.backward()
-            losses += loss.item()
+        with fast_products(self.model.language_model.device):
+            for logs, _ in self.model.weigh(situations):
+                several, rest = rest[: len(logs)], rest[len(logs) :]
+                flat = torch.cat(logs)
+                targets = torch.tensor([share for example in several for share in example.targets], device=flat.device)
+                loss = -(flat * targets).sum() / len(batch)
+                loss.backward()
+                found = iter(flat.tolist())
+                for example in several:
+                    scores = [next(found) for _ in example.texts]
+                    hits += scores.index(max(scores)) == example.best
+                losses += loss.item()
         self.model.step(rate)
         return CurvePoint(update, Phase.SUPERVISED, 0.0, rate, loss=losses, accuracy=hits / len(batch))
 
@@ -185,6 +190,18 @@ class Trainer:
             trees = _spread(self.held_out, self._parameters.most_validated)
             reward = greedy_reward(self.model, trees, self._parameters)
         return replace(point, validation_top1=top1, validation_reward=reward)
+
+
+@contextlib.contextmanager
+def fast_products(device: torch.device) -> Iterator[None]:
+    """Products in TF32 on a GPU. Not for PPO, which compares probabilities of one text from two batches of different sizes."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _spread(items: Sequence[Item], most: int) -> list[Item]:
