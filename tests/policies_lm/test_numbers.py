@@ -25,7 +25,15 @@ from tests.planning.situations import H200
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(0.452, "45%"), (0.034, "3%"), (0.0, "0%"), (-0.27, "-25%"), (9.0, "400%"), (None, "unknown"), (math.nan, "unknown")],
+    [
+        (0.452, "45%"),
+        (0.034, "3%"),
+        (0.0, "0%"),
+        (-0.27, "-25%"),
+        (9.0, "400%"),
+        (None, "unknown"),
+        (math.nan, "unknown"),
+    ],
 )
 def test_percentages_are_rounded_coarsely(share: float | None, text: str) -> None:
     assert percent(share) == text

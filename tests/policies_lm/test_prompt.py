@@ -98,7 +98,9 @@ def test_states_keep_within_the_budget(tokens: int) -> None:
     )
     # The device's line and the headings are not cut; they have at most 100 tokens.
     assert 0.5 * tokens < estimated_tokens(text) <= 0.9 * tokens + 100
-    assert "tune operation_99 -> not faster 0.50x\nChoices: 8, best saves 45%\nNext:" in text, "the last step is told first"
+    assert "tune operation_99 -> not faster 0.50x\nChoices: 8, best saves 45%\nNext:" in text, (
+        "the last step is told first"
+    )
     assert f"{300 - text.count(') f32[')} more" in text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import sys
 from collections.abc import Sequence
@@ -9,18 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.learning.policy import Choice
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.policies.history import tried_actions
 from mtmc_lsp.policies.lm.action_text import STOP_TEXT, action_text, action_texts
 from mtmc_lsp.policies.lm.messages import ScoreRequest, Scores
-from mtmc_lsp.policies.lm.policy_folder import LmPolicyDescription, read_description
 from mtmc_lsp.policies.lm.numbers import action_numbers, choices_text, numbered_texts, version_text
-from mtmc_lsp.policies.lm.prompt import Tried, device_text, schedule_text, state_text, task_text
+from mtmc_lsp.policies.lm.policy_folder import LmPolicyDescription, read_description
+from mtmc_lsp.policies.lm.prompt import QUESTION, Tried, device_text, schedule_text, state_text, task_text
+from mtmc_lsp.policies.state_features import Version, version_of
 from mtmc_lsp.process.protocol import GpuLock
 from mtmc_lsp.process.worker_process import Worker
-from mtmc_lsp.policies.state_features import Version, version_of
 from mtmc_lsp.schedule.schedule import Schedule
 
 LOAD_SECONDS = 300.0
@@ -96,6 +98,12 @@ class LmPolicy:
             Choice(action, probability, _reason(probability, index, [(p, t) for p, _, t in options], about))
             for index, (probability, action, _) in enumerate(options)
         ]
+
+    def load(self) -> None:
+        """Load the model, which takes seconds, so that the first decision does not wait as long."""
+        with contextlib.suppress(MtmcError):
+            request = ScoreRequest(str(self._folder), self._device, QUESTION, (STOP_TEXT,))
+            self._load_seconds = self.worker.call(request, LOAD_SECONDS, self._lock).load_seconds
 
     def _version_of(self, state: State) -> Version:
         """The present version with its predicted time; consecutive decisions share it."""

@@ -47,7 +47,8 @@ def reached_gains(tree: DecisionTree, horizon: int) -> dict[str, dict[str, float
     }
     for _ in range(horizon):
         gains = {
-            name: {edge.key: _gain(edge) + values.get(edge.result, 0.0) for edge in edges} for name, edges in kept.items()
+            name: {edge.key: _gain(edge) + values.get(edge.result, 0.0) for edge in edges}
+            for name, edges in kept.items()
         }
         values = {name: max([0.0, *reached.values()]) for name, reached in gains.items()}
     return {name: gains[name] for name, node in tree.nodes.items() if any(edge.outcome in TIMED for edge in node.edges)}

