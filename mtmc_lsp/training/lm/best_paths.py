@@ -74,12 +74,15 @@ def best_path(tree: DecisionTree, horizon: int) -> list[Edge]:
     return path
 
 
-def examples(trees: Iterable[DecisionTree], parameters: LmParameters, *, with_failures: bool) -> list[Example]:
+def examples(
+    trees: Iterable[DecisionTree], parameters: LmParameters, *, with_failures: bool, epoch: int = 0
+) -> list[Example]:
     """One example for each version with a known best action.
 
     Args:
         with_failures: whether to add a second one, in which some of the other actions were tried before without success: so
             the policy sees the histories of a search, and versions where all that pays was tried.
+        epoch: each epoch draws other failures.
     """
     result = []
     for tree in trees:
@@ -88,7 +91,7 @@ def examples(trees: Iterable[DecisionTree], parameters: LmParameters, *, with_fa
             known = (tree, version, edge, gains[version])
             if edge is not None or version != tree.root:
                 result.append(_example(*known, (), parameters))
-            choice = random.Random(f"{parameters.seed} {version}")
+            choice = random.Random(f"{parameters.seed} {epoch} {version}" if epoch else f"{parameters.seed} {version}")
             is_first = version == tree.root
             others = [
                 each for each in tree.nodes[version].edges if each is not edge and not each.is_kept(is_first=is_first)

@@ -128,6 +128,9 @@ class LmParameters:
     stop_gain: float = 0.02
     """What STOP is worth beside actions that gain, as a logarithm of a speedup: as for the ranker, 2 %."""
 
+    text_weight: float = 0.0
+    """Weight of the mean cross-entropy of a token of the best actions' texts, beside that of the choice."""
+
     warmup_updates: int = 8
     """Updates of the value head alone before PPO: 8 times 16 walks of about 4 steps are 512 steps (released)."""
     ppo_updates: int = 200

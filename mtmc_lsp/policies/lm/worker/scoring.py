@@ -137,6 +137,16 @@ def token_log_probabilities(
     return padded.view(len(actions), longest)
 
 
+@dataclass(frozen=True)
+class Weighed:
+    """The actions of several states, one list for each state."""
+
+    logs: list[torch.Tensor]
+    """Log-probabilities after the softmax over the actions of a state."""
+    token_means: list[torch.Tensor]
+    """The mean log-probability of a token of each action: how well the model knows such texts."""
+
+
 def action_log_probabilities(
     model: LanguageModel,
     states: ReadStates,
@@ -144,21 +154,32 @@ def action_log_probabilities(
     normalisation: Normalisation,
 ) -> list[torch.Tensor]:
     """For each state, the log-probabilities of its actions after the softmax over them."""
+    return weigh_actions(model, states, actions, normalisation).logs
+
+
+def weigh_actions(
+    model: LanguageModel,
+    states: ReadStates,
+    actions: Sequence[Sequence[Action]],
+    normalisation: Normalisation,
+) -> Weighed:
+    """The same with what else is known of the texts."""
     flat = [(row, action) for row, several in enumerate(actions) for action in several]
     most = GPU_ROWS if model.device.type == "cuda" else MOST_ROWS
     step = len(flat) if torch.is_grad_enabled() else most
     parts: list[torch.Tensor] = []
     for start in range(0, len(flat), step):
         rows, texts = zip(*flat[start : start + step], strict=True)
-        total = token_log_probabilities(model, states, rows, texts).sum(1)
-        parts.append(total / torch.tensor([float(divisor(text, normalisation)) for text in texts], device=total.device))
-    scores = torch.cat(parts)
+        parts.append(token_log_probabilities(model, states, rows, texts).sum(1))
+    totals = torch.cat(parts)
+    scores = totals / torch.tensor([float(divisor(text, normalisation)) for _, text in flat], device=totals.device)
+    means = totals / torch.tensor([float(len(text.tokens)) for _, text in flat], device=totals.device)
     counts = [len(several) for several in actions]
-    rows = torch.tensor([row for row, _ in flat]).to(scores.device, non_blocking=True)
+    index = torch.tensor([row for row, _ in flat]).to(scores.device, non_blocking=True)
     columns = torch.tensor([column for count in counts for column in range(count)]).to(scores.device, non_blocking=True)
-    padded = scores.new_full((len(counts), max(counts)), -torch.inf).index_put((rows, columns), scores)
-    logs = padded.log_softmax(1).flatten().index_select(0, rows * max(counts) + columns)
-    return list(logs.split(counts))
+    padded = scores.new_full((len(counts), max(counts)), -torch.inf).index_put((index, columns), scores)
+    logs = padded.log_softmax(1).flatten().index_select(0, index * max(counts) + columns)
+    return Weighed(list(logs.split(counts)), list(means.split(counts)))
 
 
 def divisor(action: Action, normalisation: Normalisation) -> int:

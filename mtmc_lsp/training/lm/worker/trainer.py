@@ -45,10 +45,12 @@ class Trainer:
         self.trees = share_of(training, parameters.ablation.data, parameters.seed)
         supervised = parameters.ablation.supervised
         self.examples = examples(self.trees, parameters, with_failures=True) if supervised else []
+        """Of the present epoch."""
+        self._epoch = 0
         self._checked = _spread(examples(self.held_out, parameters, with_failures=False), parameters.most_validated)
         self.model = PolicyModel(parameters, self.trees, device)
-        batches = -(-len(self.examples) // parameters.supervised_batch)
-        self._supervised = parameters.supervised_epochs * batches
+        self._batches = -(-len(self.examples) // parameters.supervised_batch)
+        self._supervised = parameters.supervised_epochs * self._batches
         self._first_ppo = self._supervised + parameters.warmup_updates + 1
         self.updates = self._supervised + parameters.warmup_updates + parameters.ppo_updates
 
@@ -85,12 +87,13 @@ class Trainer:
         rest = list(batch)
         losses, hits = 0.0, 0
         with fast_products(self.model.language_model.device):
-            for logs, _ in self.model.weigh(situations):
-                several, rest = rest[: len(logs)], rest[len(logs) :]
-                flat = torch.cat(logs)
+            for weighed, _ in self.model.weigh(situations):
+                several, rest = rest[: len(weighed.logs)], rest[len(weighed.logs) :]
+                flat = torch.cat(weighed.logs)
                 targets = torch.tensor([share for example in several for share in example.targets], device=flat.device)
                 loss = -(flat * targets).sum() / len(batch)
-                loss.backward()
+                texts = -(torch.cat(weighed.token_means) * targets).sum() / len(batch)
+                (loss + self._parameters.text_weight * texts).backward()
                 found = iter(flat.tolist())
                 for example in several:
                     scores = [next(found) for _ in example.texts]
@@ -100,11 +103,16 @@ class Trainer:
         return CurvePoint(update, Phase.SUPERVISED, 0.0, rate, loss=losses, accuracy=hits / len(batch))
 
     def _batch(self, update: int) -> list[Example]:
-        """The examples of an update; each epoch has its order."""
+        """The examples of an update; each epoch has its order and its histories."""
         size = self._parameters.supervised_batch
-        epoch, number = divmod(update - 1, -(-len(self.examples) // size))
+        epoch, number = divmod(update - 1, self._batches)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self.examples = examples(self.trees, self._parameters, with_failures=True, epoch=epoch)
         order = list(range(len(self.examples)))
         random.Random(f"{self._parameters.seed} epoch {epoch}").shuffle(order)
+        # Epochs have nearly the same number of examples; the first one decides how many batches each has.
+        order = [*order, *order]
         return [self.examples[index] for index in order[number * size : (number + 1) * size]]
 
     def _improve(self, update: int, rollout: Rollout, choice: random.Random, point: CurvePoint) -> CurvePoint:
@@ -142,7 +150,8 @@ class Trainer:
         parameters = self._parameters
         objective = entropy = kl = clipped = 0.0
         rest = list(steps)
-        for logs, _ in self.model.weigh([step.situation for step, _ in steps]):
+        for weighed, _ in self.model.weigh([step.situation for step, _ in steps]):
+            logs = weighed.logs
             several, rest = rest[: len(logs)], rest[len(logs) :]
             device = logs[0].device
             loss = ppo_loss(
