@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from mtmc_lsp.core.action import MacroAction, Stop
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, RequestError, WorkerFailed
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.planners.roofline import RooflinePlanner
-from mtmc_lsp.policies.lm.client import LmPolicy, choice_texts, describe
+from mtmc_lsp.policies.lm.client import LmPolicy, choice_texts, describe, with_stop_margin
 from mtmc_lsp.policies.lm.messages import ScoreRequest
 from mtmc_lsp.policies.lm.opening import LmPlanner, open_lm
 from mtmc_lsp.policies.lm.policy_folder import ADAPTER, DESCRIPTION, read_description
@@ -329,3 +330,9 @@ def test_a_gguf_file_without_its_package_names_the_package(
     with pytest.raises(EnvironmentNotAble, match=r"model\.gguf needs another package: ImportError: Please") as caught:
         load_base(str(tmp_path / "model.gguf"), "cpu")
     assert caught.value.remedy == "Install it for this interpreter: pip install gguf"
+
+
+def test_a_margin_makes_stop_less_probable_and_keeps_the_sum() -> None:
+    assert with_stop_margin((0.2, 0.2, 0.6), 0.0) == [0.2, 0.2, 0.6]
+    changed = with_stop_margin((0.2, 0.2, 0.6), math.log(3.0))
+    assert changed == pytest.approx([1 / 3, 1 / 3, 1 / 3])

@@ -175,3 +175,16 @@ def test_choices_share_the_target_of_the_supervised_start_by_what_they_reach() -
     assert second.targets[1] / second.targets[3] == pytest.approx((1.5 / math.exp(0.02)) ** 10)
     assert last.targets == (0.0, 0.0, 1.0), "nothing gains, so only STOP is right"
     assert all(sum(each.targets) == pytest.approx(1.0) for each in (first, second, last))
+    assert first.regrets == pytest.approx((math.log(3), math.log(3 / 1.2), 0.0, math.log(3)))
+    assert last.regrets == pytest.approx((0.02, 0.02, 0.0)), "trying in vain costs what STOP is worth"
+
+
+def test_a_walk_knows_the_best_speedup_so_far() -> None:
+    walk = Walk(tree(), parameters())
+    take(walk, "split")
+    assert walk.best_gain == 0.0
+    take(walk, "fuse")
+    take(walk, "graph")
+    assert walk.best_gain == pytest.approx(math.log(2.0))
+    take(walk, "tune")
+    assert walk.best_gain == pytest.approx(math.log(3.0))

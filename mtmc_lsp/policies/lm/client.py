@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -92,7 +93,8 @@ class LmPolicy:
         scores = self.worker.call(request, SCORE_SECONDS if self._load_seconds else LOAD_SECONDS, self._lock, end)
         self.answers.append(scores)
         self._load_seconds = scores.load_seconds or self._load_seconds
-        options = sorted(zip(scores.probabilities, (*actions, None), texts, strict=True), key=lambda each: -each[0])
+        probabilities = with_stop_margin(scores.probabilities, self.description.stop_margin)
+        options = sorted(zip(probabilities, (*actions, None), texts, strict=True), key=lambda each: -each[0])
         about = _about(state, self.description)
         return [
             Choice(action, probability, _reason(probability, index, [(p, t) for p, _, t in options], about))
@@ -123,6 +125,15 @@ class LmPolicy:
     def close(self) -> None:
         """End the worker."""
         self.worker.close()
+
+
+def with_stop_margin(probabilities: Sequence[float], margin: float) -> list[float]:
+    """The probabilities if that of STOP, the last one, counts less."""
+    if not margin:
+        return list(probabilities)
+    weights = [*probabilities[:-1], probabilities[-1] * math.exp(-margin)]
+    total = math.fsum(weights)
+    return [weight / total for weight in weights] if total > 0 else list(probabilities)
 
 
 def choice_texts(actions: Sequence[MacroAction], version: Version) -> list[str]:

@@ -28,6 +28,8 @@ class Example:
     best: int
     targets: tuple[float, ...] = ()
     """The probability that each choice should have: STOP and the actions that gain share it by what they reach."""
+    regrets: tuple[float, ...] = ()
+    """What each choice loses against the best one, as a logarithm of a speedup."""
 
 
 def reached_gains(tree: DecisionTree, horizon: int) -> dict[str, dict[str, float]]:
@@ -120,7 +122,9 @@ def _example(
     texts = (*edge_texts(node, left), *[STOP_TEXT] * bool(history))
     gains = [reached.get(edge.key, 0.0) for edge in left]
     targets = _targets([gain if gain > 0 else None for gain in gains], parameters, has_stop=bool(history))
-    return Example(state, texts, left.index(best) if best is not None else len(left), targets)
+    known = [max(0.0, gain) for gain in gains] + [parameters.stop_gain] * bool(history)
+    regrets = tuple(max(known) - gain for gain in known)
+    return Example(state, texts, left.index(best) if best is not None else len(left), targets, regrets)
 
 
 def _targets(gains: Sequence[float | None], parameters: LmParameters, *, has_stop: bool) -> tuple[float, ...]:

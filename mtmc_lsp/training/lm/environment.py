@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from mtmc_lsp.policies.lm.action_text import STOP_TEXT
@@ -50,11 +51,19 @@ class Walk:
         self._stopped = False
         self.total = 0.0
         """Sum of the rewards so far."""
+        self._gain = 0.0
+        self.best_gain = 0.0
+        """Logarithm of the best speedup so far over the user's code."""
 
     @property
     def edges(self) -> list[Edge]:
         """The measured, untried actions of the present version."""
         return [edge for edge in self._tree.nodes[self._version].edges if edge.key not in self._tried]
+
+    @property
+    def has_stop(self) -> bool:
+        """Whether STOP is a choice: a run tries at least one step."""
+        return bool(self._history)
 
     @property
     def texts(self) -> list[str]:
@@ -85,6 +94,8 @@ class Walk:
         self._history.append(tried(edge))
         if edge.result and edge.is_kept(is_first=self._version == self._tree.root):
             self._version = edge.result
+            self._gain += math.log(edge.ratio) if edge.ratio else 0.0
+            self.best_gain = max(self.best_gain, self._gain)
         reward = self._parameters.rewards.of(
             edge.outcome, len(self._history), staged=self._parameters.ablation.staged_rewards
         )

@@ -128,6 +128,9 @@ class LmParameters:
     stop_gain: float = 0.02
     """What STOP is worth beside actions that gain, as a logarithm of a speedup: as for the ranker, 2 %."""
 
+    regret_weight: float = 1.0
+    """Weight of what a draw from the probabilities loses on average, as a logarithm of a speedup, beside their cross-entropy:
+    so a wrong choice counts by what it costs."""
     text_weight: float = 0.0
     """Weight of the mean cross-entropy of a token of the best actions' texts, beside that of the choice."""
 

@@ -92,8 +92,11 @@ def train_lm(
         status = worker.call(start, LOAD_SECONDS)
         on_status(status)
         deadline = time.monotonic() + options.seconds
-        while status.update < status.updates and (left := deadline - time.monotonic()) > 0:
-            request = AdvanceTrainingRequest(min(SLICE_SECONDS, left))
+        is_last = False
+        while status.update < status.updates and not is_last:
+            left = max(0.0, deadline - time.monotonic())
+            is_last = left <= SLICE_SECONDS
+            request = AdvanceTrainingRequest(min(SLICE_SECONDS, left), is_last)
             try:
                 status = worker.call(request, UPDATE_SECONDS + SLICE_SECONDS)
             except WorkerFailed as error:

@@ -20,7 +20,14 @@ from mtmc_lsp.training.lm.parameters import LmParameters
 from mtmc_lsp.training.lm.tree import DecisionTree, share_of
 from mtmc_lsp.training.lm.worker.policy_model import PolicyModel
 from mtmc_lsp.training.lm.worker.ppo import normalised, ppo_loss
-from mtmc_lsp.training.lm.worker.rollout import Rollout, TakenStep, greedy_reward, roll_out
+from mtmc_lsp.training.lm.worker.rollout import (
+    Rollout,
+    TakenStep,
+    endless_walks,
+    greedy_reward,
+    least_stop_margin,
+    roll_out,
+)
 
 Item = TypeVar("Item")
 
@@ -91,9 +98,11 @@ class Trainer:
                 several, rest = rest[: len(weighed.logs)], rest[len(weighed.logs) :]
                 flat = torch.cat(weighed.logs)
                 targets = torch.tensor([share for example in several for share in example.targets], device=flat.device)
+                regrets = torch.tensor([each for example in several for each in example.regrets], device=flat.device)
                 loss = -(flat * targets).sum() / len(batch)
+                regret = (flat.exp() * regrets).sum() / len(batch)
                 texts = -(torch.cat(weighed.token_means) * targets).sum() / len(batch)
-                (loss + self._parameters.text_weight * texts).backward()
+                (loss + parameters.regret_weight * regret + parameters.text_weight * texts).backward()
                 found = iter(flat.tolist())
                 for example in several:
                     scores = [next(found) for _ in example.texts]
@@ -185,6 +194,11 @@ class Trainer:
                 loss.backward()
                 self.model.value_step()
         return float(error)
+
+    def stop_margin(self) -> float:
+        """How far STOP has to lead on held-out trees; 0 if no family is held out."""
+        trees = _spread(self.held_out, self._parameters.most_validated)
+        return least_stop_margin(endless_walks(self.model, trees, self._parameters))
 
     def _validated(self, point: CurvePoint) -> CurvePoint:
         """With the numbers of the held-out trees, if there are any."""
