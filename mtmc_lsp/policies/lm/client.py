@@ -17,6 +17,7 @@ from mtmc_lsp.core.learning.policy import Choice
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.policies.history import tried_actions
 from mtmc_lsp.policies.lm.action_text import STOP_TEXT, action_text, action_texts
+from mtmc_lsp.policies.lm.brief import brief_action, brief_action_texts, brief_schedule, brief_task
 from mtmc_lsp.policies.lm.messages import ScoreRequest, Scores
 from mtmc_lsp.policies.lm.numbers import action_numbers, choices_text, numbered_texts, version_text
 from mtmc_lsp.policies.lm.policy_folder import LmPolicyDescription, read_description
@@ -87,7 +88,7 @@ class LmPolicy:
         """
         version = self._version_of(state)
         text = describe(state, actions, self.description, version)
-        texts = (*choice_texts(actions, version), STOP_TEXT)
+        texts = (*choice_texts(actions, version, names=self.description.names), STOP_TEXT)
         request = ScoreRequest(str(self._folder), self._device, text, texts)
         end = float("inf") if state.deadline is None else state.deadline
         scores = self.worker.call(request, SCORE_SECONDS if self._load_seconds else LOAD_SECONDS, self._lock, end)
@@ -136,10 +137,11 @@ def with_stop_margin(probabilities: Sequence[float], margin: float) -> list[floa
     return [weight / total for weight in weights] if total > 0 else list(probabilities)
 
 
-def choice_texts(actions: Sequence[MacroAction], version: Version) -> list[str]:
+def choice_texts(actions: Sequence[MacroAction], version: Version, *, names: bool = True) -> list[str]:
     """The choices as the policy was trained to read them: what the cost model predicts, and the action."""
     numbers = [action_numbers(action, version) for action in actions]
-    return numbered_texts(action_texts(actions), numbers, version.predicted_us)
+    texts = action_texts(actions) if names else brief_action_texts(actions)
+    return numbered_texts(texts, numbers, version.predicted_us)
 
 
 def describe(
@@ -156,18 +158,18 @@ def describe(
     tokens = description.state_tokens
     return state_text(
         device_text(state.device) if description.hardware else "",
-        task_text(state.capture.graph, tokens=tokens),
-        f"{schedule_text(schedule, tokens=tokens)}\n{version_text(version)}",
-        tried_steps(state) if description.history else [],
+        task_text(state.capture.graph, tokens=tokens) if description.names else brief_task(state.capture),
+        f"{schedule_text(schedule, tokens=tokens) if description.names else brief_schedule(schedule)}\n{version_text(version)}",
+        tried_steps(state, names=description.names) if description.history else [],
         choices_text([action_numbers(action, version) for action in actions], version.predicted_us),
         tokens=tokens,
     )
 
 
-def tried_steps(state: State) -> list[Tried]:
+def tried_steps(state: State, *, names: bool = True) -> list[Tried]:
     """The history of a run in the form of the training data."""
     return [
-        Tried(action_text(step.action), tried.outcome, tried.ratio)
+        Tried(action_text(step.action) if names else brief_action(step.action), tried.outcome, tried.ratio)
         for step, tried in zip(state.history, tried_actions(state.history), strict=True)
     ]
 

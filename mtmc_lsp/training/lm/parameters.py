@@ -111,6 +111,8 @@ class LmParameters:
     """Released: the sum. With it, an untrained SmolLM2-135M gives nearly everything to one short text (entropy of 0.002 nats in
     states of ``scripts/try_lm_policy.py``), and PPO has nothing to explore."""
     state_tokens: int = STATE_TOKENS
+    names: bool = True
+    """Whether texts name operations, shapes and configurations."""
     lora_rank: int = 16
     """Of LoRA on all linear layers of attention and MLP. Rank and alpha are common choices."""
     lora_alpha: int = 32
@@ -174,7 +176,12 @@ class LmParameters:
     ablation: Ablation = field(default_factory=Ablation)
 
 
-NEW_MODEL_RATES: Mapping[str, Any] = {"supervised_epochs": 3, "supervised_rate": 1e-3, "policy_rate": 1e-4}
+NEW_MODEL_RATES: Mapping[str, Any] = {
+    "names": False,
+    "supervised_epochs": 3,
+    "supervised_rate": 1e-3,
+    "policy_rate": 1e-4,
+}
 """What differs for a new model: all its weights are random, so they move further than those of an adapter. On the
 transitions of an H200, choices on held-out families became no better after the second epoch."""
 

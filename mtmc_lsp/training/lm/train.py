@@ -81,7 +81,9 @@ def train_lm(
         EnvironmentNotAble: a package is missing.
         WorkerFailed: the training process crashed.
     """
-    trees = build_trees(programs, versions, transitions, part_of, tokens=options.parameters.state_tokens)
+    trees = build_trees(
+        programs, versions, transitions, part_of, tokens=options.parameters.state_tokens, names=options.parameters.names
+    )
     if all(tree.is_held_out for tree in trees):
         message = "the data holds no tree of a training family"
         raise RequestError(message, remedy="Collect transitions of more programs with mtmc explore.")

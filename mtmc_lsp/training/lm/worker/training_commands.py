@@ -109,6 +109,7 @@ def _export(training: _Training) -> None:
         parameters.state_tokens,
         probe=probe(training.trainer.model.language_model),
         devices=training.gpus,
+        names=parameters.names,
         stop_margin=training.stop_margin,
     )
     write_description(new, description)
