@@ -105,6 +105,8 @@ def solve(options: argparse.Namespace, names: Sequence[str]) -> None:
         print(
             f"{len(contests)} problems, {len(names)} planners, {jobs} at a time on {len(devices)} GPUs", file=sys.stderr
         )
+        if devices:
+            comparison.warm_up(contests[0])
         for contest, records in comparison.run(contests):
             if records:
                 told = ", ".join(f"{record['entrant']} {record['status']}" for record in records)

@@ -65,6 +65,21 @@ def test_the_order_of_the_planners_rotates_from_problem_to_problem(tmp_path: Pat
     assert sorted(positions) == [0, 1, 2]
 
 
+def test_the_first_run_on_a_machine_has_more_time_and_counts_for_nothing(tmp_path: Path) -> None:
+    several = contests(tmp_path, count=1)
+    waiting = PROGRAM[2].replace(
+        "assert request['fresh']\n", "pathlib.Path(request['store'], str(request['seconds'])).touch()\n"
+    )
+    with LocalJobs(1) as jobs:
+        comparison = Comparison(tmp_path / "runs.jsonl", jobs, 600.0, program=(*PROGRAM[:2], waiting))
+        comparison.warm_up(several[0])
+        assert read_runs(tmp_path / "runs.jsonl") == []
+        assert len(list(comparison.run(several))) == 1
+    folder = tmp_path / ".mtmc" / "comparison"
+    assert [file.name for file in (folder / "warm-up").iterdir()] == ["15.0"]
+    assert [file.name for file in (folder / "random").iterdir()] == ["5.0"]
+
+
 def test_a_comparison_that_was_ended_goes_on(tmp_path: Path) -> None:
     several = contests(tmp_path)
     whole = run(tmp_path, several)

@@ -13,14 +13,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.app.bench.jobs import Jobs, Place, Program
 from mtmc_lsp.app.bench.problem import ProblemRequest
 from mtmc_lsp.app.bench.runner import PROGRAM, Plan, append_result
-from mtmc_lsp.app.bench.solving import solve_problem
+from mtmc_lsp.app.bench.solving import Solved, solve_problem
 from mtmc_lsp.app.bench.suite import Problem
 from mtmc_lsp.app.provenance import current_build, without_absolute_paths
 from mtmc_lsp.core.errors import Location, RequestError
@@ -56,6 +56,8 @@ ENTRANTS: Mapping[str, Entrant] = {
     )
 }
 """What can be compared; the first is the reference."""
+PATIENCE = 3.0
+"""How many times as long as others the first run may take, which counts for nothing."""
 REFERENCE = next(iter(ENTRANTS))
 USUAL = tuple(ENTRANTS)[:6]
 
@@ -126,6 +128,14 @@ class Comparison:
         self._seconds = [float(record["wall_seconds"]) for record in known]
         self._writing = threading.Lock()
 
+    def warm_up(self, contest: Contest) -> None:
+        """Solve a problem once without a result: the first run on a machine also measures the GPU and reads all packages."""
+        plan = next(iter(contest.plans.values()))
+        left = self._end - time.monotonic()
+        if not self._known and left > plan.seconds:
+            patient = replace(plan, seconds=min(left, PATIENCE * plan.seconds))
+            self._jobs.result(self._jobs.submit(self._solved, contest, patient, "warm-up"))
+
     def run(self, contests: Sequence[Contest]) -> Iterator[tuple[Contest, list[dict[str, Any]]]]:
         """Yield each problem with its new runs as soon as it is done. A problem is started only if all its runs seem to fit."""
         waiting = list(enumerate(contests))
@@ -170,14 +180,22 @@ class Comparison:
             usual = min(limit, statistics.fmean(self._seconds)) if self._seconds else 0.0
         return time.monotonic() + usual * (len(todo) - 1) + limit <= self._end
 
-    def _record(self, place: Place, contest: Contest, name: str, position: int) -> dict[str, Any]:
-        problem, plan = contest.problem, contest.plans[name]
+    def _solved(self, place: Place, contest: Contest, plan: Plan, name: str) -> Solved:
         store = self._store / name
         store.mkdir(parents=True, exist_ok=True)
-        request = ProblemRequest(
-            *(str(problem.path), problem.target, plan.python, plan.settings, plan.seconds, str(store)), fresh=True
+        known = (
+            str(contest.problem.path),
+            contest.problem.target,
+            plan.python,
+            plan.settings,
+            plan.seconds,
+            str(store),
         )
-        solved = solve_problem(place, self._program, request)
+        return solve_problem(place, self._program, ProblemRequest(*known, fresh=True))
+
+    def _record(self, place: Place, contest: Contest, name: str, position: int) -> dict[str, Any]:
+        problem, plan = contest.problem, contest.plans[name]
+        solved = self._solved(place, contest, plan, name)
         record = {
             "schema": SCHEMA,
             **to_json(current_build()),
