@@ -1,11 +1,11 @@
 """Train lm policies that each leave something out, and replay all of them on the measured trees of held-out families.
 
-Usage: python scripts/ablate_lm.py --data DIR --out FOLDER [--new-model 4M] [--seconds 240] [--jobs 7] [--only NAMES]
+Usage: python scripts/ablate_lm.py --data DIR --out FOLDER [--new-model 1M] [--seconds 180] [--jobs 8] [--only NAMES]
        python scripts/ablate_lm.py --out FOLDER --summary
 
 Each variant is one `mtmc train policy --kind lm` and one `mtmc train replay`, in FOLDER/NAME. Several train at the same time, on
 one GPU too: small models leave it idle most of the time. Start it again to continue trainings that are not complete. Writes
-FOLDER/ablations.json and FOLDER/ablations.md. With the defaults it takes about 6 minutes on one GPU with 16 cores.
+FOLDER/ablations.json and FOLDER/ablations.md. With the defaults it is made for 8 minutes on one GPU with 16 cores.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="transitions that `mtmc explore` wrote")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--new-model", default="4M")
-    parser.add_argument("--seconds", type=float, default=240.0, help="of each training")
+    parser.add_argument("--new-model", default="1M")
+    parser.add_argument("--seconds", type=float, default=180.0, help="of each training")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--updates", type=int, default=60, help="by PPO")
     parser.add_argument("--walks", type=int, default=64, help="per update by PPO")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=7, help="variants at the same time")
+    parser.add_argument("--jobs", type=int, default=8, help="variants at the same time")
     parser.add_argument("--only", default="", help="names of variants, separated by commas")
     parser.add_argument("--programs", type=int, default=0, help="most programs of a replay; 0 for all")
     parser.add_argument("--summary", action="store_true", help="only summarise what is in FOLDER")

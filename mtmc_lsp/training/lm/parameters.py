@@ -178,6 +178,7 @@ class LmParameters:
 
 NEW_MODEL_RATES: Mapping[str, Any] = {
     "names": False,
+    "text_weight": 0.3,
     "supervised_epochs": 3,
     "supervised_rate": 1e-3,
     "policy_rate": 1e-4,
