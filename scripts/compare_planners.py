@@ -124,10 +124,14 @@ def contests_of(suite: str, options: argparse.Namespace, names: Sequence[str]) -
     python = suite_python(place, problems[0], base, options.python)
     environment = describe_environment(python)
     plans: dict[str, Plan] = {}
-    for entrant in map(ENTRANTS.__getitem__, names):
+    for entrant in [ENTRANTS[each] for each in names]:
         policy = options.lm if entrant.needs_policy else options.policy_file if entrant.planner == "ranker" else ""
-        changes: dict[str, object] = {"planner": entrant.planner, "search": entrant.search}
-        settings = read_project_settings(place, None, options.budget, **changes, policy_file=policy or None)
+        changes: dict[str, object] = {
+            "planner": entrant.planner,
+            "search": entrant.search,
+            "policy_file": policy or None,
+        }
+        settings = read_project_settings(place, None, options.budget, **changes)
         settings = settings if policy else replace(settings, policy_file="")
         plans[entrant.name] = Plan(settings, python, options.time_limit or options.budget + LIMIT, environment)
     present = with_files(problems, place, python)

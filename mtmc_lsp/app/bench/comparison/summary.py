@@ -6,7 +6,7 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,7 +112,7 @@ class ComparisonSummary:
 def run_of(record: Mapping[str, Any]) -> Run:
     """A line of the file of runs, as far as it counts."""
     speedup = delivered_ratio(record, "eager")
-    reported = {}
+    reported: dict[int, float] = {}
     for seconds, index, status in record.get("progress", ()):
         if status == "accepted":
             reported.setdefault(index, seconds)
@@ -220,13 +220,9 @@ def _standing(runs: Sequence[Run], reference: Sequence[Run], gains: Sequence[flo
         sum(speedup > 1.0 for speedup in speedups),
         statistics.fmean(run.candidates for run in runs) if runs else 0.0,
         statistics.fmean(run.seconds for run in runs) if runs else 0.0,
-        tuple(_curve(timed, lambda run, k=count: run.after(k)) for count in range(most + 1)) if timed else (),
-        tuple(_curve(timed, lambda run, s=seconds: run.after_seconds(s)) for seconds in SECONDS) if timed else (),
+        tuple(_geometric([run.after(count) for run, _, _ in timed]) for count in range(most + 1)) if timed else (),
+        tuple(_geometric([run.after_seconds(mark) for run, _, _ in timed]) for mark in SECONDS) if timed else (),
     )
-
-
-def _curve(timed: Sequence[tuple[Run, Run, float | None]], value: Callable[[Run], float]) -> float:
-    return _geometric([value(run) for run, _, _ in timed])
 
 
 def _mean(values: Sequence[float]) -> Mean | None:
