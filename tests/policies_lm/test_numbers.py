@@ -53,6 +53,7 @@ def test_a_choice_tells_its_rank_its_saving_and_its_traffic() -> None:
     ]
     assert choices_text(numbers, 80.0) == "Choices: 3, best saves 50%"
     assert choices_text([None], 80.0) == "Choices: 1"
+    assert choices_text(numbers * 10, 80.0) == "Choices: 9, best saves 50%", "as in the largest measured versions"
     assert "saves unknown" in numbered_texts(["a."], numbers[:1], 0.0)[0], "the time of the version is not known"
 
 

@@ -14,7 +14,7 @@ from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.policies.state_features import Version
 
 LAST_RANK = 9
-"""Later positions have one word."""
+"""Later positions have one word, and so have larger numbers of choices: measured versions have few, those of a run many."""
 FINE_PERCENT = 10
 """Percentages below it are rounded to 1, others to 5."""
 MOST_PERCENT = 400
@@ -57,7 +57,7 @@ def choices_text(numbers: Sequence[ActionNumbers | None], predicted_us: float) -
     """``Choices: 8, best saves 45%``: what STOP has to be compared with."""
     best = _best(numbers)
     saves = "" if best is None else f", best saves {_share(best, predicted_us)}"
-    return f"Choices: {len(numbers)}{saves}"
+    return f"Choices: {min(len(numbers), LAST_RANK)}{saves}"
 
 
 def numbered_texts(texts: Sequence[str], numbers: Sequence[ActionNumbers | None], predicted_us: float) -> list[str]:
