@@ -160,7 +160,8 @@ def markdown(summary: ComparisonSummary) -> str:
     for group in summary.groups:
         texts.append(f"## {heading(group)}\n")
         for title, head, rows in tables(group):
-            body = "\n".join(f"| {' | '.join(map(str, row))} |" for row in [head, ["---"] * len(head), *rows])
+            whole: list[Sequence[object]] = [head, ["---"] * len(head), *rows]
+            body = "\n".join(f"| {' | '.join(str(cell) for cell in row)} |" for row in whole)
             texts += [f"{title}:\n", body, ""]
     return "\n".join(texts)
 
