@@ -11,7 +11,7 @@ from mtmc_lsp.core.chat import ChatModel, Message
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.protocols import CannotCode, Coder, Planner, State
 from mtmc_lsp.core.run import Author, Placement, Step
-from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.core.settings import RANDOM, Settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.coder.auto import AutoCoder
 from mtmc_lsp.llm.coder.coder import LlmCoder, editable_code_of
@@ -21,8 +21,10 @@ from mtmc_lsp.llm.open_regions import OPEN_REGION, BuiltinFirstPlanner, OpenRegi
 from mtmc_lsp.llm.planner import MAX_ACTIONS, LlmPlanner, planning_messages
 from mtmc_lsp.llm.redaction import redacted
 from mtmc_lsp.planners.roofline import RooflinePlanner
-from mtmc_lsp.policies.lm.opening import open_lm
+from mtmc_lsp.policies.lm.opening import open_lm, prepare_lm
 from mtmc_lsp.policies.opening import open_ranker
+from mtmc_lsp.policies.planner import PolicyPlanner
+from mtmc_lsp.policies.random import RandomPolicy
 
 RANKERS = {"builtin": RooflinePlanner, "auto": BuiltinFirstPlanner, "llm": OpenRegionPlanner}
 """The planner that lists the legal actions, by coder: a model can write more actions than the built-in coder."""
@@ -59,6 +61,11 @@ class Backends:
         """The same choice without what asks a language model."""
         return Backends(BUILTIN.planner if self.planner == "llm" else self.planner, BUILTIN.coder)
 
+    def prepare(self, settings: Settings) -> None:
+        """Begin what the planner needs before its first choice, beside the capture."""
+        if self.planner == "lm":
+            prepare_lm(settings.policy_file)
+
     def after(self, steps: Sequence[Step]) -> Backends:
         """The backends that can continue after ``steps``: the built-in coder would remove the code that a model wrote."""
         by_model = any(step.candidate is not None and step.candidate.author is Author.MODEL for step in steps)
@@ -88,6 +95,8 @@ class Backends:
             planner = opened.planner
             if opened.note:
                 on_note(opened.note)
+        if self.planner == RANDOM:
+            planner = PolicyPlanner(self.ranking(settings), RandomPolicy())
         if self.planner == "lm":
             planner = open_lm(self.ranking(settings), settings.policy_file, device, on_note)
         if model is not None and self.planner == "llm":

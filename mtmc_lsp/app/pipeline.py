@@ -124,6 +124,7 @@ class Pipeline:
         self._fork_server = self._options.fork_server or self._start_fork_server()
         if self._fork_server is not None and self._options.fork_server is None:
             self._resources.callback(self._fork_server.close)
+        self._options.backends.prepare(self.target.settings)
         return self
 
     def __exit__(

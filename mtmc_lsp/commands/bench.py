@@ -33,7 +33,7 @@ SUITE_G, SUITE_T = "tritonbench-g", "tritonbench-t"
 DEFAULT_OUT = Path("results.jsonl")
 SECONDS = 600.0
 """The default time limit of one problem."""
-LOCAL_PLANNERS = ("roofline", "ranker", "lm")
+LOCAL_PLANNERS = ("roofline", "ranker", "lm", "random")
 """Planners that ask no language model: nobody can agree to one in a bench."""
 MAX_JOBS = 4
 CORES_PER_JOB = 4
@@ -98,7 +98,7 @@ def bench(
     search: Search = None,
     planner: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Who chooses the next step: roofline (the default), ranker or lm."),
+        typer.Option(help="Who chooses the next step: roofline (the default), ranker, lm or random."),
     ] = None,
     policy_file: PolicyFile = None,
     arch: Arch = None,

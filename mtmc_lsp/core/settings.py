@@ -126,6 +126,8 @@ def _archs_problem(archs: tuple[str, ...]) -> str:
 
 BASELINES = ("current", "eager", "compile", "best")
 PLANNERS = ("roofline", "ranker", "lm", "llm")
+RANDOM = "random"
+"""A planner for measurements alone: what chance reaches."""
 SEARCHES = ("greedy", "beam", "mcts")
 CODERS = ("builtin", "auto", "llm")
 PLACES = tuple(place.value for place in Placement)
@@ -153,7 +155,7 @@ CHECKS: dict[str, typing.Callable[[Any], str]] = {
     "precision": lambda value: "" if value in ("budget", "strict") else f"{value!r} is neither budget nor strict",
     "budget_seconds": lambda value: "" if value > 0 else f"{value:g} seconds are not possible; it must be above 0",
     "max_steps": lambda value: "" if value > 0 else f"{value} steps are not possible; it must be above 0",
-    "planner": _one_of(PLANNERS),
+    "planner": lambda value: "" if value == RANDOM else _one_of(PLANNERS)(value),
     "search": _one_of(SEARCHES),
     "coder": _one_of(CODERS),
     "place": _one_of(PLACES),

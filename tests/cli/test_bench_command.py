@@ -45,6 +45,11 @@ def test_a_suite_is_run_once_and_summarised_by_level(suite: Path) -> None:
     assert not any(means["count"] for means in scores[""]["means"]), "nothing is timed without a GPU"
     good = next(r for line in (suite / "r.jsonl").read_text().splitlines() if "stages" in (r := json.loads(line)))
     assert {"capturing", "planning", "compiling", "verifying"} <= set(good["stages"])
+    assert [[index, status] for _, index, status in good["progress"]] == [
+        [step["index"], step["status"]] for step in good["steps"]
+    ]
+    times = [seconds for seconds, _, _ in good["progress"]]
+    assert times == sorted(times) and times[0] > 0 and times[-1] <= good["wall_seconds"]
     assert "version" in good and "commit" in good
     assert str(suite) not in (suite / "r.jsonl").read_text()
     assert sum(good["stages"].values()) <= good["wall_seconds"]

@@ -12,7 +12,7 @@ from mtmc_lsp.app.bench.suite import Problem
 from mtmc_lsp.app.run_recorder import RunConfig
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.json_codec import from_json, to_json
-from mtmc_lsp.core.settings import Settings, read_settings
+from mtmc_lsp.core.settings import PLANNERS, RANDOM, Settings, read_settings
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.policies.planner import PolicyPlanner
 from mtmc_lsp.programs.splits import Split
@@ -54,6 +54,13 @@ def test_the_ranker_is_opened_from_its_file_and_a_missing_one_is_noted(policy_fi
     settings = Settings(planner="ranker", policy_file=str(policy_file.with_name("absent")))
     planner, _ = Backends.from_settings(settings).open(settings, None, on_note=notes.append)
     assert isinstance(planner, RooflinePlanner) and len(notes) == 1
+
+
+def test_chance_can_be_measured_and_is_no_choice_of_users() -> None:
+    settings = Settings(planner=RANDOM)
+    planner, _ = Backends.from_settings(settings).open(settings, None)
+    assert isinstance(planner, PolicyPlanner) and planner._policy.name == RANDOM
+    assert RANDOM not in PLANNERS
 
 
 def test_without_consent_to_a_language_model_the_ranker_stays() -> None:

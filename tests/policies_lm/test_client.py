@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -16,13 +17,14 @@ from mtmc_lsp.core.action import MacroAction, Stop
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, RequestError, WorkerFailed
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.planners.roofline import RooflinePlanner
-from mtmc_lsp.policies.lm.client import LmPolicy, describe
+from mtmc_lsp.policies.lm.client import LmPolicy, choice_texts, describe, with_stop_margin
 from mtmc_lsp.policies.lm.messages import ScoreRequest
 from mtmc_lsp.policies.lm.opening import LmPlanner, open_lm
 from mtmc_lsp.policies.lm.policy_folder import ADAPTER, DESCRIPTION, read_description
 from mtmc_lsp.policies.lm.worker.language_model import load_base
 from mtmc_lsp.policies.lm.worker.score_command import score
 from mtmc_lsp.policies.lm.worker.scoring import action_log_probabilities, encode_action, read_states
+from mtmc_lsp.policies.state_features import version_of
 from tests.golden.pairs import FOLDER, Pair
 from tests.planning.situations import H200
 from tests.policies_lm.tiny import adapted_model, model_folder, write_policy
@@ -66,13 +68,13 @@ def expected_probabilities(state: State, actions: list[MacroAction], folder: Pat
     """By the adapted model in this process, without merging the adapter."""
     import torch
 
-    from mtmc_lsp.policies.lm.action_text import STOP_TEXT, action_texts
+    from mtmc_lsp.policies.lm.action_text import STOP_TEXT
 
     model = adapted_model(folder)
-    texts = [encode_action(model, text) for text in (*action_texts(actions), STOP_TEXT)]
+    texts = [encode_action(model, text) for text in (*choice_texts(actions, version_of(state)), STOP_TEXT)]
     description = read_description(folder)
     with torch.no_grad():
-        states = read_states(model, [model.encode(describe(state, description))])
+        states = read_states(model, [model.encode(describe(state, actions, description))])
         (logs,) = action_log_probabilities(model, states, [texts], description.normalisation)
     return dict(zip((*(action.key for action in actions), "stop"), logs.exp().tolist(), strict=True))
 
@@ -91,7 +93,7 @@ def test_latency_is_measured_and_a_later_decision_reuses_the_state(policy: LmPol
     state = channels_last()
     actions = RooflinePlanner().ranked(state)
     policy.choices(state, actions)
-    policy.choices(state, actions[:2])
+    policy.choices(state, actions)
     latency = policy.latency
     assert latency is not None and latency.decisions >= 2
     assert 0 < latency.median_seconds <= latency.longest_seconds and latency.load_seconds > 0
@@ -168,7 +170,7 @@ def test_without_a_policy_the_roofline_planner_goes_on_with_a_note(tmp_path: Pat
         (lambda text: json.dumps({**json.loads(text), "normalisation": "none"}), "damaged"),
         (
             lambda text: json.dumps({**json.loads(text), "text_format": 99}),
-            "trained with texts of format 99; this version writes 1",
+            "trained with texts of format 99; this version writes 2",
         ),
         (
             lambda text: json.dumps({**json.loads(text), "catalogue": ["fuse", "teleport"]}),
@@ -328,3 +330,9 @@ def test_a_gguf_file_without_its_package_names_the_package(
     with pytest.raises(EnvironmentNotAble, match=r"model\.gguf needs another package: ImportError: Please") as caught:
         load_base(str(tmp_path / "model.gguf"), "cpu")
     assert caught.value.remedy == "Install it for this interpreter: pip install gguf"
+
+
+def test_a_margin_makes_stop_less_probable_and_keeps_the_sum() -> None:
+    assert with_stop_margin((0.2, 0.2, 0.6), 0.0) == [0.2, 0.2, 0.6]
+    changed = with_stop_margin((0.2, 0.2, 0.6), math.log(3.0))
+    assert changed == pytest.approx([1 / 3, 1 / 3, 1 / 3])

@@ -38,6 +38,7 @@ def complete_text(pair: Pair, tokens: int = STATE_TOKENS) -> str:
         task_text(capture.graph, tokens=tokens),
         schedule_text(schedule, tokens=tokens),
         steps,
+        "Choices: 1",
         tokens=tokens,
     )
 
@@ -65,6 +66,7 @@ def test_the_text_of_a_state_is_stable() -> None:
         "Tried:\n"
         "fuse pow_1, mean to mul_8 (6) -> faster 1.25x\n"
         "tune pow_1, mean to mul_8 (6): 2 warps 2 -> faster 1.25x\n"
+        "Choices: 1\n"
         "Next:"
     )
 
@@ -72,9 +74,9 @@ def test_the_text_of_a_state_is_stable() -> None:
 def test_the_beginning_of_the_text_stays_while_a_run_goes_on() -> None:
     """The model reuses what it computed for it."""
     device, task = device_text(H200), task_text(long_graph(50))
-    start = state_text(device, task, "Kernels: none", [])
+    start = state_text(device, task, "Kernels: none", [], "Choices: 3")
     steps = [Tried("fuse everything.", Outcome.WRONG)] * 40
-    later = state_text(device, task, "Kernels: none", steps)
+    later = state_text(device, task, "Kernels: none", steps, "Choices: 2")
     assert start.startswith(f"{device}\n{task}\nKernels: none\nTried:")
     assert later.startswith(f"{device}\n{task}\nKernels: none\nTried:")
 
@@ -91,11 +93,14 @@ def test_states_keep_within_the_budget(tokens: int) -> None:
         task_text(graph, tokens=tokens),
         schedule_text(Schedule(kernels), tokens=tokens),
         steps,
+        "Choices: 8, best saves 45%",
         tokens=tokens,
     )
     # The device's line and the headings are not cut; they have at most 100 tokens.
     assert 0.5 * tokens < estimated_tokens(text) <= 0.9 * tokens + 100
-    assert "tune operation_99 -> not faster 0.50x\nNext:" in text, "the last step is told first"
+    assert "tune operation_99 -> not faster 0.50x\nChoices: 8, best saves 45%\nNext:" in text, (
+        "the last step is told first"
+    )
     assert f"{300 - text.count(') f32[')} more" in text
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from mtmc_lsp.training.lm.messages import CurvePoint, Phase
 from mtmc_lsp.training.lm.parameters import Ablation, LmParameters
 from mtmc_lsp.training.lm.worker import trainer
 from mtmc_lsp.training.lm.worker.ppo import normalised
-from mtmc_lsp.training.lm.worker.rollout import greedy_reward
+from mtmc_lsp.training.lm.worker.rollout import Decision, endless_walks, greedy_reward, least_stop_margin
 from mtmc_lsp.training.lm.worker.trainer import Trainer
 from tests.policies_lm.trees import parameters, tree
 
@@ -108,3 +110,24 @@ def test_an_update_ends_when_the_policy_has_moved_too_far(monkeypatch: pytest.Mo
 
 def _numbers(point: CurvePoint) -> dict[str, object]:
     return {name: value for name, value in vars(point).items() if name != "seconds"}
+
+
+def test_stop_needs_the_least_lead_that_keeps_the_speedup() -> None:
+    never = -math.inf
+    early = ([Decision(never, 0.0), Decision(0.4, 0.1), Decision(0.8, 0.7)], 0.7)
+    assert least_stop_margin([early]) == 0.5, "with 0.25, the walk ends with a gain of 0.1"
+    assert least_stop_margin([([Decision(never, 0.0), Decision(0.4, 0.7)], 0.7)]) == 0.0, "nothing is lost"
+    sure = ([Decision(never, 0.0), Decision(50.0, 0.1)], 0.7)
+    assert least_stop_margin([sure]) == 8.0, "the largest margin"
+    assert least_stop_margin([]) == 0.0
+
+
+def test_walks_that_never_stop_end_with_what_the_most_probable_actions_reach() -> None:
+    options = parameters(warmup_updates=0, ppo_updates=0, supervised_epochs=20)
+    training, _ = trained(options)
+    ((decisions, gain),) = endless_walks(training.model, [tree()], options)
+    assert gain == pytest.approx(math.log(3.0)), "fuse, then tune"
+    assert decisions[0].stop_lead == -math.inf and [each.gain for each in decisions[:3]] == pytest.approx(
+        [0.0, math.log(2.0), math.log(3.0)]
+    )
+    assert decisions[1].stop_lead < 0 < decisions[2].stop_lead, "STOP is right after the best path alone"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,7 +92,8 @@ def test_the_state_tells_the_steps_so_far() -> None:
     take(walk, "split")
     take(walk, "fuse")
     assert walk.state == (
-        "GPU: test\nTask: p\nKernels: 1\nfused\nTried:\nsplit -> does not compile\nfuse -> faster 2.00x\nNext:"
+        "GPU: test\nTask: p\nKernels: 1\nfused\nTried:\nsplit -> does not compile\nfuse -> faster 2.00x\n"
+        "Choices: 3\nNext:"
     )
 
 
@@ -99,7 +101,7 @@ def test_ablations_leave_out_history_hardware_and_staged_rewards() -> None:
     walk = Walk(tree(), parameters(ablation=Ablation(history=False, hardware=False, staged_rewards=False)))
     assert take(walk, "split") == pytest.approx(-0.1)
     assert take(walk, "fuse") == pytest.approx(1.0 - 0.2)
-    assert walk.state == "Task: p\nKernels: 1\nfused\nTried: nothing\nNext:"
+    assert walk.state == "Task: p\nKernels: 1\nfused\nTried: nothing\nChoices: 3\nNext:"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_examples_contain_histories_with_failures() -> None:
     options = parameters()
     plain = examples([tree()], options, with_failures=False)
     assert [each.texts[each.best] for each in plain] == ["fuse.", "tune.", "stop, nothing else will pay."]
-    assert plain[1].state.endswith("Tried:\nfuse -> faster 2.00x\nNext:"), "the path to the version"
+    assert plain[1].state.endswith("Tried:\nfuse -> faster 2.00x\nChoices: 3\nNext:"), "the path to the version"
     more = examples([tree()], options, with_failures=True)
     added = [each for each in more if each not in plain]
     assert added and [each for each in more if each in plain] == plain
@@ -162,3 +164,27 @@ def test_a_smaller_share_of_the_data_is_part_of_a_larger_one() -> None:
     assert (len(tenth), len(half)) == (2, 10)
     assert {each.program for each in tenth} < {each.program for each in half}
     assert len(share_of(trees, 0.0, 1)) == 1
+
+
+def test_choices_share_the_target_of_the_supervised_start_by_what_they_reach() -> None:
+    first, second, last = examples([tree()], parameters(), with_failures=False)
+    # 2.0 * 1.5 against 1.2, at a temperature of 0.1: (3 / 1.2) ** 10. Actions that fail have no share.
+    assert first.targets[2] / first.targets[1] == pytest.approx((3.0 / 1.2) ** 10)
+    assert first.targets[0] == first.targets[3] == 0.0
+    # Tuning gains 1.5x; STOP counts as a gain of exp(0.02).
+    assert second.targets[1] / second.targets[3] == pytest.approx((1.5 / math.exp(0.02)) ** 10)
+    assert last.targets == (0.0, 0.0, 1.0), "nothing gains, so only STOP is right"
+    assert all(sum(each.targets) == pytest.approx(1.0) for each in (first, second, last))
+    assert first.regrets == pytest.approx((math.log(3), math.log(3 / 1.2), 0.0, math.log(3)))
+    assert last.regrets == pytest.approx((0.02, 0.02, 0.0)), "trying in vain costs what STOP is worth"
+
+
+def test_a_walk_knows_the_best_speedup_so_far() -> None:
+    walk = Walk(tree(), parameters())
+    take(walk, "split")
+    assert walk.best_gain == 0.0
+    take(walk, "fuse")
+    take(walk, "graph")
+    assert walk.best_gain == pytest.approx(math.log(2.0))
+    take(walk, "tune")
+    assert walk.best_gain == pytest.approx(math.log(3.0))

@@ -18,7 +18,7 @@ from mtmc_lsp.app.pipeline import CAPTURING, Pipeline, RunOptions
 from mtmc_lsp.app.target_file import Request, open_target
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.json_codec import from_json, to_json
-from mtmc_lsp.core.run import KEPT, RunResult, StepStatus, parents
+from mtmc_lsp.core.run import KEPT, RunResult, Step, StepStatus, parents
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.regions import VIEWS
@@ -48,6 +48,8 @@ class ProblemRequest:
     """The folder of the store for the run, so that the run can be exported."""
     cores: tuple[int, ...] = ()
     """The CPU cores that it may use; empty for all."""
+    fresh: bool = False
+    """Whether timings of earlier runs are measured again."""
 
 
 def solve(request: ProblemRequest) -> dict[str, Any]:
@@ -62,14 +64,26 @@ def solve(request: ProblemRequest) -> dict[str, Any]:
     stages = Stages(FIRST_STAGE)
     deadline = time.monotonic() + request.seconds
     target = open_target(Request(Path(request.path), request.target, request.settings, request.python))
+    progress: list[tuple[float, int, str]] = []
+
+    def note(step: Step) -> None:
+        progress.append((round(stages.elapsed, 3), step.index, step.status.value))
+
+    def on_step(step: Step) -> None:
+        stages.enter(PLANNING)
+        note(step)
+
     events = Events(
         on_captured=lambda _: stages.enter(PLANNING),
         on_stage=lambda name: stages.enter(FIRST_STAGE if name == CAPTURING else name),
-        on_step=lambda _: stages.enter(PLANNING),
+        on_step=on_step,
+        on_switched=note,
+        on_withdrawn=note,
     )
     # Nobody can agree to a language model here.
     backends = Backends.from_settings(request.settings).without_model
-    with Pipeline(target, RunOptions(backends, deadline=deadline, store=Path(request.store)), events) as pipeline:
+    options = RunOptions(backends, deadline=deadline, store=Path(request.store), fresh=request.fresh)
+    with Pipeline(target, options, events) as pipeline:
         result, captures = pipeline.optimize(), pipeline.captures()
     document = _document(result)
     if time.monotonic() >= deadline and result.status not in KEPT:
@@ -78,6 +92,7 @@ def solve(request: ProblemRequest) -> dict[str, Any]:
     stages.enter("")
     facts = {
         "stages": stages.seconds,
+        "progress": progress,
         "commands": {name: round(seconds, 3) for name, seconds in sorted({**command_seconds, **lock_seconds}.items())},
         "operations": sum(len(capture.graph.nodes) for capture in captures),
         "torch_calls": [op for capture in captures for op in _torch_calls(capture, result)],
@@ -92,6 +107,12 @@ class Stages:
         self.seconds: dict[str, float] = {}
         """Seconds of each stage, summed over the run."""
         self._stage, self._since = first, time.monotonic()
+        self._began = self._since
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the beginning of the first stage."""
+        return time.monotonic() - self._began
 
     def enter(self, stage: str) -> None:
         """End the current stage and start another; stages whose names differ in numbers only are summed."""

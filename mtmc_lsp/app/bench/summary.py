@@ -168,7 +168,7 @@ def _score(level: str, records: Sequence[Mapping[str, Any]], missing: int) -> Sc
         sum(record["status"] in ANSWERED for record in records),
         sum(_is_correct(record) for record in records),
         sum(record["status"] == "improved" for record in records),
-        tuple(_means(name, [_delivered_ratio(record, name) for record in records], count) for name in BASELINES),
+        tuple(_means(name, [delivered_ratio(record, name) for record in records], count) for name in BASELINES),
         tuple(_means(name, [_speedup(record, name) for record in records], count) for name in BASELINES),
         dict(speeds.most_common()),
         statistics.median(record["wall_seconds"] for record in records) if records else 0.0,
@@ -185,7 +185,7 @@ def _is_correct(record: Mapping[str, Any]) -> bool:
     )
 
 
-def _kept_timing(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def kept_timing(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The timing of the last accepted version."""
     timings = [step["timing"] for step in record.get("steps", ()) if step["status"] == "accepted" and step["timing"]]
     timing: Mapping[str, Any] | None = timings[-1] if timings else None
@@ -193,7 +193,7 @@ def _kept_timing(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _speed(record: Mapping[str, Any]) -> str:
-    timing = _kept_timing(record)
+    timing = kept_timing(record)
     best = _baseline(timing, "best") if timing is not None else None
     # Results of earlier versions have no speed for each baseline.
     return best.get("speed") or "" if best is not None else ""
@@ -210,14 +210,14 @@ def _speedup(record: Mapping[str, Any], baseline: str) -> float | None:
 
     Without an accepted version, the user's code stays as it is, so it is as fast as eager.
     """
-    timing = _kept_timing(record)
+    timing = kept_timing(record)
     if timing is None:
         return 1.0 if baseline == "eager" and record["status"] in MEASURED else None
     timed = _baseline(timing, baseline)
     return timed["speedup"]["ratio"] if timed is not None else None
 
 
-def _delivered_ratio(record: Mapping[str, Any], baseline: str) -> float | None:
+def delivered_ratio(record: Mapping[str, Any], baseline: str) -> float | None:
     """How many times as fast as a baseline the user's file is after the run; None where that is not known.
 
     A file that stays as it was runs in eager mode. Its ratio over another baseline follows from the times of both.
@@ -226,7 +226,7 @@ def _delivered_ratio(record: Mapping[str, Any], baseline: str) -> float | None:
         return 1.0 if baseline == "eager" and record["status"] != "unmeasured" else None
     if record["status"] == "improved" or baseline == "eager":
         return _speedup(record, baseline) if record["status"] == "improved" else 1.0
-    timing = _kept_timing(record)
+    timing = kept_timing(record)
     eager, other = (_baseline(timing, name) if timing is not None else None for name in ("eager", baseline))
     return other["median_us"] / eager["median_us"] if eager is not None and other is not None else None
 

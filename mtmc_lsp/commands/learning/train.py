@@ -35,6 +35,7 @@ class TrainRequest:
     new_model: str
     epochs: int | None
     updates: int
+    walks: int
     replays: int
     command: str
     """The command, without the folders of its paths."""
@@ -74,6 +75,9 @@ def policy(
         typer.Option("--epochs", min=1, help="Of lm: epochs of the supervised start; 2, of a new model 3."),
     ] = None,
     updates: Annotated[int, typer.Option("--updates", min=0, help="Of lm: updates by PPO.")] = 200,
+    walks: Annotated[
+        int, typer.Option("--walks", min=1, help="Of lm: walks through trees per update by PPO; a GPU can do many.")
+    ] = 16,
     replays: Annotated[
         int, typer.Option("--replays", min=0, help="Of lm: replay it on so many programs of held-out families.")
     ] = 0,
@@ -89,6 +93,7 @@ def policy(
         new_model=new_model,
         epochs=epochs,
         updates=updates,
+        walks=walks,
         replays=replays,
         command=command_line(),
         as_json=as_json,
@@ -169,6 +174,7 @@ def _train_lm(request: TrainRequest) -> int:
         seed=request.seed,
         epochs=request.epochs,
         updates=request.updates,
+        walks=request.walks,
         ablation=ablation,
     )
     line = LiveLine(stage="reading the data")

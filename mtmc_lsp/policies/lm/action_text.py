@@ -43,7 +43,12 @@ UNTOLD = frozenset({"kernels", "launches", "node", "sites"})
 
 def action_texts(actions: Sequence[MacroAction]) -> list[str]:
     """One sentence per action. Sentences that would be equal get a number, in the order of the actions' keys."""
-    texts = [action_text(action) for action in actions]
+    return numbered(actions, [action_text(action) for action in actions])
+
+
+def numbered(actions: Sequence[MacroAction], known: Sequence[str]) -> list[str]:
+    """The texts of actions, where equal ones get a number, in the order of the actions' keys."""
+    texts = list(known)
     repeated = {text for text, count in Counter(texts).items() if count > 1}
     by_key = sorted(range(len(actions)), key=lambda index: actions[index].key)
     seen: Counter[str] = Counter()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -74,6 +76,13 @@ def open_lm(ranking: RooflinePlanner, policy_folder: str, device: DeviceModel | 
             f"The lm policy was trained on {', '.join(trained_on)}; how well it chooses for {device.name} was not measured."
         )
     return LmPlanner(ranking, policy, on_note)
+
+
+def prepare_lm(policy_folder: str) -> None:
+    """Begin to load the model of a policy. What fails here fails again at the first decision, and is told there."""
+    if policy_folder:
+        with contextlib.suppress(MtmcError):
+            threading.Thread(target=_policy(policy_folder).load, daemon=True).start()
 
 
 @functools.lru_cache(maxsize=1)

@@ -58,6 +58,10 @@ class LmPolicyDescription:
     """What :func:`mtmc_lsp.policies.lm.worker.scoring.probe` gave after the training; empty in policies of earlier releases."""
     devices: tuple[str, ...] = ()
     """The GPUs of the training data; empty if nothing was timed."""
+    names: bool = True
+    """Whether texts name operations, shapes and configurations; otherwise classes and numbers alone."""
+    stop_margin: float = 0.0
+    """Subtracted from the logarithm of STOP's probability: a search that ends too early loses speedup."""
     version: str = __version__
     """Of mtmc-lsp at training."""
 

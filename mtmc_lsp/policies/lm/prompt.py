@@ -1,7 +1,7 @@
 """The state of a search as text for a language model, within a budget of tokens.
 
 The parts are in the order in which they change: device and task stay for a whole run, the schedule changes with accepted steps,
-the history with every step. So a model can reuse what it computed for the beginning of the text.
+the history and the choices with every step. So a model can reuse what it computed for the beginning of the text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.policies.lm.action_text import MOST_NAMES, config_text, region_text
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 
-FORMAT = 1
+FORMAT = 2
 """Version of the texts. A model that was trained with other texts is not used."""
 STATE_TOKENS = 384
 """Budget of a state, in estimated tokens."""
@@ -62,7 +62,9 @@ def estimated_tokens(text: str) -> int:
     return len(_PIECES.findall(text))
 
 
-def state_text(device: str, task: str, schedule: str, tried: Sequence[Tried], *, tokens: int = STATE_TOKENS) -> str:
+def state_text(
+    device: str, task: str, schedule: str, tried: Sequence[Tried], choices: str, *, tokens: int = STATE_TOKENS
+) -> str:
     """The complete state.
 
     Args:
@@ -70,13 +72,14 @@ def state_text(device: str, task: str, schedule: str, tried: Sequence[Tried], *,
         task: by :func:`task_text`.
         schedule: by :func:`schedule_text`.
         tried: the steps so far, oldest first; the last ones that fit are shown.
+        choices: by :func:`mtmc_lsp.policies.lm.numbers.choices_text`.
         tokens: the budget that the other texts were made for.
     """
     lines = _fitting([step.text for step in reversed(tried)], HISTORY_SHARE * tokens)
     left_out = len(tried) - len(lines)
     shown = [f"({left_out} earlier)"] * bool(left_out) + lines[::-1]
     history = ["Tried:", *shown] if tried else ["Tried: nothing"]
-    return "\n".join([*([device] if device else []), task, schedule, *history, QUESTION])
+    return "\n".join([*([device] if device else []), task, schedule, *history, choices, QUESTION])
 
 
 def device_text(device: DeviceModel) -> str:

@@ -82,3 +82,5 @@ class AdvanceTrainingRequest(Request[TrainingStatus], command="training.lm.advan
     """Train for some time, at least one update; then write a checkpoint and the policy."""
 
     seconds: float
+    is_last: bool = False
+    """Whether the training ends after it, so that the policy learns how sure it must be to stop."""

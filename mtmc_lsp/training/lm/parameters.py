@@ -111,6 +111,8 @@ class LmParameters:
     """Released: the sum. With it, an untrained SmolLM2-135M gives nearly everything to one short text (entropy of 0.002 nats in
     states of ``scripts/try_lm_policy.py``), and PPO has nothing to explore."""
     state_tokens: int = STATE_TOKENS
+    names: bool = True
+    """Whether texts name operations, shapes and configurations."""
     lora_rank: int = 16
     """Of LoRA on all linear layers of attention and MLP. Rank and alpha are common choices."""
     lora_alpha: int = 32
@@ -121,6 +123,18 @@ class LmParameters:
     supervised_batch: int = 16
     supervised_rate: float = 2e-4
     """Learning rate; usual for LoRA. Falls linearly to a tenth."""
+
+    target_temperature: float = 0.1
+    """Of the probabilities that the supervised start imitates: a choice that reaches 10 % more is about 2.7 times as probable. So
+    actions that are equally good up to noise are not held against each other."""
+    stop_gain: float = 0.02
+    """What STOP is worth beside actions that gain, as a logarithm of a speedup: as for the ranker, 2 %."""
+
+    regret_weight: float = 1.0
+    """Weight of what a draw from the probabilities loses on average, as a logarithm of a speedup, beside their cross-entropy:
+    so a wrong choice counts by what it costs."""
+    text_weight: float = 0.0
+    """Weight of the mean cross-entropy of a token of the best actions' texts, beside that of the choice."""
 
     warmup_updates: int = 8
     """Updates of the value head alone before PPO: 8 times 16 walks of about 4 steps are 512 steps (released)."""
@@ -162,7 +176,13 @@ class LmParameters:
     ablation: Ablation = field(default_factory=Ablation)
 
 
-NEW_MODEL_RATES: Mapping[str, Any] = {"supervised_epochs": 3, "supervised_rate": 1e-3, "policy_rate": 1e-4}
+NEW_MODEL_RATES: Mapping[str, Any] = {
+    "names": False,
+    "text_weight": 0.3,
+    "supervised_epochs": 3,
+    "supervised_rate": 1e-3,
+    "policy_rate": 1e-4,
+}
 """What differs for a new model: all its weights are random, so they move further than those of an adapter. On the
 transitions of an H200, choices on held-out families became no better after the second epoch."""
 
@@ -175,12 +195,14 @@ def lm_parameters(
     seed: int = LmParameters.seed,
     epochs: int | None = None,
     updates: int = LmParameters.ppo_updates,
+    walks: int = LmParameters.walks,
     ablation: Ablation | None = None,
 ) -> LmParameters:
     """The parameters that a command line asks for. A new model has higher learning rates and more epochs than an adapter.
 
     Args:
         epochs: of the supervised start; by default those of the kind of model.
+        walks: per update by PPO; with more than usual, a step of the optimiser also sees more of them.
 
     Raises:
         RequestError: the model is named in two ways, or the new model's size does not exist.
@@ -197,6 +219,8 @@ def lm_parameters(
         new_model=new_model,
         seed=seed,
         ppo_updates=updates,
+        walks=walks,
+        minibatch=max(LmParameters.minibatch, walks),
         ablation=ablation or Ablation(),
     )
     if new_model:

@@ -81,7 +81,9 @@ def train_lm(
         EnvironmentNotAble: a package is missing.
         WorkerFailed: the training process crashed.
     """
-    trees = build_trees(programs, versions, transitions, part_of, tokens=options.parameters.state_tokens)
+    trees = build_trees(
+        programs, versions, transitions, part_of, tokens=options.parameters.state_tokens, names=options.parameters.names
+    )
     if all(tree.is_held_out for tree in trees):
         message = "the data holds no tree of a training family"
         raise RequestError(message, remedy="Collect transitions of more programs with mtmc explore.")
@@ -92,8 +94,11 @@ def train_lm(
         status = worker.call(start, LOAD_SECONDS)
         on_status(status)
         deadline = time.monotonic() + options.seconds
-        while status.update < status.updates and (left := deadline - time.monotonic()) > 0:
-            request = AdvanceTrainingRequest(min(SLICE_SECONDS, left))
+        is_last = False
+        while status.update < status.updates and not is_last:
+            left = max(0.0, deadline - time.monotonic())
+            is_last = left <= SLICE_SECONDS
+            request = AdvanceTrainingRequest(min(SLICE_SECONDS, left), is_last)
             try:
                 status = worker.call(request, UPDATE_SECONDS + SLICE_SECONDS)
             except WorkerFailed as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.learning.transitions import Outcome
+from mtmc_lsp.policies.lm.numbers import ActionNumbers
 from mtmc_lsp.search.acceptance import BASE_RATIO
 
 
@@ -27,6 +28,8 @@ class Edge:
     ratio: float | None
     result: str
     """The version that it leads to; empty if there is none in the tree."""
+    numbers: ActionNumbers | None = None
+    """What the cost model predicts for it; None if it is not told."""
 
     def is_kept(self, *, is_first: bool) -> bool:
         """Whether the greedy search goes on from its version: it is faster, or correct where nothing is timed.
@@ -41,13 +44,15 @@ class Edge:
 
 @dataclass(frozen=True)
 class Node:
-    """A version with the actions that were tried on it, in the order in which they were tried."""
+    """A version with the actions that were tried on it, in the order of the roofline planner."""
 
     schedule: str
-    """As text."""
+    """As text, with what the cost model predicts for the version."""
     edges: tuple[Edge, ...]
     path: tuple[tuple[str, str], ...] = ()
     """The versions from the root to this one, and the key of the action that was taken at each."""
+    predicted_us: float = 0.0
+    """By the cost model; 0 if it is not known."""
 
 
 @dataclass(frozen=True)

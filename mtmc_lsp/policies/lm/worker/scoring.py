@@ -17,7 +17,9 @@ from mtmc_lsp.policies.lm.policy_folder import Normalisation
 from mtmc_lsp.policies.lm.worker.language_model import LanguageModel
 
 MOST_ROWS = 64
-"""Most actions that are read at once without gradients: each needs its copy of the state's keys and values."""
+"""Most actions that a CPU reads at once without gradients: each needs its copy of the state's keys and values."""
+GPU_ROWS = 1024
+"""The same on a GPU, which has as much to do for few rows as for many."""
 
 PROBE_STATE = "GPU: none\nTask: 2 operations on x f32[64,200]\nadd(x) f32[64,200]\nKernels: none\nTried: nothing\nNext:"
 PROBE_TEXTS = ("fuse add, gelu: tile 8x128 warps 2.", "use tensor cores for linear.", "stop, nothing else will pay.")
@@ -63,8 +65,8 @@ def probe(model: LanguageModel) -> tuple[float, ...]:
     actions = [encode_action(model, text) for text in PROBE_TEXTS]
     with torch.no_grad():
         states = read_states(model, [encode_state(model, PROBE_STATE, max(len(each.tokens) for each in actions))])
-        tokens = token_log_probabilities(model, states, [0] * len(actions), actions)
-    return tuple(each.mean().item() for each in tokens)
+        tokens = token_log_probabilities(model, states, [0] * len(actions), actions).sum(1).tolist()
+    return tuple(total / len(action.tokens) for total, action in zip(tokens, actions, strict=True))
 
 
 def is_same_model(found: Sequence[float], expected: Sequence[float]) -> bool:
@@ -81,7 +83,7 @@ def read_states(model: LanguageModel, states: Sequence[Sequence[int]]) -> ReadSt
     for row, tokens in enumerate(states):
         ids[row, longest - len(tokens) :] = torch.tensor(tokens)
         mask[row, longest - len(tokens) :] = 1
-    mask = mask.to(model.device)
+    mask = mask.to(model.device, non_blocking=True)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     cache = _cache_of([])
     hidden = _read(model, ids.to(model.device), mask, positions, cache)
@@ -101,36 +103,48 @@ def read_on(model: LanguageModel, tokens: Sequence[int], previous: ReadStates | 
 
 def token_log_probabilities(
     model: LanguageModel, states: ReadStates, rows: Sequence[int], actions: Sequence[Action]
-) -> list[torch.Tensor]:
-    """The log-probability of each token of each action.
+) -> torch.Tensor:
+    """The log-probability of each token of each action: one row for each action, with zeros after its last token.
 
     Args:
         rows: for each action, the index of its state.
     """
-    index = torch.tensor(rows, device=model.device)
+    index = torch.tensor(rows).to(model.device, non_blocking=True)
     longest = max(len(action.tokens) for action in actions)
-    ids = torch.zeros(len(actions), longest, dtype=torch.long)
-    mask = torch.zeros(len(actions), longest, dtype=torch.long)
+    known_ids = torch.zeros(len(actions), longest, dtype=torch.long)
+    known_mask = torch.zeros(len(actions), longest, dtype=torch.long)
     for row, action in enumerate(actions):
-        ids[row, : len(action.tokens)] = torch.tensor(action.tokens)
-        mask[row, : len(action.tokens)] = 1
-    ids, mask = ids.to(model.device), mask.to(model.device)
+        known_ids[row, : len(action.tokens)] = torch.tensor(action.tokens)
+        known_mask[row, : len(action.tokens)] = 1
+    # Positions are computed here: a GPU would have to report how many there are, and everything would wait for it.
+    counted = known_mask.flatten().nonzero()[:, 0].to(model.device, non_blocking=True)
+    ids, mask = known_ids.to(model.device, non_blocking=True), known_mask.to(model.device, non_blocking=True)
     hidden = states.last_hidden.index_select(0, index)[:, None]
     if longest > 1:
         # The last token of a text predicts nothing that counts, so it is not read.
-        lengths = states.mask[index].sum(1, keepdim=True)
+        read = states.mask.index_select(0, index)
         # The gradient of ``index_select`` is deterministic on the CPU, that of indexing is not.
         repeated = [
             (layer.keys.index_select(0, index), layer.values.index_select(0, index)) for layer in states.cache.layers
         ]
         cache = _cache_of(repeated)
-        positions = lengths + torch.arange(longest - 1, device=model.device)
-        whole = torch.cat([states.mask[index], mask[:, :-1]], 1)
+        positions = read.sum(1, keepdim=True) + torch.arange(longest - 1, device=model.device)
+        whole = torch.cat([read, mask[:, :-1]], 1)
         hidden = torch.cat([hidden, _read(model, ids[:, :-1], whole, positions, cache)], 1)
-    counted = mask.bool()
-    logits = model.causal.get_output_embeddings()(hidden[counted]).float()
-    chosen = logits.gather(1, ids[counted][:, None])[:, 0] - logits.logsumexp(1)
-    return list(chosen.split([len(action.tokens) for action in actions]))
+    logits = model.causal.get_output_embeddings()(hidden.flatten(0, 1).index_select(0, counted)).float()
+    chosen = logits.gather(1, ids.flatten().index_select(0, counted)[:, None])[:, 0] - logits.logsumexp(1)
+    padded = torch.zeros(len(actions) * longest, device=model.device).index_copy(0, counted, chosen)
+    return padded.view(len(actions), longest)
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """The actions of several states, one list for each state."""
+
+    logs: list[torch.Tensor]
+    """Log-probabilities after the softmax over the actions of a state."""
+    token_means: list[torch.Tensor]
+    """The mean log-probability of a token of each action: how well the model knows such texts."""
 
 
 def action_log_probabilities(
@@ -140,23 +154,39 @@ def action_log_probabilities(
     normalisation: Normalisation,
 ) -> list[torch.Tensor]:
     """For each state, the log-probabilities of its actions after the softmax over them."""
+    return weigh_actions(model, states, actions, normalisation).logs
+
+
+def weigh_actions(
+    model: LanguageModel,
+    states: ReadStates,
+    actions: Sequence[Sequence[Action]],
+    normalisation: Normalisation,
+) -> Weighed:
+    """The same with what else is known of the texts."""
     flat = [(row, action) for row, several in enumerate(actions) for action in several]
-    step = len(flat) if torch.is_grad_enabled() else MOST_ROWS
-    scores: list[torch.Tensor] = []
+    most = GPU_ROWS if model.device.type == "cuda" else MOST_ROWS
+    step = len(flat) if torch.is_grad_enabled() else most
+    parts: list[torch.Tensor] = []
     for start in range(0, len(flat), step):
         rows, texts = zip(*flat[start : start + step], strict=True)
-        tokens = token_log_probabilities(model, states, rows, texts)
-        scores += [score(each, action, normalisation) for each, action in zip(tokens, texts, strict=True)]
-    split = torch.stack(scores).split([len(several) for several in actions])
-    return [each.log_softmax(0) for each in split]
+        parts.append(token_log_probabilities(model, states, rows, texts).sum(1))
+    totals = torch.cat(parts)
+    scores = totals / torch.tensor([float(divisor(text, normalisation)) for _, text in flat], device=totals.device)
+    means = totals / torch.tensor([float(len(text.tokens)) for _, text in flat], device=totals.device)
+    counts = [len(several) for several in actions]
+    index = torch.tensor([row for row, _ in flat]).to(scores.device, non_blocking=True)
+    columns = torch.tensor([column for count in counts for column in range(count)]).to(scores.device, non_blocking=True)
+    padded = scores.new_full((len(counts), max(counts)), -torch.inf).index_put((index, columns), scores)
+    logs = padded.log_softmax(1).flatten().index_select(0, index * max(counts) + columns)
+    return Weighed(list(logs.split(counts)), list(means.split(counts)))
 
 
-def score(tokens: torch.Tensor, action: Action, normalisation: Normalisation) -> torch.Tensor:
-    """The score of an action from the log-probabilities of its tokens."""
-    total = tokens.sum()
+def divisor(action: Action, normalisation: Normalisation) -> int:
+    """What the sum of an action's log-probabilities is divided by."""
     if normalisation is Normalisation.TOKEN_MEAN:
-        return total / len(action.tokens)
-    return total / action.words if normalisation is Normalisation.WORD_MEAN else total
+        return len(action.tokens)
+    return action.words if normalisation is Normalisation.WORD_MEAN else 1
 
 
 def _read(

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from mtmc_lsp.policies.lm.action_text import STOP_TEXT
+from mtmc_lsp.policies.lm.numbers import choices_text
 from mtmc_lsp.policies.lm.prompt import QUESTION, state_text
 from mtmc_lsp.policies.lm.worker.language_model import LanguageModel, package
-from mtmc_lsp.training.lm.environment import tried
+from mtmc_lsp.training.lm.environment import edge_texts, tried
 from mtmc_lsp.training.lm.parameters import NEW_MODELS
 from mtmc_lsp.training.lm.tree import DecisionTree
 
@@ -59,12 +60,13 @@ def new_model(size: str, trees: Sequence[DecisionTree], seed: int, device: str) 
 
 def _texts(trees: Iterable[DecisionTree]) -> list[str]:
     """What states and actions are made of, each text once."""
-    texts = {STOP_TEXT, QUESTION, state_text("", "", "", [])}
+    texts = {STOP_TEXT, QUESTION, state_text("", "", "", [], "")}
     for tree in trees:
         texts |= {tree.device, tree.task}
         for node in tree.nodes.values():
             texts.add(node.schedule)
-            texts |= {f" {edge.text}" for edge in node.edges}
+            texts |= {f" {text}" for text in edge_texts(node, node.edges)}
+            texts.add(choices_text([edge.numbers for edge in node.edges], node.predicted_us))
             texts |= {tried(edge).text for edge in node.edges}
     return sorted(texts)
 

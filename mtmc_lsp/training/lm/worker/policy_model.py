@@ -13,15 +13,19 @@ from mtmc_lsp.policies.lm.policy_folder import ADAPTER, MODEL
 from mtmc_lsp.policies.lm.worker.language_model import add_adapter, load_base
 from mtmc_lsp.policies.lm.worker.scoring import (
     Action,
-    action_log_probabilities,
+    Weighed,
     encode_action,
     encode_state,
     read_states,
+    weigh_actions,
 )
 from mtmc_lsp.training.lm.parameters import LmParameters
 from mtmc_lsp.training.lm.tree import DecisionTree
 from mtmc_lsp.training.lm.worker.new_model import new_model
 from mtmc_lsp.training.lm.worker.ppo import ValueHead
+
+GPU_BATCHES = 8
+"""How many microbatches a GPU reads at once. It has the memory, and small ones leave it idle."""
 
 
 @dataclass(frozen=True)
@@ -70,27 +74,28 @@ class PolicyModel:
         longest = max(len(action.tokens) for action in actions)
         return Situation(tuple(encode_state(self.language_model, state, longest)), actions)
 
-    def weigh(self, situations: Sequence[Situation]) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
+    def weigh(self, situations: Sequence[Situation]) -> Iterator[tuple[Weighed, torch.Tensor]]:
         """The log-probabilities of the actions, and the hidden state for the value head, of each state.
 
         One microbatch after the other; the hidden states carry no gradient.
         """
-        step = self._parameters.microbatch
+        step = self._parameters.microbatch * (GPU_BATCHES if self.language_model.device.type == "cuda" else 1)
         for start in range(0, len(situations), step):
             several = situations[start : start + step]
             states = read_states(self.language_model, [each.state for each in several])
-            logs = action_log_probabilities(
+            weighed = weigh_actions(
                 self.language_model, states, [each.actions for each in several], self._parameters.normalisation
             )
-            yield logs, states.last_hidden.detach().float()
+            yield weighed, states.last_hidden.detach().float()
 
     def weigh_all(self, situations: Sequence[Situation]) -> tuple[list[list[float]], torch.Tensor]:
         """The same for all states at once, without gradients."""
         logs: list[list[float]] = []
         hidden: list[torch.Tensor] = []
         with torch.no_grad():
-            for several, last in self.weigh(situations):
-                logs += [each.tolist() for each in several]
+            for weighed, last in self.weigh(situations):
+                known = iter(torch.cat(weighed.logs).tolist())
+                logs += [[next(known) for _ in range(len(each))] for each in weighed.logs]
                 hidden.append(last)
         return logs, torch.cat(hidden)
 
@@ -137,7 +142,9 @@ class PolicyModel:
     def save(self, folder: Path) -> None:
         """Write the adapter as peft does, or a new model as transformers does."""
         if self._parameters.new_model:
-            self._adapted.save_pretrained(str(folder / MODEL))
+            # Half the size; the probabilities differ by far less than the probe tolerates.
+            halves = {name: weight.detach().half() for name, weight in self._adapted.state_dict().items()}
+            self._adapted.save_pretrained(str(folder / MODEL), state_dict=halves)
             self.language_model.tokenizer.save_pretrained(str(folder / MODEL))
         else:
             self._adapted.save_pretrained(str(folder / ADAPTER))

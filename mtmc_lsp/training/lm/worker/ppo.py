@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,12 +77,15 @@ def ppo_loss(
         old: its log-probability at the walk.
         entropy: weight of the entropy bonus.
     """
-    new = torch.stack([each[index] for each, index in zip(logs, chosen, strict=True)])
+    flat, counts = torch.cat(list(logs)), [len(each) for each in logs]
+    begins = [0, *itertools.accumulate(counts)]
+    taken = torch.tensor([begin + index for begin, index in zip(begins, chosen, strict=False)], device=flat.device)
+    new = flat.index_select(0, taken)
     change = new - old
     ratio = change.exp()
     limited = ratio.clamp(1 - clip, 1 + clip)
     objective = -torch.minimum(ratio * advantage, limited * advantage).mean()
-    spread = torch.stack([-(each.exp() * each).sum() for each in logs]).mean()
+    spread = -(flat.exp() * flat).sum() / len(counts)
     with torch.no_grad():
         kl = (ratio - 1 - change).mean()
         clipped = ((ratio - 1).abs() > clip).float().mean()

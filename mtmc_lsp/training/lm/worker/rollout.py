@@ -15,6 +15,10 @@ from mtmc_lsp.training.lm.tree import DecisionTree
 from mtmc_lsp.training.lm.worker.policy_model import PolicyModel, Situation
 from mtmc_lsp.training.lm.worker.ppo import advantages
 
+MARGINS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+MOST_LOSS = 0.005
+"""Share of the geometric mean that stopping may cost, as for the ranker."""
+
 
 @dataclass(frozen=True)
 class TakenStep:
@@ -85,6 +89,46 @@ def greedy_reward(model: PolicyModel, trees: Sequence[DecisionTree], parameters:
     traces = [_Trace(Walk(tree, parameters)) for tree in trees]
     _finish(model, traces, None)
     return sum(trace.walk.total for trace in traces) / len(traces)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One decision of a walk that never stops."""
+
+    stop_lead: float
+    """How much larger the log-probability of STOP is than that of the best action; minus infinity where STOP is no choice."""
+    gain: float
+    """Logarithm of the speedup that stopping here keeps."""
+
+
+def endless_walks(
+    model: PolicyModel, trees: Sequence[DecisionTree], parameters: LmParameters
+) -> list[tuple[list[Decision], float]]:
+    """For each tree, a walk by the most probable action that never stops: its decisions, and the logarithm of its speedup."""
+    walks = [Walk(tree, parameters) for tree in trees]
+    decisions: list[list[Decision]] = [[] for _ in trees]
+    while active := [number for number, walk in enumerate(walks) if not walk.is_done]:
+        logs, _ = model.weigh_all([model.situation(walks[number].state, walks[number].texts) for number in active])
+        for number, several in zip(active, logs, strict=True):
+            walk = walks[number]
+            actions = several[:-1] if walk.has_stop else several
+            lead = several[-1] - max(actions) if walk.has_stop else -math.inf
+            decisions[number].append(Decision(lead, walk.best_gain))
+            walk.act(_best(actions))
+    return [(several, walk.best_gain) for several, walk in zip(decisions, walks, strict=True)]
+
+
+def least_stop_margin(walks: Sequence[tuple[Sequence[Decision], float]]) -> float:
+    """The least lead of STOP at which walks may end and keep the speedup of walks that never stop, but for a small loss."""
+    if not walks:
+        return 0.0
+
+    def final(margin: float) -> float:
+        kept = (next((each.gain for each in several if each.stop_lead > margin), gain) for several, gain in walks)
+        return math.fsum(kept) / len(walks)
+
+    least = final(math.inf) + math.log1p(-MOST_LOSS)
+    return next((margin for margin in MARGINS if final(margin) >= least), MARGINS[-1])
 
 
 def _finish(model: PolicyModel, traces: Sequence[_Trace], choice: random.Random | None) -> None:

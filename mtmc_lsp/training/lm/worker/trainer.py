@@ -5,9 +5,10 @@ All randomness of an update comes from the seed and its number, so a training th
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -19,7 +20,14 @@ from mtmc_lsp.training.lm.parameters import LmParameters
 from mtmc_lsp.training.lm.tree import DecisionTree, share_of
 from mtmc_lsp.training.lm.worker.policy_model import PolicyModel
 from mtmc_lsp.training.lm.worker.ppo import normalised, ppo_loss
-from mtmc_lsp.training.lm.worker.rollout import Rollout, TakenStep, greedy_reward, roll_out
+from mtmc_lsp.training.lm.worker.rollout import (
+    Rollout,
+    TakenStep,
+    endless_walks,
+    greedy_reward,
+    least_stop_margin,
+    roll_out,
+)
 
 Item = TypeVar("Item")
 
@@ -44,10 +52,12 @@ class Trainer:
         self.trees = share_of(training, parameters.ablation.data, parameters.seed)
         supervised = parameters.ablation.supervised
         self.examples = examples(self.trees, parameters, with_failures=True) if supervised else []
+        """Of the present epoch."""
+        self._epoch = 0
         self._checked = _spread(examples(self.held_out, parameters, with_failures=False), parameters.most_validated)
         self.model = PolicyModel(parameters, self.trees, device)
-        batches = -(-len(self.examples) // parameters.supervised_batch)
-        self._supervised = parameters.supervised_epochs * batches
+        self._batches = -(-len(self.examples) // parameters.supervised_batch)
+        self._supervised = parameters.supervised_epochs * self._batches
         self._first_ppo = self._supervised + parameters.warmup_updates + 1
         self.updates = self._supervised + parameters.warmup_updates + parameters.ppo_updates
 
@@ -81,25 +91,37 @@ class Trainer:
         rate = parameters.supervised_rate * (1 - 0.9 * (update - 1) / self._supervised)
         batch = self._batch(update)
         situations = [self.model.situation(example.state, example.texts) for example in batch]
-        best = iter(example.best for example in batch)
+        rest = list(batch)
         losses, hits = 0.0, 0
-        for logs, _ in self.model.weigh(situations):
-            loss = torch.zeros((), device=logs[0].device)
-            for each in logs:
-                index = next(best)
-                loss = loss - each[index] / len(batch)
-                hits += int(each.argmax().item() == index)
-            loss.backward()
-            losses += loss.item()
+        with fast_products(self.model.language_model.device):
+            for weighed, _ in self.model.weigh(situations):
+                several, rest = rest[: len(weighed.logs)], rest[len(weighed.logs) :]
+                flat = torch.cat(weighed.logs)
+                targets = torch.tensor([share for example in several for share in example.targets], device=flat.device)
+                regrets = torch.tensor([each for example in several for each in example.regrets], device=flat.device)
+                loss = -(flat * targets).sum() / len(batch)
+                regret = (flat.exp() * regrets).sum() / len(batch)
+                texts = -(torch.cat(weighed.token_means) * targets).sum() / len(batch)
+                (loss + parameters.regret_weight * regret + parameters.text_weight * texts).backward()
+                found = iter(flat.tolist())
+                for example in several:
+                    scores = [next(found) for _ in example.texts]
+                    hits += scores.index(max(scores)) == example.best
+                losses += loss.item()
         self.model.step(rate)
         return CurvePoint(update, Phase.SUPERVISED, 0.0, rate, loss=losses, accuracy=hits / len(batch))
 
     def _batch(self, update: int) -> list[Example]:
-        """The examples of an update; each epoch has its order."""
+        """The examples of an update; each epoch has its order and its histories."""
         size = self._parameters.supervised_batch
-        epoch, number = divmod(update - 1, -(-len(self.examples) // size))
+        epoch, number = divmod(update - 1, self._batches)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self.examples = examples(self.trees, self._parameters, with_failures=True, epoch=epoch)
         order = list(range(len(self.examples)))
         random.Random(f"{self._parameters.seed} epoch {epoch}").shuffle(order)
+        # Epochs have nearly the same number of examples; the first one decides how many batches each has.
+        order = [*order, *order]
         return [self.examples[index] for index in order[number * size : (number + 1) * size]]
 
     def _improve(self, update: int, rollout: Rollout, choice: random.Random, point: CurvePoint) -> CurvePoint:
@@ -137,7 +159,8 @@ class Trainer:
         parameters = self._parameters
         objective = entropy = kl = clipped = 0.0
         rest = list(steps)
-        for logs, _ in self.model.weigh([step.situation for step, _ in steps]):
+        for weighed, _ in self.model.weigh([step.situation for step, _ in steps]):
+            logs = weighed.logs
             several, rest = rest[: len(logs)], rest[len(logs) :]
             device = logs[0].device
             loss = ppo_loss(
@@ -172,6 +195,11 @@ class Trainer:
                 self.model.value_step()
         return float(error)
 
+    def stop_margin(self) -> float:
+        """How far STOP has to lead on held-out trees; 0 if no family is held out."""
+        trees = _spread(self.held_out, self._parameters.most_validated)
+        return least_stop_margin(endless_walks(self.model, trees, self._parameters))
+
     def _validated(self, point: CurvePoint) -> CurvePoint:
         """With the numbers of the held-out trees, if there are any."""
         top1 = reward = None
@@ -185,6 +213,18 @@ class Trainer:
             trees = _spread(self.held_out, self._parameters.most_validated)
             reward = greedy_reward(self.model, trees, self._parameters)
         return replace(point, validation_top1=top1, validation_reward=reward)
+
+
+@contextlib.contextmanager
+def fast_products(device: torch.device) -> Iterator[None]:
+    """Products in TF32 on a GPU. Not for PPO, which compares probabilities of one text from two batches of different sizes."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _spread(items: Sequence[Item], most: int) -> list[Item]:

@@ -37,6 +37,7 @@ class _Training:
     trainer: Trainer
     gpus: tuple[str, ...]
     update: int = 0
+    stop_margin: float = 0.0
 
     def status(self, points: tuple[CurvePoint, ...] = ()) -> TrainingStatus:
         trainer = self.trainer
@@ -85,6 +86,8 @@ def advance_training(request: AdvanceTrainingRequest) -> TrainingStatus:
             file.write(json.dumps(to_json(point)) + "\n")
     if points:
         state = training.trainer.model.state()
+        if request.is_last or training.update == training.trainer.updates:
+            training.stop_margin = training.trainer.stop_margin()
         save_checkpoint(training.folder, {"update": training.update, "parameters": training.identity, **state})
         _export(training)
     return training.status(tuple(points))
@@ -106,6 +109,8 @@ def _export(training: _Training) -> None:
         parameters.state_tokens,
         probe=probe(training.trainer.model.language_model),
         devices=training.gpus,
+        names=parameters.names,
+        stop_margin=training.stop_margin,
     )
     write_description(new, description)
     replace_folder(new, training.folder / POLICY)

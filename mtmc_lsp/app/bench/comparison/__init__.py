@@ -1,0 +1,1 @@
+"""Complete runs of several planners on the same problems, at equal conditions."""
