@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mtmc_lsp.ir.regions import analyse
+from mtmc_lsp.fusion.search import FusionSearch
+from mtmc_lsp.ir.regions import RegionKind, analyse
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.schedule.attention_configs import attention_config
 from mtmc_lsp.schedule.column_tiles import column_block, next_power_of_two
@@ -16,6 +17,7 @@ from mtmc_lsp.schedule.schedule import Rewrite, Schedule
 from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.tuning.kernel_cost import kernel_cost
 from mtmc_lsp.tuning.load_cost import loads_apart_us
+from mtmc_lsp.tuning.torch_cost import torch_cost
 from tests.codegen.families import source
 from tests.planning.situations import H200, region_and_program
 
@@ -126,3 +128,29 @@ def test_a_configuration_keeps_as_many_stages_as_fit_and_gets_no_more(
     config = MatmulConfig(128, 128, 64, 8, 8, stages, PrecisionMode.FP16X3)
     fit = fitted(config, shared)
     assert (fit.block_k, fit.stages) == expected
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_the_first_step_on_masked_attention_of_the_library_computes_the_mask_in_its_kernel(
+    dtype: str, captured
+) -> None:
+    text = source(
+        "q=F[2,8,2048,64], k=F[2,8,2048,64], v=F[2,8,2048,64], b=F[1,8,1,2048]: "
+        "F.scaled_dot_product_attention(q, k, v, attn_mask=(b > 0) & (b < 2))",
+        dtype,
+    )
+    ir = ir_of(captured(text, "f").graph, Schedule())
+    first = FusionSearch(ir, Schedule(), H200).best()[0]
+    assert first.region.kind is RegionKind.ATTENTION
+    assert len(first.region.nodes) == len(ir.graph.nodes)
+
+
+def test_causal_attention_of_the_library_takes_half_the_time_and_a_mask_more(captured) -> None:
+    def cost(arguments: str) -> float:
+        text = source(f"q=F[4,16,4096,64]: F.scaled_dot_product_attention(q, q, q{arguments})", "f16")
+        ir = ir_of(captured(text, "f").graph, Schedule())
+        return torch_cost(ir, ir.graph.nodes[-1], H200).us
+
+    full, causal = cost(""), cost(", is_causal=True")
+    masked = cost(", attn_mask=q[:1, :1, :, :1].mT > 0")
+    assert causal < 0.6 * full < 0.5 * masked

@@ -85,7 +85,9 @@ class _Separated:
             before = self.prims[prim.inputs[0]]
             sizes = [size for size in before.shape if size != ONE]
             if sizes == [size for size in prim.shape if size != ONE]:
-                kept = iter([each for each, size in zip(self._sources[before.name], before.shape, strict=True) if size != ONE])
+                kept = iter(
+                    [each for each, size in zip(self._sources[before.name], before.shape, strict=True) if size != ONE]
+                )
                 return tuple(NOTHING if size == ONE else next(kept) for size in prim.shape)
         # The elements of other results are read from memory, or computed at indices of their own.
         return (NOTHING,) * rank
