@@ -1,7 +1,7 @@
 """Computes positions again where they are compared along another axis, as in ``i[:, None] >= i[None, :]``.
 
-Both sides are views of one ``torch.arange``, but belong to different axes of a kernel, which has one index for each. Positions are
-index arithmetic, so a second computation of them is free, and a mask of positions becomes part of the kernel that applies it.
+Both sides are views of one ``torch.arange``, but belong to different axes of a kernel, which has one index for each. Positions
+are index arithmetic, so a second computation of them is free, and a mask of positions becomes part of the kernel that applies it.
 """
 
 from __future__ import annotations
