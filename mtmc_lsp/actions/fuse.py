@@ -45,6 +45,7 @@ from mtmc_lsp.actions.base import (
     region_of,
     size_text,
 )
+from mtmc_lsp.actions.product_precision import precision_text
 from mtmc_lsp.actions.titles import computes_everything, layer_of, operation_names, with_result
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
@@ -276,7 +277,7 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
         region=region.nodes,
         lines=lines_of(ir, region.nodes),
         params={"config": to_json(fusion.config)},
-        rationale=f"{why}{_in_parts(fusion)}.",
+        rationale=f"{why}{_in_parts(fusion)}.{precision_text(ir, region, fusion.config)}",
         expected=expected(fusion.before, fusion.after),
         text=f"{text} on tensor cores" if split and not is_scaled else text,
         changes_rounding=split,
