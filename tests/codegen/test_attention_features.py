@@ -79,6 +79,28 @@ FEATURES = {
         "mask = (i[None, :] <= i[:, None]) & (i[:, None] - i[None, :] < 9)\n"
         "return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)",
     ),
+    "a sink that is concatenated": attention(
+        "s = (q @ k.mT * 0.25).masked_fill(i[None, :] > i[:, None], float('-inf'))\n"
+        "s = torch.cat([s, sinks.reshape(1, -1, 1, 1).expand(q.shape[0], -1, t, 1)], dim=-1)\n"
+        "return F.softmax(s, dim=-1, dtype=torch.float32).to(q.dtype)[..., :-1] @ v",
+        sinks="f16[4]",
+    ),
+    "a sink, shifted by the maximum": attention(
+        "k, v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)\n"
+        "s = torch.tanh(torch.matmul(q, k.transpose(2, 3)) * 0.25 / 5) * 5\n"
+        "s = torch.cat([s, sinks.view(1, -1, 1, 1).expand(q.shape[0], 4, t, 1)], dim=-1)\n"
+        "s = s - s.max(dim=-1, keepdim=True).values\n"
+        "return torch.matmul(s.softmax(-1)[..., :-1], v)",
+        heads=2, sinks="f16[4]",
+    ),
+    "a sink in the sum": attention(
+        "s = (q @ k.mT).float() * 0.25\n"
+        "sink = sinks.float()[:, None, None]\n"
+        "m = torch.maximum(s.amax(-1, keepdim=True), sink)\n"
+        "e = torch.exp(s - m)\n"
+        "return (e / (e.sum(-1, keepdim=True) + torch.exp(sink - m))).to(q.dtype) @ v",
+        sinks="f16[4]",
+    ),
     "segments and positions": attention(
         "mask = (segment[:, None] == segment[None, :]) & (i[:, None] >= i[None, :])\n"
         "return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)",
@@ -86,6 +108,7 @@ FEATURES = {
     ),
 }  # fmt: skip
 BOUNDED = {
+    "a sink that is concatenated": ("end_key",),
     "a soft cap": ("end_key",),
     "packed sequences": ("end_key",),
     "grouped heads and a window": ("first_key", "end_key"),
