@@ -1,7 +1,7 @@
 """Softmax over the scores of an attention and a sink: a further logit of each row, whose weight is dropped.
 
-Models with attention sinks write ``torch.cat([scores, sink], -1).softmax(-1)[..., :-1]``. Here the statistics of each row are those
-of the scores, combined with the sink, so that neither the concatenated logits nor their weights are in memory.
+Models with attention sinks write ``torch.cat([scores, sink], -1).softmax(-1)[..., :-1]``. Here the statistics of each row are
+those of the scores, combined with the sink, so that neither the concatenated logits nor their weights are in memory.
 """
 
 from __future__ import annotations
