@@ -52,6 +52,7 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.fusion.repeated_blocks import MANY, form, groups_of_equal
 from mtmc_lsp.fusion.search import Fusion, has_fp32_product
+from mtmc_lsp.ir.attention_mask import limited_attention_band
 from mtmc_lsp.ir.loops.blocks import BlockForm
 from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.ir.loops.form import working_nodes
@@ -267,6 +268,12 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
         text += " on scaled float16 operands"
     elif split:
         why = f"{TENSOR_CORES} {_error_text(fusion)}"
+    elif region.kind is RegionKind.ATTENTION and limited_attention_band(ir, region) is not None:
+        why = f"{len(region.nodes)} operations" if len(region.nodes) > 1 else "The operation"
+        why += (
+            f" run{'' if len(region.nodes) > 1 else 's'} as one kernel, which does not read keys and values that the mask hides "
+            "from a block of queries. NaN and infinity among these values do not reach the result"
+        )
     elif len(region.nodes) == 1:
         why = "One Triton kernel that reads each input once"
     else:
