@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mtmc_lsp.fusion.search import FusionSearch
+from mtmc_lsp.ir.primitives import PrimOp
+from mtmc_lsp.ir.region_values import is_in_memory
 from mtmc_lsp.ir.regions import RegionKind, analyse
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.schedule.attention_configs import attention_config
@@ -154,3 +156,35 @@ def test_causal_attention_of_the_library_takes_half_the_time_and_a_mask_more(cap
     full, causal = cost(""), cost(", is_causal=True")
     masked = cost(", attn_mask=q[:1, :1, :, :1].mT > 0")
     assert causal < 0.6 * full < 0.5 * masked
+
+
+def test_rotary_embeddings_of_keys_are_a_kernel_before_an_attention_of_many_queries(captured) -> None:
+    """Each block of queries would compute them again."""
+    text = """import torch
+import torch.nn.functional as F
+
+def rotated(x):
+    return torch.cat([-x[..., 32:], x[..., :32]], -1)
+
+# mtmc: q=bf16[B,16,T,64] k=bf16[B,16,T,64] v=bf16[B,16,T,64] cos=bf16[T,64] sin=bf16[T,64] B=4 T=1024
+def f(q, k, v, cos, sin):
+    q = q * cos + rotated(q) * sin
+    k = k * cos + rotated(k) * sin
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+"""
+    ir = ir_of(captured(text, "f").graph, Schedule())
+    fusions = FusionSearch(ir, Schedule(), H200).best()
+    (attention,) = (fusion.region for fusion in fusions if fusion.region.kind is RegionKind.ATTENTION)
+    products = [ir.prims[name] for name in attention.prims if ir.prims[name].op is PrimOp.MATMUL]
+    assert all(is_in_memory(ir.prims, product.inputs[1], attention.inputs) for product in products)
+    assert len(fusions) == 2 and fusions[1].region.kind is RegionKind.MAP
+
+
+def test_under_a_causal_mask_a_program_has_few_queries(captured) -> None:
+    for head, causal, expected in ((64, True, 64), (128, True, 64), (128, False, 256), (256, True, 128)):
+        text = source(
+            f"q=F[2,4096,{head}], k=F[2,4096,{head}], v=F[2,4096,{head}]: "
+            f"F.scaled_dot_product_attention(q, k, v, is_causal={causal})",
+            "bf16",
+        )
+        assert attention_config(*region_and_program(captured(text, "f")), H200).block_m == expected
