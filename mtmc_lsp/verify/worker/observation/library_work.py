@@ -48,4 +48,4 @@ def _counted(count: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> f
         return float(count(*args, **kwargs, out_val=result))
     except AssertionError:
         query, key, value = args[:3]
-        return 2.0 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+        return float(2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1]))
