@@ -45,12 +45,14 @@ from mtmc_lsp.actions.base import (
     region_of,
     size_text,
 )
+from mtmc_lsp.actions.product_precision import precision_text
 from mtmc_lsp.actions.titles import computes_everything, layer_of, operation_names, with_result
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.fusion.repeated_blocks import MANY, form, groups_of_equal
 from mtmc_lsp.fusion.search import Fusion, has_fp32_product
+from mtmc_lsp.ir.attention_mask import limited_attention_band
 from mtmc_lsp.ir.loops.blocks import BlockForm
 from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.ir.loops.form import working_nodes
@@ -266,6 +268,12 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
         text += " on scaled float16 operands"
     elif split:
         why = f"{TENSOR_CORES} {_error_text(fusion)}"
+    elif region.kind is RegionKind.ATTENTION and limited_attention_band(ir, region) is not None:
+        why = f"{len(region.nodes)} operations" if len(region.nodes) > 1 else "The operation"
+        why += (
+            f" run{'' if len(region.nodes) > 1 else 's'} as one kernel, which does not read keys and values that the mask hides "
+            "from a block of queries. NaN and infinity among these values do not reach the result"
+        )
     elif len(region.nodes) == 1:
         why = "One Triton kernel that reads each input once"
     else:
@@ -276,7 +284,7 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
         region=region.nodes,
         lines=lines_of(ir, region.nodes),
         params={"config": to_json(fusion.config)},
-        rationale=f"{why}{_in_parts(fusion)}.",
+        rationale=f"{why}{_in_parts(fusion)}.{precision_text(ir, region, fusion.config)}",
         expected=expected(fusion.before, fusion.after),
         text=f"{text} on tensor cores" if split and not is_scaled else text,
         changes_rounding=split,

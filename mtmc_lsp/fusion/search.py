@@ -250,11 +250,18 @@ class FusionSearch:
         return None
 
     def _pays(self, nodes: frozenset[str], larger: frozenset[str]) -> bool:
-        """Whether a larger region can be written, and costs no more than the region and the added nodes separately."""
+        """Whether a larger region can be written, and costs no more than the region and the added nodes separately.
+
+        What an attention adds may be a kernel before it: rotary embeddings would be computed again for each block of queries.
+        """
         region = self._region(larger)
         if region is None or is_too_long(self.ir, region):
             return False
-        return self._cost(larger).us <= self._cost(nodes).us + self._apart(larger - nodes).us
+        added = larger - nodes
+        separate_us = self._apart(added).us
+        if region.kind is RegionKind.ATTENTION and len(added) > 1 and self._region(added) is not None:
+            separate_us = min(separate_us, self._cost(added).us)
+        return self._cost(larger).us <= self._cost(nodes).us + separate_us
 
     def _grown_in_strides(
         self, nodes: frozenset[str], most: int, others: Collection[str] = frozenset()

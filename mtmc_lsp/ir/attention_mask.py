@@ -12,13 +12,13 @@ depends on every key.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.attention_pattern import AttentionForm, GradientForm, attention_form, gradient_form
-from mtmc_lsp.ir.axes import Axis
-from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
+from mtmc_lsp.ir.axes import Axis, AxisTable
+from mtmc_lsp.ir.primitives import CHEAP, ONE, KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region, RegionKind
 
 MASKED = float("-inf")
@@ -75,6 +75,40 @@ def limited_attention_band(ir: KernelIR, region: Region) -> tuple[AttentionForm 
     form = gradient_form(members) if region.kind is RegionKind.ATTENTION_GRADIENT else attention_form(members)
     band = attention_band(ir, region, form) if form is not None else None
     return (form, band) if form is not None and band is not None and band.limits else None
+
+
+def hides_keys(ir: KernelIR) -> bool:
+    """Whether a graph contains an attention whose mask limits the keys of each query, as one kernel may have it."""
+    behind_products: set[str] = set()
+    positions: set[str] = set()
+    for prim in ir.prims.values():
+        if prim.op is PrimOp.MATMUL or behind_products & set(prim.inputs):
+            behind_products.add(prim.name)
+        elif prim.op in CHEAP and all(name in positions for name in prim.inputs):
+            positions.add(prim.name)
+    products = [prim for prim in ir.prims.values() if prim.op is PrimOp.MATMUL and len(prim.inputs) == 2]
+    return any(_is_limited(ir, each, behind_products | positions) for each in products)
+
+
+def _is_limited(ir: KernelIR, result: Prim, computed: Collection[str]) -> bool:
+    """Whether a product, with what its weights are computed from, is such an attention.
+
+    Args:
+        computed: values that depend on products, and those that are made of positions. The kernel reads views of all others.
+    """
+    pending, members = [result.inputs[0]], {result.name}
+    while pending:
+        prim = ir.prims[pending.pop()]
+        if prim.name not in members and (prim.name in computed or prim.op is PrimOp.POINTWISE):
+            members.add(prim.name)
+            pending += prim.inputs if prim.op is not PrimOp.MATMUL else ()
+    names = tuple(name for name in ir.prims if name in members)
+    form = attention_form([ir.prims[name] for name in names])
+    if form is None:
+        return False
+    table = AxisTable(ir.prims, names, ir.graph.sizes)
+    region = Region((), names, (), (), RegionKind.ATTENTION, table, (), ())
+    return attention_band(ir, region, form).limits
 
 
 def condition_holds_before(

@@ -36,6 +36,8 @@ class AttentionForm:
     """The largest logit of each row."""
     total: str
     """The sum of the exponentials of a row, relative to the largest one."""
+    sink: str = ""
+    """A further logit of each row, without a value: it is part of the maximum and of the sum. Empty for other attentions."""
 
     def is_log_total(self, prims: Mapping[str, Prim], name: str) -> bool:
         """Whether a value is the logarithm of the sum of the exponentials of each row, relative to the largest one."""
@@ -43,7 +45,7 @@ class AttentionForm:
 
     def is_statistic(self, prims: Mapping[str, Prim], name: str) -> bool:
         """Whether a value is the maximum of each row, or the logarithm of its sum: the backward pass needs both."""
-        return name == self.maximum or self.is_log_total(prims, name)
+        return not self.sink and (name == self.maximum or self.is_log_total(prims, name))
 
 
 @dataclass(frozen=True)
@@ -82,31 +84,71 @@ def attention_form(members: list[Prim]) -> AttentionForm | None:
     if quotient is None or quotient.fn != "div":
         return None
     power, total = prims.get(quotient.inputs[0]), prims.get(quotient.inputs[1])
-    if power is None or total is None or power.fn != "exp" or total.op is not PrimOp.REDUCE:
+    if power is None or total is None or power.fn != "exp":
         return None
     shifted = prims.get(power.inputs[0])
     if shifted is None or shifted.fn != "sub":
         return None
     logits, largest = shifted.inputs
+    maximum, sink = _apart_from_sink(prims, largest, "maximum")
+    exponentials, weight = _apart_from_sink(prims, total.name, "add")
+    if maximum is None or exponentials is None or not _is_weight(prims, weight, sink, largest):
+        return None
     # The sum of a softmax, or that of its exponentials written out.
-    if total.inputs != (shifted.inputs if total.fn == "sum_exp" else (power.name,)):
+    if exponentials.inputs != (shifted.inputs if exponentials.fn == "sum_exp" else (power.name,)):
         return None
-    maximum = prims.get(largest)
-    if maximum is None or maximum.fn != "max" or maximum.inputs != (logits,):
+    if maximum.fn != "max" or maximum.inputs != (logits,):
         return None
-    rows = (len(prims[total.name].shape) - 1,)
-    if (total.attrs["dims"], maximum.attrs["dims"]) != (rows, rows) or not _elementwise_from(prims, logits, scores):
+    rows = (len(exponentials.shape) - 1,)
+    if (exponentials.attrs["dims"], maximum.attrs["dims"]) != (rows, rows) or not _elementwise_from(
+        prims, logits, scores
+    ):
         return None
     return AttentionForm(
         scores,
         logits,
-        len(prims[total.name].shape),
+        len(exponentials.shape),
         result.inputs[0],
         result,
         bool(quotient.attrs.get("zero_if_fully_masked")),
         largest,
         total.name,
+        sink,
     )
+
+
+def _apart_from_sink(prims: Mapping[str, Prim], name: str, fn: str) -> tuple[Prim | None, str]:
+    """A reduction, and the value of each row that ``fn`` combines with it; empty without one."""
+    prim = prims.get(name)
+    if prim is None or prim.op is PrimOp.REDUCE:
+        return prim, ""
+    if prim.fn == fn and len(prim.inputs) == 2:
+        for reduced, other in (prim.inputs, prim.inputs[::-1]):
+            found = prims.get(reduced)
+            if found is not None and found.op is PrimOp.REDUCE:
+                return found, other
+    return None, ""
+
+
+def _is_weight(prims: Mapping[str, Prim], weight: str, sink: str, largest: str) -> bool:
+    """Whether a value is the exponential of the sink, relative to the largest logit; without a sink both are empty."""
+    if not weight or not sink:
+        return weight == sink
+    power = prims.get(weight)
+    shifted = prims.get(power.inputs[0]) if power is not None and power.fn == "exp" else None
+    if shifted is None or shifted.fn != "sub" or shifted.inputs[1] != largest:
+        return False
+    products = [prim for prim in prims.values() if prim.op in (PrimOp.MATMUL, PrimOp.REDUCE)]
+    return _is_same(prims, shifted.inputs[0], sink) and not _depends_on_any(prims, sink, products)
+
+
+def _is_same(prims: Mapping[str, Prim], left: str, right: str) -> bool:
+    """Whether two values are equal by their operations; what the kernel reads is one value."""
+    a, b = prims.get(left), prims.get(right)
+    if a is None or b is None or left == right:
+        return left == right
+    is_alike = (a.op, a.shape, a.dtype, a.attrs, len(a.inputs)) == (b.op, b.shape, b.dtype, b.attrs, len(b.inputs))
+    return is_alike and a.op in BIASES and all(_is_same(prims, x, y) for x, y in zip(a.inputs, b.inputs, strict=True))
 
 
 def gradient_form(members: list[Prim]) -> GradientForm | None:

@@ -158,6 +158,8 @@ def largest_source(ir: KernelIR, region: Region, operand: str) -> tuple[str, Ten
 def packed_axis(ir: KernelIR, region: Region, operand: str, summed: Sequence[Axis]) -> Axis | None:
     """The innermost summed axis of an operand whose integers in memory hold several numbers along it; None for other operands.
 
+    Likewise for the axes of its columns instead of ``summed``.
+
     In ``torch.stack([w & 15, w >> 4], -1).reshape(n, k)`` it is the stacked axis: ``w`` does not vary along it. Integers that are
     contiguous along another axis have vector loads anyway.
     """

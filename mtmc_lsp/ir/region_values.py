@@ -25,7 +25,10 @@ def used_outside(ir: KernelIR, nodes: Iterable[str]) -> tuple[Ref, ...]:
 
 
 def needed_primitives(ir: KernelIR, chosen: set[str], roots: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Primitives of the region that ``roots`` need, and the primitives that they load from outside."""
+    """Primitives of the region that ``roots`` need, and the primitives that they load from outside.
+
+    Positions, and views of them, are index arithmetic: each kernel computes those that it needs.
+    """
     needed: set[str] = set()
     outside: set[str] = set()
     pending = list(roots)
@@ -34,13 +37,19 @@ def needed_primitives(ir: KernelIR, chosen: set[str], roots: list[str]) -> tuple
         if name in needed or name in outside:
             continue
         prim = ir.prims[name]
-        if prim.op is PrimOp.INPUT or prim.origin not in chosen:
+        if prim.op is PrimOp.INPUT or (prim.origin not in chosen and not _is_positions(ir.prims, name)):
             outside.add(name)
             continue
         needed.add(name)
         pending.extend(prim.inputs)
     position = ir.positions
     return tuple(sorted(needed, key=position.__getitem__)), tuple(sorted(outside, key=position.__getitem__))
+
+
+def _is_positions(prims: Mapping[str, Prim], name: str) -> bool:
+    while prims[name].op in (PrimOp.RESHAPE, PrimOp.EXPAND, PrimOp.PERMUTE):
+        name = prims[name].inputs[0]
+    return prims[name].op is PrimOp.IOTA
 
 
 def is_in_memory(prims: Mapping[str, Prim], name: str, inputs: Collection[str]) -> bool:

@@ -18,9 +18,11 @@ from mtmc_lsp.schedule.device_limits import ROWS_PER_WARP, max_stages
 
 HALF, FULL = 2, 4
 """Bytes per element of keys and values: 16-bit (multiplied on tensor cores) and float32 (fp32 units)."""
-WIDE_HEADS = ((128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1))
+WIDE_HEADS = (
+    (128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1),
+)  # fmt: skip
 TILES = {
-    (HALF, 64): ((128, 64, 8, 3), (64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1)),
+    (HALF, 64): ((64, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1)),
     (HALF, 128): ((256, 64, 8, 4), *WIDE_HEADS),
     (HALF, 256): WIDE_HEADS,
     (FULL, 64): ((64, 64, 8, 3), (64, 32, 8, 2), (32, 32, 8, 2), (32, 32, 4, 1)),
@@ -29,9 +31,9 @@ TILES = {
 }
 """Queries, keys, warps and stages, best first, by element size and the largest head that they serve.
 
-Order measured on an H200 and an H100. H200, bfloat16, speed relative to PyTorch: heads of 64 reach 0.94 and 0.90 with the first
-two tiles; heads of 128 reach 0.74 and 0.73 with the second and third. H100, heads of 128: 0.79 with the first tile (causal:
-0.73). The float32 tiles are the largest that do not spill registers on sm_90.
+Order measured on an H200 and an H100. H200, bfloat16, 4096 keys, speed relative to PyTorch's best kernel: heads of 64 reach 0.95
+with each of the first two tiles (causal: 0.95 and 0.93; with key padding 1.19 and 1.03), heads of 128 reach 0.83, 0.71 and 0.73
+with the first three. The float32 tiles are the largest that do not spill registers on sm_90.
 """
 GRADIENT_TILES = {
     (HALF, 64): ((64, 64, 4, 2), (64, 64, 8, 2), (64, 64, 4, 1), (32, 64, 4, 2), (32, 32, 4, 1)),
@@ -46,8 +48,10 @@ FEW_QUERIES = 16
 """Rows of a tensor-core instruction. With fewer queries, the heads of a group are rows of one block, too."""
 LEAST_KEYS = 256
 """Keys of a program from which on it pays that several programs share the keys of a query. An estimate, not measured."""
-MAX_MASKED_QUERIES = 128
-"""Queries of a program under a band mask: with more, a larger share of the computed blocks is masked out."""
+MAX_MASKED_QUERIES, MAX_MASKED_WIDE = 64, 128
+"""Queries of a program under a band mask, with heads up to 128 and with wider ones: with more, a larger share of the computed
+blocks is masked out. H200: a window of 512 keys took 110 us with 64 queries and 137 us with 128 (heads of 128), a causal ALiBi
+152 and 194 us (heads of 64)."""
 
 
 def attention_config(ir: KernelIR, region: Region, device: DeviceModel) -> AttentionConfig:
@@ -58,9 +62,9 @@ def attention_config(ir: KernelIR, region: Region, device: DeviceModel) -> Atten
     if rows <= FEW_QUERIES:
         return _decoding_config(ir, region, device, DECODING_TILES[_kind(_head_sizes(ir, region)[2])])
     rows = max(64, rows)
-    if limited_attention_band(ir, region) is not None:
-        rows = min(rows, MAX_MASKED_QUERIES)
     head, width, itemsize = _head_sizes(ir, region)
+    if limited_attention_band(ir, region) is not None:
+        rows = min(rows, MAX_MASKED_QUERIES if max(head, width) <= 128 else MAX_MASKED_WIDE)
     kind = _kind(itemsize)
     largest = min((most for size, most in TILES if size == kind and most >= max(head, width)), default=256)
     for tile in TILES[kind, largest]:

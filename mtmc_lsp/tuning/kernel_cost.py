@@ -18,6 +18,7 @@ from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.memory_order import contiguous_axes, transposed_axis, windows_along_columns
 from mtmc_lsp.ir.primitives import CENTRED, KernelIR, Prim, PrimOp, ProductSizes, has_split_operands
 from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch, weight_bytes
+from mtmc_lsp.ir.region_values import is_in_memory
 from mtmc_lsp.ir.regions import Region, RegionKind, product_in
 from mtmc_lsp.schedule.attention_configs import programs_of_attention
 from mtmc_lsp.schedule.configs import (
@@ -86,6 +87,10 @@ ROWS_PER_SM = 4
 ATTENTION_SHARE = 0.5
 """Share of the peak that an attention reaches, whose two products depend on each other."""
 
+COMPUTED_KEYS = 0.6
+"""Factor on that share where keys or values are computed in the loop over keys, such as by rotary embeddings: their loads do not
+overlap with the products, and each block of queries repeats them. An estimate, not measured."""
+
 RECURRENT_SHARE = 0.5
 """Share of the peak that the products of a recurrent step reach. An estimate, not measured."""
 
@@ -144,6 +149,8 @@ def kernel_cost(
     share = PRODUCT_SHARE
     if region.kind in (RegionKind.ATTENTION, RegionKind.ATTENTION_GRADIENT):
         share = ATTENTION_SHARE
+        if region.kind is RegionKind.ATTENTION and _computes_keys(ir, region):
+            share *= COMPUTED_KEYS
     if matmul is not None and matmul.tma and mode is PrecisionMode.FP16_SCALED:
         share = MOVED_BY_ROWS
     elif matmul is not None and matmul.tma and mode is PrecisionMode.NATIVE:
@@ -350,6 +357,12 @@ def _share_of_pairs(ir: KernelIR, region: Region) -> float:
     sizes = ir.graph.sizes
     queries, keys = (size.value(sizes) for size in form.scores.shape[-2:])
     return band.share(queries, keys, sizes)
+
+
+def _computes_keys(ir: KernelIR, region: Region) -> bool:
+    """Whether an attention computes its keys or values, rather than read them from memory."""
+    products = [ir.prims[name] for name in region.prims if ir.prims[name].op is PrimOp.MATMUL]
+    return not all(is_in_memory(ir.prims, each.inputs[1], region.inputs) for each in products)
 
 
 def _varies_along_columns(ir: KernelIR, region: Region) -> bool:

@@ -60,7 +60,8 @@ def _loaded(ir: KernelIR, region: Region, side: int, operand: str) -> int:
     tensor = largest_source(ir, region, operand)
     if tensor is None:
         return 2
-    packed = packed_axis(ir, region, operand, region.table.of_product(product_in(ir, region)).k) if side else None
+    roles = region.table.of_product(product_in(ir, region))
+    packed = (packed_axis(ir, region, operand, roles.k) or packed_axis(ir, region, operand, roles.n)) if side else None
     return -(-ITEMSIZE[tensor[1].dtype] // (packed.size.constant if packed else 1))
 
 
@@ -91,6 +92,8 @@ def _together(ir: KernelIR, region: Region, prim: Prim, side: int, operand: str,
         deep = deep[:-1]
     rows = (dims.batch, dims.batch + dims.rows) if side == 0 else (dims.batch + dims.rows, len(prim.shape))
     along = _axes(region, prim.name, *rows)
+    if side == 1 and packed_axis(ir, region, operand, along) is not None:
+        along = along[:-1]
     tensor_axes = set(table.all_axes(name))
     best = 1
     for axes in (deep, along):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.dtypes import is_low_precision
 from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, Node, RowLoop
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.ir.loops.cells import product_flops
@@ -55,6 +56,11 @@ FEW_CHANNELS, FEW_CHANNELS_WIDTH = 0.4, 48
 """Share of the peak of fp32 units that the library reaches with few input channels, and the output channels that this needs.
 Measured on an H200: 7, 16, 21 and 25 of 60 TFLOP/s with 16, 24, 64 and 64."""
 
+FLASH_SHARE, MASKED_SHARE, MASKED_ROWS = 0.6, 0.3, 64
+"""Shares of the peak that PyTorch's 16-bit attention reaches without and with a mask, and the queries of a program of the latter.
+With a mask, PyTorch's flash kernels refuse the call, and the kernel that remains neither skips masked keys nor splits a long
+cache among programs. Estimates, not measured."""
+
 NO_CALL = 10.0
 """Factor on the time of operations without a torch call, so that they become kernels."""
 
@@ -85,6 +91,8 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
         return _training_cost(graph, node, device)
     if "conv" in name:
         return _convolution_cost(ir, node, device, read, written, flops)
+    if name == "scaled_dot_product_attention" and is_low_precision(node.type.dtype):
+        return _attention_cost(graph, node, device, moved, flops)
     rate = peak(device, node.outputs[0].dtype, PrecisionMode(graph.fp32_matmul))
     busy = 1.0
     if name == "layer_norm":
@@ -95,6 +103,19 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
     return Cost(
         moved, flops, roofline_us(moved, flops, device, rate, TORCH_EFFICIENCY * busy) + device.launch_us * launches
     )
+
+
+def _attention_cost(graph: Graph, node: Node, device: DeviceModel, moved: float, flops: float) -> Cost:
+    """The cost of the library's attention, which depends on the kernel that PyTorch can choose."""
+    values = dict(zip(("attn_mask", "dropout_p", "is_causal"), node.args[3:], strict=False)) | dict(node.kwargs)
+    is_masked, sizes = values.get("attn_mask") is not None, graph.sizes
+    pairs, busy = 0.5 if values.get("is_causal") else 1.0, 1.0
+    if is_masked:
+        queries = -(-node.type.shape[-2].value(sizes) // MASKED_ROWS)
+        busy = min(1.0, product(node.type.shape[:-2]).value(sizes) * queries / device.sm_count)
+    rate = busy * (MASKED_SHARE if is_masked else FLASH_SHARE) * peak(device, node.type.dtype, PrecisionMode.NATIVE)
+    time = roofline_us(moved, pairs * flops, device, rate, TORCH_EFFICIENCY * busy)
+    return Cost(moved, pairs * flops, time + device.launch_us)
 
 
 def _row_loop_cost(loop: RowLoop, device: DeviceModel) -> Cost:

@@ -6,11 +6,11 @@ import pytest
 
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.ir.attention_mask import Band, attention_band
+from mtmc_lsp.ir.attention_mask import Band, attention_band, hides_keys
 from mtmc_lsp.ir.attention_pattern import attention_form
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.regions import CannotFuse, Region, analyse
-from mtmc_lsp.verify.cases import Case
+from mtmc_lsp.verify.cases import Case, version_cases
 from tests.codegen.checker import Checker
 from tests.codegen.harness import fused
 
@@ -289,3 +289,35 @@ def f(q, k, v, s):
     body = candidate.source[candidate.source.index("if at_edge:") :]
     assert body.index("scores == scores") < body.index("tl.exp2")
     assert checker.failures(capture, [candidate], Case({"B": 2, "T": 50, "S": 50}, "normal", 5)) == [""]
+
+
+@pytest.mark.parametrize(
+    ("body", "is_limited"),
+    [
+        (
+            "scores = scores.masked_fill(torch.ones(T, S, dtype=torch.bool, device=q.device).triu(1), float('-inf'))",
+            True,
+        ),
+        ("scores = scores * 2.0", False),
+        ("scores = scores.masked_fill(torch.ones(T, S, dtype=torch.bool, device=q.device).triu(1), -1e9)", False),
+    ],
+)
+def test_no_case_has_nan_among_values_that_a_mask_hides(checker: Checker, body: str, is_limited: bool) -> None:
+    """The weight 0 of a hidden key would make NaN of them, and the kernel does not read them."""
+    capture = checker.capture(f"{HEAD}    {body}\n    return torch.softmax(scores, -1) @ v\n")
+    assert hides_keys(lower(capture.graph)) is is_limited
+    distributions = {case.distribution for case in version_cases(capture, interpreted=True, seed=7)}
+    assert "normal" in distributions and ("nan" in distributions) is not is_limited
+
+
+def test_a_mask_whose_segments_are_sums_hides_keys_too(checker: Checker) -> None:
+    body = (
+        "i = torch.arange(T, device=q.device)\n    segment = (i[:, None] >= starts[None, :]).sum(-1)\n"
+        "    allowed = (segment[:, None] == segment[None, :]) & (i[:, None] >= i[None, :])\n"
+        "    scores = (q @ q.transpose(-2, -1)).masked_fill(~allowed, float('-inf'))"
+    )
+    head = HEAD.replace("k=f32[B,S,16] v=f32[B,S,16]", "v=f32[B,T,16] starts=i64[7]@0..50").replace("S=50", "")
+    head = head.replace("f(q, k, v)", "f(q, v, starts)").replace("T, S = q.shape[1], k.shape[1]", "T = q.shape[1]")
+    head = head[: head.index("    scores")]
+    capture = checker.capture(f"{head}    {body}\n    return torch.softmax(scores, -1) @ v\n")
+    assert hides_keys(lower(capture.graph))

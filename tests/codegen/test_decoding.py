@@ -65,6 +65,12 @@ def f(q, k, v, bias):
     s = q @ k[:, :, :n].transpose(-1, -2) * 0.25 + bias
     return torch.softmax(s, -1) @ v[:, :, :n]
 """,
+    "a sink of each head": """# mtmc: q=f16[B,6,1,16] k=f16[B,2,T,16] v=f16[B,2,T,16] sinks=f16[6] B=2 T=100
+def f(q, k, v, sinks):
+    k, v = k.repeat_interleave(3, dim=1), v.repeat_interleave(3, dim=1)
+    s = torch.cat([q @ k.mT * 0.25, sinks.view(1, 6, 1, 1).expand(q.shape[0], 6, 1, 1)], -1)
+    return s.softmax(-1)[..., :-1] @ v
+""",
     "pages": """# mtmc: q=f16[B,6,1,16] k=f16[20,8,2,16] v=f16[20,8,2,16] table=i64[B,12]@0..19 lengths=i64[B]@1..96 B=2
 def f(q, k, v, table, lengths):
     k = k[table].reshape(q.shape[0], -1, 2, 16).transpose(1, 2).repeat_interleave(3, dim=1)

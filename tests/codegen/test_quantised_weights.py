@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.schedule.schedule import Schedule
@@ -54,6 +55,19 @@ PACKED = {
         "return F.linear(x, (q.to(x.dtype) - 1.5) * s[:, None])",
         x="f16[B,4*K]", w="u8[40,K]@0..255", s=S, sizes="B=5 K=13",
     ),
+    "AWQ: words along the columns, in its order": layer(
+        "shifts = torch.tensor([0, 16, 4, 20, 8, 24, 12, 28], dtype=torch.int32, device=x.device)\n"
+        "q = ((w[:, :, None] >> shifts) & 0xF).reshape(w.shape[0], -1)\n"
+        "z = ((z[:, :, None] >> shifts) & 0xF).reshape(z.shape[0], -1)\n"
+        "q = q.view(s.shape[0], -1, s.shape[1]) - z[:, None]\n"
+        "return F.gelu(x @ (q.to(x.dtype) * s[:, None]).view(w.shape[0], -1))",
+        x=X, w="i32[192,5]", z="i32[3,5]", s="f16[3,40]@0.001..0.01",
+    ),
+    "bytes along the columns": layer(
+        "q = torch.stack([w & 15, w >> 4], -1).flatten(1).to(x.dtype) - 8\n"
+        "return x @ (q * s)",
+        x=X, w="u8[192,20]@0..255", s=S,
+    ),
 }  # fmt: skip
 PLAIN = {
     "int8, one scale per row": layer("return x @ (w.to(x.dtype) * s[:, None]).T", x=X, w="i8[40,192]@-127..127", s=S),
@@ -84,11 +98,16 @@ PLAIN = {
 }  # fmt: skip
 
 
+def computed(capture: Capture) -> list[str]:
+    """All nodes but tensors of numbers in the code, which are in memory."""
+    return [node.name for node in capture.graph.nodes if node.word != "tensor"]
+
+
 @pytest.mark.parametrize("name", [*PACKED, *PLAIN])
 def test_weights_are_converted_in_the_kernel_of_the_product(checker: Checker, name: str) -> None:
     text = {**PACKED, **PLAIN}[name]
     capture = checker.capture(text)
-    candidate = fused(capture, text, TILE)
+    candidate = fused(capture, text, TILE, computed(capture))
     assert len(candidate.launches) == 1
     assert checker.first_failure(capture, candidate, some_cases(capture)) == ""
     assert checker.compile_errors(capture, candidate) == []
@@ -97,7 +116,7 @@ def test_weights_are_converted_in_the_kernel_of_the_product(checker: Checker, na
 @pytest.mark.parametrize("name", PACKED)
 def test_each_packed_integer_is_loaded_once(checker: Checker, name: str) -> None:
     capture = checker.capture(PACKED[name])
-    source = fused(capture, PACKED[name], TILE).source
+    source = fused(capture, PACKED[name], TILE, computed(capture)).source
     assert source.count("tl.load(w_ptr") == source.count("tl.load(x_ptr") == 1
     assert "tl.join(" in source
 
@@ -111,7 +130,8 @@ def test_a_sum_over_packed_weights_can_be_split(checker: Checker) -> None:
 
 LARGE = {"[B,192]": "[B,1024]", "[40,96]": "[2048,512]", "[40,192]": "[2048,1024]", "[40,24]": "[2048,128]", "[24,40]": "[128,2048]",
          "f16[40]": "f16[2048]", "[40,3]": "[2048,16]", "[3,40]": "[16,2048]", "(40, 192)": "(2048, 1024)",
-         "(192, 40)": "(1024, 2048)", "(40, 3, 64)": "(2048, 16, 64)", "arange(192": "arange(1024"}  # fmt: skip
+         "(192, 40)": "(1024, 2048)", "(40, 3, 64)": "(2048, 16, 64)", "arange(192": "arange(1024",
+         "[192,5]": "[1024,256]", "[3,5]": "[16,256]", "[192,20]": "[1024,1024]"}  # fmt: skip
 
 
 @pytest.mark.parametrize("rows", [1, 64])

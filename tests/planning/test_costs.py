@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from mtmc_lsp.ir.regions import analyse
+from mtmc_lsp.fusion.search import FusionSearch
+from mtmc_lsp.ir.primitives import PrimOp
+from mtmc_lsp.ir.region_values import is_in_memory
+from mtmc_lsp.ir.regions import RegionKind, analyse
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.schedule.attention_configs import attention_config
 from mtmc_lsp.schedule.column_tiles import column_block, next_power_of_two
@@ -16,6 +19,7 @@ from mtmc_lsp.schedule.schedule import Rewrite, Schedule
 from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.tuning.kernel_cost import kernel_cost
 from mtmc_lsp.tuning.load_cost import loads_apart_us
+from mtmc_lsp.tuning.torch_cost import torch_cost
 from tests.codegen.families import source
 from tests.planning.situations import H200, region_and_program
 
@@ -126,3 +130,61 @@ def test_a_configuration_keeps_as_many_stages_as_fit_and_gets_no_more(
     config = MatmulConfig(128, 128, 64, 8, 8, stages, PrecisionMode.FP16X3)
     fit = fitted(config, shared)
     assert (fit.block_k, fit.stages) == expected
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_the_first_step_on_masked_attention_of_the_library_computes_the_mask_in_its_kernel(
+    dtype: str, captured
+) -> None:
+    text = source(
+        "q=F[2,8,2048,64], k=F[2,8,2048,64], v=F[2,8,2048,64], b=F[1,8,1,2048]: "
+        "F.scaled_dot_product_attention(q, k, v, attn_mask=(b > 0) & (b < 2))",
+        dtype,
+    )
+    ir = ir_of(captured(text, "f").graph, Schedule())
+    first = FusionSearch(ir, Schedule(), H200).best()[0]
+    assert first.region.kind is RegionKind.ATTENTION
+    assert len(first.region.nodes) == len(ir.graph.nodes)
+
+
+def test_causal_attention_of_the_library_takes_half_the_time_and_a_mask_more(captured) -> None:
+    def cost(arguments: str) -> float:
+        text = source(f"q=F[4,16,4096,64]: F.scaled_dot_product_attention(q, q, q{arguments})", "f16")
+        ir = ir_of(captured(text, "f").graph, Schedule())
+        return torch_cost(ir, ir.graph.nodes[-1], H200).us
+
+    full, causal = cost(""), cost(", is_causal=True")
+    masked = cost(", attn_mask=q[:1, :1, :, :1].mT > 0")
+    assert causal < 0.6 * full < 0.5 * masked
+
+
+def test_rotary_embeddings_of_keys_are_a_kernel_before_an_attention_of_many_queries(captured) -> None:
+    """Each block of queries would compute them again."""
+    text = """import torch
+import torch.nn.functional as F
+
+def rotated(x):
+    return torch.cat([-x[..., 32:], x[..., :32]], -1)
+
+# mtmc: q=bf16[B,16,T,64] k=bf16[B,16,T,64] v=bf16[B,16,T,64] cos=bf16[T,64] sin=bf16[T,64] B=4 T=1024
+def f(q, k, v, cos, sin):
+    q = q * cos + rotated(q) * sin
+    k = k * cos + rotated(k) * sin
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+"""
+    ir = ir_of(captured(text, "f").graph, Schedule())
+    fusions = FusionSearch(ir, Schedule(), H200).best()
+    (attention,) = (fusion.region for fusion in fusions if fusion.region.kind is RegionKind.ATTENTION)
+    products = [ir.prims[name] for name in attention.prims if ir.prims[name].op is PrimOp.MATMUL]
+    assert all(is_in_memory(ir.prims, product.inputs[1], attention.inputs) for product in products)
+    assert len(fusions) == 2 and fusions[1].region.kind is RegionKind.MAP
+
+
+def test_under_a_causal_mask_a_program_has_few_queries(captured) -> None:
+    for head, causal, expected in ((64, True, 64), (128, True, 64), (128, False, 256), (256, True, 128)):
+        text = source(
+            f"q=F[2,4096,{head}], k=F[2,4096,{head}], v=F[2,4096,{head}]: "
+            f"F.scaled_dot_product_attention(q, k, v, is_causal={causal})",
+            "bf16",
+        )
+        assert attention_config(*region_and_program(captured(text, "f")), H200).block_m == expected

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from mtmc_lsp.actions.catalogue import apply_action, proposals
+from mtmc_lsp.actions.product_precision import precision_text
 from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.schedule.configs import PrecisionMode
+from mtmc_lsp.schedule.configs import MatmulConfig, PrecisionMode
 from mtmc_lsp.schedule.precision_modes import Precisions
 from tests.codegen.harness import fused
 from tests.planning.situations import H200, region_and_program, schedule_of, situation
@@ -85,3 +86,22 @@ def test_tuning_measures_both_modes(mode: str, other: str, captured) -> None:
     change = next(each["config"] for each in tuning[0].params["variants"] if each["config"].get("precision") == other)
     schedule = apply_action(capture.graph, schedule_of(candidate), replace(tuning[0], params={"config": change}))
     assert schedule.kernels[0].config.precision.value == other
+
+
+def test_a_step_says_in_which_precision_its_products_run(captured) -> None:
+    text = LARGE.replace("f32", "bf16")
+    capture = captured(text, "f")
+    assert planned(capture, text)[0].rationale.endswith("Precision of its product: bfloat16 operands, sums in float32.")
+    capture = captured(LARGE, "f")
+    assert "Precision of its product: float32" in planned(capture, LARGE)[0].rationale
+    first = planned(in_tf32(capture), LARGE)[0]
+    assert first.rationale.endswith("scaled float16 operands with TF32's significand, sums in float32.")
+    ir, region = region_and_program(in_tf32(capture))
+    config = MatmulConfig(64, 64, 32, 4, 4, 2, PrecisionMode.TF32)
+    assert precision_text(ir, region, config) == " Precision of its product: TF32, as your program allows."
+
+
+def test_a_step_without_products_says_nothing_of_precision(captured) -> None:
+    text = "import torch\n\n# mtmc: x=f32[N] N=4194304\ndef f(x):\n    return torch.exp(x) * 2\n"
+    actions = planned(captured(text, "f"), text)
+    assert actions and not any("Precision" in action.rationale for action in actions)

@@ -107,11 +107,8 @@ class AttentionWriter(AttentionTiles):
         q = self._operand(self.scores, 0, (self.scores.m, "m"), (self.scores.k, "head[None, :]"),
                           [*m_masks, *self.masks_of(head_row, rows=False)], self.lines,
                           "[BLOCK_M, HEAD]", head_row)  # fmt: skip
-        self.lines += [
-            f"row_max = tl.full([BLOCK_M], {LOWEST['float32']}, tl.float32)",
-            "row_total = tl.zeros([BLOCK_M], tl.float32)",
-            "acc = tl.zeros([BLOCK_M, WIDTH], tl.float32)",
-        ]
+        first_statistics = len(self.lines)
+        self.lines.append("acc = tl.zeros([BLOCK_M, WIDTH], tl.float32)")
         body = ["n = start + tl.arange(0, BLOCK_N)"]
         n_row = n_column = ""
         if mask_needed(keys, block_n):
@@ -135,6 +132,10 @@ class AttentionWriter(AttentionTiles):
             "row_total = row_total * shrink + tl.sum(weights, axis=1)",
             "row_max = new_max",
         ]
+        # The unit of the maximum is known now.
+        self.lines[first_statistics:first_statistics] = self.first_statistics(
+            m_masks, "[BLOCK_M]", has_sink=not self.config.is_split
+        )
         self.lines += self._loops(n_keys, body)
         if self.config.is_split:
             self._store_parts(m_masks)
@@ -171,6 +172,25 @@ class AttentionWriter(AttentionTiles):
     def exponent_factor(self) -> float:
         """Factor of the row maxima in the exponents of base 2."""
         return 1.0 if self.unit is None else self.unit * LOG2E
+
+    def first_statistics(self, m_masks: list[Mask], shape: str, *, has_sink: bool) -> list[str]:
+        """The statements that set the maximum and the sum of each row before the first key: those of the sink, or of no logit."""
+        if not self.form.sink or not has_sink:
+            return [
+                f"row_max = tl.full({shape}, {LOWEST['float32']}, tl.float32)",
+                f"row_total = tl.zeros({shape}, tl.float32)",
+            ]
+        lines: list[str] = []
+        sink = self.tile((self.result.m, "m"), ((), ""), m_masks, lines, {}, self.form.sink, widen=True)
+        text = sink.text if sink.rows else f"tl.full([BLOCK_M, 1], {sink.text}, tl.float32)"
+        factor = LOG2E if self.unit is None else 1.0 / self.unit
+        scaled = text if factor == 1.0 else f"{sink.at(PRODUCT) if sink.rows else text} * {factor!r}"
+        return [
+            "# The sink is a logit of each row, without a value.",
+            *lines,
+            f"row_max = tl.reshape(tl.broadcast_to({scaled}, [BLOCK_M, 1]), {shape})",
+            f"row_total = tl.full({shape}, 1.0, tl.float32)",
+        ]
 
     def normalise(self) -> None:
         """Add the statements that divide the results by the sums of their weights."""

@@ -9,7 +9,6 @@ from mtmc_lsp.codegen.kernel.axis_groups import Mask
 from mtmc_lsp.codegen.kernel.kernel import Kernel, assemble
 from mtmc_lsp.codegen.kernel.snippets import blocks_text
 from mtmc_lsp.codegen.matmul.operands import mask_needed
-from mtmc_lsp.codegen.tile.tile_reductions import LOWEST
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.ir.attention_pattern import attention_form
@@ -75,8 +74,7 @@ class _PartsCombiner(AttentionWriter):
         factor = "" if self.exponent_factor == 1.0 else f" * {self.exponent_factor!r}"
         self.lines += [
             "width = tl.arange(0, WIDTH)[None, :]",
-            f"row_max = tl.full([BLOCK_M, 1], {LOWEST['float32']}, tl.float32)",
-            "row_total = tl.zeros([BLOCK_M, 1], tl.float32)",
+            *self.first_statistics(m_masks, "[BLOCK_M, 1]", has_sink=True),
             "acc = tl.zeros([BLOCK_M, WIDTH], tl.float32)",
             "for part in range(0, PARTS):",
             f"    {self.row_of_part()}",

@@ -26,7 +26,12 @@ from mtmc_lsp.codegen.matmul.operands import (
     tile_of_program,
     widened,
 )
-from mtmc_lsp.codegen.matmul.packed_operands import INTEGERS, loop_start, write_packed_operand
+from mtmc_lsp.codegen.matmul.packed_operands import (
+    INTEGERS,
+    loop_start,
+    write_packed_columns,
+    write_packed_operand,
+)
 from mtmc_lsp.codegen.matmul.split_operands import SplitOperand, write_both_splits
 from mtmc_lsp.codegen.matmul.split_precision import (
     launch_constexprs,
@@ -355,6 +360,7 @@ class ProductWriter:
             for i in range(len(self.axes.operands))
             if self.config.split_on_load is None and (axis := self.axes.packed_axis(i)) is not None
         }
+        along_k = {i: axis for i, axis in packed.items() if axis == axes[-1]}
         operands = [
             write_packed_operand(
                 self.axes,
@@ -365,6 +371,18 @@ class ProductWriter:
                 self._mask("n", rows=False),
                 body,
                 is_masked=needs_mask,
+            )
+            if i in along_k
+            else write_packed_columns(
+                self.axes,
+                self.buffers,
+                self.parameters,
+                i,
+                packed[i],
+                masks_b[:-1] if self._needs_mask("n") else masks_b,
+                body,
+                inside=inside_b,
+                is_masked=self._needs_mask("n"),
             )
             if i in packed
             else self._descriptor_load(i, self.tiles[i], body)
@@ -388,9 +406,9 @@ class ProductWriter:
             ]
         else:
             head = f"for start in {self._walk.starts(k_size)}:"
-            uses_k = len(self.tiles) + len(packed) < len(operands)
+            uses_k = len(self.tiles) + len(along_k) < len(operands)
             first_lines = ["k = start + tl.arange(0, BLOCK_K)"] if uses_k else []
-            first_lines += dict.fromkeys(map(loop_start, packed.values()))
+            first_lines += dict.fromkeys(map(loop_start, along_k.values()))
         before, inside = hoist_invariants([*body, *dots], {"kernel_position", "k", "start", INTEGERS})
         self.lines += [*before, head, *(f"    {line}" for line in [*first_lines, *inside])]
 

@@ -75,10 +75,16 @@ class ProductAxes:
         return {self.halves.whole: tile.index_of(self.halves.axes).plus(self.halves.length * (operand - 1))}
 
     def packed_axis(self, operand: int) -> Axis | None:
-        """The axis along which each integer of a right operand in memory holds several numbers; None for other operands."""
+        """The axis along which each integer of a right operand in memory holds several numbers; None for other operands.
+
+        It is the last axis of K or of the columns.
+        """
         if self.side_of(operand) == 0 or self.kernel_positions or len(self.prim.inputs) > 2:
             return None
-        return packed_axis(self.ir, self.region, self.operands[operand], self.k)
+        along_k = packed_axis(self.ir, self.region, self.operands[operand], self.k)
+        if along_k is not None or self.halves is not None:
+            return along_k
+        return packed_axis(self.ir, self.region, self.operands[operand], self.n)
 
     def side_of(self, operand: int) -> int:
         """0 for a left operand, 1 for a right one."""

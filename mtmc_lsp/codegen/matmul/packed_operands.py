@@ -1,7 +1,8 @@
-"""Right operands whose integers in memory hold several numbers along K: the nibbles of packed 4-bit weights.
+"""Right operands whose integers in memory hold several numbers along K or along the columns: the nibbles of packed 4-bit weights.
 
-Each integer is loaded once. Its numbers are computed in registers and interleaved along K, so that the other operand is loaded
-as it is stored. Without this, each number would load its integer again, with addresses that do not allow vector loads.
+Each integer is loaded once. Its numbers are computed in registers and interleaved, so that the other operand is loaded and the
+result stored as they are. Without this, each number would load its integer again, with addresses that do not allow vector loads.
+The order of the numbers in an integer is part of their expressions: AutoAWQ's is 0, 2, 4, 6, 1, 3, 5, 7.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.axes import Axis
 
-INTEGERS = "packed_k"
-"""The variable that counts integers along K."""
+Side = tuple[tuple[Axis, ...], str]
+"""Axes along one side of a tile, and the text of their index."""
+INTEGERS, COLUMNS = "packed_k", "packed_n"
+"""The variables that count integers along K and along the columns."""
 
 
 def loop_start(axis: Axis) -> str:
@@ -44,7 +47,7 @@ def write_packed_operand(
 
     Args:
         operand: index in :attr:`ProductAxes.operands`.
-        axis: along which integers hold several numbers.
+        axis: the axis of K along which integers hold several numbers.
         masks: conditions on columns.
         is_masked: whether the last block may extend beyond K.
     """
@@ -52,31 +55,78 @@ def write_packed_operand(
     count = parameters.size(product([each.size for each in rows])).text
     inside = f"({INTEGERS}[:, None] < {count})" if is_masked else ""
     masks = [Mask(inside, True, False), *masks] if is_masked else masks
+    shape = f"[BLOCK_K // {parts}, BLOCK_N]"
+    sides = (rows, f"{INTEGERS}[:, None]"), (axes.n, "n")
+    numbers = _write_numbers(axes, buffers, parameters, operand, axis, sides, masks, lines, shape, inside)
+    order = ", ".join(map(str, (0, *range(2, parts.bit_length() + 1), 1)))
+    return f"tl.reshape(tl.permute({_joined(numbers)}, [{order}]), [BLOCK_K, BLOCK_N])"
+
+
+def write_packed_columns(
+    axes: ProductAxes,
+    buffers: Mapping[str, TensorType],
+    parameters: Parameters,
+    operand: int,
+    axis: Axis,
+    masks: Sequence[Mask],
+    lines: list[str],
+    *,
+    inside: str,
+    is_masked: bool,
+) -> str:
+    """Like :func:`write_packed_operand`, where integers hold several numbers along the axis ``axis`` of the columns.
+
+    Args:
+        masks: conditions on rows of the operand, which are along K.
+        inside: the bounds check of K; empty if not needed.
+        is_masked: whether the last block may extend beyond the columns.
+    """
+    columns, parts = axes.n[:-1], axis.size.constant
+    count = parameters.size(product([each.size for each in columns])).text
+    masks = [*masks, Mask(f"({COLUMNS} < {count})", False, True)] if is_masked else list(masks)
+    statement = f"{COLUMNS} = (n_start // {parts} + tl.arange(0, BLOCK_N // {parts}))[None, :]"
+    if statement not in lines:
+        lines.append(statement)
+    shape = f"[BLOCK_K, BLOCK_N // {parts}]"
+    sides = (axes.k, "k[:, None]"), (columns, COLUMNS)
+    numbers = _write_numbers(axes, buffers, parameters, operand, axis, sides, masks, lines, shape, inside)
+    return f"tl.reshape({_joined(numbers)}, [BLOCK_K, BLOCK_N])"
+
+
+def _write_numbers(
+    axes: ProductAxes,
+    buffers: Mapping[str, TensorType],
+    parameters: Parameters,
+    operand: int,
+    axis: Axis,
+    sides: tuple[Side, Side],
+    masks: Sequence[Mask],
+    lines: list[str],
+    shape: str,
+    inside: str,
+) -> list[str]:
+    """Write the statements of a tile of integers, and return a variable for each of their numbers.
+
+    Args:
+        sides: rows and columns of the tile, each with its index.
+        shape: of the tile.
+    """
+    (rows, _), (columns, _) = sides
     probe = Tile(
-        axes, Parameters(axes.ir, buffers, PRODUCT_NAMES), (rows, "k"), (axes.n, "r"), [], [], separate_axes=True
+        axes, Parameters(axes.ir, buffers, PRODUCT_NAMES), (rows, "k"), (columns, "r"), [], [], separate_axes=True
     )
     name = axes.operands[operand]
     _numbers(probe, operand, axis)
-    tile = Tile(
-        axes,
-        parameters,
-        (rows, f"{INTEGERS}[:, None]"),
-        (axes.n, "n"),
-        masks,
-        lines,
-        accesses=probe.expressions.accesses,
-    )
+    tile = Tile(axes, parameters, *sides, masks, lines, accesses=probe.expressions.accesses)
     dtype = axes.ir.prims[name].dtype
     rounded = f".to({TRITON_DTYPES[dtype]})" if is_low_precision(dtype) else ""
-    shape = f"[BLOCK_K // {parts}, BLOCK_N]"
     numbers: list[str] = []
     for value in _numbers(tile, operand, axis):
         whole = axes.over_tile(operand, value, shape, axes.k, inside)
         number = parameters.names.unique("number")
         lines.append(f"{number} = {whole.at(100) if rounded else whole.text}{rounded}")
         numbers.append(number)
-    order = ", ".join(map(str, (0, *range(2, parts.bit_length() + 1), 1)))
-    return f"tl.reshape(tl.permute({_joined(numbers)}, [{order}]), [BLOCK_K, BLOCK_N])"
+    return numbers
 
 
 def _numbers(tile: Tile, operand: int, axis: Axis) -> list[Code]:

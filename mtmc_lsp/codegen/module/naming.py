@@ -27,7 +27,7 @@ NOUNS = {
 PRODUCT_NAMES = RESERVED | frozenset(
     "m n k m_mask n_mask k_mask batch acc acc_2 acc_3 blocks_m blocks_n first_m group_m step steps BLOCK_M BLOCK_N BLOCK_K "
     "GROUP_M kernel_position blocks_k in_crop largest factor inverse scaled high low address inside stored part leading "
-    "PIECE ONE_PIECE packed_k DEPTH m_start n_start".split()
+    "PIECE ONE_PIECE packed_k packed_n DEPTH m_start n_start".split()
 )
 """Names that matmul kernels use for their own variables."""
 

@@ -10,6 +10,7 @@ from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Number, Size
 from mtmc_lsp.ir.buffer_updates import call_counters
 from mtmc_lsp.ir.constant_tables import constant_tables
+from mtmc_lsp.ir.lower.positions import with_separate_positions
 from mtmc_lsp.ir.lower.rounding_division import with_exact_divisions
 from mtmc_lsp.ir.primitives import Builder, CannotLower, KernelIR, PrimOp, Scalar
 
@@ -165,7 +166,8 @@ def _lower(graph_box: GraphBox) -> KernelIR:
             )
         for i, name in enumerate((lowered,) if isinstance(lowered, str) else lowered):
             builder.values[node.name, i] = name
-    return KernelIR(graph, with_exact_divisions(builder.prims), builder.values, frozenset(opaque), tables)
+    prims = with_exact_divisions(with_separate_positions(builder.prims))
+    return KernelIR(graph, prims, builder.values, frozenset(opaque), tables)
 
 
 def _has_supported_dtypes(graph: Graph, node: Node) -> bool:

@@ -163,12 +163,30 @@ def softmax_statistics(b: Builder, x: str, dims: tuple[int, ...]) -> tuple[str, 
     return maximum, b.reduce("sum_exp", x, dims, b.dtype(x), maximum)
 
 
+def _without_maximum(b: Builder, x: str, dims: tuple[int, ...]) -> str:
+    """The logits, where the user's code has subtracted the maximum of each row, which a softmax does anyway."""
+    shifted = _uncast(b, x)
+    if b.prims[shifted].fn != "sub":
+        return x
+    logits, maximum = b.prims[shifted].inputs
+    reduced = b.prims[_uncast(b, maximum)]
+    is_maximum = reduced.op is PrimOp.REDUCE and reduced.fn == "max" and reduced.attrs["dims"] == dims
+    return logits if is_maximum and _uncast(b, reduced.inputs[0]) == _uncast(b, logits) else x
+
+
+def _uncast(b: Builder, name: str) -> str:
+    while b.prims[name].fn in ("cast", "rounded"):
+        name = b.prims[name].inputs[0]
+    return name
+
+
 @lowering("softmax", "_softmax", "log_softmax", "_log_softmax", "special_log_softmax", "special_softmax")
 def softmax(c: Call) -> str:
     x = c.tensor(0)
     d = compute_dtype(c.out.dtype)
-    x = rounded(c.b, c.b.cast(x, d))
-    maximum, total = softmax_statistics(c.b, x, c.dims(1, "dim", rank_of(c, x)))
+    dims = c.dims(1, "dim", rank_of(c, x))
+    x = rounded(c.b, c.b.cast(_without_maximum(c.b, x, dims), d))
+    maximum, total = softmax_statistics(c.b, x, dims)
     shifted = c.b.pointwise("sub", x, maximum, dtype=d)
     if "log" in c.op:
         value = c.b.pointwise("sub", shifted, c.b.pointwise("log", total, dtype=d), dtype=d)

@@ -6,6 +6,7 @@ from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.sizes import Size, SizeLike, greater_than, product
 from mtmc_lsp.ir.lower import Call, lowering
 from mtmc_lsp.ir.lower.resampling import PAD_MODES, gathered, padded_with_values, positions
+from mtmc_lsp.ir.lower.sinks import weights_without_sink
 from mtmc_lsp.ir.primitives import ONE, PrimOp
 
 
@@ -79,6 +80,13 @@ def slice_(c: Call) -> str:
     begin = Size.of(start)
     if begin.is_constant and begin.constant < 0:
         begin = c.b.shape(x)[dim] + begin
+    is_last_column_left_out = begin == Size.of(0) and step == 1 and c.out.shape[dim] + 1 == c.b.shape(x)[dim]
+    if (
+        is_last_column_left_out
+        and dim == len(c.out.shape) - 1
+        and (weights := weights_without_sink(c.b, x, c.out.shape[dim]))
+    ):
+        return weights
     return c.b.slice(x, dim, begin, c.out.shape[dim], step)
 
 
