@@ -10,6 +10,7 @@ from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import MATRIX_PRODUCTS, Graph, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.verify.sizes.case_sizes import (
+    LARGE_ELEMENTS,
     LOOP_OPERATIONS,
     conditions_allow,
     first_allowed,
@@ -28,7 +29,8 @@ but the first: these cases are many."""
 FULL_PRODUCT = 20 * INTERPRETER_PRODUCT
 """Limit for the multiply-adds of an interpreted call at the parameters' full sizes."""
 LARGER_BYTES = 8.0e9
-"""Workloads that move more bytes than this get no case with larger sizes, which might not fit in memory."""
+"""Of workloads that move more bytes than this, one case has the workload's sizes and none larger ones: each takes seconds in
+float64, and might not fit in memory."""
 CPU_WORK = 2.0e11
 """Limit for the operations of the case that runs on the CPU on machines with a GPU."""
 
@@ -165,10 +167,14 @@ def version_cases(capture: Capture, *, interpreted: bool, seed: int) -> tuple[Ca
     unusual = _unusual_cases(capture, cases, interpreted, seed + len(cases))
     numbers = _number_cases(capture, unusual[0], seed + len(cases) + len(unusual))
     expected = (*cases, *(case for case in unusual if not _is_excepted(case, capture, interpreted)), *numbers)
-    return with_forward_cases(expected, capture)
+    return with_forward_cases(expected, capture, interpreted=interpreted)
 
 
-def with_forward_cases(cases: Sequence[Case], capture: Capture) -> tuple[Case, ...]:
+def _is_large(capture: Capture, interpreted: bool) -> bool:
+    return capture.bytes > LARGER_BYTES and not interpreted
+
+
+def with_forward_cases(cases: Sequence[Case], capture: Capture, *, interpreted: bool) -> tuple[Case, ...]:
     """The cases, some of them without gradients if the target is trained.
 
     Gradients at infinite values and NaN depend on the order of operations, also in PyTorch, so they are not compared. Those of
@@ -183,7 +189,8 @@ def with_forward_cases(cases: Sequence[Case], capture: Capture) -> tuple[Case, .
     cases = [
         replace(each, kind=FORWARD) if each.kind == VALUES and not compares_gradients(each) else each for each in cases
     ]
-    return (*cases, replace(cases[0], kind=FORWARD))
+    # Of a large workload, the second case has smaller sizes, as all further ones do.
+    return (*cases, replace(cases[1 if _is_large(capture, interpreted) else 0], kind=FORWARD))
 
 
 def _number_cases(capture: Capture, model: Case, seed: int) -> list[Case]:
@@ -245,7 +252,8 @@ def foreign_cases(
         usual = (replace(usual[0], sizes=reduced_sizes(capture)), *usual[1:])
     kinds = (VALUES, AUTOGRAD) if capture.workload.trains else (VALUES,)
     cases = tuple(case for case in usual if case.kind in kinds and (takes_empty or all(case.sizes.values())))
-    return with_forward_cases((*cases, *_unusual_cases(capture, cases, interpreted, seed + len(usual))), capture)
+    cases = (*cases, *_unusual_cases(capture, cases, interpreted, seed + len(usual)))
+    return with_forward_cases(cases, capture, interpreted=interpreted)
 
 
 def smallest_case(cases: Sequence[Case], capture: Capture) -> Case:
@@ -267,7 +275,8 @@ def _unusual_cases(capture: Capture, cases: Sequence[Case], interpreted: bool, s
     model = next((case for case in small if case.distribution == "constant" and case.kind == VALUES), cases[0])
     # The same sizes as an earlier case with other contents.
     is_long = loop_operations(capture.graph, cases[0].sizes) > LOOP_OPERATIONS
-    unusual = [replace(model if interpreted or is_long else cases[0], distribution="normal")]
+    is_costly = is_long or _is_large(capture, interpreted)
+    unusual = [replace(model if interpreted or is_costly else cases[0], distribution="normal")]
     if any(is_float(item.type.dtype) for item in arguments):
         names = [*SPECIAL_DISTRIBUTIONS, *(("integers", "bits") if is_exact(capture) else ())]
         unusual += [replace(model, distribution=name) for name in names]
@@ -297,7 +306,10 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: 
         last = base
     else:
         # At the workload's length, loops run in its own case and in the one with larger sizes.
+        huge = _is_large(capture, interpreted)
         short = with_short_loops(graph, base, variable)
+        if huge:
+            short = smaller_sizes(graph, short, variable, LARGE_ELEMENTS)
         odd = with_rows(graph, short, {name: _odd(short[name], i) for i, name in enumerate(variable)})
         # Each size is 1 in one of the two.
         small = {**base, **{name: (1, 2, 1, 3)[i % 4] for i, name in enumerate(variable)}}
@@ -308,7 +320,6 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: 
         larger = first_allowed(
             graph, ({**base, **{name: turn(size, 1) for name, size in more.items()}} for turn in (_uneven, _odd))
         )
-        huge = capture.bytes > LARGER_BYTES and not interpreted
         # Inputs of this size take long to create, so one case at the workload's size is enough.
         plans += [] if from_get_inputs and huge else [(base, "normal")]
         plans += [(odd, "normal"), (small, "normal"), (other, "mixed")]

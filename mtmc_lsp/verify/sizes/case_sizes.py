@@ -35,6 +35,8 @@ LEAST_ROWS = 32
 """Some matrix kernels fall back to the user's code for products with fewer rows."""
 VALUES_ELEMENTS = 1 << 24
 """Above this number of elements in the graph's tensors, a GPU tries distributions of values on smaller sizes."""
+LARGE_ELEMENTS = 1 << 30
+"""The same for the other cases of workloads that are too large to run several times, also in float64."""
 LEAST_PART = 130
 """Lower limit for these smaller sizes: more than one block of any kernel."""
 LOOP_OPERATIONS = 2000
@@ -76,10 +78,12 @@ def is_small_enough(graph: Graph, sizes: Mapping[str, int], *, interpreted: bool
     return not too_large(graph, sizes, EDGE_SLACK) if interpreted else _elements(graph, sizes) <= VALUES_ELEMENTS
 
 
-def smaller_sizes(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:
-    """Variable sizes, the largest halved repeatedly until the tensors are small; never below two tiles."""
+def smaller_sizes(
+    graph: Graph, base: Mapping[str, int], variable: Sequence[str], most: int = VALUES_ELEMENTS
+) -> dict[str, int]:
+    """Variable sizes, the largest halved repeatedly until all tensors have ``most`` elements; never below two tiles."""
     sizes = dict(base)
-    while _elements(graph, sizes) > VALUES_ELEMENTS:
+    while _elements(graph, sizes) > most:
         largest = max(variable, key=lambda name: sizes[name])
         if sizes[largest] <= LEAST_PART:
             break
