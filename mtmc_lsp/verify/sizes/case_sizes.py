@@ -35,7 +35,7 @@ LEAST_ROWS = 32
 """Some matrix kernels fall back to the user's code for products with fewer rows."""
 VALUES_ELEMENTS = 1 << 24
 """Above this number of elements in the graph's tensors, a GPU tries distributions of values on smaller sizes."""
-LARGE_ELEMENTS = 1 << 30
+LARGE_ELEMENTS = 1 << 29
 """The same for the other cases of workloads that are too large to run several times, also in float64."""
 LEAST_PART = 130
 """Lower limit for these smaller sizes: more than one block of any kernel."""
@@ -75,7 +75,7 @@ def is_small_enough(graph: Graph, sizes: Mapping[str, int], *, interpreted: bool
     """Whether a case of these sizes is allowed, and is quick enough that there may be many."""
     if not conditions_allow(graph, sizes):
         return False
-    return not too_large(graph, sizes, EDGE_SLACK) if interpreted else _elements(graph, sizes) <= VALUES_ELEMENTS
+    return not too_large(graph, sizes, EDGE_SLACK) if interpreted else elements_of(graph, sizes) <= VALUES_ELEMENTS
 
 
 def smaller_sizes(
@@ -83,7 +83,7 @@ def smaller_sizes(
 ) -> dict[str, int]:
     """Variable sizes, the largest halved repeatedly until all tensors have ``most`` elements; never below two tiles."""
     sizes = dict(base)
-    while _elements(graph, sizes) > most:
+    while elements_of(graph, sizes) > most:
         largest = max(variable, key=lambda name: sizes[name])
         if sizes[largest] <= LEAST_PART:
             break
@@ -112,7 +112,8 @@ def loop_operations(graph: Graph, sizes: Mapping[str, int]) -> int:
     return sum(loop.count.value(sizes) * len(loop.nodes) for loop in loops)
 
 
-def _elements(graph: Graph, sizes: Mapping[str, int]) -> int:
+def elements_of(graph: Graph, sizes: Mapping[str, int]) -> int:
+    """The number of elements of all tensors of the graph."""
     kinds = [item.type for item in graph.inputs] + [kind for node in graph.nodes for kind in node.outputs]
     return sum(kind.numel.value(sizes) for kind in kinds)
 
@@ -166,7 +167,7 @@ def with_rows(graph: Graph, base: Mapping[str, int], changed: Mapping[str, int])
             sizes = larger
             raised.add(name)
     others = [name for name in changed if name not in raised and sizes[name] > LEAST_OTHER] if raised else []
-    while others and _elements(graph, sizes) > _elements(graph, base):
+    while others and elements_of(graph, sizes) > elements_of(graph, base):
         largest = max(others, key=lambda name: sizes[name])
         smaller = {**sizes, largest: max(LEAST_OTHER, sizes[largest] // 2 | 1)}
         if smaller == sizes or _product_rows(graph, smaller) != _product_rows(graph, sizes):
