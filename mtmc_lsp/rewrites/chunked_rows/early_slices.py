@@ -346,7 +346,8 @@ def _range_of(args: tuple[Argument, ...]) -> tuple[int, Argument, Argument]:
     Raises:
         _Unknown: it has another step.
     """
-    dim, start, end, step = (*args, *(0, 0, None, 1)[len(args) :])
+    usual: tuple[Argument, ...] = (0, 0, None, 1)
+    dim, start, end, step = [*args, *usual[len(args) :]]
     if step != 1 or not isinstance(dim, int):
         raise _Unknown
     return dim, 0 if start is None else start, end
