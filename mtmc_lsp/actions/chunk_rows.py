@@ -10,7 +10,9 @@ instead, and each logit is computed once.
 
 *Legal* when each row of the values of the product's size depends on one row of the product alone, until they are reduced to a
 few numbers a row or summed over all rows (gradients of the weights), and no other operation needs such a value whole. A softmax
-over the rows is refused, and so is a target that returns the logits. Sums over rows are added chunk by chunk, in a fixed order.
+over the rows is refused, and so is a target that returns the logits. Logits that are sliced after the product
+(``logits[:, :-1]``) are computed from the slice of the operand, if nothing reads the other rows. Sums over rows are added chunk
+by chunk, in a fixed order.
 """
 
 from __future__ import annotations

@@ -171,6 +171,8 @@ class Node:
     captured graphs, and so JSON, have none."""
     loop: Loop | None = None
     """The body of a node that is a loop over time steps."""
+    rounds: bool = False
+    """Whether kernels round 16-bit results, as a store does. Rewrites set it; captured graphs, and so JSON, do not."""
 
     def to_json(self) -> dict[str, object]:
         from mtmc_lsp.core.json_codec import to_json

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.fusion.neighbours import Neighbourhood
+from mtmc_lsp.fusion.unit_order import parts_in_order
 from mtmc_lsp.ir.known_regions import region_or_none
 from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
@@ -134,7 +135,20 @@ class FusionSearch:
                 used |= disjoint.nodes
         while not self._is_late() and (better := self._with_moved_node(chosen)) is not None:
             chosen = better
+        chosen = [part for fusion in chosen for part in self._possible(fusion)]
         return sorted(chosen, key=lambda fusion: (-fusion.saved_us, min(self._order[n] for n in fusion.nodes)))
+
+    def _possible(self, fusion: Fusion) -> list[Fusion]:
+        """The fusion, or its parts before and after other kernels that must run between them."""
+        parts = parts_in_order(self._around.sources, self.schedule, fusion.nodes)
+        if len(parts) == 1:
+            return [fusion]
+        smaller = [self._without_nodes(fusion, fusion.nodes - part) for part in parts]
+        return [
+            each
+            for each in smaller
+            if each is not None and len(parts_in_order(self._around.sources, self.schedule, each.nodes)) == 1
+        ]
 
     def _is_late(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline

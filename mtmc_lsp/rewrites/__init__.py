@@ -23,11 +23,11 @@ from mtmc_lsp.rewrites import (
     layout_propagation,
     pooling,
     reduction_hoisting,
-    row_forms,
     row_loops,
     spatial_reductions,
     split_full_reduction,
 )
+from mtmc_lsp.rewrites.chunked_rows import early_slices, row_forms
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite, Edit, apply_edit
 from mtmc_lsp.rewrites.saved_values import computing_again
 from mtmc_lsp.schedule.schedule import Rewrite, Schedule
@@ -74,7 +74,7 @@ def apply_rewrite(graph: Graph, rewrite: Rewrite) -> Graph:
         return layout_propagation.in_channels_last(graph)
     if rewrite.rule == row_loops.RULE:
         rows, *early = rewrite.detail
-        graph = row_forms.with_gathers(graph)
+        graph = row_forms.with_gathers(early_slices.with_early_slices(graph, rewrite.node))
         graph = early_gradients.with_early_gradients(graph) if any(early) else graph
         return row_loops.in_chunks(graph, rewrite.node, rows)
     if rewrite.rule == attention_gradients.RULE:

@@ -75,6 +75,8 @@ def _degree(prim: Prim, degrees: Mapping[str, int]) -> int:
         return read[0] if read[1] == 0 else OTHER
     if prim.fn == "where":
         return _common(read[1:]) if read[0] == 0 else OTHER
+    if prim.op is PrimOp.PAD:
+        return read[0] if prim.attrs["value"] == 0 else OTHER
     if prim.op is PrimOp.GATHER:
         return read[0] if read[1] == 0 else OTHER
     if prim.op is PrimOp.SCATTER_ADD:

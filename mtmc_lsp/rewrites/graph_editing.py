@@ -136,10 +136,11 @@ def apply_edit(graph: Graph, edit: Edit) -> Graph:
             nodes += edit.added
         else:
             nodes.append(node.reading(swap))
-    return _without_dead(graph.of_nodes(nodes, swap))
+    return without_dead(graph.of_nodes(nodes, swap))
 
 
-def _without_dead(graph: Graph) -> Graph:
+def without_dead(graph: Graph) -> Graph:
+    """The graph without nodes that no output and no mutation needs."""
     needed = {ref.name for ref in graph.outputs} | {m.value.name for m in graph.mutations}
     live: list[Node] = []
     for node in reversed(graph.nodes):

@@ -32,8 +32,8 @@ from mtmc_lsp.core.graph import (
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.row_regions import NotByRow, PartOfRows, RowRegion, row_region
+from mtmc_lsp.rewrites.chunked_rows.row_forms import with_sums
 from mtmc_lsp.rewrites.graph_editing import VIEWS, CannotRewrite, base_name
-from mtmc_lsp.rewrites.row_forms import with_sums
 from mtmc_lsp.rewrites.saved_values import AGAIN
 
 RULE = "chunk-rows"

@@ -30,8 +30,13 @@ def computing_again(graph: Graph) -> Graph:
     replacements = {
         Ref(name, i): Ref(f"{name}{AGAIN}", i) for name in again for i in range(len(graph.node(name).outputs))
     }
-    copies = [replace(graph.node(name).reading(replacements), name=f"{name}{AGAIN}") for name in again]
-    forward = [node for node in graph.nodes if node.name not in backward]
+    rounded = choice.rounded(again)
+
+    def marked(node: Node) -> Node:
+        return replace(node, rounds=True) if node.name in rounded else node
+
+    copies = [replace(marked(graph.node(name)).reading(replacements), name=f"{name}{AGAIN}") for name in again]
+    forward = [marked(node) for node in graph.nodes if node.name not in backward]
     later = [node.reading(replacements) for node in graph.nodes if node.name in backward]
     outputs = (*graph.forward_outputs, *(replacements.get(ref, ref) for ref in graph.gradients))
     return replace(graph, nodes=(*forward, *copies, *later), outputs=outputs)
@@ -60,6 +65,22 @@ class _Choice:
             else:
                 self._saved.add(node.name)
         return [node.name for node in self._graph.nodes if node.name in again]
+
+    def rounded(self, again: Sequence[str]) -> set[str]:
+        """Values of both passes from which another saved value follows, such as the mean square of a row.
+
+        Kernels compute 16-bit values in float32. If one pass rounds such a value and the other does not, it no longer fits the
+        saved one, and terms of a gradient that should cancel do not.
+        """
+        before: set[str] = set()
+        for name in self._saved:
+            pending = list(self._graph.node(name).inputs())
+            while pending:
+                node = self._graph.named.get(pending.pop().name)
+                if node is not None and node.name not in before:
+                    before.add(node.name)
+                    pending += node.inputs()
+        return before & {*again, *self._saved}
 
     def _needed(self) -> list[Node]:
         """The nodes of the forward pass whose values the backward pass reads."""

@@ -12,8 +12,10 @@ from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.ir.attention_mask import hides_keys
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.verify.sizes.case_sizes import (
+    LARGE_ELEMENTS,
     LOOP_OPERATIONS,
     conditions_allow,
+    elements_of,
     first_allowed,
     loop_operations,
     raised_sizes,
@@ -31,6 +33,9 @@ FULL_PRODUCT = 20 * INTERPRETER_PRODUCT
 """Limit for the multiply-adds of an interpreted call at the parameters' full sizes."""
 LARGER_BYTES = 8.0e9
 """Workloads that move more bytes than this get no case with larger sizes, which might not fit in memory."""
+LARGER_ELEMENTS = 1 << 30
+"""Of versions whose tensors, also intermediate ones, have more elements, one case has the workload's sizes: each takes seconds in
+float64. The versions' kernels are ours, so sizes with several blocks and chunks show what larger ones do."""
 CPU_WORK = 2.0e11
 """Limit for the operations of the case that runs on the CPU on machines with a GPU."""
 
@@ -163,18 +168,25 @@ def least_size_that_runs(capture: Capture) -> int:
 
 def version_cases(capture: Capture, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
     """The cases for a version in the user's file: sizes and values, calls outside its guard, unusual values and layouts."""
-    cases = verification_cases(capture, interpreted=interpreted, seed=seed)
-    unusual = _unusual_cases(capture, cases, interpreted, seed + len(cases))
+    is_large = _runs_once(capture, interpreted)
+    cases = verification_cases(capture, interpreted=interpreted, seed=seed, is_large=is_large)
+    unusual = _unusual_cases(capture, cases, interpreted, seed + len(cases), is_large=is_large)
     numbers = _number_cases(capture, unusual[0], seed + len(cases) + len(unusual))
     expected = (*cases, *(case for case in unusual if not _is_excepted(case, capture, interpreted)), *numbers)
-    return with_forward_cases(expected, capture)
+    return with_forward_cases(expected, capture, is_large=is_large)
 
 
-def with_forward_cases(cases: Sequence[Case], capture: Capture) -> tuple[Case, ...]:
+def _runs_once(capture: Capture, interpreted: bool) -> bool:
+    """Whether a version is too large to run several times at the workload's sizes, also in float64."""
+    return not interpreted and elements_of(capture.graph, capture.graph.sizes) > LARGER_ELEMENTS
+
+
+def with_forward_cases(cases: Sequence[Case], capture: Capture, *, is_large: bool = False) -> tuple[Case, ...]:
     """The cases, some of them without gradients if the target is trained.
 
     Gradients at infinite values and NaN depend on the order of operations, also in PyTorch, so they are not compared. Those of
-    a tensor that is passed twice may cancel exactly, and then rounding alone decides.
+    a tensor that is passed twice may cancel exactly, and then rounding alone decides. The last case is a call without
+    gradients, at the sizes of the second case if ``is_large``.
     """
     if capture.graph.backward is None:
         return tuple(cases)
@@ -185,7 +197,7 @@ def with_forward_cases(cases: Sequence[Case], capture: Capture) -> tuple[Case, .
     cases = [
         replace(each, kind=FORWARD) if each.kind == VALUES and not compares_gradients(each) else each for each in cases
     ]
-    return (*cases, replace(cases[0], kind=FORWARD))
+    return (*cases, replace(cases[1 if is_large and len(cases) > 1 else 0], kind=FORWARD))
 
 
 def _number_cases(capture: Capture, model: Case, seed: int) -> list[Case]:
@@ -265,14 +277,16 @@ def argument_elements(capture: Capture, sizes: Mapping[str, int]) -> int:
     return sum(item.type.numel.value(sizes) for item in inputs if item.kind is InputKind.ARGUMENT)
 
 
-def _unusual_cases(capture: Capture, cases: Sequence[Case], interpreted: bool, seed: int) -> list[Case]:
+def _unusual_cases(
+    capture: Capture, cases: Sequence[Case], interpreted: bool, seed: int, *, is_large: bool = False
+) -> list[Case]:
     """Further values and layouts, at sizes of one of the ``cases``; small sizes for the interpreter."""
     arguments = [item for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT]
     small = verification_cases(capture, interpreted=True, seed=seed, part=SMALL_PART) if interpreted else cases
     model = next((case for case in small if case.distribution == "constant" and case.kind == VALUES), cases[0])
     # The same sizes as an earlier case with other contents.
     is_long = loop_operations(capture.graph, cases[0].sizes) > LOOP_OPERATIONS
-    unusual = [replace(model if interpreted or is_long else cases[0], distribution="normal")]
+    unusual = [replace(model if interpreted or is_long or is_large else cases[0], distribution="normal")]
     if any(is_float(item.type.dtype) for item in arguments):
         names = [*SPECIAL_DISTRIBUTIONS, *(("integers", "bits") if is_exact(capture) else ())]
         unusual += [replace(model, distribution=name) for name in names]
@@ -285,12 +299,15 @@ def _unusual_cases(capture: Capture, cases: Sequence[Case], interpreted: bool, s
     return [replace(case, seed=seed + 1 + i) for i, case in enumerate(unusual)]
 
 
-def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: float = 1.0) -> tuple[Case, ...]:
+def verification_cases(
+    capture: Capture, *, interpreted: bool, seed: int, part: float = 1.0, is_large: bool = False
+) -> tuple[Case, ...]:
     """Cases of different sizes and values for a capture.
 
     The first is the workload, with reduced sizes for the interpreter. Then come sizes that no tile divides, small ones
     including 1 and 0, the distributions of values, and larger sizes. The last are calls outside the guard. Distributions are
-    tried at multiples of eight, which TMA kernels require; at odd sizes the user's code would run instead.
+    tried at multiples of eight, which TMA kernels require; at odd sizes the user's code would run instead. If ``is_large``, only
+    the first case has the workload's sizes, and none larger ones.
     """
     graph = capture.graph
     base = reduced_sizes(capture, part=part) if interpreted else dict(graph.sizes)
@@ -302,7 +319,10 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: 
         last = base
     else:
         # At the workload's length, loops run in its own case and in the one with larger sizes.
+        huge = is_large or (capture.bytes > LARGER_BYTES and not interpreted)
         short = with_short_loops(graph, base, variable)
+        if is_large:
+            short = smaller_sizes(graph, short, variable, LARGE_ELEMENTS)
         odd = with_rows(graph, short, {name: _odd(short[name], i) for i, name in enumerate(variable)})
         # Each size is 1 in one of the two.
         small = {**base, **{name: (1, 2, 1, 3)[i % 4] for i, name in enumerate(variable)}}
@@ -313,7 +333,6 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: 
         larger = first_allowed(
             graph, ({**base, **{name: turn(size, 1) for name, size in more.items()}} for turn in (_uneven, _odd))
         )
-        huge = capture.bytes > LARGER_BYTES and not interpreted
         # Inputs of this size take long to create, so one case at the workload's size is enough.
         plans += [] if from_get_inputs and huge else [(base, "normal")]
         plans += [(odd, "normal"), (small, "normal"), (other, "mixed")]

@@ -25,7 +25,7 @@ from tests.training.user_losses import USER_LOSSES
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "training" / "linear_losses.py"
 PREFERENCES = {"preferences of pairs", "preferences with a likelihood"}
-"""Their gradients are no multiples of one upstream gradient."""
+"""Their gradients are no multiples of one upstream gradient, or the loss of a row depends on a sum over other rows."""
 
 
 @pytest.mark.parametrize("name", USER_LOSSES)
@@ -34,7 +34,7 @@ def test_results_and_gradients_in_chunks_are_those_of_the_users_code(checker: Ch
     assert capture.graph.backward is not None, capture.workload.assumed
     assert checker.first_failure(capture, in_chunks(capture), cases(capture)) == ""
     if name in PREFERENCES:
-        with pytest.raises(CannotCode, match="the gradients are not a multiple of the upstream gradient"):
+        with pytest.raises(CannotCode, match=r"not a multiple of the upstream gradient|combines several rows"):
             in_chunks(capture, early=True)
     else:
         assert checker.first_failure(capture, in_chunks(capture, early=True), cases(capture)) == ""

@@ -211,3 +211,14 @@ def test_right_gradients_with_zeros_are_accepted(
         versions[name] = capture, planned(capture)
     capture, candidate = versions[name]
     assert checker.first_failure(capture, candidate, cases(capture)) == ""
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("steps", [1, 8])
+def test_a_value_that_both_passes_compute_is_the_same_number_in_both(checker: Checker, dtype: str, steps: int) -> None:
+    # With rows of one element, the gradient of a norm is what is left of two terms that cancel.
+    capture = checker.capture(HEAD + TARGETS["add and norm"].replace("bf16", dtype))
+    candidate = planned(capture, steps)
+    every = [Case({"N": 2, "H": 1}, "mixed", seed) for seed in range(0, 80, 4)]
+    assert "_backward_" in candidate.source
+    assert {checker.first_failure(capture, candidate, [case]) for case in every} == {""}

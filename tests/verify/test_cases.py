@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 from handwritten import ADD_IN_PLACE, RMS, SCALE_MODULE, Handwritten
 
-from mtmc_lsp.verify.cases import AUTOGRAD, FLOAT64, ON_CPU, VALUES, verification_cases
+from mtmc_lsp.verify.cases import (
+    AUTOGRAD,
+    FLOAT64,
+    FORWARD,
+    ON_CPU,
+    VALUES,
+    foreign_cases,
+    verification_cases,
+    version_cases,
+)
 from mtmc_lsp.verify.sizes.case_sizes import is_interpretable, reduced_sizes, why_not_interpretable
 from mtmc_lsp.verify.sizes.interpreter_limits import interpreted_elements
 
@@ -192,3 +201,31 @@ def test_a_product_of_few_rows_does_not_keep_the_others_large(captured) -> None:
     """Its kernel takes these few rows, so it takes fewer as well."""
     capture = captured(f"import torch\n{MODULATED}", "modulated")
     assert reduced_sizes(capture)["B"] == 4
+
+
+def test_of_a_large_workload_only_the_first_case_has_its_sizes(captured) -> None:
+    source = """import torch
+import torch.nn.functional as F
+
+
+# mtmc: x=f32[N,D] weight=f32[V,D] target=i64[N]@0..V-1 N=64 D=16 V=96 grad=x,weight
+def loss(x, weight, target, scale=0.5):
+    return scale * F.cross_entropy(x @ weight.T, target)
+"""
+    capture = captured(source, "loss")
+    sizes = {"N": 8192, "D": 4096, "V": 128256}
+    large = replace(capture, graph=replace(capture.graph, sizes=sizes))
+    first, odd, *others = version_cases(large, interpreted=False, seed=0)
+    assert dict(first.sizes) == sizes
+    # Several tiles of rows and columns, and partial ones.
+    assert all(1024 < odd.sizes[name] < sizes[name] + 16 and odd.sizes[name] % 2 for name in sizes)
+    products = [case.sizes["N"] * case.sizes["V"] for case in (odd, *others)]
+    assert max(products) <= sizes["N"] * sizes["V"] / 16
+    assert {case.kind for case in others} >= {FORWARD, FLOAT64, AUTOGRAD}
+    assert any(case.numbers for case in others)
+    # A candidate of others may depend on sizes in any way.
+    foreign = foreign_cases(large, interpreted=False, seed=0)
+    assert sum(dict(case.sizes) == sizes for case in foreign) > 2
+    fewer = {"N": 1024, "D": 1024, "V": 16384}
+    small = replace(capture, graph=replace(capture.graph, sizes=fewer))
+    assert sum(dict(case.sizes) == fewer for case in version_cases(small, interpreted=False, seed=0)) > 2

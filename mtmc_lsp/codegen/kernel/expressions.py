@@ -265,8 +265,10 @@ class Expressions:
         """Whether readers of a cast must see the rounded value: true for the user's explicit casts to 16 or 8 bits.
 
         Code with such casts often computes the rounding error, or depends on overflow to infinity. Results of 16-bit operations
-        are not rounded between operations, and matrix products and stores round anyway.
+        are not rounded between operations (except where :attr:`Node.rounds` is set), and matrix products and stores round anyway.
         """
+        if prim.attrs.get("rounds"):
+            return True
         source, node = self.ir.prims[prim.inputs[0]].dtype, self.ir.graph.named.get(prim.origin)
         if not is_low_precision(prim.dtype) or source in (prim.dtype, *EXACT_IN_16_BITS) or node is None:
             return False

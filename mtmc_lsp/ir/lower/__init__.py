@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from mtmc_lsp.core.dtypes import ITEMSIZE
+from mtmc_lsp.core.dtypes import ITEMSIZE, is_low_precision
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Number, Size
 from mtmc_lsp.ir.buffer_updates import call_counters
@@ -165,9 +165,16 @@ def _lower(graph_box: GraphBox) -> KernelIR:
                 for i, output in enumerate(node.outputs)
             )
         for i, name in enumerate((lowered,) if isinstance(lowered, str) else lowered):
-            builder.values[node.name, i] = name
+            builder.values[node.name, i] = _rounded(builder, name) if node.rounds else name
     prims = with_exact_divisions(with_separate_positions(builder.prims))
     return KernelIR(graph, prims, builder.values, frozenset(opaque), tables)
+
+
+def _rounded(builder: Builder, name: str) -> str:
+    """A computed 16-bit value as memory would hold it."""
+    prim = builder.prims[name]
+    is_computed = prim.op is PrimOp.POINTWISE and is_low_precision(prim.dtype)
+    return builder.pointwise("cast", name, dtype=prim.dtype, rounds=True) if is_computed else name
 
 
 def _has_supported_dtypes(graph: Graph, node: Node) -> bool:

@@ -35,6 +35,8 @@ LEAST_ROWS = 32
 """Some matrix kernels fall back to the user's code for products with fewer rows."""
 VALUES_ELEMENTS = 1 << 24
 """Above this number of elements in the graph's tensors, a GPU tries distributions of values on smaller sizes."""
+LARGE_ELEMENTS = 1 << 29
+"""The same for the other cases of workloads that are too large to run several times, also in float64."""
 LEAST_PART = 130
 """Lower limit for these smaller sizes: more than one block of any kernel."""
 LOOP_OPERATIONS = 2000
@@ -75,13 +77,15 @@ def is_small_enough(graph: Graph, sizes: Mapping[str, int], *, interpreted: bool
     """Whether a case of these sizes is allowed, and is quick enough that there may be many."""
     if not conditions_allow(graph, sizes):
         return False
-    return not too_large(graph, sizes, EDGE_SLACK) if interpreted else _elements(graph, sizes) <= VALUES_ELEMENTS
+    return not too_large(graph, sizes, EDGE_SLACK) if interpreted else elements_of(graph, sizes) <= VALUES_ELEMENTS
 
 
-def smaller_sizes(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:
-    """Variable sizes, the largest halved repeatedly until the tensors are small; never below two tiles."""
+def smaller_sizes(
+    graph: Graph, base: Mapping[str, int], variable: Sequence[str], most: int = VALUES_ELEMENTS
+) -> dict[str, int]:
+    """Variable sizes, the largest halved repeatedly until all tensors have ``most`` elements; never below two tiles."""
     sizes = dict(base)
-    while _elements(graph, sizes) > VALUES_ELEMENTS:
+    while elements_of(graph, sizes) > most:
         largest = max(variable, key=lambda name: sizes[name])
         if sizes[largest] <= LEAST_PART:
             break
@@ -125,7 +129,8 @@ def has_more_iterations(graph: Graph, sizes: Mapping[str, int]) -> bool:
     return loop_operations(graph, sizes) > max(LOOP_OPERATIONS, loop_operations(graph, graph.sizes))
 
 
-def _elements(graph: Graph, sizes: Mapping[str, int]) -> int:
+def elements_of(graph: Graph, sizes: Mapping[str, int]) -> int:
+    """The number of elements of all tensors of the graph."""
     kinds = [item.type for item in graph.inputs] + [kind for node in graph.nodes for kind in node.outputs]
     return sum(kind.numel.value(sizes) for kind in kinds)
 
@@ -179,7 +184,7 @@ def with_rows(graph: Graph, base: Mapping[str, int], changed: Mapping[str, int])
             sizes = larger
             raised.add(name)
     others = [name for name in changed if name not in raised and sizes[name] > LEAST_OTHER] if raised else []
-    while others and _elements(graph, sizes) > _elements(graph, base):
+    while others and elements_of(graph, sizes) > elements_of(graph, base):
         largest = max(others, key=lambda name: sizes[name])
         smaller = {**sizes, largest: max(LEAST_OTHER, sizes[largest] // 2 | 1)}
         if smaller == sizes or _product_rows(graph, smaller) != _product_rows(graph, sizes):

@@ -1,0 +1,1 @@
+"""Rewrites that make loops over chunks of rows possible."""
