@@ -235,7 +235,7 @@ def _peak_ratio(record: Mapping[str, Any]) -> float | None:
     """The peak memory of a call of the user's file after the run, relative to eager mode's; None where that is not known."""
     if record["status"] != "improved":
         return 1.0 if record["status"] in MEASURED else None
-    timing = _kept_timing(record)
+    timing = kept_timing(record)
     eager = _baseline(timing, "eager") if timing is not None else None
     if timing is None or eager is None or timing.get("peak_bytes") is None or eager.get("peak_bytes") is None:
         return None
