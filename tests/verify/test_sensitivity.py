@@ -223,3 +223,46 @@ def test_a_mean_far_above_the_spread_excuses_16_bits_only_where_the_reference_ha
 def test_few_rows_may_have_a_small_error_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = {"x": (torch.randn(2, 2048, generator=torch.Generator().manual_seed(3)) + 60.0).bfloat16()}
     assert not compared(_normalised, _normalised_in_bfloat16, inputs, monkeypatch)[0]
+
+
+def _no_divergence(logp: torch.Tensor) -> torch.Tensor:
+    """The divergence of a distribution from itself: torch's ``log`` of its ``exp`` is the same number again."""
+    return (logp.exp() * (logp - torch.log(logp.exp()))).sum()
+
+
+def _no_divergence_by_powers_of_two(logp: torch.Tensor) -> torch.Tensor:
+    p = torch.exp2(logp * 1.4426950408889634)
+    return (p * (logp - torch.log2(p) * 0.6931471805599453)).sum()
+
+
+@pytest.mark.parametrize("small", [1 << 22, 1], ids=["few elements", "many elements"])
+def test_terms_that_cancel_exactly_in_the_reference_may_leave_rounding_errors(
+    small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expectations, "SMALL", small)
+    inputs = {"logp": -12.0 + torch.rand(64, generator=torch.Generator().manual_seed(3))}
+    assert _no_divergence(**inputs) == 0.0
+    assert _no_divergence_by_powers_of_two(**inputs) != 0.0
+    assert not compared(_no_divergence, _no_divergence_by_powers_of_two, inputs, monkeypatch)[0]
+    assert compared(_no_divergence, lambda logp: _no_divergence(logp) + 1e-2, inputs, monkeypatch)[0]
+
+
+def _activated(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _activated_by_sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.5957691216057308 * (x + 0.044715 * x**3))
+
+
+def test_an_activation_that_is_0_by_rounding_may_be_the_tiny_exact_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = {"x": torch.full((4, 8), -8.0)}
+    assert not _activated(**inputs).any()
+    assert _activated_by_sigmoid(**inputs).all()
+    assert not compared(_activated, _activated_by_sigmoid, inputs, monkeypatch)[0]
+    assert compared(_activated, lambda x: _activated(x) - 1e-4, inputs, monkeypatch)[0]
+
+
+def test_a_result_of_zeros_that_no_rounding_changes_stays_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = {"x": -torch.rand(4, 8, generator=torch.Generator().manual_seed(3)) - 1.0}
+    assert compared(F.relu, lambda input: F.relu(input) + 1e-20, {"input": inputs["x"]}, monkeypatch)[0]

@@ -266,14 +266,20 @@ def _oracle(
 
     magnified = [i for i in errors if exceeds_tolerance(conditioning.get(i, 0.0), _name(expected[i]))]
     outputs = len(reference["facts"])
-    gradients: dict[ResultKey, torch.Tensor] = {i: expected[i] for i in errors if isinstance(i, int) and i >= outputs}
-    # A gradient of zeros may be 0 by chance: in the reference, rounding errors of terms that cancel may be equal.
+    # A result that is exactly 0 everywhere, or an element of a gradient, may be 0 by chance: in the reference, rounding errors of
+    # terms that cancel may be equal.
+    zero_results = {i for i in errors if expected[i].numel() and not bool(exact[i].any())}
+    cancels: dict[ResultKey, torch.Tensor] = {
+        i: expected[i] for i in errors if i in zero_results or (is_small and isinstance(i, int) and i >= outputs)
+    }
     doubtful = [
         i
-        for i, value in gradients.items()
-        if i in magnified or errors[i] > largest_ordinary_error(_name(value)) or not bool(exact[i].any())
+        for i, value in cancels.items()
+        if i in magnified or i in zero_results or errors[i] > largest_ordinary_error(_name(value))
     ]
-    noise = cancellation(gradients if is_small else {}, exact, doubtful, noisy_run, draws)
+    if capture.graph.backward is None and has_slow_loop(capture.graph):
+        cancels, doubtful = {}, []
+    noise = cancellation(cancels, exact, doubtful, noisy_run, draws)
     for noisy in noise.draws:
         raise_sensitivity({i: far for i, far in distances(noisy).items() if exceeds_tolerance(far, _name(expected[i]))})
     suspects = [i for i in errors if errors[i] > SUSPECT or sensitivity.get(i, 0.0) > NOISE]

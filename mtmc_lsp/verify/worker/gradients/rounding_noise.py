@@ -30,12 +30,16 @@ SUMS = frozenset(
 )
 """ATen operations that add elements up: noise of the operands shows what cancels in the sum."""
 
+SATURATING = frozenset(("gelu",))
+"""Functions that multiply their operand by a factor such as ``1 + tanh(...)``. The factor cancels, so their error is that of the
+operand."""
+
 
 class RoundingNoise(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
     """Changes each computed floating-point number by up to one unit in the last place of its dtype.
 
-    Zeros stay zeros, so an element that a mask sets to 0 has no noise. Operators of the backward pass are decomposed, because
-    values may cancel within one.
+    Zeros stay zeros, so an element that a mask sets to 0 has no noise, except results of :data:`SATURATING` functions. Operators
+    of the backward pass are decomposed, because values may cancel within one.
     """
 
     def __init__(self, seed: int) -> None:
@@ -68,6 +72,8 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[misc]  # torch is not ty
             return result
         if isinstance(result, (tuple, list)):
             return type(result)(self._noisy(value) for value in result)
+        if name in SATURATING:
+            return self._noisy(result) + (self._noisy(args[0]) - args[0]).nan_to_num(nan=0.0)
         return self._noisy(result)
 
     def _noisy(self, value: Any) -> Any:
