@@ -37,6 +37,15 @@ def test_chunks_have_the_results_of_the_users_loop(name: str, captured) -> None:
     assert compile_errors(capture, candidate, ["sm_90", "gfx942"]) == []
 
 
+@pytest.mark.parametrize("name", [*NAMES, *DELTA_RULES])
+def test_chunks_of_usual_heads_compile(name: str, captured) -> None:
+    text = CHUNKS.replace("T=37", "T=512").replace("L=37", "L=512")
+    text = re.sub(r"\b([KVPN])=\d+(?=.*\n(?:# mtmc.*\n)*def )", r"\1=64", text)
+    capture = captured(text, name)
+    candidate = chunked(capture, text, chunk=32, block=32)
+    assert compile_errors(capture, candidate, ["sm_80", "sm_90", "gfx942"]) == []
+
+
 GATES = {
     "plain": "none",
     "retention": "scalar",

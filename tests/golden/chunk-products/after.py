@@ -53,15 +53,15 @@ def gated_attention_kernel(
         decay_t = tl.load(decay_t_ptr + outer * T + rows, mask=row_mask, other=0.0)
         gate = decay_t.to(tl.float64)
         log_gate = tl.where(row_mask, tl.where(gate == 0.0, -100000.0, tl.log(gate)), 0.0)
-        log_decay = tl.cumsum(log_gate, axis=0)
+        decays = tl.cumsum(tl.reshape(log_gate, [ROWS]), axis=0)
+        log_decay = decays[:, None]
         log_total = tl.sum(log_gate, axis=0, keep_dims=True)
         q_t = tl.load(q_t_ptr + outer * 64 * T + rows * 64 + keys, mask=row_mask, other=0.0)
         v_t = tl.load(v_t_ptr + outer * 64 * T + rows * 64 + cols, mask=row_mask, other=0.0)
         k_t = tl.load(k_t_ptr + outer * 64 * T + rows * 64 + keys, mask=row_mask, other=0.0)
         scores = tl.where(
             is_past,
-            tl.dot(q_t, tl.trans(k_t), input_precision="ieee")
-            * tl.exp((log_decay - tl.trans(log_decay)).to(tl.float32)),
+            tl.dot(q_t, tl.trans(k_t), input_precision="ieee") * tl.exp((log_decay - decays[None, :]).to(tl.float32)),
             0.0,
         )
         read = (

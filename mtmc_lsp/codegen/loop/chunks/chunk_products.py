@@ -34,6 +34,8 @@ class _Decay:
     """Its sum over the iterations of the chunk up to each one."""
     total: str = ""
     """Its sum over the chunk."""
+    row: str = ""
+    """``sum`` of a scalar gate along the second dimension."""
 
     def at(self, is_after: bool) -> str:
         """The sum up to each iteration, or up to the one before."""
@@ -152,14 +154,17 @@ class ChunkProducts(ChunkTiles):
         unique, is_key = self.parameters.names.unique, memory.gate_kind is GateKind.KEY
         log, total, whole = unique("log_gate"), unique("log_decay"), unique("log_total")
         mask = f"row_mask & {self.key_mask}" if is_key and self.key_mask else "row_mask"
-        self.lines += [
-            f"{log} = tl.where({mask}, {self._log(memory.gate)}, 0.0)",
-            f"{total} = tl.cumsum({log}, axis=0)",
-            f"{whole} = tl.sum({log}, axis=0, keep_dims=True)",
-        ]
+        self.lines.append(f"{log} = tl.where({mask}, {self._log(memory.gate)}, 0.0)")
+        if is_key:
+            self.lines.append(f"{total} = tl.cumsum({log}, axis=0)")
+        else:
+            # Triton 3.6 does not compile scans of a column whose transpose is read.
+            sums = unique("decays")
+            self.lines += [f"{sums} = tl.cumsum(tl.reshape({log}, [ROWS]), axis=0)", f"{total} = {sums}[:, None]"]
+        self.lines.append(f"{whole} = tl.sum({log}, axis=0, keep_dims=True)")
         if is_key:
             self.lines.append(f"{self.far} = {self.far} | (tl.abs({total} - {whole} / 2) > {MOST_DECAY})")
-        return _Decay(memory.gate_kind, log, total, whole)
+        return _Decay(memory.gate_kind, log, total, whole, "" if is_key else f"{sums}[None, :]")
 
     def _log(self, gate: Value) -> str:
         """The logarithm of a gate in float64."""
@@ -186,7 +191,7 @@ class ChunkProducts(ChunkTiles):
             key = f"{key} * {_exp(f'{decay.total} / 2 - {decay.sum}')}"
         text = self._dot(query, f"tl.trans({key})")
         if decay.kind is GateKind.SCALAR:
-            text = f"{text} * {_exp(f'{decay.at(is_after)} - tl.trans({decay.sum})')}"
+            text = f"{text} * {_exp(f'{decay.at(is_after)} - {decay.row}')}"
         comparison, name = (">=", "is_past") if is_after else (">", "is_before")
         mask = self._order(f"{self.order}[:, None] {comparison} {self.order}[None, :]", name)
         return self._variable(f"tl.where({mask}, {text}, 0.0)", "scores")
