@@ -421,8 +421,10 @@ class ProductWriter:
         if self.config.split_on_load is SplitOnLoad.BOTH:
             return split_on_load_sum(self.parameters.names, a, b)
         if is_low_precision(dtype) or dtype == "float64":
+            # Triton 3.6 does not infer the dtype of float64 products.
+            options = ", out_dtype=tl.float64" if dtype == "float64" else ""
             return [
-                f"{acc} = tl.dot({a}, {each}, {acc})"
+                f"{acc} = tl.dot({a}, {each}, {acc}{options})"
                 for acc, each in zip(self._accumulators, [b, *operands[2:]], strict=True)
             ]
         if self.config.precision is PrecisionMode.TF32:

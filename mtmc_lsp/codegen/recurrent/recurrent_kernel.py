@@ -153,11 +153,12 @@ class RecurrentKernel:
         ]
         weight_mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
         source_mask = batch_mask if has_full_blocks else f"{batch_mask} & (k < HIDDEN){row_k}"
-        precision = f', input_precision="{self.config.precision.value}"' if self.dtype == "float32" else ""
+        # Triton 3.6 does not infer the dtype of float64 products.
+        options = {"float32": f', input_precision="{self.config.precision.value}"', "float64": ", out_dtype=tl.float64"}
         product = (
             f"acc += {source} * weight"
             if self._uses_broadcast_sum
-            else f"acc = tl.dot({source}, weight, acc{precision})"
+            else f"acc = tl.dot({source}, weight, acc{options.get(self.dtype, '')})"
         )
         return [
             f"rows_ptr = {weights} + {line}.to(tl.int64) * ({self.form.gates} * HIDDEN * HIDDEN) + row * HIDDEN",
