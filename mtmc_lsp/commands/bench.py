@@ -98,7 +98,7 @@ def bench(
     search: Search = None,
     planner: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Who chooses the next step: roofline (the default), ranker, lm or random."),
+        typer.Option(help="Chooses the next step: roofline (the default), ranker, lm or random."),
     ] = None,
     policy_file: PolicyFile = None,
     arch: Arch = None,

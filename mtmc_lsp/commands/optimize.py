@@ -46,7 +46,7 @@ def optimize(
     every: Annotated[bool, typer.Option("--all", help="Optimize every target of FILE, one after the other.")] = False,
     planner: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Who chooses the next step: roofline (the default), ranker, lm or llm."),
+        typer.Option(help="Chooses the next step: roofline (the default), ranker, lm or llm."),
     ] = None,
     policy_file: PolicyFile = None,
     coder: Annotated[

@@ -89,5 +89,5 @@ class _Separated:
                     [each for each, size in zip(self._sources[before.name], before.shape, strict=True) if size != ONE]
                 )
                 return tuple(NOTHING if size == ONE else next(kept) for size in prim.shape)
-        # The elements of other results are read from memory, or computed at indices of their own.
+        # The elements of other results are read from memory, or computed at other indices.
         return (NOTHING,) * rank

@@ -32,7 +32,7 @@ class _Halves:
         self._known: dict[str, _Parts | None] = {}
         self._rows: dict[str, str] = {}
         self.has_reduced = False
-        """Whether a reduction over the concatenated logits was found."""
+        """Whether a reduction reads the concatenated logits."""
 
     def of(self, name: str) -> _Parts | None:
         """The two parts of a value; ``None`` if it is no elementwise function of concatenated logits and values of their rows."""

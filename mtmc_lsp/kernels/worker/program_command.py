@@ -1,4 +1,4 @@
-"""Runs a file as a program, and returns what it prints. Runs in workers, each of which runs one file."""
+"""Runs a file as a program, and returns what it prints. Runs in workers; each runs one file."""
 
 from __future__ import annotations
 
