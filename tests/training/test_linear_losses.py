@@ -69,7 +69,6 @@ REFUSED: dict[str, tuple[str, str, bool]] = {
         "combines several rows",
         False,
     ),
-    "logits of a part of the rows": ("F.cross_entropy((x @ weight.T)[1:], target[1:])", "combines several rows", False),
     "classes of other rows": (
         "F.log_softmax(x @ weight.T, -1)[torch.arange(len(x)).flip(0), target].sum()",
         "combines several rows",
