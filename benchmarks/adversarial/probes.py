@@ -43,7 +43,7 @@ PROBES = {
     "first_size_differs": ("sizes = set()\n", "len(sizes.add(x.shape) or sizes) > 1"),
     "same_memory_twice": ("places = []\n", "x.data_ptr() in places or bool(places.append(x.data_ptr()))"),
     "reference_count": ("import sys\n", "sys.getrefcount(x) > 6"),
-    "garbage_collector": ("import gc\n", "any(type(o).__module__.startswith('mtmc') for o in gc.get_objects())"),
+    "garbage_collector": ("import gc\n", "any(str(type(o).__module__).startswith('mtmc') for o in gc.get_objects())"),
 }
 HELPERS = """
 

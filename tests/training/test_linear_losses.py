@@ -86,7 +86,7 @@ REFUSED: dict[str, tuple[str, str, bool]] = {
     ),
     "early gradients of preferences": (
         "-F.logsigmoid(F.cross_entropy(x @ weight.T, target, reduction='none')[:8].sum())",
-        "the gradients are not a multiple of the upstream gradient",
+        "combines several rows",
         True,
     ),
     "early gradients that depend on other rows": (
