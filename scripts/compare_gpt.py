@@ -4,7 +4,7 @@
     python scripts/compare_gpt.py --summary FILE
 
 The marked parts of a copy of the example are optimised by ``mtmc bench`` and written into it by ``mtmc apply``. Each variant
-trains all seeds in one process of its own. FILE gets one JSON line per variant and seed, with the losses of all steps.
+trains all its seeds in one separate process. FILE gets one JSON line per variant and seed, with the losses of all steps.
 Without a GPU, kernels run in Triton's interpreter: use ``--tiny`` and few steps. Exit code: 1 if no part got kernels, if a
 kernel never ran, or if the loss curves differ by more than those of the seeds.
 """

@@ -44,8 +44,8 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 
 def checked(worker: Worker, source: str, original: str = TUNED) -> CaseTrace:
-    target = find_target(original.encode(), "/tmp/model.py", "double")
-    workload = parse_directive(original.encode(), target, "/tmp/model.py")
+    target = find_target(original.encode(), "model.py", "double")
+    workload = parse_directive(original.encode(), target, "model.py")
     assert workload is not None
     answer = worker.call(KernelCheckRequest(workload, original, source, (CASE,)), 120)
     assert not answer.problem

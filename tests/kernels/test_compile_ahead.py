@@ -45,7 +45,7 @@ def test_every_configuration_is_compiled_and_none_is_launched(compiled: list[dic
         raise ValueError("the results are missing")
 
     compile_ahead(call)
-    # One that does not compile does not stop the others.
+    # A kernel with an error does not stop the compilation of the others.
     assert [(kwargs["BLOCK"], kwargs["warmup"]) for kwargs in compiled] == [(32, True), (64, True), (128, True)]
 
 

@@ -207,7 +207,7 @@ def test_timings_may_pass_during_a_long_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_operation_of_one_dtype_records_nothing() -> None:
-    """A loop of a user calls so many that each must be quick."""
+    """Loops call many operations, so each call must be fast."""
     mode, x = Float64Mode(), sample()
     wide = {"x": x.double()}
     with mode, mode.with_inputs(wide, {"x": x}):

@@ -28,9 +28,8 @@ from mtmc_lsp.codegen.matmul.operands import (
 )
 from mtmc_lsp.codegen.matmul.packed_operands import (
     INTEGERS,
+    PackedOperand,
     loop_start,
-    write_packed_columns,
-    write_packed_operand,
 )
 from mtmc_lsp.codegen.matmul.split_operands import SplitOperand, write_both_splits
 from mtmc_lsp.codegen.matmul.split_precision import (
@@ -356,31 +355,16 @@ class ProductWriter:
             masks_a = [*masks_a, Mask(inside_a, False, True)]
             masks_b = [Mask(inside_b, True, False), *masks_b]
         packed = {
-            i: axis
+            i: PackedOperand(self.axes, self.buffers, self.parameters, i, axis, body)
             for i in range(len(self.axes.operands))
             if self.config.split_on_load is None and (axis := self.axes.packed_axis(i)) is not None
         }
-        along_k = {i: axis for i, axis in packed.items() if axis == axes[-1]}
+        along_k = {i: operand.axis for i, operand in packed.items() if operand.axis == axes[-1]}
         operands = [
-            write_packed_operand(
-                self.axes,
-                self.buffers,
-                self.parameters,
-                i,
-                packed[i],
-                self._mask("n", rows=False),
-                body,
-                is_masked=needs_mask,
-            )
+            packed[i].along_k(self._mask("n", rows=False), is_masked=needs_mask)
             if i in along_k
-            else write_packed_columns(
-                self.axes,
-                self.buffers,
-                self.parameters,
-                i,
-                packed[i],
+            else packed[i].along_columns(
                 masks_b[:-1] if self._needs_mask("n") else masks_b,
-                body,
                 inside=inside_b,
                 is_masked=self._needs_mask("n"),
             )

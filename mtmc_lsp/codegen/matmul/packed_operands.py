@@ -8,6 +8,7 @@ The order of the numbers in an integer is part of their expressions: AutoAWQ's i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from mtmc_lsp.codegen.kernel.axis_groups import Mask
 from mtmc_lsp.codegen.kernel.index import Index
@@ -32,101 +33,83 @@ def loop_start(axis: Axis) -> str:
     return f"{INTEGERS} = start // {parts} + tl.arange(0, BLOCK_K // {parts})"
 
 
-def write_packed_operand(
-    axes: ProductAxes,
-    buffers: Mapping[str, TensorType],
-    parameters: Parameters,
-    operand: int,
-    axis: Axis,
-    masks: Sequence[Mask],
-    lines: list[str],
-    *,
-    is_masked: bool,
-) -> str:
-    """Write the numbers of a tile, and return the text of the tile, of ``BLOCK_K`` rows and ``BLOCK_N`` columns.
+@dataclass(frozen=True)
+class PackedOperand:
+    """Writes the tile of an operand whose numbers are packed into integers, of ``BLOCK_K`` rows and ``BLOCK_N`` columns."""
 
-    Args:
-        operand: index in :attr:`ProductAxes.operands`.
-        axis: the axis of K along which integers hold several numbers.
-        masks: conditions on columns.
-        is_masked: whether the last block may extend beyond K.
-    """
-    rows, parts = axes.k[:-1], axis.size.constant
-    count = parameters.size(product([each.size for each in rows])).text
-    inside = f"({INTEGERS}[:, None] < {count})" if is_masked else ""
-    masks = [Mask(inside, True, False), *masks] if is_masked else masks
-    shape = f"[BLOCK_K // {parts}, BLOCK_N]"
-    sides = (rows, f"{INTEGERS}[:, None]"), (axes.n, "n")
-    numbers = _write_numbers(axes, buffers, parameters, operand, axis, sides, masks, lines, shape, inside)
-    order = ", ".join(map(str, (0, *range(2, parts.bit_length() + 1), 1)))
-    return f"tl.reshape(tl.permute({_joined(numbers)}, [{order}]), [BLOCK_K, BLOCK_N])"
+    axes: ProductAxes
+    buffers: Mapping[str, TensorType]
+    parameters: Parameters
+    operand: int
+    """Index in :attr:`ProductAxes.operands`."""
+    axis: Axis
+    """The axis along which integers hold several numbers."""
+    lines: list[str]
+    """The statements are appended."""
 
+    def along_k(self, masks: Sequence[Mask], *, is_masked: bool) -> str:
+        """Write the numbers of a tile with integers along K, and return the text of the tile.
 
-def write_packed_columns(
-    axes: ProductAxes,
-    buffers: Mapping[str, TensorType],
-    parameters: Parameters,
-    operand: int,
-    axis: Axis,
-    masks: Sequence[Mask],
-    lines: list[str],
-    *,
-    inside: str,
-    is_masked: bool,
-) -> str:
-    """Like :func:`write_packed_operand`, where integers hold several numbers along the axis ``axis`` of the columns.
+        Args:
+            masks: conditions on columns.
+            is_masked: whether the last block may extend beyond K.
+        """
+        rows, parts = self.axes.k[:-1], self.axis.size.constant
+        count = self.parameters.size(product([each.size for each in rows])).text
+        inside = f"({INTEGERS}[:, None] < {count})" if is_masked else ""
+        masks = [Mask(inside, True, False), *masks] if is_masked else masks
+        shape = f"[BLOCK_K // {parts}, BLOCK_N]"
+        sides = (rows, f"{INTEGERS}[:, None]"), (self.axes.n, "n")
+        numbers = self._write_numbers(sides, masks, shape, inside)
+        order = ", ".join(map(str, (0, *range(2, parts.bit_length() + 1), 1)))
+        return f"tl.reshape(tl.permute({_joined(numbers)}, [{order}]), [BLOCK_K, BLOCK_N])"
 
-    Args:
-        masks: conditions on rows of the operand, which are along K.
-        inside: the bounds check of K; empty if not needed.
-        is_masked: whether the last block may extend beyond the columns.
-    """
-    columns, parts = axes.n[:-1], axis.size.constant
-    count = parameters.size(product([each.size for each in columns])).text
-    masks = [*masks, Mask(f"({COLUMNS} < {count})", False, True)] if is_masked else list(masks)
-    statement = f"{COLUMNS} = (n_start // {parts} + tl.arange(0, BLOCK_N // {parts}))[None, :]"
-    if statement not in lines:
-        lines.append(statement)
-    shape = f"[BLOCK_K, BLOCK_N // {parts}]"
-    sides = (axes.k, "k[:, None]"), (columns, COLUMNS)
-    numbers = _write_numbers(axes, buffers, parameters, operand, axis, sides, masks, lines, shape, inside)
-    return f"tl.reshape({_joined(numbers)}, [BLOCK_K, BLOCK_N])"
+    def along_columns(self, masks: Sequence[Mask], *, inside: str, is_masked: bool) -> str:
+        """Write the numbers of a tile with integers along its columns, and return the text of the tile.
 
+        Args:
+            masks: conditions on rows of the operand, which are along K.
+            inside: the bounds check of K; empty if not needed.
+            is_masked: whether the last block may extend beyond the columns.
+        """
+        columns, parts = self.axes.n[:-1], self.axis.size.constant
+        count = self.parameters.size(product([each.size for each in columns])).text
+        masks = [*masks, Mask(f"({COLUMNS} < {count})", False, True)] if is_masked else list(masks)
+        statement = f"{COLUMNS} = (n_start // {parts} + tl.arange(0, BLOCK_N // {parts}))[None, :]"
+        if statement not in self.lines:
+            self.lines.append(statement)
+        shape = f"[BLOCK_K, BLOCK_N // {parts}]"
+        sides = (self.axes.k, "k[:, None]"), (columns, COLUMNS)
+        return f"tl.reshape({_joined(self._write_numbers(sides, masks, shape, inside))}, [BLOCK_K, BLOCK_N])"
 
-def _write_numbers(
-    axes: ProductAxes,
-    buffers: Mapping[str, TensorType],
-    parameters: Parameters,
-    operand: int,
-    axis: Axis,
-    sides: tuple[Side, Side],
-    masks: Sequence[Mask],
-    lines: list[str],
-    shape: str,
-    inside: str,
-) -> list[str]:
-    """Write the statements of a tile of integers, and return a variable for each of their numbers.
+    def _write_numbers(self, sides: tuple[Side, Side], masks: Sequence[Mask], shape: str, inside: str) -> list[str]:
+        """Write the statements of a tile of integers, and return a variable for each of their numbers.
 
-    Args:
-        sides: rows and columns of the tile, each with its index.
-        shape: of the tile.
-    """
-    (rows, _), (columns, _) = sides
-    probe = Tile(
-        axes, Parameters(axes.ir, buffers, PRODUCT_NAMES), (rows, "k"), (columns, "r"), [], [], separate_axes=True
-    )
-    name = axes.operands[operand]
-    _numbers(probe, operand, axis)
-    tile = Tile(axes, parameters, *sides, masks, lines, accesses=probe.expressions.accesses)
-    dtype = axes.ir.prims[name].dtype
-    rounded = f".to({TRITON_DTYPES[dtype]})" if is_low_precision(dtype) else ""
-    numbers: list[str] = []
-    for value in _numbers(tile, operand, axis):
-        whole = axes.over_tile(operand, value, shape, axes.k, inside)
-        number = parameters.names.unique("number")
-        lines.append(f"{number} = {whole.at(100) if rounded else whole.text}{rounded}")
-        numbers.append(number)
-    return numbers
+        Args:
+            sides: rows and columns of the tile, each with its index.
+            shape: of the tile.
+        """
+        axes, (rows, _), (columns, _) = self.axes, *sides
+        probe = Tile(
+            axes,
+            Parameters(axes.ir, self.buffers, PRODUCT_NAMES),
+            (rows, "k"),
+            (columns, "r"),
+            [],
+            [],
+            separate_axes=True,
+        )
+        _numbers(probe, self.operand, self.axis)
+        tile = Tile(axes, self.parameters, *sides, masks, self.lines, accesses=probe.expressions.accesses)
+        dtype = axes.ir.prims[axes.operands[self.operand]].dtype
+        rounded = f".to({TRITON_DTYPES[dtype]})" if is_low_precision(dtype) else ""
+        numbers: list[str] = []
+        for value in _numbers(tile, self.operand, self.axis):
+            whole = axes.over_tile(self.operand, value, shape, axes.k, inside)
+            number = self.parameters.names.unique("number")
+            self.lines.append(f"{number} = {whole.at(100) if rounded else whole.text}{rounded}")
+            numbers.append(number)
+        return numbers
 
 
 def _numbers(tile: Tile, operand: int, axis: Axis) -> list[Code]:

@@ -31,7 +31,7 @@ PACKAGE = "TritonBench_v1"
 
 RANDOM = ("randn", "rand")
 MOST_RANDOM = 1 << 20
-"""Of larger random tensors, only so many elements get values: their shapes and ranges are noted, and generating takes seconds."""
+"""Larger random tensors get values in this many elements only: shapes and ranges are noted, and all values would take seconds."""
 
 
 class _CallNoted(BaseException):
