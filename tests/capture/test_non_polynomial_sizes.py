@@ -139,3 +139,16 @@ def test_a_size_that_the_code_makes_a_number_is_fixed_with_its_line(body: str, c
     capture = captured(text, "f")
     assert capture.variable_sizes == ("D",)
     assert capture.workload.assumed == (f"B is fixed at 48, because of line 7: `return {body}`",)
+
+
+@pytest.mark.parametrize(("layers", "varies"), [(4, True), (80, False)])
+def test_parameters_of_a_network_have_constant_sizes(captured, layers: int, varies: bool) -> None:
+    """A symbol for each size makes the capture of a network take minutes. The batch varies in both."""
+    text = (
+        "import torch\nfrom torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"        self.scales = nn.ParameterList(torch.ones(6) for _ in range({layers}))\n"
+        "    # mtmc: x=f32[B,D] B=4 D=6\n    def forward(self, x):\n        for scale in self.scales:\n            x = x * scale\n"
+        "        return x\n"
+    )
+    shapes = [[str(size) for size in item.type.shape] for item in captured(text, "Net").graph.inputs]
+    assert ["B", "D" if varies else "6"] in shapes
