@@ -259,8 +259,8 @@ def _oracle(
         }
         raise_sensitivity({i: moved[i] for i in following})
 
-    def noisy_run(draw: int) -> dict[ResultKey, torch.Tensor]:
-        with RoundingNoise(seed + draw):
+    def noisy_run(draw: int, units: int) -> dict[ResultKey, torch.Tensor]:
+        with RoundingNoise(seed + draw, units):
             run = run_unobserved(module, capture, copies(inputs), device, random_mode(), seed, kind, before=changed)
         return comparable_results(run)
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 
 ZERO_DRAWS = 2
-"""Draws of noise that tell masked elements from cancelled ones: a sum of noisy terms is hardly ever exactly 0."""
+"""Draws of coarse noise that tell masked elements from cancelled ones: a sum of noisy terms is hardly ever exactly 0."""
+COARSE = 1024
+"""The size of coarse noise, in units in the last place. Noise of one unit often leaves equal terms equal: two numbers that change
+by -1, 0, or 1 units stay equal in a third of all draws."""
 
 Gradients = Mapping[int | str, torch.Tensor]
 """Tensors by number of result."""
@@ -25,7 +28,11 @@ class Cancellation:
 
 
 def cancellation(
-    expected: Gradients, exact: Gradients, doubtful: Collection[int | str], run: Callable[[int], Gradients], draws: int
+    expected: Gradients,
+    exact: Gradients,
+    doubtful: Collection[int | str],
+    run: Callable[[int, int], Gradients],
+    draws: int,
 ) -> Cancellation:
     """Run the user's code with random rounding errors, if its gradients are in doubt or have elements that are 0.
 
@@ -33,17 +40,24 @@ def cancellation(
         expected: the reference's gradients.
         exact: the oracle's.
         doubtful: the gradients that are 0 or may be rounding noise.
-        run: the reference's results in a draw.
+        run: the reference's results, by number of the draw and size of the noise in units in the last place.
         draws: the number of draws for doubtful gradients.
     """
-    zeros = {i: (value == 0) & (exact[i] == 0) for i, value in expected.items()}
-    has_zeros = any(bool(mask.any()) for mask in zeros.values())
+    zeros: Gradients = {i: (value == 0) & (exact[i] == 0) for i, value in expected.items()}
     noisy: list[Gradients] = []
     try:
-        for draw in range(draws if doubtful else ZERO_DRAWS if has_zeros else 0):
-            results = run(draw)
-            zeros = {i: mask & (results[i] == 0) for i, mask in zeros.items() if i in results}
+        for draw in range(draws if doubtful else 0):
+            results = run(draw, 1)
+            zeros = _also_zero(zeros, results)
             noisy.append({i: results[i] for i in doubtful if i in results})
+        for draw in range(ZERO_DRAWS):
+            if any(bool(mask.any()) for mask in zeros.values()):
+                zeros = _also_zero(zeros, run(draws + draw, COARSE))
     except torch.OutOfMemoryError:
         return Cancellation(tuple(noisy), {})
     return Cancellation(tuple(noisy), {i: mask for i, mask in zeros.items() if bool(mask.any())})
+
+
+def _also_zero(zeros: Gradients, results: Gradients) -> Gradients:
+    """The masks without the elements that are not 0 in these results."""
+    return {i: mask & (results[i] == 0) for i, mask in zeros.items() if i in results}

@@ -29,23 +29,33 @@ SUMS = frozenset(
     "index_add index_put scatter_add scatter_reduce cumsum var std var_mean linalg_vector_norm norm logsumexp".split()
 )
 """ATen operations that add elements up: noise of the operands shows what cancels in the sum."""
+NORMALIZATIONS = frozenset(
+    "native_layer_norm native_group_norm native_batch_norm native_batch_norm_legit native_batch_norm_legit_no_training "
+    "cudnn_batch_norm miopen_batch_norm batch_norm_with_update batch_norm_no_update".split()
+)
+"""ATen operations that subtract a mean from their first operand: its noise shows what cancels. The other operands have none,
+because the running statistics are changed in place."""
 
 SATURATING = frozenset(("gelu",))
 """Functions that multiply their operand by a factor such as ``1 + tanh(...)``. The factor cancels, so their error is that of the
 operand."""
 
+LARGEST = 0.25
+"""The largest relative noise. It changes no sign."""
+
 
 class RoundingNoise(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
-    """Changes each computed floating-point number by up to one unit in the last place of its dtype.
+    """Changes each computed floating-point number by up to a few units in the last place of its dtype.
 
     Zeros stay zeros, so an element that a mask sets to 0 has no noise, except results of :data:`SATURATING` functions. Operators
     of the backward pass are decomposed, because values may cancel within one.
     """
 
-    def __init__(self, seed: int) -> None:
-        """Create the mode for one run."""
+    def __init__(self, seed: int, units: int = 1) -> None:
+        """Create the mode for one run, with noise of up to ``units`` units in the last place, and at most :data:`LARGEST`."""
         super().__init__()
         self._seed = seed
+        self._units = units
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def __torch_dispatch__(
@@ -61,14 +71,16 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[misc]  # torch is not ty
         name = name.removesuffix("_") if is_in_place else name
         if name in EXACT or not _computes_with_floats(args):
             return function(*args, **kwargs)
+        written = [i for i, argument in enumerate(function._schema.arguments[: len(args)]) if argument.is_write]
         if name in SUMS:
-            first = 1 if is_in_place else 0
-            args = [value if i < first else self._noisy(value) for i, value in enumerate(args)]
+            args = [value if i in written else self._noisy(value) for i, value in enumerate(args)]
+        elif name in NORMALIZATIONS:
+            args = [self._noisy(args[0]), *args[1:]]
         result = function(*args, **kwargs)
-        if is_in_place:
-            written = args[0]
-            if isinstance(written, torch.Tensor) and _is_float(written):
-                written.copy_(self._noisy(written))
+        for value in (args[i] for i in written):
+            if isinstance(value, torch.Tensor) and _is_float(value):
+                value.copy_(self._noisy(value))
+        if any(returned.alias_info is not None for returned in function._schema.returns):
             return result
         if isinstance(result, (tuple, list)):
             return type(result)(self._noisy(value) for value in result)
@@ -84,7 +96,8 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[misc]  # torch is not ty
             self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
         wide = torch.float64 if value.dtype == torch.float64 else torch.float32
         noise = torch.empty_like(value, dtype=wide).uniform_(-1.0, 1.0, generator=self._generators[value.device])
-        return noise.mul_(torch.finfo(value.dtype).eps).add_(1.0).mul_(value).to(value.dtype)
+        size = min(self._units * torch.finfo(value.dtype).eps, LARGEST)
+        return noise.mul_(size).add_(1.0).mul_(value).to(value.dtype)
 
 
 def _is_float(value: torch.Tensor) -> bool:
