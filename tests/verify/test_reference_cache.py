@@ -56,7 +56,7 @@ def test_where_float64_does_not_fit_the_users_results_are_compared_with(
     def no_room(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(expectations, "_oracle", no_room)
+    monkeypatch.setattr(expectations, "oracle_of", no_room)
     data = case_request(captured(SOURCE, "f"), tmp_path, {"N": 64, "D": 32})
     expected, results = str(tmp_path / "expected"), str(tmp_path / "results")
     assert not compute_reference(ReferenceRequest(data, expected)).has_oracle

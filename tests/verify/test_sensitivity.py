@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from wide import compared
 
 from mtmc_lsp.core.dtypes import EPSILON
-from mtmc_lsp.verify.worker import expectations
-from mtmc_lsp.verify.worker.expectations import _finest_epsilon, _perturbed
+from mtmc_lsp.verify.worker.oracle_runs import limits
+from mtmc_lsp.verify.worker.oracle_runs.tensors import finest_epsilon, perturbed
 
 
 def test_inputs_move_by_half_of_their_last_place() -> None:
     given = torch.tensor([1e-40, 0.0, 1.0, -3.0])
-    moved = _perturbed({"x": given}, 7, EPSILON["float32"])["x"]
+    moved = perturbed({"x": given}, 7, EPSILON["float32"])["x"]
     assert torch.allclose(moved, given.double(), rtol=EPSILON["float32"] / 2, atol=0.0)
     assert moved[1] == 0.0
     assert not torch.equal(moved, given.double())
@@ -24,7 +24,7 @@ def test_inputs_move_by_half_of_their_last_place() -> None:
 
 def test_results_are_moved_as_finely_as_the_finest_of_them_is_kept() -> None:
     """bfloat16 inputs of a float32 result do not excuse bfloat16 arithmetic."""
-    assert _finest_epsilon([torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2), 3]) == EPSILON["float32"]
+    assert finest_epsilon([torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2), 3]) == EPSILON["float32"]
 
 
 def _in_blocks(size: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -94,7 +94,7 @@ def _with_some_constant_rows() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("small", [1 << 22, 1], ids=["many draws", "few draws"])
 def test_ordinary_rounding_beside_constant_rows_is_no_error(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of half a million elements, some have a tiny error in all draws, and an ordinary one in the candidate."""
-    monkeypatch.setattr(expectations, "SMALL", small)
+    monkeypatch.setattr(limits, "SMALL", small)
     inputs = _with_some_constant_rows()
     assert compared(_projected, _projected_in_halves, inputs, monkeypatch)[0] == ""
 
@@ -239,7 +239,7 @@ def _no_divergence_by_powers_of_two(logp: torch.Tensor) -> torch.Tensor:
 def test_terms_that_cancel_exactly_in_the_reference_may_leave_rounding_errors(
     small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expectations, "SMALL", small)
+    monkeypatch.setattr(limits, "SMALL", small)
     inputs = {"logp": -12.0 + torch.rand(64, generator=torch.Generator().manual_seed(3))}
     assert _no_divergence(**inputs) == 0.0
     assert _no_divergence_by_powers_of_two(**inputs) != 0.0

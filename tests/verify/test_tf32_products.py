@@ -13,6 +13,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import AUTOGRAD, VALUES, Case
 from mtmc_lsp.verify.worker import expectations
 from mtmc_lsp.verify.worker.oracle import Tf32Products
+from mtmc_lsp.verify.worker.oracle_runs import runs, tf32
 
 SOURCE = "# mtmc: a=f32[M,K] b=f32[K,N] M=40 K=64 N=24\ndef f(a, b):\n    return a @ b\n"
 TF32 = 2.0**-11
@@ -80,11 +81,11 @@ def in_tf32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def test_small_sizes_are_judged_by_what_the_workload_itself_runs(
     runs_narrow: bool, captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expectations, "_tf32_state", {})
-    monkeypatch.setattr(expectations, "runs_products_in_tf32", lambda graph, device: False)
+    monkeypatch.setattr(tf32, "_state", {})
+    monkeypatch.setattr(tf32, "runs_products_in_tf32", lambda graph, device: False)
     capture = captured(f"import torch\n{SOURCE}", "f")
     capture = replace(capture, graph=replace(capture.graph, fp32_matmul="tf32"))
-    monkeypatch.setattr(expectations, "run_case", lambda module, capture, inputs, *rest, **more: {
+    monkeypatch.setattr(runs, "run_case", lambda module, capture, inputs, *rest, **more: {
         "results": [(in_tf32 if runs_narrow else torch.matmul)(inputs["a"], inputs["b"])], "after": {}, "facts": [{}]
     })  # fmt: skip
     assert expected(capture, 40, is_first=True, own=None) < 1e-6, "of the workload itself its own error is asked for"
@@ -103,9 +104,9 @@ def test_without_a_gpu_products_are_judged_as_the_users_gpu_runs_them(captured) 
 
 def test_gradients_choose_for_themselves(captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library may run them in TF32 where it does not run the results so."""
-    monkeypatch.setattr(expectations, "_tf32_state", {"observed": False})
+    monkeypatch.setattr(tf32, "_state", {"observed": False})
     capture = captured(f"import torch\n{SOURCE}", "f")
-    monkeypatch.setattr(expectations, "run_case", lambda module, capture, inputs, *rest, **more: {
+    monkeypatch.setattr(runs, "run_case", lambda module, capture, inputs, *rest, **more: {
         "results": [inputs["a"] @ inputs["b"]], "after": {}, "facts": [{}]
     })  # fmt: skip
     for mode, is_imprecise in (("tf32", True), ("ieee", False)):

@@ -14,6 +14,7 @@ from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.error_limits import Draws
 from mtmc_lsp.verify.worker import expectations
 from mtmc_lsp.verify.worker.comparison.compare import compare_case
+from mtmc_lsp.verify.worker.oracle_runs import runs
 from mtmc_lsp.verify.worker.run_target import flatten
 
 Function = Callable[..., Any]
@@ -33,7 +34,7 @@ def expected(
             results = flatten(function(**tensors))
         return {"results": results, "after": {}, "facts": [{} for _ in results], "changed_state": []}
 
-    monkeypatch.setattr(expectations, "run_case", run_case)
+    monkeypatch.setattr(runs, "run_case", run_case)
     graph = Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={})
     capture: Any = SimpleNamespace(graph=graph, uses_random=False)
     return expectations.expected_of(None, capture, dict(inputs), "cpu", Case({}, "normal", 3), wanted=wanted)

@@ -25,9 +25,10 @@ from mtmc_lsp.verify.messages import (
     UnshareInputsRequest,
 )
 from mtmc_lsp.verify.worker.comparison.draws import least_draws
-from mtmc_lsp.verify.worker.expectations import expected_of, in_float64
+from mtmc_lsp.verify.worker.expectations import expected_of
 from mtmc_lsp.verify.worker.inputs import make_inputs, other_layout, reusing
 from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
+from mtmc_lsp.verify.worker.oracle_runs.tensors import in_float64
 from mtmc_lsp.verify.worker.reference_cache import comparison_device, in_memory, load, store
 from mtmc_lsp.verify.worker.run_target import (
     copies,

@@ -23,8 +23,8 @@ from mtmc_lsp.verify.messages import (
 )
 from mtmc_lsp.verify.use.uses import Use
 from mtmc_lsp.verify.worker.candidate_commands import set_up_process
-from mtmc_lsp.verify.worker.expectations import TF32_ERROR
 from mtmc_lsp.verify.worker.observation.failures import MAX_ERROR_CHARACTERS
+from mtmc_lsp.verify.worker.oracle_runs.tf32 import TF32_ERROR
 from mtmc_lsp.verify.worker.reference_cache import comparison_device
 from mtmc_lsp.verify.worker.reference_commands import inputs_of
 from mtmc_lsp.verify.worker.run_target import (

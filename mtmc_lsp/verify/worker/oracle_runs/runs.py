@@ -1,0 +1,180 @@
+"""Runs of the user's code on one case: in float64, with perturbed inputs and rounding, or with noise. Runs in workers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.verify.cases import FORWARD, VALUES, Case
+from mtmc_lsp.verify.worker.choices import Choice, ChoiceRecorder
+from mtmc_lsp.verify.worker.comparison.batched_reads import numbers
+from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
+from mtmc_lsp.verify.worker.float64_execution import Float64Mode
+from mtmc_lsp.verify.worker.gradients.rounding_noise import RoundingNoise
+from mtmc_lsp.verify.worker.oracle import SharedRandomMode, draw_seeds
+from mtmc_lsp.verify.worker.oracle_runs.tensors import (
+    ResultKey,
+    finest_epsilon,
+    in_float64,
+    perturbed,
+    tensors_by_key,
+)
+from mtmc_lsp.verify.worker.run_target import copies, outcome, run_case
+
+
+@dataclass
+class CaseRuns:
+    """Runs the user's code on the inputs of one case."""
+
+    module: Any
+    capture: Capture
+    inputs: dict[str, torch.Tensor]
+    device: str
+    case: Case
+    reference: dict[str, Any] = field(init=False)
+    """The run in the user's dtypes, as :func:`run_case` returns it."""
+    expected: dict[ResultKey, torch.Tensor] = field(init=False)
+    """Its tensors."""
+
+    def __post_init__(self) -> None:
+        """Run the code in the user's dtypes."""
+        inputs = copies(self.inputs)
+        mode, case = self.random_mode(), self.case
+        self.reference = run_case(
+            self.module, self.capture, inputs, self.device, mode, case.seed, case.kind, before=self.inputs
+        )
+        self.expected = tensors_by_key(self.reference)
+
+    def random_mode(self) -> contextlib.AbstractContextManager[Any]:
+        """The random numbers that a candidate draws too."""
+        # In other cases the guard refuses, so the reference's code runs, with torch's random numbers.
+        if self.case.kind not in (VALUES, FORWARD) or not self.capture.uses_random:
+            return contextlib.nullcontext()
+        dropouts = sum("dropout" in node.op for node in self.capture.graph.nodes)
+        mode: contextlib.AbstractContextManager[Any] = SharedRandomMode(
+            draw_seeds(self.case.seed, dropouts, self.device)
+        )
+        return mode
+
+    def unobserved(self, inputs: dict[str, torch.Tensor], before: dict[str, torch.Tensor] | None) -> dict[str, Any]:
+        """Run the code on other inputs. The state that it changes is known from the reference's run.
+
+        Args:
+            before: copies of inputs, by which changed inputs are detected; ``None`` for all.
+        """
+        mode, case = self.random_mode(), self.case
+        return run_case(
+            self.module,
+            self.capture,
+            inputs,
+            self.device,
+            mode,
+            case.seed,
+            case.kind,
+            before=before,
+            observes_state=False,
+        )
+
+
+@dataclass
+class OracleRuns:
+    """Runs in float64 of the code of a case, and their distances from the exact one."""
+
+    runs: CaseRuns
+    float64_mode: Float64Mode = field(default_factory=lambda: Float64Mode(torch.get_default_dtype()))
+    recorder: ChoiceRecorder = field(default_factory=ChoiceRecorder)
+    """The choices by index that the code makes in the exact run."""
+    rounded_choices: list[dict[int, Choice]] = field(default_factory=list)
+    """The choices of the runs with rounding errors that make as many."""
+    exact: dict[ResultKey, torch.Tensor] = field(default_factory=dict)
+    """The tensors of the exact run."""
+    ignores_integers: bool = False
+    """Whether distances are those of floating-point results alone."""
+
+    def exact_run(self, choosing: contextlib.AbstractContextManager[Any], *, is_first: bool = False) -> dict[str, Any]:
+        """Run without rounding errors.
+
+        Args:
+            choosing: a mode that records or changes choices.
+            is_first: whether inputs that change are not known yet.
+        """
+        inputs = self.runs.inputs
+        before: dict[str, torch.Tensor] | None = self._changed_inputs()
+        if is_first and before:
+            # The oracle may change other inputs, too. If the reference changes none, it changes none either.
+            before = None
+        wide = {name: in_float64(tensor) for name, tensor in inputs.items()}
+        with _float64_default(), choosing, self.float64_mode, self.float64_mode.with_inputs(wide, inputs):
+            return self.runs.unobserved(wide, before)
+
+    def perturbed_run(
+        self,
+        seed: int,
+        mode: contextlib.AbstractContextManager[Any],
+        *,
+        rounds_results: bool = False,
+        shares_draw: bool = False,
+    ) -> dict[ResultKey, torch.Tensor]:
+        """Run with perturbed inputs; random numbers that the code draws stay the same.
+
+        Args:
+            rounds_results: whether operations round stochastically, too.
+            shares_draw: whether elements round alike.
+        """
+        inputs = self.runs.inputs
+        others = perturbed(inputs, seed, finest_epsilon(outcome(self.runs.reference)))
+        rounding_seed = seed if rounds_results else None
+        bound = self.float64_mode.with_inputs(others, inputs, rounding_seed=rounding_seed, shares_draw=shares_draw)
+        choosing = ChoiceRecorder(self.recorder.choices) if self.recorder.choices else None
+        with _float64_default(), choosing or contextlib.nullcontext(), self.float64_mode, bound, mode:
+            run = self.runs.unobserved(others, self._changed_inputs())
+        if choosing is not None:
+            self._keep_choices(choosing)
+        return self.comparable_results(run)
+
+    def noisy_run(self, draw: int, units: int) -> dict[ResultKey, torch.Tensor]:
+        """Run in the user's dtypes, with rounding errors of up to ``units`` units in the last place."""
+        with RoundingNoise(self.runs.case.seed + draw, units):
+            run = self.runs.unobserved(copies(self.runs.inputs), self._changed_inputs())
+        return self.comparable_results(run)
+
+    def record_reference_choices(self) -> None:
+        """Run in the user's dtypes, for the choices alone."""
+        with ChoiceRecorder(self.recorder.choices) as choosing:
+            self.runs.unobserved(copies(self.runs.inputs), self._changed_inputs())
+        self._keep_choices(choosing)
+
+    def comparable_results(self, run: Mapping[str, Any]) -> dict[ResultKey, torch.Tensor]:
+        """The tensors of a run that the reference and the exact run have, too."""
+        expected, exact = self.runs.expected, self.exact
+        return {i: value for i, value in tensors_by_key(run).items() if i in expected and i in exact}
+
+    def distances(self, results: Mapping[ResultKey, torch.Tensor]) -> dict[ResultKey, float]:
+        """How far results are from the exact ones."""
+        expected = self.runs.expected
+        if self.ignores_integers:
+            results = {i: value for i, value in results.items() if expected[i].is_floating_point()}
+        values = numbers([oracle_distance(value, expected[i], self.exact[i]) for i, value in results.items()])
+        return dict(zip(results, values, strict=True))
+
+    def _changed_inputs(self) -> dict[str, torch.Tensor]:
+        return {name: self.runs.inputs[name] for name in self.runs.reference["after"]}
+
+    def _keep_choices(self, choosing: ChoiceRecorder) -> None:
+        if choosing.count == self.recorder.count:
+            self.rounded_choices.append(choosing.choices)
+
+
+@contextlib.contextmanager
+def _float64_default() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
