@@ -73,7 +73,9 @@ def test_a_beam_stays_on_a_version_while_its_trials_fail() -> None:
 
 def test_a_beam_continues_with_the_best_pair_that_it_left_behind_when_a_path_ends() -> None:
     steps = [step(1, "root", "a", 1.1), step(2, "a", "b", 1.3), step(3, "b", "c", 1.1)]
-    assert choice(Beam(), options(root_8=0.6, a_1=0.5, b_2=0.5), *steps) == ("b", "n2"), "the product of b is the largest"
+    assert choice(Beam(), options(root_8=0.6, a_1=0.5, b_2=0.5), *steps) == ("b", "n2"), (
+        "the product of b is the largest"
+    )
     assert choice(Beam(), options(root_8=0.9, a_1=0.5, b_2=0.5), *steps) == ("root", "n8"), "that of the code is"
     again = [*steps, step(4, "b", "x", 0.5, kept=False)]
     assert choice(Beam(), options(root_8=0.9, b_2=0.1), *again) == ("b", "n2"), "it stays there until nothing is left"

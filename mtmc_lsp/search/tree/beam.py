@@ -16,7 +16,7 @@ class Beam:
     """Tries actions on one version until one of them is kept, and goes on with the version that this made.
 
     So the first path is that of the greedy search. When nothing is left to try on a version, the beam continues with the best
-    pair of version and action in the whole tree: the one with the largest product of measured speedup and probability. On measured
+    pair of version and action in the tree: the one with the largest product of measured speedup and probability. On measured
     trees, alternatives to a step that gained are worth less than steps after it, so they wait until the path ends.
     """
 
