@@ -12,10 +12,10 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, RequestError
 from mtmc_lsp.core.learning.transitions import Program, Transition, Version
@@ -47,6 +47,8 @@ READ_TRIES = 5
 """How often a read begins again because another process merged the files meanwhile."""
 NOT_A_STORE = "this folder holds no transitions"
 REMEDY = "pip install 'mtmc-lsp[learn]'"
+DAMAGED_REMEDY = "Copy it again, or move it out of this folder."
+T = TypeVar("T")
 
 
 # Reading ----------------------------------------------------------------------------------------------------------
@@ -56,15 +58,15 @@ def read_programs(folder: Path, program: str = "") -> list[Program]:
     """All programs of a folder, or the one with an id.
 
     Raises:
-        RequestError: the folder does not exist, holds no transitions, or has columns of another version.
+        RequestError: the folder does not exist, holds no transitions, is damaged, or has columns of another version.
         EnvironmentNotAble: pyarrow is not installed.
     """
-    return [program_of(row) for row in read_rows(folder, PROGRAMS, program)]
+    return _decoded(folder, PROGRAMS, program_of, program)
 
 
 def read_versions(folder: Path, program: str = "") -> list[Version]:
     """All versions of a folder, or those of one program. Errors are those of :func:`read_programs`."""
-    return [version_of(row) for row in read_rows(folder, VERSIONS, program)]
+    return _decoded(folder, VERSIONS, version_of, program)
 
 
 def read_transitions(folder: Path, program: str = "") -> list[Transition]:
@@ -72,7 +74,15 @@ def read_transitions(folder: Path, program: str = "") -> list[Transition]:
 
     Errors are those of :func:`read_programs`.
     """
-    return [transition_of(row) for row in read_rows(folder, TRANSITIONS, program)]
+    return _decoded(folder, TRANSITIONS, transition_of, program)
+
+
+def _decoded(folder: Path, table: Table, decode: Callable[[Row], T], program: str) -> list[T]:
+    try:
+        return [decode(row) for row in read_rows(folder, table, program)]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        remedy = "Copy the folder again, or explore into a new one."
+        raise RequestError(f"a row of {table.name} is damaged", where=Location(str(folder)), remedy=remedy) from None
 
 
 def read_rows(folder: Path, table: Table, program: str = "", columns: Sequence[str] = ()) -> list[Row]:
@@ -143,11 +153,23 @@ def _all_rows(folder: Path, table: Table, program: str, columns: list[str]) -> I
     journals = {path: _journal_rows(path) for path in sorted(folder.glob(JOURNAL))}
     filters = [(table.program, "=", program)] if program else None
     for path in sorted(_parts(folder, [table]), key=_written_at):
-        yield from _arrow().parquet.read_table(path, columns=columns, filters=filters).to_pylist()
+        yield from _part_rows(path, columns, filters)
     for rows in journals.values():
         for name, row in rows:
             if name == table.name and program in ("", row[table.program]):
                 yield {column: row[column] for column in columns}
+
+
+def _part_rows(path: Path, columns: list[str], filters: list[tuple[str, str, str]] | None) -> list[Row]:
+    arrow = _arrow()
+    try:
+        read = arrow.parquet.read_table(path, columns=columns, filters=filters, page_checksum_verification=True)
+        rows: list[Row] = read.to_pylist()
+    except FileNotFoundError:
+        raise
+    except (arrow.ArrowException, OSError, ValueError):
+        raise RequestError("is damaged", where=Location(str(path)), remedy=DAMAGED_REMEDY) from None
+    return rows
 
 
 def _without_repetitions(table: Table, rows: Iterable[Row]) -> list[Row]:
@@ -163,14 +185,17 @@ def _written_at(path: Path) -> int:
     """When a file was written.
 
     Raises:
-        RequestError: the file is no part of a store, or its columns are of another version.
+        RequestError: the file is damaged or no part of a store, or its columns are of another version.
     """
     arrow = _arrow()
+    where = Location(str(path))
     try:
         footer = arrow.parquet.read_schema(path).metadata or {}
-    except arrow.ArrowInvalid:
-        footer = {}
-    where = Location(str(path))
+    except FileNotFoundError:
+        raise
+    except (arrow.ArrowException, OSError):
+        message = "is damaged, or no Parquet file"
+        raise RequestError(message, where=where, remedy=DAMAGED_REMEDY) from None
     if SCHEMA_KEY not in footer:
         raise RequestError("was not written by `mtmc explore`", where=where, remedy="Move it out of this folder.")
     if int(footer[SCHEMA_KEY]) != SCHEMA_VERSION:
@@ -183,12 +208,15 @@ def _written_at(path: Path) -> int:
 
 
 def _journal_rows(path: Path) -> list[tuple[str, Row]]:
-    """The rows of a journal with the names of their tables. A line that a kill cut off is left out."""
+    """The rows of a journal with the names of their tables. A line that a kill cut off, or that is no row, is left out."""
     rows = []
+    columns = {table.name: table.columns.keys() for table in TABLES}
     for line in path.read_bytes().split(b"\n"):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             entry = json.loads(line)
-            rows.append((entry["table"], entry["row"]))
+            name, row = entry["table"], entry["row"]
+            if columns[name] <= row.keys():
+                rows.append((name, row))
     return rows
 
 
@@ -326,7 +354,9 @@ def _write_part(path: Path, table: Table, rows: Sequence[Row], written_at: int) 
     fields = [arrow.field(name, getattr(arrow, kind)()) for name, kind in table.columns.items()]
     schema = arrow.schema(fields, metadata={SCHEMA_KEY: str(SCHEMA_VERSION), WRITTEN_KEY: str(written_at)})
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    arrow.parquet.write_table(arrow.Table.from_pylist(list(rows), schema=schema), part, compression="zstd")
+    arrow.parquet.write_table(
+        arrow.Table.from_pylist(list(rows), schema=schema), part, compression="zstd", write_page_checksum=True
+    )
     part.replace(path)
 
 

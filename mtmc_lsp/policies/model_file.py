@@ -22,6 +22,8 @@ from mtmc_lsp.policies.feature_names import FEATURE_VERSION, FEATURES
 
 FORMAT = "mtmc-policy 1"
 RANKER = "ranker"
+LM_DESCRIPTION = "policy.json"
+"""A file in the folder of a policy of kind lm."""
 SHIPPED = "ranker.policy"
 """Name of the model in the package's ``policies/data``."""
 MAX_FILE_BYTES = 1 << 20
@@ -107,6 +109,10 @@ def read_model(path: Path) -> ModelFile:
             or features.
     """
     where = Location(str(path))
+    if (path / LM_DESCRIPTION).is_file():
+        raise RequestError(
+            "this is a policy of kind 'lm', not a ranker", where=where, remedy="Choose it with --planner lm."
+        )
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

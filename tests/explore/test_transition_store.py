@@ -176,11 +176,94 @@ def test_files_of_another_version_of_the_schema_and_of_something_else_are_named(
     assert caught.value.where is not None and caught.value.where.path == str(path)
     for wrong in (b"no parquet", b""):
         path.write_bytes(wrong)
-        with pytest.raises(RequestError, match="was not written by `mtmc explore`"):
+        with pytest.raises(RequestError) as damaged:
             read_transitions(tmp_path)
+        assert str(damaged.value) == (
+            f"{path}: is damaged, or no Parquet file\n  Copy it again, or move it out of this folder."
+        )
     files.write_table(arrow.table({"a": [1]}), path)
     with pytest.raises(RequestError, match="was not written by `mtmc explore`"):
         prepare_store(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["pages", "footer", "end", "half"])
+def test_a_damaged_file_is_named_wherever_the_damage_is(tmp_path: Path, place: str) -> None:
+    with Writer(tmp_path) as writer:
+        writer.add_program(PROGRAM)
+        writer.add([], [replace(TRANSITION, key=f"fuse({number};)") for number in range(200)])
+    path = next(tmp_path.glob("transitions-*.parquet"))
+    data = bytearray(path.read_bytes())
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    begin = {
+        "pages": 4,
+        "footer": footer,
+        "end": len(data) - 4,
+        "half": len(data) // 2,
+    }
+    if place == "half":
+        del data[begin[place] :]
+    else:
+        data[begin[place] : begin[place] + 200] = bytes(len(data[begin[place] : begin[place] + 200]))
+    path.write_bytes(data)
+    with pytest.raises(RequestError) as caught:
+        read_transitions(tmp_path)
+    assert caught.value.message.startswith("is damaged") and caught.value.where is not None
+    assert caught.value.where.path == str(path)
+    assert caught.value.remedy == "Copy it again, or move it out of this folder."
+
+
+def test_a_folder_with_the_name_of_a_part_is_named(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    (tmp_path / "transitions-other.parquet").mkdir()
+    with pytest.raises(RequestError, match="is damaged, or no Parquet file"):
+        read_transitions(tmp_path)
+
+
+def test_a_flipped_bit_of_a_page_does_not_change_a_row_silently(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    path = next(tmp_path.glob("transitions-*.parquet"))
+    whole, before = path.read_bytes(), read_transitions(tmp_path)
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    refused = 0
+    for position in range(4, footer, 97):
+        data = bytearray(whole)
+        data[position] ^= 0x10
+        path.write_bytes(data)
+        try:
+            assert read_transitions(tmp_path) == before
+        except RequestError:
+            refused += 1
+    assert refused
+
+
+def test_a_row_whose_content_cannot_be_read_is_named_with_its_table(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    path = next(tmp_path.glob("transitions-*.parquet"))
+    table = files.read_table(path)
+    column = table.schema.get_field_index("outcome")
+    files.write_table(table.set_column(column, "outcome", arrow.array(["splendid"])), path)
+    with pytest.raises(RequestError) as caught:
+        read_transitions(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}: a row of transitions is damaged\n  Copy the folder again, or explore into a new one."
+    )
+
+
+def test_lines_of_a_journal_that_are_no_rows_are_left_out(tmp_path: Path) -> None:
+    with Writer(tmp_path) as writer:
+        writer.add_program(PROGRAM)
+        journal = next(tmp_path.glob("journal-*.jsonl"))
+        whole = journal.read_text()
+        wrong = [
+            '{"table": "programs"}',
+            "[1, 2]",
+            '"a"',
+            '{"table": "programs", "row": {"id": "x"}}',
+            '{"table": [], "row": {}}',
+        ]
+        journal.write_text("\n".join(wrong) + "\n" + whole)
+        assert read_programs(tmp_path) == [PROGRAM]
+    assert read_programs(tmp_path) == [PROGRAM], "the journal became a part"
 
 
 def test_without_pyarrow_one_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,11 @@ def test_a_missing_file_and_a_file_that_is_too_large_are_named(tmp_path: Path) -
     assert message(path).startswith("the policy file has more than 1 MB, which is more than a ranker has | ")
 
 
+def test_the_folder_of_a_language_model_is_named_with_its_planner(tmp_path: Path) -> None:
+    (tmp_path / "policy.json").write_text("{}")
+    assert message(tmp_path) == "this is a policy of kind 'lm', not a ranker | Choose it with --planner lm."
+
+
 def test_a_model_for_other_actions_features_or_formats_is_refused_with_the_difference(
     model: ModelFile, tmp_path: Path
 ) -> None:

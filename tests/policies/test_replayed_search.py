@@ -38,17 +38,15 @@ def trap(name: str = "p", gain: float = 2.0) -> MeasuredTree:
     )
 
 
-@pytest.mark.parametrize(("search", "seconds"), [("beam", [1.0, 3.0, 6.0, 10.0]), ("mcts", [1.0, 4.0, 6.0, 10.0])])
-def test_a_search_with_branches_leaves_a_dead_end_that_the_greedy_one_does_not(
-    search: str, seconds: list[float]
-) -> None:
+@pytest.mark.parametrize("search", ["beam", "mcts"])
+def test_a_search_with_branches_leaves_a_dead_end_that_the_greedy_one_does_not(search: str) -> None:
     greedy = replay(trap(), "p", RooflinePolicy(), GPU)
     assert [point.speedup for point in greedy.points] == [1.5, 1.5]
     assert greedy.end == "nothing left"
     run = replay(trap(), "p", RooflinePolicy(), GPU, search=search)
     assert [point.speedup for point in run.points[:2]] == [1.5, 1.5]
     assert run.speedup == pytest.approx(2.4)
-    assert [point.seconds for point in run.points] == seconds
+    assert [point.seconds for point in run.points] == [1.0, 4.0, 6.0, 10.0], "first the steps of the greedy search"
     assert run.end == "unexplored"
 
 

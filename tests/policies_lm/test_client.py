@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,16 @@ def test_a_crash_is_one_message_and_the_next_decision_works(policy: LmPolicy) ->
     process.wait(60)
     after = policy.choices(state, actions)
     assert [choice.probability for choice in after] == pytest.approx([choice.probability for choice in before])
+
+
+def test_a_decision_that_takes_longer_than_the_run_allows_says_so(policy: LmPolicy) -> None:
+    state = channels_last()
+    actions = RooflinePlanner().ranked(state)
+    policy.choices(state, actions)
+    with pytest.raises(WorkerFailed) as caught:
+        policy.choices(replace(state, deadline=0.0), actions)
+    assert str(caught.value) == ("its decision took longer than the run allows\n  Give the run a larger --budget.")
+    assert policy.choices(state, actions), "the next decision works"
 
 
 def test_when_the_policy_fails_the_roofline_planner_goes_on_with_a_note(

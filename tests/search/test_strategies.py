@@ -57,45 +57,37 @@ def test_a_beam_tries_the_most_probable_action_first() -> None:
     assert choice(Beam(), options(root_1=0.3, root_2=0.6)) == ("root", "n2")
 
 
-def test_a_level_of_a_beam_makes_as_many_trials_as_it_is_wide() -> None:
-    of = options(root_2=0.4, root_3=0.1, a_5=0.9, b_6=0.9)
-    first, second = step(1, "root", "a", 1.1), step(2, "root", "b", 1.2)
-    assert choice(Beam(2), of, first) == ("root", "n2")
-    assert choice(Beam(2), of, first, second) == ("b", "n6")
-    assert choice(Beam(3), of, first, second) == ("root", "n2")
+def test_a_beam_goes_on_with_a_version_as_soon_as_it_is_kept() -> None:
+    of = options(root_2=0.9, a_5=0.1, a_6=0.2, b_7=0.1)
+    assert choice(Beam(), of, step(1, "root", "a", 1.1)) == ("a", "n6"), "the alternative of its base waits"
+    assert choice(Beam(), of, step(1, "root", "a", 1.1), step(2, "a", "b", 1.01)) == ("b", "n7")
 
 
-def test_a_level_goes_on_while_none_of_its_trials_was_kept() -> None:
-    of = options(root_3=0.1, a_5=0.9)
+def test_a_beam_stays_on_a_version_while_its_trials_fail() -> None:
+    of = options(root_3=0.1, root_9=0.9, a_5=0.1)
     failed = step(1, "root", "x", 0.5, kept=False), step(2, "root", "y", 0.5, kept=False)
-    assert choice(Beam(2), of, *failed) == ("root", "n3")
-    assert choice(Beam(2), of, *failed, step(3, "root", "a", 1.1)) == ("a", "n5")
+    assert choice(Beam(), of, *failed) == ("root", "n9")
+    path = [*failed, step(3, "root", "a", 1.1), step(4, "a", "z", 0.5, kept=False)]
+    assert choice(Beam(), of, *path) == ("a", "n5")
 
 
-def test_a_beam_keeps_the_fastest_versions_of_a_level() -> None:
-    steps = [step(1, "root", "a", 1.1), step(2, "root", "b", 1.3), step(3, "root", "c", 1.2)]
-    of = options(a_1=0.9, b_2=0.1, c_3=0.12)
-    assert choice(Beam(3), of, *steps) == ("a", "n1"), "1.1 * 0.9 is more than 1.2 * 0.12"
-    narrow = [step(1, "root", "a", 1.1), step(2, "root", "b", 1.3), step(3, "b", "d", 1.1), step(4, "b", "e", 1.2)]
-    assert choice(Beam(2), options(a_1=0.9, d_2=0.1), *narrow) == ("d", "n2"), "version a is not part of the next level"
-
-
-def test_a_beam_that_ended_begins_again_with_a_version_that_it_left_behind() -> None:
-    steps = [step(1, "root", "a", 1.1), step(2, "root", "b", 1.3), step(3, "b", "d", 1.1), step(4, "b", "e", 1.2)]
-    of = options(root_8=0.1, a_1=0.9, a_2=0.5)
-    assert choice(Beam(2), of, *steps) == ("a", "n1")
-    again = [*steps, step(5, "a", "f", 1.1)]
-    assert choice(Beam(2), of, *again) == ("a", "n1"), "the version is the level now"
-    assert choice(Beam(2), options(), *again) is None
-
-
-def test_a_level_ends_early_if_nothing_is_left_to_try_on_it() -> None:
-    of = options(a_5=0.9, c_7=0.9)
-    assert choice(Beam(2), of, step(1, "root", "a", 1.1)) == ("a", "n5")
-    assert choice(Beam(2), of, step(1, "root", "a", 1.1), step(2, "a", "c", 1.1), step(3, "a", "d", 1.05)) == (
-        "c",
-        "n7",
+def test_a_beam_continues_with_the_best_pair_that_it_left_behind_when_a_path_ends() -> None:
+    steps = [step(1, "root", "a", 1.1), step(2, "a", "b", 1.3), step(3, "b", "c", 1.1)]
+    assert choice(Beam(), options(root_8=0.6, a_1=0.5, b_2=0.5), *steps) == ("b", "n2"), (
+        "the product of b is the largest"
     )
+    assert choice(Beam(), options(root_8=0.9, a_1=0.5, b_2=0.5), *steps) == ("root", "n8"), "that of the code is"
+    again = [*steps, step(4, "b", "x", 0.5, kept=False)]
+    assert choice(Beam(), options(root_8=0.9, b_2=0.1), *again) == ("b", "n2"), "it stays there until nothing is left"
+    assert choice(Beam(), options(), *again) is None
+
+
+def test_a_beam_continues_where_it_was_if_the_base_of_its_last_step_was_withdrawn() -> None:
+    steps = [step(1, "root", "a", 1.1), step(3, "gone", "x", 0.5, kept=False)]
+    # A version named `gone` was tried and is no version any more.
+    withdrawn = step(2, "root", "gone", 1.2, kept=False)
+    of = options(root_8=0.2, a_1=0.1)
+    assert choice(Beam(), of, steps[0], withdrawn, steps[1]) == ("root", "n8")
 
 
 def test_mcts_goes_on_with_a_gain_and_returns_to_other_actions_later() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.core.errors import FailureKind, MtmcError, WorkerFailed
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.learning.policy import Choice
 from mtmc_lsp.core.protocols import State
@@ -91,7 +91,16 @@ class LmPolicy:
         texts = (*choice_texts(actions, version, names=self.description.names), STOP_TEXT)
         request = ScoreRequest(str(self._folder), self._device, text, texts)
         end = float("inf") if state.deadline is None else state.deadline
-        scores = self.worker.call(request, SCORE_SECONDS if self._load_seconds else LOAD_SECONDS, self._lock, end)
+        limit = SCORE_SECONDS if self._load_seconds else LOAD_SECONDS
+        try:
+            scores = self.worker.call(request, limit, self._lock, end)
+        except WorkerFailed as error:
+            if error.kind is not FailureKind.TIMEOUT:
+                raise
+            task = "decision" if self._load_seconds else "first decision, which loads the model,"
+            raise WorkerFailed(
+                f"its {task} took longer than the run allows", kind=error.kind, remedy="Give the run a larger --budget."
+            ) from None
         self.answers.append(scores)
         self._load_seconds = scores.load_seconds or self._load_seconds
         probabilities = with_stop_margin(scores.probabilities, self.description.stop_margin)

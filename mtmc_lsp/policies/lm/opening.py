@@ -65,7 +65,9 @@ def open_lm(ranking: RooflinePlanner, policy_folder: str, device: DeviceModel | 
     """
     try:
         if not policy_folder:
-            raise RequestError("no policy is named", remedy=f"Set policy_file. {NOT_A_POLICY}")
+            raise RequestError(
+                "no policy is named", remedy=f"Name it with --policy-file or policy-file. {NOT_A_POLICY}"
+            )
         policy = _policy(policy_folder)
     except MtmcError as error:
         on_note(_note(error))

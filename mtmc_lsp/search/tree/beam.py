@@ -1,4 +1,4 @@
-"""A beam: each level tries a few actions on the fastest versions of the level before."""
+"""A beam: it goes down one path at a time, and then continues with the best version that it left behind."""
 
 from __future__ import annotations
 
@@ -8,49 +8,30 @@ from collections.abc import Sequence
 from mtmc_lsp.search.tree.strategy import OptionsOf, Pick
 from mtmc_lsp.search.tree.versions import Tree, Version
 
-WIDTH = 2
-"""Versions and trials of a level. With 24 steps, a beam of two reaches versions of 12 steps."""
 LEAST_PROBABILITY = 1e-9
 """Stands for a probability that is rounded to zero."""
 
 
 class Beam:
-    """Keeps the fastest ``width`` versions of each level.
+    """Tries actions on one version until one of them is kept, and goes on with the version that this made.
 
-    A level makes ``width`` trials, and further ones while none of them was kept. Pairs of version and action are tried in the
-    order of the version's measured speedup times the action's probability. If a level ends without a version, the beam begins
-    again with the best pair of all versions that it left behind.
+    So the first path is that of the greedy search. When nothing is left to try on a version, the beam continues with the best
+    pair of version and action in the tree: the one with the largest product of measured speedup and probability. On measured
+    trees, alternatives to a step that gained are worth less than steps after it, so they wait until the path ends.
     """
 
-    def __init__(self, width: int = WIDTH) -> None:
-        self._width = width
-
     def choose(self, tree: Tree, options: OptionsOf) -> Pick | None:
-        """The next pair of the level; if it ended before its last trial, of the next level, then of all versions."""
-        level, children = self._level(tree)
-        return _best(level, options) or _best(self._fastest(children), options) or _best([*tree.root.below()], options)
+        """The next pair of the present version; if there is none, of all versions."""
+        return _best([_present(tree)], options) or _best([*tree.root.below()], options)
 
-    def _level(self, tree: Tree) -> tuple[list[Version], list[Version]]:
-        """The present level, and the versions that it made so far."""
-        versions = {version.step.index: version for version in tree.versions if version.step is not None}
-        bases = {step.index: version for version in tree.root.below() for step in version.trials}
-        level, children, trials = [tree.root], list[Version](), 0
-        for step in tree.steps:
-            base = bases.get(step.index)
-            if base is not None and base not in level:
-                # The level before ended early.
-                following = self._fastest(children)
-                level = following if base in following else [base]
-                children, trials = [], 0
-            trials += 1
-            if step.index in versions:
-                children.append(versions[step.index])
-            if trials >= self._width and children:
-                level, children, trials = self._fastest(children), [], 0
-        return level, children
 
-    def _fastest(self, versions: Sequence[Version]) -> list[Version]:
-        return sorted(versions, key=lambda version: -version.gain)[: self._width]
+def _present(tree: Tree) -> Version:
+    """The version that the last step made if it was kept, else the version that the step changed."""
+    made = {version.step.index: version for version in tree.versions if version.step is not None}
+    changed = {step.index: version for version in tree.root.below() for step in version.trials}
+    # A step whose base was withdrawn is on no version.
+    found = (made.get(step.index) or changed.get(step.index) for step in reversed(tree.steps))
+    return next((version for version in found if version is not None), tree.root)
 
 
 def _best(versions: Sequence[Version], options: OptionsOf) -> Pick | None:
