@@ -94,6 +94,8 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
     if name == "scaled_dot_product_attention" and is_low_precision(node.type.dtype):
         return _attention_cost(graph, node, device, moved, flops)
     rate = peak(device, node.outputs[0].dtype, PrecisionMode(graph.fp32_matmul))
+    if name == "_scaled_mm":
+        rate = device.fp8_flops or peak(device, "float16", PrecisionMode.NATIVE)
     busy = 1.0
     if name == "layer_norm":
         # One thread block per row.

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 
-from mtmc_lsp.core.dtypes import compute_dtype, is_float
+from mtmc_lsp.core.dtypes import compute_dtype, is_float, is_low_precision
+from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.lower import Call, lowering
 from mtmc_lsp.ir.lower.reductions import rounded, softmax_statistics
-from mtmc_lsp.ir.primitives import ONE, Builder, CannotLower, PrimOp, broadcast
+from mtmc_lsp.ir.primitives import ONE, VIEW_OPS, Builder, CannotLower, PrimOp, broadcast
+
+EIGHT_BITS = frozenset({"float8_e4m3fn", "float8_e5m2", "int8", "uint8"})
+"""Dtypes whose numbers both float16 and bfloat16 hold exactly."""
 
 
 def matmul(b: Builder, left: str, right: str, dtype: str) -> str:
@@ -59,7 +63,83 @@ def mm(c: Call) -> str:
         return _matrix_vector(c, left, column)
     if len(c.b.shape(right)) == 2 and c.b.shape(right)[1] == ONE:
         return _matrix_vector(c, left, right)
+    return _product(c, left, right)
+
+
+def _product(c: Call, left: str, right: str) -> str:
+    """A product of the call's dtype, of narrower operands where that changes no term of its sums.
+
+    Tensor cores multiply 16-bit numbers, and float32 operands that were cast from such numbers hold no more bits. Their sums
+    are float32 too, but less accurate than those of float32 units, so the result must be rounded to 16 bits later.
+    """
+    source = _source_dtype(c.b, left), _source_dtype(c.b, right)
+    narrow = _common_dtype({dtype for dtype in source if dtype}) if all(source) else ""
+    if c.out.dtype == "float32" and narrow and _is_rounded_later(c.b.graph, c.node.name):
+        left, right = _narrowed(c.b, left, narrow), _narrowed(c.b, right, narrow)
     return matmul(c.b, left, right, c.out.dtype)
+
+
+def _common_dtype(dtypes: set[str]) -> str:
+    """The 16-bit dtype that holds the numbers of all these dtypes; empty if there is none."""
+    wide = dtypes - EIGHT_BITS
+    if len(wide) > 1 or not all(is_low_precision(dtype) for dtype in wide):
+        return ""
+    return next(iter(wide), "float16")
+
+
+def _source_dtype(b: Builder, name: str) -> str:
+    """The dtype that a value was cast from, before views of it; empty if it is not cast from another dtype."""
+    prim = b.prims[name]
+    while prim.op in VIEW_OPS and len(prim.inputs) == 1:
+        prim = b.prims[prim.inputs[0]]
+    is_cast = prim.op is PrimOp.POINTWISE and prim.fn == "cast" and not prim.attrs.get("rounds")
+    return b.dtype(prim.inputs[0]) if is_cast else ""
+
+
+def _narrowed(b: Builder, name: str, dtype: str) -> str:
+    """The value in ``dtype``, without the cast that widened it."""
+    prim = b.prims[name]
+    if prim.op not in VIEW_OPS:
+        return b.cast(prim.inputs[0], dtype)
+    return b.add(prim.op, (_narrowed(b, prim.inputs[0], dtype),), prim.shape, dtype, **prim.attrs)
+
+
+def _is_rounded_later(graph: Graph, name: str) -> bool:
+    """Whether all that depends on a node's results passes through 16-bit numbers."""
+    pending, seen = [name], {name}
+    while pending:
+        current = pending.pop()
+        if any(ref.name == current for ref in graph.escaping):
+            return False
+        wide = [
+            reader for reader in graph.readers(current) if not all(is_low_precision(o.dtype) for o in reader.outputs)
+        ]
+        pending += [reader.name for reader in wide if reader.name not in seen]
+        seen.update(reader.name for reader in wide)
+    return True
+
+
+@lowering("_scaled_mm")
+def scaled_product(c: Call) -> str:
+    """A product of float8 operands with a scale for each operand, or for each of its rows or columns."""
+    left, right, scale_a, scale_b = (c.tensor(i, n) for i, n in enumerate(("self", "mat2", "scale_a", "scale_b")))
+    if c.has(5, "scale_result") or not (is_low_precision(c.out.dtype) or c.out.dtype == "float32"):
+        raise c.fail("a result in float8")
+    if not {c.b.dtype(left), c.b.dtype(right)} <= EIGHT_BITS:
+        raise c.fail("operands that are not float8")
+    rows, columns = c.out.shape
+    value = matmul(c.b, c.b.cast(left, "float16"), c.b.cast(right, "float16"), "float32")
+    for scale, shape in ((scale_a, (rows, ONE)), (scale_b, (ONE, columns))):
+        if c.b.shape(scale) == shape:
+            value = c.b.pointwise("mul", value, scale, dtype="float32")
+        elif all(size == ONE for size in c.b.shape(scale)):
+            value = c.b.pointwise("mul", value, c.b.reshape(scale, []), dtype="float32")
+        else:
+            raise c.fail("scales of blocks")
+    bias = c.optional(4, "bias")
+    if bias is not None:
+        value = c.b.pointwise("add", value, bias, dtype="float32")
+    return c.b.cast(value, c.out.dtype)
 
 
 def _matrix_vector(c: Call, left: str, column: str) -> str:
@@ -79,7 +159,7 @@ def mv(c: Call) -> str:
 
 @lowering("addmm", "baddbmm")
 def addmm(c: Call) -> str:
-    value = matmul(c.b, c.tensor(1), c.tensor(2), c.out.dtype)
+    value = _product(c, c.tensor(1), c.tensor(2))
     alpha, beta = c.number(4, "alpha", 1), c.number(3, "beta", 1)
     if alpha != 1:
         value = c.b.pointwise("mul", value, alpha, dtype=c.out.dtype)
@@ -101,7 +181,7 @@ def linear(c: Call) -> str:
     if c.b.shape(weight)[0] == ONE:
         value = _matrix_vector(c, c.tensor(0), c.b.reshape(weight, [c.b.shape(weight)[1], 1]))
     else:
-        value = matmul(c.b, c.tensor(0), c.b.permute(weight, (1, 0)), c.out.dtype)
+        value = _product(c, c.tensor(0), c.b.permute(weight, (1, 0)))
     bias = c.optional(2, "bias")
     return value if bias is None else c.b.pointwise("add", value, bias, dtype=c.out.dtype)
 

@@ -64,6 +64,7 @@ from mtmc_lsp.verify.worker.run_target import (
 )
 from mtmc_lsp.verify.worker.surroundings import current
 from mtmc_lsp.verify.worker.surroundings.stand_in_gpu import describe_gpu
+from mtmc_lsp.verify.worker.values.float8 import reversed_and_scaled
 
 LEAST_REPEATS = 4
 """Repeats that are made even after their time is over, if as many are requested."""
@@ -363,7 +364,7 @@ class _Calls:
         for name in names:
             value = tensors[name]
             if value.is_floating_point() and value.numel() and not _shares_elements(value):
-                value.copy_(value.flip(tuple(range(value.dim()))) * OTHER_SCALE)
+                value.copy_(reversed_and_scaled(value, OTHER_SCALE))
 
     def _repeat(self, judged: dict[str, Any], plan: CallPlan) -> tuple[set[int], int]:
         """Which results differ between calls on equal inputs, and the number of these calls."""

@@ -15,6 +15,7 @@ from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.capture.worker.autocast.dtypes import result_dtype
 from mtmc_lsp.core.graph import RANDOM_OPS
 from mtmc_lsp.process.gpu_lock import let_timings_pass
+from mtmc_lsp.verify.worker.values.float8 import SCALED_PRODUCT, scaled_product
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 CASTS = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32, "double": torch.float64}
@@ -30,7 +31,13 @@ SUMS = frozenset({"sum", "nansum", "mean", "nanmean", "var", "std", "norm", "vec
 CALLS_BETWEEN_TIMINGS = 64
 """After this many calls of torch, a timing that waits for the GPU may pass. A look at the lock takes as long as two calls."""
 TRANSPOSED_CONVOLUTIONS = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
-SPECIAL = DTYPE_FUNCTIONS | RANDOM_OPS | TRANSPOSED_CONVOLUTIONS | CASTS.keys() | {"__get__", "to", "type", "type_as"}
+SPECIAL = (
+    DTYPE_FUNCTIONS
+    | RANDOM_OPS
+    | TRANSPOSED_CONVOLUTIONS
+    | CASTS.keys()
+    | {SCALED_PRODUCT, "__get__", "to", "type", "type_as"}
+)
 """Functions that do more under :class:`Float64Mode` than compute in float64, whatever their operands."""
 GROUPS_POSITION = 6
 COLUMN_BYTES = 2e9
@@ -154,6 +161,8 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             requested = kwargs.get("dtype") or self._default
             drawn = function(*args, **{**kwargs, "dtype": requested}).to(torch.float64)
             return self._with_user_dtype(drawn, requested)
+        if name == SCALED_PRODUCT:
+            return self._product(args, kwargs)
         cast = self._cast_to(name, args, kwargs)
         if cast is not None:
             return self._cast(function, cast, args, kwargs)
@@ -214,6 +223,12 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             # In a normal run the cast returns a new tensor.
             result = result.clone()
         return self._with_user_dtype(result, target) if result is not args[0] else result
+
+    def _product(self, args: Any, kwargs: Mapping[str, Any]) -> torch.Tensor:
+        """A product of float8 operands, whose result has the dtype that the code requests."""
+        result = scaled_product(*args, **kwargs)
+        requested = next((a for a in (*args[6:7], kwargs.get("out_dtype")) if a is not None), self.user_dtype(args[0]))
+        return self._finished(result, requested, args, is_sum=False) if requested in NARROW else result.to(requested)
 
     def _original_values(self, x: torch.Tensor) -> torch.Tensor:
         """An input, or a view of one, with the values of a normal run, without perturbation."""

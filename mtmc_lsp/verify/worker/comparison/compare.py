@@ -192,7 +192,7 @@ class Comparison:
             wrong, count = map(int, values)
             self._decide(check, f"{wrong} of {count} elements that are always 0 are not 0" if wrong else "")
 
-        wrong = torch.count_nonzero(mask & ~(candidate.abs() <= LEAST_VALUE))
+        wrong = torch.count_nonzero(mask & ~(computable(candidate).abs() <= LEAST_VALUE))
         self._pending.append((torch.stack([wrong, torch.count_nonzero(mask)]).double(), judge_zeros))
 
     def _note_conclusive(self, name: str, is_conclusive: bool) -> None:

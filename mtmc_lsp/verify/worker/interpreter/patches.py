@@ -101,14 +101,21 @@ def _pass_float_arguments(interpreter: Any, replace: Any) -> None:
 
 
 def _round_to_float8(interpreter: Any, replace: Any) -> None:
-    """Make casts to float8 round to nearest and saturate: the interpreter converts 1.97 to 1."""
+    """Make casts to float8 round to nearest and saturate, and keep NaN in casts from it.
+
+    The interpreter converts 1.97 to 1, and the NaN of float8e4nv to 480.
+    """
     import numpy
     import torch
 
     original, tl = interpreter._convert_float, interpreter.tl
     float8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+    wider = {tl.float16: torch.float16, tl.float32: torch.float32}
 
     def _convert_float(value: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source in float8 and target in wider:
+            narrow = torch.from_numpy(numpy.array(value, dtype=numpy.uint8)).view(float8[source])
+            return narrow.to(wider[target]).numpy()
         truncates = rounding is interpreter._ir.ROUNDING_MODE.RTZ
         if target not in float8 or source not in (tl.float16, tl.float32) or truncates:
             return original(value, source, target, rounding)

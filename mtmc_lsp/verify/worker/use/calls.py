@@ -19,6 +19,7 @@ from mtmc_lsp.verify.worker.observation.global_state import RANDOM_STATE, change
 from mtmc_lsp.verify.worker.run_target import flatten, gradients
 from mtmc_lsp.verify.worker.use.steps import Entry, Steps, results, values
 from mtmc_lsp.verify.worker.use.subject import Subject, is_number
+from mtmc_lsp.verify.worker.values.float8 import reversed_and_scaled
 
 OTHER_SCALE = 0.5
 CHANGES = "global state that it changes"
@@ -140,7 +141,7 @@ def kept_results(subject: Subject, use: Use) -> list[Entry]:
     target = subject.new()
     first = subject.call(target)
     other = {
-        name: OTHER_SCALE * value.flip(tuple(range(value.dim()))) if value.is_floating_point() else value
+        name: reversed_and_scaled(value, OTHER_SCALE) if value.is_floating_point() else value
         for name, value in subject.fresh().items()
     }
     second = subject.call(target, other)

@@ -32,6 +32,7 @@ from mtmc_lsp.verify.worker.callers import (
 from mtmc_lsp.verify.worker.inputs import dotted, prepared_call, read_tensor, replace_tensor, slots_of
 from mtmc_lsp.verify.worker.instances import SharedInstance
 from mtmc_lsp.verify.worker.run_target import copies
+from mtmc_lsp.verify.worker.values.float8 import reversed_and_scaled
 
 Tensors = dict[str, torch.Tensor]
 
@@ -369,7 +370,7 @@ def repeated_to(value: torch.Tensor, dim: int, length: int) -> torch.Tensor:
 
 def other_values(value: torch.Tensor) -> torch.Tensor:
     """Other values of a parameter, in another order, so that no normalisation hides them."""
-    return 1.5 * value.flip(tuple(range(value.dim()))) if value.is_floating_point() else value.clone()
+    return reversed_and_scaled(value, 1.5) if value.is_floating_point() else value.clone()
 
 
 def _arguments_of(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> Tensors:
