@@ -36,7 +36,7 @@ def module(forward: str) -> str:
         ("def f(x):\n    y = x + 1\n    logging.warning('y')\n    return y\n", "writes to a log", 14),
         ("def f(x):\n    numpy.random.rand()\n    return x + 1\n", "numpy's global generator", 12),
         ("def f(x):\n    y = x + 1\n    return y * torch.rand_like(x)\n", "(rand_like)", 14),
-        ("def f(x):\n    y = x + 1\n    return y + torch.randn_like(y)\n", "(randn_like)", 14),
+        ("def f(x):\n    y = x + 1\n    return y + torch.poisson(y)\n", "(poisson)", 14),
         (module("self.calls = 2"), "assigns self.calls", 19),
         (module("self.calls += 1"), "changes self.calls", 12),
         ("def f(x):\n    y = x + 1\n    return y[y > 0]\n", "values of a tensor", 14),
