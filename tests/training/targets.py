@@ -88,6 +88,11 @@ def f(x, t):
     c = F.binary_cross_entropy_with_logits(x, t, reduction="none")
     return (c * (1 - (p * t + (1 - p) * (1 - t))) ** 2).mean()
 """,
+    "policy gradient with an entropy bonus": """# mtmc: logits=f32[B,A] act=i64[B]@0..5 adv=f32[B] B=16 A=6 grad=logits
+def f(logits, act, adv):
+    policy = torch.distributions.Categorical(logits=logits, validate_args=False)
+    return -(policy.log_prob(act) * adv).mean() - 0.01 * policy.entropy().mean()
+""",
     "two results": """# mtmc: x=f32[B,D] w=f32[D] B=16 D=96 grad=x,w
 def f(x, w):
     h = torch.tanh(x * w)
