@@ -132,7 +132,7 @@ BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 """Batch norm in training mode; it returns new running statistics."""
 PRODUCTS = frozenset({*MATRIX_PRODUCTS, "einsum", "mv", "dot", "scaled_dot_product_attention"})
 """Operations that are or contain matmuls, without convolutions."""
-RANDOM_OPS = frozenset({"rand", "randn"})
+RANDOM_OPS = frozenset({"rand", "randn", "randint", "bernoulli", "exponential"})
 """Operations that draw from PyTorch's generator. They stay torch calls: the same call order gives the same numbers."""
 RECURRENT_GATES: Mapping[str, int] = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 """Recurrent layers, and the number of input products per hidden unit and step."""

@@ -72,3 +72,19 @@ def test_a_long_reason_is_cut() -> None:
         first_sentence("the input has a\nwrong size. See https://example.com\n\nMore") == "the input has a wrong size"
     )
     assert first_sentence("") == ""
+
+
+def checked_distribution(x: torch.Tensor) -> torch.Tensor:
+    return torch.distributions.Normal(x, 1.0).log_prob(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "remedy"),
+    [(checked_distribution, "Construct distributions with validate_args=False"), (branch, "Use torch.where")],
+)
+def test_the_remedy_names_the_checks_of_distributions(function: Callable, remedy: str) -> None:
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        torch.export.export(Module(function), (torch.ones(3, 3),), dynamic_shapes=({0: Dim.STATIC},), strict=False)
+    error = export_error(raised.value, TARGET)
+    assert error.message == "f depends on the values of a tensor, so no single graph describes it"
+    assert error.remedy.startswith(remedy)

@@ -25,7 +25,7 @@ def run(monkeypatch: pytest.MonkeyPatch, function) -> tuple[float, list[str]]:
     monkeypatch.setattr(eager_run, "flat_function", lambda call, inputs, target: function)
     inputs = [SimpleNamespace(name=name, value=torch.zeros(8, 8)) for name in ("x", "y")]
     call = SimpleNamespace(instance=None, target_result=lambda value: value)
-    return eager_run.run_without_data(call, inputs, TARGET, lambda kind: kind.__name__)
+    return eager_run.run_without_data(call, inputs, TARGET, lambda kind: kind.__name__, trains=False)
 
 
 def test_a_call_whose_operations_cannot_be_counted_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from torch import nn
 # mtmc: x=f32[8,48]
 def noisy(x):
     y = torch.relu(x)
-    return torch.softmax(y + torch.randn_like(x), -1)
+    return torch.softmax(y + torch.poisson(x.abs()), -1)
 
 
 # mtmc: x=f32[8,48]
@@ -70,8 +70,8 @@ def undefined(x):
             "noisy",
             2,
             "unsupported",
-            "draws random numbers (randn_like)",
-            "    return torch.softmax(y + torch.randn_like",
+            "draws random numbers (poisson)",
+            "    return torch.softmax(y + torch.poisson",
         ),
         ("chosen", 2, "unsupported", "values of a tensor", "    return torch.softmax(y[y > 0], -1)"),
         ("to_cuda", 3, "environment", "this machine has no CUDA GPU", "    return torch.softmax(y.cuda(), -1)"),

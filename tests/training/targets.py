@@ -26,6 +26,18 @@ def f(x, weight, eps=1e-6):
 def f(x, w, b):
     return F.layer_norm(x, (x.shape[-1],), w, b)
 """,
+    "group norm": """# mtmc: x=bf16[B,12,L] w=bf16[12] b=bf16[12] B=2 L=10 grad=x,w,b
+def f(x, w, b):
+    return x + F.group_norm(x, 3, w, b, eps=1e-6)
+""",
+    "group norm without weights": """# mtmc: x=f32[B,C,H,W] B=2 C=6 H=5 W=4 grad=x
+def f(x):
+    return F.relu(F.group_norm(x, 1))
+""",
+    "names of the autograd function": """# mtmc: ctx=f32[B,D] original=f32[B,D] B=16 D=96 grad=ctx
+def f(ctx, original):
+    return torch.tanh(ctx + original), (ctx - original).square().mean()
+""",
     "gelu": """# mtmc: x=f32[B,D] bias=f32[D] B=16 D=96 grad=x,bias
 def f(x, bias):
     return F.gelu(x + bias)
@@ -75,6 +87,11 @@ def f(x, t):
     p = torch.sigmoid(x)
     c = F.binary_cross_entropy_with_logits(x, t, reduction="none")
     return (c * (1 - (p * t + (1 - p) * (1 - t))) ** 2).mean()
+""",
+    "policy gradient with an entropy bonus": """# mtmc: logits=f32[B,A] act=i64[B]@0..5 adv=f32[B] B=16 A=6 grad=logits
+def f(logits, act, adv):
+    policy = torch.distributions.Categorical(logits=logits, validate_args=False)
+    return -(policy.log_prob(act) * adv).mean() - 0.01 * policy.entropy().mean()
 """,
     "two results": """# mtmc: x=f32[B,D] w=f32[D] B=16 D=96 grad=x,w
 def f(x, w):
@@ -145,6 +162,15 @@ MODULES: dict[str, str] = {
     # mtmc: x=f32[B,32] B=32 grad=x
     def forward(self, x):
         return x + self.down(F.gelu(self.up(x)))
+""",
+    "module with a group norm": """class f(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.GroupNorm(4, 16)
+
+    # mtmc: x=f32[B,16,H,W] B=2 H=6 W=8 grad=x
+    def forward(self, x):
+        return F.silu(self.norm(x))
 """,
     "batch norm in evaluation mode": """class f(nn.Module):
     def __init__(self, c=8):

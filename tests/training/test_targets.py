@@ -29,6 +29,12 @@ def test_sizes_vary_though_the_gradient_of_a_mean_divides_by_them(checker: Check
     assert checker.capture(HEAD + TARGETS[name]).variable_sizes == ("B", "D")
 
 
+def test_both_passes_of_a_group_norm_are_kernels_for_all_image_sizes(checker: Checker) -> None:
+    capture = checker.capture(HEAD + ALL["module with a group norm"])
+    assert capture.variable_sizes == ("B", "H", "W")
+    assert "torch.ops.aten" not in planned(capture).source
+
+
 def test_kernels_write_no_intermediate_value_that_the_backward_pass_can_compute_again(checker: Checker) -> None:
     candidate = planned(checker.capture(HEAD + TARGETS["rms norm"]))
     assert "ctx.save_for_backward(x, weight, rstd)" in candidate.source

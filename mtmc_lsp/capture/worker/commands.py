@@ -202,7 +202,7 @@ def _capture_once(
 
     def run(of: Call) -> tuple[float, list[str]]:
         with calling:
-            return run_without_data(of, inputs, workload.target, named_class)
+            return run_without_data(of, inputs, workload.target, named_class, trains=trains)
 
     function = flat_function(call, inputs, workload.target)
     # Runs without data would leave tensors without data in caches that no eager run has filled.

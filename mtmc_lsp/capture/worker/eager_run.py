@@ -188,9 +188,12 @@ def _check_returned(value: Any, target: Target, named_class: Callable[[type], st
 
 
 def run_without_data(
-    call: Call, inputs: list[InputTensor], target: Target, named_class: Callable[[type], str]
+    call: Call, inputs: list[InputTensor], target: Target, named_class: Callable[[type], str], *, trains: bool
 ) -> tuple[float, list[str]]:
     """Run the call on tensors without data.
+
+    Args:
+        trains: whether gradients are traced, so that the code may turn them on.
 
     Returns:
         The number of floating-point operations, and for each returned tensor the name of the input that it is or views, or "".
@@ -204,7 +207,7 @@ def run_without_data(
     # The number of elements that a mask selects is unknown, hence the shape environment.
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     counter = FlopCounterMode(display=False)
-    with mode, torch.no_grad():
+    with mode, torch.set_grad_enabled(trains):
         fake_inputs = tuple(mode.from_tensor(item.value, static_shapes=True) for item in inputs)
         function = flat_function(call, inputs, target)
         try:

@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +56,8 @@ LONGEST_REASON = 200
 """Characters of torch's reason in an error message."""
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 """What torch raises where a trace would need the values of a tensor."""
+DISTRIBUTIONS = Path(torch.distributions.__file__).parent
+WITHOUT_CHECKS = "Construct distributions with validate_args=False: their checks read the values of a tensor."
 
 
 class _Module(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
@@ -341,11 +344,13 @@ def export_error(error: Exception, target: Target) -> MtmcError:
     """The error for the user when torch cannot trace the target, with the innermost line of the user's file."""
     if isinstance(error, MtmcError):
         return error
+    every = [frame for cause in exception_chain(error) for frame in traceback.extract_tb(cause.__traceback__)]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == target.path]
     line = frames[-1].lineno if frames and frames[-1].lineno else target.start_line
     causes = list(exception_chain(error))
     if any(isinstance(cause, DATA_DEPENDENT) for cause in causes):
-        return depends_on_values(target, line)
+        checks = any(Path(frame.filename).parent == DISTRIBUTIONS for frame in every)
+        return depends_on_values(target, line, WITHOUT_CHECKS if checks else "")
     operator = next((cause.func for cause in causes if isinstance(cause, UnsupportedOperatorException)), None)
     problem = f"calls {operator}, which torch.export cannot trace" if operator else "cannot be traced by torch.export"
     reason = "" if operator else first_sentence(str(error))

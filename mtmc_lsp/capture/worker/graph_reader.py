@@ -63,12 +63,12 @@ class InputTensor:
     """The path of an argument of the call; empty for parameters and buffers."""
 
 
-def depends_on_values(target: Target, line: int) -> TargetUnsupported:
+def depends_on_values(target: Target, line: int, remedy: str = "") -> TargetUnsupported:
     """The error for a target that has no single graph; ``line`` is 0 if unknown."""
     return TargetUnsupported(
         f"{target.qualname} depends on the values of a tensor, so no single graph describes it",
         where=Location(target.path, line or target.start_line),
-        remedy="Use torch.where for the choice, or optimise each of the functions separately.",
+        remedy=remedy or "Use torch.where for the choice, or optimise each of the functions separately.",
     )
 
 

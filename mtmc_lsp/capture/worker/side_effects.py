@@ -18,6 +18,11 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Target
 
 RANDOM_OPS = ("dropout", "rand", "bernoulli", "normal", "multinomial", "exponential", "uniform", "poisson", "geometric")
+SUPPORTED_DRAWS = (
+    "Pass them as an argument, or draw them by dropout, or by rand, randn, randint, bernoulli, exponential_, normal_ or uniform_ "
+    "of contiguous tensors."
+)
+BESIDE_DROPOUT = "Pass them as an argument: the seeds of its dropout would change the order of draws."
 CONTAINERS = (list, dict, set)
 PLAIN = (bool, int, float, str, type(None))
 """Values that a guard can compare."""
@@ -32,8 +37,8 @@ def is_random(op: str) -> bool:
 def refuse_random(graph: Graph, target: Target) -> None:
     """Refuse random numbers that a Triton version cannot reproduce.
 
-    Kernels draw the numbers of dropout. ``rand`` and ``randn`` stay torch calls, but only without dropout: its seeds would change
-    the order of draws.
+    Kernels draw the numbers of dropout. ``rand``, ``randn`` and the like stay torch calls, but only without dropout: its seeds
+    would change the order of draws.
 
     Raises:
         TargetUnsupported: names operator and line.
@@ -46,7 +51,7 @@ def refuse_random(graph: Graph, target: Target) -> None:
             raise TargetUnsupported(
                 f"{target.qualname} draws random numbers ({name}), so its results cannot be compared",
                 where=Location(target.path, node.line or target.start_line),
-                remedy="Pass them as an argument, or use torch.nn.functional.dropout, which is supported.",
+                remedy=BESIDE_DROPOUT if node.draws else SUPPORTED_DRAWS,
             )
 
 

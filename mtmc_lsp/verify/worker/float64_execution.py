@@ -13,7 +13,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.capture.worker.autocast.dtypes import result_dtype
-from mtmc_lsp.core.graph import RANDOM_OPS
 from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.verify.worker.values.float8 import SCALED_PRODUCT, scaled_product
 
@@ -30,10 +29,15 @@ SUMS = frozenset({"sum", "nansum", "mean", "nanmean", "var", "std", "norm", "vec
 
 CALLS_BETWEEN_TIMINGS = 64
 """After this many calls of torch, a timing that waits for the GPU may pass. A look at the lock takes as long as two calls."""
+DRAWS = frozenset({"rand", "randn", "rand_like", "randn_like"})
+"""Functions that draw random numbers of a dtype."""
+DRAWS_IN_PLACE = frozenset({"normal_", "uniform_", "exponential_", "bernoulli_"})
+"""Methods that fill a tensor with random numbers. Which numbers they draw depends on the dtype."""
 TRANSPOSED_CONVOLUTIONS = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
 SPECIAL = (
     DTYPE_FUNCTIONS
-    | RANDOM_OPS
+    | DRAWS
+    | DRAWS_IN_PLACE
     | TRANSPOSED_CONVOLUTIONS
     | CASTS.keys()
     | {SCALED_PRODUCT, "__get__", "to", "type", "type_as"}
@@ -157,8 +161,11 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             answer = function(*args, **kwargs)
             is_wide = name == "result_type" and answer == torch.float64
             return self._result_dtype(name, (*args, *kwargs.values())) if is_wide else answer
-        if name in RANDOM_OPS:
-            requested = kwargs.get("dtype") or self._default
+        if name in DRAWS_IN_PLACE and args[0].dtype == torch.float64:
+            drawn = torch.empty_like(args[0], dtype=self.user_dtype(args[0]))
+            return args[0].copy_(function(drawn, *(_wide(a) for a in args[1:]), **kwargs))
+        if name in DRAWS:
+            requested = kwargs.get("dtype") or (self.user_dtype(args[0]) if name.endswith("like") else self._default)
             drawn = function(*args, **{**kwargs, "dtype": requested}).to(torch.float64)
             return self._with_user_dtype(drawn, requested)
         if name == SCALED_PRODUCT:

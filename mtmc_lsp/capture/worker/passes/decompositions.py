@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.worker.passes.draws import draw_decompositions
 from mtmc_lsp.capture.worker.passes.einsum import einsum_with_fallback
 
 BY_TORCH = frozenset(
@@ -51,7 +52,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten._trilinear.default] = _trilinear
     table[aten._thnn_fused_gru_cell.default] = fused_gru_cell
     table[aten._thnn_fused_lstm_cell.default] = fused_lstm_cell
-    return table
+    return {**table, **draw_decompositions()}
 
 
 BILINEAR = ([1, 3], [0], [1, 2], [2, 3])

@@ -15,6 +15,7 @@ import torch
 from torch._decomp import decomposition_table
 
 from mtmc_lsp.capture.worker.passes.decompositions import MEAN, SUM
+from mtmc_lsp.capture.worker.passes.group_norms import group_norm, group_norm_backward
 from mtmc_lsp.core.graph import BATCH_NORM, Graph, InputKind, Mutation, Ref
 
 TANGENT = "mtmc.tangent.default"
@@ -113,6 +114,8 @@ def backward_decompositions() -> dict[Any, Callable[..., Any]]:
     ours = {
         aten.nll_loss_backward.default: _nll_loss_backward,
         aten.nll_loss2d_backward.default: _nll_loss_backward,
+        aten.native_group_norm.default: group_norm,
+        aten.native_group_norm_backward.default: group_norm_backward,
     }
     ours |= {op: _divided_by_count(table[op]) for op in (getattr(aten, name).default for name in MEAN_LOSSES)}
     return {**chosen, **more, **ours}
@@ -121,7 +124,7 @@ def backward_decompositions() -> dict[Any, Callable[..., Any]]:
 MEAN_LOSSES = ("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward")
 """Gradients of losses whose mean PyTorch's decompositions compute by a factor of ``1 / numel``."""
 FORWARD = frozenset(
-    "native_layer_norm.default native_group_norm.default _native_batch_norm_legit.no_stats nll_loss_forward.default "
+    "native_layer_norm.default _native_batch_norm_legit.no_stats nll_loss_forward.default "
     "nll_loss2d_forward.default _softmax.default _log_softmax.default binary_cross_entropy_with_logits.default "
     "_fused_rms_norm.default _fused_rms_norm_backward.default".split()
 )

@@ -34,8 +34,8 @@ class _LocalModes(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
     def __init__(self, target: Target, *, is_traced: bool) -> None:
         super().__init__()
         self._target = target
-        self._is_trained = torch.is_grad_enabled()
-        """Whether gradients are traced, too; then the code may turn them off and on again."""
+        self._may_enable = torch.is_grad_enabled() or not is_traced
+        """Whether the code may turn gradients on: where they are traced, too, or where nothing is traced yet."""
         self._constants = ConstantTensors() if is_traced else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -56,7 +56,7 @@ class _LocalModes(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
                 "computes gradients, and Triton versions have no backward pass",
                 "Move the code before or after this line into a separate function, and optimise that.",
             )
-        if func is torch._C._set_grad_enabled and args[0] and not self._is_trained:
+        if func is torch._C._set_grad_enabled and args[0] and not self._may_enable:
             raise self._refused(
                 "turns gradients on, and Triton versions do not record any",
                 "Remove enable_grad() or set_grad_enabled(True), or optimise the code around it.",

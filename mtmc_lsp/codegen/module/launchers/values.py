@@ -20,7 +20,7 @@ FLAG = "needs_gradients"
 """The parameter of functions that compute gradients only for calls that autograd records."""
 RESERVED_LOCALS = frozenset(
     [
-        *"original references tangents run".split(),
+        *"ctx original references tangents run".split(),
         *"torch triton tl math seed n_rows n_cols n_outer n_batch n_m n_n n_q n_k rows_m rows_n k_pad start stop".split(),
         ALLOCATOR,
         FLAG,
