@@ -12,7 +12,6 @@ kernel never ran, or if the loss curves differ by more than those of the seeds.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import json
 import os
@@ -135,16 +134,13 @@ def train(options: argparse.Namespace) -> None:
 
     from mtmc_lsp.app.provenance import current_build
     from mtmc_lsp.guard.conditions import SUFFIX
+    from mtmc_lsp.process.module_files import load_file
 
     if os.environ.get("TRITON_INTERPRET") == "1":
         from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
 
         prepare_interpreter()
-    spec = importlib.util.spec_from_file_location("train_gpt", options.child)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_gpt"] = module
-    spec.loader.exec_module(module)
+    module = load_file(options.child, "train_gpt")
     calls: dict[str, list[int]] = {}
     for name, guard in list(vars(module).items()):
         if name.endswith(SUFFIX):

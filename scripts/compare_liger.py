@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.util
 import inspect
 import json
 import math
@@ -39,6 +38,7 @@ from mtmc_lsp.app.provenance import current_build
 from mtmc_lsp.core.run import KEPT, RunStatus
 from mtmc_lsp.core.workload import Workload
 from mtmc_lsp.guard.conditions import SUFFIX
+from mtmc_lsp.process.module_files import load_file
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import Store
 from mtmc_lsp.source.targets import find_target
@@ -248,21 +248,11 @@ def cases(results: Path, folder: Path, pattern: str, device: str = "cuda") -> It
             if run is not None:
                 copy = folder / f"{name}_{function}.py"
                 copy.write_text(run.final.source, encoding="utf-8")
-                delivered = loaded(copy)
-            original = getattr(loaded(path), function)
+                delivered = load_file(copy)
+            original = getattr(load_file(path), function)
             for changes in counterpart.sizes:
                 sizes = {**workload.sizes, **changes}
                 yield Case(problem, sizes, workload, original, delivered, counterpart, device), row
-
-
-def loaded(path: Path) -> ModuleType:
-    """A file as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def identity(row: Mapping[str, Any]) -> tuple[str, str]:

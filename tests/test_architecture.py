@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent / "mtmc_lsp"
 ORDER = [
     "core", "docs", "process", "device", "source", "capture", "guard", "ir", "schedule", "rewrites", "tuning", "fusion", "actions", "planners",
@@ -33,15 +31,23 @@ LEARNING = {"transformers", "peft"}
 SCRIPTS = {"launch.py", "process/worker/main.py", "app/worker/probe.py"}
 """Run by their path, never imported."""
 MODULES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py"))
+FILES = frozenset(MODULES)
 IN_WORKER = {name for name in MODULES if "worker" in name.split("/")[:-1]}
 """Files that run in the user's interpreter: those below a folder called ``worker``. Only these import torch."""
 MOST_FILES = 17
 """Modules of one folder, its ``__init__.py`` left out."""
 
 
+# Each rule is one test over all files: a test for each file and rule would be 40 % of the suite's tests.
 @functools.cache
 def imports(name: str) -> tuple[str, ...]:
     return tuple(_imports(name))
+
+
+@functools.cache
+def tops(name: str) -> frozenset[str]:
+    """The packages that a file imports."""
+    return frozenset(module.split(".")[0] for module in imports(name))
 
 
 def _imports(name: str) -> Iterator[str]:
@@ -58,26 +64,41 @@ def ours(name: str) -> set[str]:
     found: set[str] = set()
     pending = [name]
     while pending:
-        for module in imports(pending.pop()):
-            parts = module.split(".")
-            path = "/".join(parts[1:])
-            files = {f"{path}.py", f"{path}/__init__.py"} & set(MODULES) if parts[0] == "mtmc_lsp" else set()
-            pending += files - found
-            found |= files
+        files = direct(pending.pop())
+        pending += files - found
+        found |= files
     return found
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_folder_imports_only_folders_to_its_left(name: str) -> None:
-    folder = name.split("/")[0]
-    if name in FACES:
-        return
-    assert folder in ORDER, "a new folder needs its place in the order"
-    for module in imports(name):
-        if module.startswith("mtmc_lsp."):
-            other = module.split(".")[1]
-            assert other in ORDER, f"{name} imports {module}"
-            assert ORDER.index(other) <= ORDER.index(folder), f"{name} imports {module}"
+@functools.cache
+def direct(name: str) -> frozenset[str]:
+    """Files of ours that a file imports."""
+    paths = ["/".join(module.split(".")[1:]) for module in imports(name) if module.split(".")[0] == "mtmc_lsp"]
+    return frozenset(file for path in paths for file in (f"{path}.py", f"{path}/__init__.py") if file in FILES)
+
+
+def importers(refused: set[str], *, outside: str) -> list[str]:
+    """What files outside of a folder import of the refused packages."""
+    return [
+        f"{name} imports {tops(name) & refused}"
+        for name in MODULES
+        if not name.startswith(outside) and tops(name) & refused
+    ]
+
+
+def test_a_folder_imports_only_folders_to_its_left() -> None:
+    wrong = []
+    for name in MODULES:
+        folder = name.split("/")[0]
+        if name in FACES:
+            continue
+        assert folder in ORDER, f"the new folder {folder} needs its place in the order"
+        for module in imports(name):
+            if module.startswith("mtmc_lsp."):
+                other = module.split(".")[1]
+                if other not in ORDER or ORDER.index(other) > ORDER.index(folder):
+                    wrong.append(f"{name} imports {module}")
+    assert wrong == []
 
 
 def test_no_folder_holds_more_files_than_a_reader_takes_in() -> None:
@@ -85,26 +106,28 @@ def test_no_folder_holds_more_files_than_a_reader_takes_in() -> None:
     assert {folder: count for folder, count in folders.items() if count > MOST_FILES} == {}
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("core/")])
-def test_core_imports_only_core(name: str) -> None:
-    assert all(module.startswith("mtmc_lsp.core") for module in imports(name) if module.startswith("mtmc_lsp"))
+def test_core_imports_only_core() -> None:
+    of_core = [(name, module) for name in MODULES if name.startswith("core/") for module in imports(name)]
+    others = [pair for pair in of_core if pair[1].startswith("mtmc_lsp") and not pair[1].startswith("mtmc_lsp.core")]
+    assert of_core
+    assert others == []
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name not in IN_WORKER])
-def test_only_worker_files_import_torch(name: str) -> None:
-    assert not {module.split(".")[0] for module in imports(name)} & HEAVY
-    reached = ours(name) & IN_WORKER
-    assert not reached, f"{name} brings in {reached}"
+def test_only_worker_files_import_torch() -> None:
+    wrong = []
+    for name in sorted(FILES - IN_WORKER):
+        reached = ours(name) & IN_WORKER
+        wrong += [f"{name} imports {tops(name) & HEAVY}"] * bool(tops(name) & HEAVY)
+        wrong += [f"{name} brings in {reached}"] * bool(reached)
+    assert wrong == []
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("cluster/")])
-def test_only_the_cluster_knows_of_dask(name: str) -> None:
-    assert not {module.split(".")[0] for module in imports(name)} & DASK
+def test_only_the_cluster_knows_of_dask() -> None:
+    assert importers(DASK, outside="cluster/") == []
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("server/")])
-def test_only_the_server_knows_of_the_protocol(name: str) -> None:
-    assert not {module.split(".")[0] for module in imports(name)} & PROTOCOL
+def test_only_the_server_knows_of_the_protocol() -> None:
+    assert importers(PROTOCOL, outside="server/") == []
 
 
 def test_what_the_server_process_imports_brings_in_no_torch() -> None:
@@ -112,17 +135,19 @@ def test_what_the_server_process_imports_brings_in_no_torch() -> None:
     assert not ours("server/app.py") & IN_WORKER
 
 
-@pytest.mark.parametrize("name", sorted(IN_WORKER))
-def test_a_worker_file_needs_only_what_the_user_has(name: str) -> None:
-    for file in {name} | ours(name):
-        tops = {module.split(".")[0] for module in imports(file)}
-        allowed = THERE | LEARNING if file.startswith(("policies/lm/worker/", "training/lm/worker/")) else THERE
-        assert tops <= allowed, f"{name} needs {tops - allowed} through {file}"
+def test_a_worker_file_needs_only_what_the_user_has() -> None:
+    wrong = []
+    for name in sorted(IN_WORKER):
+        for file in {name} | ours(name):
+            allowed = THERE | LEARNING if file.startswith(("policies/lm/worker/", "training/lm/worker/")) else THERE
+            if not tops(file) <= allowed:
+                wrong.append(f"{name} needs {tops(file) - allowed} through {file}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("name", IN_USERS_PROGRAM)
-def test_what_runs_in_the_users_program_needs_the_standard_library_alone(name: str) -> None:
-    assert {module.split(".")[0] for module in imports(name)} <= set(sys.stdlib_module_names) | {"__future__"}
+def test_what_runs_in_the_users_program_needs_the_standard_library_alone() -> None:
+    allowed = set(sys.stdlib_module_names) | {"__future__"}
+    assert {name: tops(name) - allowed for name in IN_USERS_PROGRAM if not tops(name) <= allowed} == {}
 
 
 def test_worker_files_import_where_nothing_of_ours_is_installed() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.errors import TargetUnsupported
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process.module_files import load_file
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu
@@ -120,10 +120,7 @@ def modules(sources: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
     for name, source in sources.items():
         path = folder / f"optimised_{name}.py"
         path.write_text(on_cpu(source, TEXT))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None
-        loaded[name] = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(loaded[name])
+        loaded[name] = load_file(path)
     yield loaded
     for name in sources:
         del sys.modules[f"optimised_{name}"]

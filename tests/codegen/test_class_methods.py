@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
+from mtmc_lsp.process.module_files import load_file
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from tests.codegen.harness import verified
 from tests.planning.situations import fully_fused, start
@@ -49,12 +49,7 @@ def test_a_class_method_that_calls_another_and_reads_the_class_is_verified(captu
 def _loaded(text: str, folder: Path, name: str) -> ModuleType:
     file = folder / f"{name}.py"
     file.write_text(text)
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(file)
 
 
 def test_subclasses_and_changed_attributes_run_the_users_code(captured, tmp_path: Path, monkeypatch) -> None:

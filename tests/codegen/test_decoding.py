@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 import pytest
 
 from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.schedule.attention_configs import attention_config
 from mtmc_lsp.tuning.kernel_cost import kernel_cost
+from tests.codegen.checker import Checker
 from tests.codegen.harness import compile_errors, fused, verified
 from tests.planning.situations import H200, region_and_program
 
@@ -81,28 +85,40 @@ def f(q, k, v, table, lengths):
 }
 
 
-@pytest.mark.parametrize("split", [1, 4])
-@pytest.mark.parametrize("name", FORMS)
-def test_a_query_reads_a_cache_in_one_pass(name: str, split: int, captured) -> None:
-    text = HEAD + FORMS[name]
-    capture = captured(text, "f")
+WHOLE = ("products", "repeated heads", "a few queries", "rows of heads", "a sink of each head", "pages")
+"""Forms that the fast suite runs without a split as well; those of the others only load or mask in another way."""
+
+
+@pytest.fixture(scope="module")
+def form(checker: Checker) -> Callable[[str], tuple[Capture, str]]:
+    """The capture of a form, made once, and its text."""
+    return lru_cache(lambda name: (checker.capture(HEAD + FORMS[name]), HEAD + FORMS[name]))
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        *((name, 4) for name in FORMS),
+        *((name, 1) if name in WHOLE else pytest.param(name, 1, marks=pytest.mark.slow) for name in FORMS),
+    ],
+)
+def test_a_query_reads_a_cache_in_one_pass(name: str, split: int, form) -> None:
+    capture, text = form(name)
     candidate = fused(capture, text, {**CONFIG, "split": split})
     assert len(candidate.launches) == (2 if split > 1 else 1)
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
 
 
-def test_its_kernels_compile(captured) -> None:
+def test_its_kernels_compile(form) -> None:
     for name in ("lengths", "repeated heads", "pages"):
-        text = HEAD + FORMS[name]
-        capture = captured(text, "f")
+        capture, text = form(name)
         assert not compile_errors(capture, fused(capture, text, {**CONFIG, "split": 4}), ("sm_80", "sm_90"))
 
 
 @pytest.mark.parametrize("name", ["repeated heads", "grouped heads of the library", "expanded heads", "pages"])
-def test_heads_of_a_group_share_the_loads_of_their_keys(name: str, captured) -> None:
-    text = HEAD + FORMS[name]
-    candidate = fused(captured(text, "f"), text, CONFIG)
+def test_heads_of_a_group_share_the_loads_of_their_keys(name: str, form) -> None:
+    candidate = fused(*form(name), CONFIG)
     assert "n_batch = 2 * B" in candidate.source, "two heads of keys for each sequence"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from mtmc_lsp.process.module_files import load_file
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from tests.codegen.checker import Checker
 from tests.codegen.harness import fused
@@ -65,13 +65,8 @@ def optimised(checker: Checker, tmp_path_factory: pytest.TempPathFactory) -> Ite
     candidate = fused(checker.capture(TEXT, "Block"), TEXT)
     path: Path = tmp_path_factory.mktemp("enumerations") / "enumeration_block.py"
     path.write_text(on_cpu(candidate.source, TEXT))
-    spec = importlib.util.spec_from_file_location("enumeration_block", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    yield load_file(path)
+    del sys.modules[path.stem]
 
 
 def fits(module: ModuleType, **settings: object) -> bool:

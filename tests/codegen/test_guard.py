@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from mtmc_lsp.process.module_files import load_file
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from tests.codegen.checker import Checker
 from tests.codegen.harness import fused, verified
@@ -69,14 +69,8 @@ def optimised(checker: Checker, tmp_path_factory: pytest.TempPathFactory) -> Ite
     candidate = fused(checker.capture(TEXT, "Block"), TEXT)
     path: Path = tmp_path_factory.mktemp("guard") / "guarded_block.py"
     path.write_text(on_cpu(candidate.source, TEXT))
-    spec = importlib.util.spec_from_file_location("guarded_block", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Classes look up their module here, as in an imported file.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    yield load_file(path)
+    del sys.modules[path.stem]
 
 
 def block(module: ModuleType, **settings: Any) -> Any:
@@ -204,11 +198,7 @@ def get_init_inputs():
 
 def loaded(path: Path, text: str) -> ModuleType:
     path.write_text(text)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(path)
 
 
 def test_a_network_guard_looks_up_each_module_once_and_returns_the_tensors(checker: Checker, tmp_path: Path) -> None:

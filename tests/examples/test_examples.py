@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
+from mtmc_lsp.process.module_files import load_file
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.source.workload.directive import parse_directive
 
@@ -124,12 +124,7 @@ MEMORY_BOUND = sorted(set(RUNS) - KERNELBENCH - {"swiglu_mlp", "masked_attention
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(EXAMPLES / f"{name}.py")
 
 
 def workload(name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process.module_files import load_file
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from tests.codegen.checker import Checker
 from tests.conftest import ROOT
@@ -51,10 +51,7 @@ def load(
         if module_name not in loaded:
             path = folder / f"{module_name}.py"
             path.write_text(on_cpu(optimised(text, name)[1], text))
-            spec = importlib.util.spec_from_file_location(module_name, path)
-            assert spec is not None and spec.loader is not None
-            loaded[module_name] = sys.modules[module_name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(loaded[module_name])
+            loaded[module_name] = load_file(path)
         return loaded[module_name]
 
     yield load_module

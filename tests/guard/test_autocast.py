@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -13,6 +12,7 @@ import torch
 from mtmc_lsp.capture.worker.autocast.regions import gpu_autocast_on_cpu
 from mtmc_lsp.guard.conditions import conditions_in
 from mtmc_lsp.guard.worker.observed_calls import explain
+from mtmc_lsp.process.module_files import load_file
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from tests.codegen.checker import Checker, planned
 
@@ -36,11 +36,7 @@ def module(source: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mo
     """The file as a module; its guard accepts CPU tensors."""
     path = tmp_path_factory.mktemp("autocast") / "scores_under_autocast.py"
     path.write_text(on_cpu(source, TEXT))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    sys.modules[path.stem] = loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    yield loaded
+    yield load_file(path)
     del sys.modules[path.stem]
 
 

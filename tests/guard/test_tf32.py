@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -14,6 +13,7 @@ from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS, TF32_HELPERS
 from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.core.results import CheckStatus
 from mtmc_lsp.guard.worker.observed_calls import explain
+from mtmc_lsp.process.module_files import load_file
 from mtmc_lsp.verify.source_scan import scan
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from tests.codegen.checker import Checker
@@ -40,12 +40,8 @@ def module(checker: Checker, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     text = SETTINGS["older"] + TARGET
     path = tmp_path_factory.mktemp("tf32") / "optimised_scores.py"
     path.write_text(on_cpu(fused(checker, text), text))
-    spec = importlib.util.spec_from_file_location("optimised_scores", path)
-    assert spec is not None and spec.loader is not None
-    sys.modules["optimised_scores"] = loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    yield loaded
-    del sys.modules["optimised_scores"]
+    yield load_file(path)
+    del sys.modules[path.stem]
 
 
 def fused(checker: Checker, text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mtmc_lsp.process.module_files import load_file
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.source.workload.directive import parse_directive
 from tests.verify.clocks import SleepClock
@@ -44,7 +45,7 @@ def case(delivered: Any = None) -> compare_liger.Case:
     text = path.read_bytes()
     workload = parse_directive(text, find_target(text, str(path), "rms_norm"), str(path))
     assert workload is not None
-    original = compare_liger.loaded(path).rms_norm
+    original = load_file(path).rms_norm
     problem = "norms_and_gates::rms_norm"
     return compare_liger.Case(
         problem, {"N": 8, "H": 64}, workload, original, delivered, COUNTERPARTS[problem], device="cpu"

@@ -92,8 +92,13 @@ def full_rows(graph: Graph, columns: int) -> list[str]:
     return [node.name for node in graph.nodes if node.type.numel.value(sizes) == rows * columns]
 
 
-@pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("name", SLICED)
+@pytest.mark.parametrize(
+    ("name", "early"),
+    [
+        *((name, False) for name in SLICED),
+        *((name, True) if name == "soft cap" else pytest.param(name, True, marks=pytest.mark.slow) for name in SLICED),
+    ],
+)
 def test_sliced_logits_are_computed_in_chunks(checker: Checker, name: str, early: bool) -> None:
     capture = checker.capture(HEAD + SLICED[name])
     candidate = in_chunks(capture, rows=5, early=early)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import linecache
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any
 
 from mtmc_lsp.capture.module_paths import module_name, package_of, project_root
 from mtmc_lsp.capture.worker.autocast.regions import gpu_autocast
+from mtmc_lsp.process.module_files import module_of
 from mtmc_lsp.process.worker.scratch import scratch_folder
 
 
@@ -49,14 +49,12 @@ def load_user_module(
     if source is not None and not in_place:
         location = Path(tempfile.mkdtemp(prefix="mtmc-", dir=scratch_folder())) / file.name
         location.write_bytes(source.encode("utf-8"))
-    spec = importlib.util.spec_from_file_location(name, location)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = module_of(location, name)
+    assert module.__spec__ is not None and module.__spec__.loader is not None
     module.__file__ = str(file)
     module.__package__ = package
-    sys.modules[name] = module
     with gpu_autocast():
-        _execute(module, spec.loader, file, source if in_place else None, execute)
+        _execute(module, module.__spec__.loader, file, source if in_place else None, execute)
     return module
 
 
