@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.kernel_faults.second import SECOND
+from benchmarks.kernel_faults.third import THIRD
 
 HEADER = """\
 import torch
@@ -324,7 +325,7 @@ def rms_norm(x, w, eps=1e-6):
 }
 """Name of the launcher to the text below :data:`HEADER`."""
 
-KERNELS = {**FIRST, **SECOND}
+KERNELS = {**FIRST, **SECOND, **THIRD}
 
 
 def source(name: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.kernel_faults.faults import FAULTS
 from benchmarks.kernel_faults.kernels import KERNELS, source
+from benchmarks.kernel_faults.third_faults import THIRD_FAULTS
 from mtmc_lsp import __version__
 from mtmc_lsp.app.kernels.opening import open_kernel
 from mtmc_lsp.app.kernels.repair import repair_kernel
@@ -75,7 +76,7 @@ def main() -> None:
             continue
         results.append(outcome("sound", kernel, source(kernel)))
         print(json.dumps({key: value for key, value in results[-1].items() if key != "diff"}), flush=True)
-    for fault in FAULTS[:: options.every]:
+    for fault in (*FAULTS, *THIRD_FAULTS)[:: options.every]:
         if options.only and options.only not in fault.name and options.only != fault.kernel:
             continue
         results.append(outcome(fault.name, fault.kernel, fault.text))

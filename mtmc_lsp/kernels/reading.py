@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from tree_sitter import Node
@@ -19,6 +19,10 @@ MOST_TEXT = 200
 """Longer index expressions keep their names."""
 
 
+DESCRIPTOR_MASK = "bounds of the descriptor"
+DESCRIPTOR_MAKERS = ("make_tensor_descriptor", "_experimental_make_tensor_descriptor")
+
+
 class OperationKind(Enum):
     """Kind of an operation."""
 
@@ -28,6 +32,14 @@ class OperationKind(Enum):
     PRODUCT = "product"
     REDUCTION = "reduction"
     LOOP = "loop"
+
+
+DESCRIPTOR_FUNCTIONS = {
+    "load_tensor_descriptor": OperationKind.LOAD,
+    "store_tensor_descriptor": OperationKind.STORE,
+    "_experimental_descriptor_load": OperationKind.LOAD,
+    "_experimental_descriptor_store": OperationKind.STORE,
+}
 
 
 @dataclass(frozen=True)
@@ -107,9 +119,59 @@ def _operations(site: Site) -> Iterator[Operation]:
         elif name in NEUTRAL:
             yield Operation(OperationKind.REDUCTION, line_of(call), f"{name} of {text_of(first)}", depth=depth(call))
     for node in walk(kernel.body):
+        descriptor = _descriptor_access(site, node) if node.type == "call" else None
+        if descriptor is not None:
+            yield replace(descriptor, depth=depth(node))
         if node.type in ("for_statement", "while_statement"):
             steps = field(node, "right") or field(node, "condition")
             yield Operation(OperationKind.LOOP, line_of(node), text_of(steps), depth=depth(node))
+
+
+def _descriptor_access(site: Site, call: Node) -> Operation | None:
+    """A load or store by a tensor descriptor: ``a_desc.load([m, k])``, also as a function of ``triton.language``.
+
+    A descriptor knows the sizes of its tensor, so that it needs no mask.
+    """
+    function = field(call, "function")
+    name = site.kernel.triton_name(function)
+    if name in DESCRIPTOR_FUNCTIONS:
+        kind, descriptor = DESCRIPTOR_FUNCTIONS[name], argument(call, 0, "desc")
+        # A stored value stands before the offsets or after them.
+        offsets = next((item for item in _arguments(call) if item.type in ("list", "tuple")), None)
+    elif not name and function is not None and function.type == "attribute":
+        method, descriptor = text_of(field(function, "attribute")), field(function, "object")
+        offsets = next(iter(_arguments(call)), None)
+        if method not in MEMORY or descriptor is None or offsets is None:
+            return None
+        kind = OperationKind(method)
+    else:
+        return None
+    if descriptor is None or descriptor.type != "identifier" or offsets is None:
+        return None
+    tensor = _described_tensor(site, descriptor)
+    if not tensor:
+        return None
+    inner = _expanded(site, offsets, MOST_DEPTH)
+    return Operation(kind, line_of(call), text_of(descriptor), tensor, inner, DESCRIPTOR_MASK)
+
+
+def _arguments(call: Node) -> list[Node]:
+    arguments = field(call, "arguments")
+    return [] if arguments is None else [item for item in arguments.named_children if item.type != "comment"]
+
+
+def _described_tensor(site: Site, descriptor: Node) -> str:
+    """The parameter that a descriptor describes: the pointer that it was made from, or the descriptor itself."""
+    name = text_of(descriptor)
+    made = [
+        base
+        for value in site.kernel.values.get(name, ())
+        if value.type == "call"
+        and site.kernel.triton_name(field(value, "function")) in DESCRIPTOR_MAKERS
+        and (pointer := argument(value, 0, "base")) is not None
+        for base in site.bases(pointer)
+    ]
+    return made[0] if made else name if name in site.kernel.parameters else ""
 
 
 def _expanded(site: Site, node: Node, depth: int) -> str:

@@ -38,3 +38,31 @@ def test_every_access_of_every_kernel_belongs_to_a_tensor() -> None:
             accesses = [item for item in kernel.operations if item.kind in (KIND.LOAD, KIND.STORE, KIND.ATOMIC)]
             assert accesses
             assert all(item.tensor.endswith("_ptr") for item in accesses), name
+
+
+DESCRIPTORS = """\
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def copy_kernel(x_ptr, out_desc, M, N, BM: tl.constexpr, BN: tl.constexpr):
+    x_desc = tl.make_tensor_descriptor(x_ptr, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])
+    m = tl.program_id(0) * BM
+    for n in range(0, N, BN):
+        tile = x_desc.load([m, n])
+        out_desc.store([m, n], tile)
+        tl.store_tensor_descriptor(out_desc, [m, n], tile)
+    state.load(path)
+"""
+
+
+def test_accesses_by_tensor_descriptors_belong_to_a_tensor_and_need_no_mask() -> None:
+    (kernel,) = read_kernels("model.py", DESCRIPTORS.encode())
+    lines = DESCRIPTORS.splitlines()
+    accesses = [item for item in kernel.operations if item.kind is not KIND.LOOP]
+    assert [(item.kind, item.tensor, item.depth) for item in accesses] == [
+        (KIND.LOAD, "x_ptr", 1), (KIND.STORE, "out_desc", 1), (KIND.STORE, "out_desc", 1),
+    ]  # fmt: skip
+    assert all("desc" in lines[item.line - 1] and item.mask for item in accesses)
+    assert {item.index for item in accesses} == {"[(tl.program_id(0) * BM), n]"}

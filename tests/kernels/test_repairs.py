@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.kernel_faults.faults import FAULTS, Planted
 from benchmarks.kernel_faults.kernels import KERNELS, source
+from benchmarks.kernel_faults.third_faults import THIRD_FAULTS
 from mtmc_lsp.kernels.messages import Fault, FaultKind
 from mtmc_lsp.kernels.repairs.catalogue import repairs_for
 from mtmc_lsp.kernels.repairs.site import sites_of, with_helpers
@@ -13,6 +14,13 @@ from mtmc_lsp.kernels.repairs.static import static_findings, static_repairs
 from mtmc_lsp.kernels.search import changed_lines
 from mtmc_lsp.source.syntax import first_error, parse
 
+COMPUTATIONS = {
+    "mean over the block",
+    "row offset of 1",
+    "wrong axis",
+    "maximum of signed values",
+    "no subtraction of the maximum",
+}
 ALL = [Fault(kind, 0) for kind in FaultKind]
 ANOTHER_WAY = {
     "store without mask", "load without mask", "padding in a variance", "last block of K is left out",
@@ -36,6 +44,17 @@ def texts(path: str, text: str) -> set[str]:
 @pytest.mark.parametrize("fault", [item for item in FAULTS if item.name not in ANOTHER_WAY], ids=lambda item: item.name)
 def test_one_of_the_candidates_is_the_sound_kernel(fault: Planted) -> None:
     assert source(fault.kernel) in texts("model.py", fault.text)
+
+
+@pytest.mark.parametrize("fault", [f for f in THIRD_FAULTS if f.name in COMPUTATIONS], ids=lambda item: item.name)
+def test_a_repaired_computation_is_that_of_the_sound_kernel(fault: Planted) -> None:
+    assert source(fault.kernel) in texts("model.py", fault.text)
+
+
+@pytest.mark.parametrize("fault", THIRD_FAULTS, ids=lambda item: item.name)
+def test_each_further_fault_changes_one_place(fault: Planted) -> None:
+    assert first_error(parse(fault.text.encode())) is None
+    assert changed_lines(source(fault.kernel).encode(), fault.text.encode()) <= 5
 
 
 @pytest.mark.parametrize("name", KERNELS)

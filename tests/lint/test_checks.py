@@ -9,6 +9,7 @@ import pytest
 
 from mtmc_lsp import docs
 from mtmc_lsp.source.lint import CODES, ON_SAVE, Finding, check, context_of
+from mtmc_lsp.source.lint.finding import Severity
 from mtmc_lsp.source.outline import Outliner
 from mtmc_lsp.source.syntax import parse
 
@@ -156,8 +157,12 @@ def test_conditions_on_scalars_are_not_reported() -> None:
     assert codes(kernel(body)) == []
 
 
-def test_and_on_blocks_is_reported() -> None:
-    assert codes(kernel(OFFSETS + "x = tl.load(x_ptr + at, mask=(at < n) and EVEN)")) == ["tensor-condition"]
+def test_and_on_blocks_is_deprecated_in_a_mask_and_an_error_in_a_condition() -> None:
+    ((_, finding),) = findings(kernel(OFFSETS + "x = tl.load(x_ptr + at, mask=(at < n) and EVEN)"))
+    assert (finding.code, finding.severity) == ("tensor-condition", Severity.WARNING)
+    ((_, finding),) = findings(kernel(OFFSETS + "if EVEN or not (at < n):\n    pass"))
+    assert (finding.code, finding.severity) == ("tensor-condition", Severity.ERROR)
+    assert codes(kernel(OFFSETS + "x = tl.load(x_ptr + at, mask=not (at >= n))")) == []
 
 
 @pytest.mark.parametrize(("start", "end", "expected"), [(0, 64, []), (64, 128, []), (0, 48, ["arange-bound"])])

@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from mtmc_lsp.kernels.messages import Fault
+from mtmc_lsp.kernels.repairs.computations import (
+    axis_repairs,
+    divisor_repairs,
+    exponential_repairs,
+    magnitude_repairs,
+    program_step_repairs,
+    shifted_offset_repairs,
+)
 from mtmc_lsp.kernels.repairs.launches import (
     allocation_repairs,
     argument_repairs,
@@ -33,6 +41,12 @@ GENERATORS: tuple[Callable[[Site], Iterator[Repair]], ...] = (
     accumulation_repairs,
     accumulator_repairs,
     initial_value_repairs,
+    axis_repairs,
+    divisor_repairs,
+    exponential_repairs,
+    magnitude_repairs,
+    program_step_repairs,
+    shifted_offset_repairs,
     grid_repairs,
     block_repairs,
     argument_repairs,

@@ -12,6 +12,7 @@ from mtmc_lsp.source.syntax import field, text_of, walk
 
 SHAPE_ARGUMENTS = {"zeros": (0, "shape"), "full": (0, "shape"), "static_range": (0, "end")}
 """Functions other than ``arange`` with an argument that must be a compile-time constant: its position and keyword."""
+CONDITIONAL = ("if_statement", "elif_clause", "while_statement")
 
 
 def arange_bound(kernel: Kernel) -> Iterator[Finding]:
@@ -54,17 +55,34 @@ def missing_constexpr(kernel: Kernel) -> Iterator[Finding]:
 
 
 def tensor_condition(kernel: Kernel) -> Iterator[Finding]:
-    """``if``, ``while``, ``and``, ``or`` or ``not`` on a block. Python needs a single truth value here."""
+    """``if`` and ``while`` on a block, which need a single truth value; ``and`` and ``or`` on blocks, which are deprecated.
+
+    Triton computes ``and``, ``or`` and ``not`` of blocks for each element. They are errors only in a condition.
+    """
     for node in walk(kernel.body):
         for condition, advice in _conditions(node):
-            if kernel.is_block(condition):
+            if not kernel.is_block(condition):
+                continue
+            if node.type in CONDITIONAL or _is_in_condition(node):
                 message = f"`{text_of(condition)}` is a block, not a single truth value; {advice}"
                 yield finding_at("tensor-condition", Severity.ERROR, condition, message)
+            elif node.type == "boolean_operator":
+                name = text_of(field(node, "operator"))
+                message = f"`{name}` is deprecated for blocks such as `{text_of(condition)}`; {advice}"
+                yield finding_at("tensor-condition", Severity.WARNING, condition, message)
+
+
+def _is_in_condition(node: Node) -> bool:
+    """Whether the truth of an expression decides a branch."""
+    parent = node.parent
+    while parent is not None and parent.type in ("boolean_operator", "not_operator", "parenthesized_expression"):
+        node, parent = parent, parent.parent
+    return parent is not None and parent.type in CONDITIONAL and field(parent, "condition") == node
 
 
 def _conditions(node: Node) -> Iterator[tuple[Node, str]]:
     kind = node.type
-    if kind in ("if_statement", "elif_clause", "while_statement"):
+    if kind in CONDITIONAL:
         condition = field(node, "condition")
         # Operands of `and`, `or` and `not` are checked individually.
         if condition is not None and condition.type not in ("boolean_operator", "not_operator"):
