@@ -1,4 +1,4 @@
-"""Products in the body of a loop that are elementwise: one operand has all of their dimensions.
+"""Products in the body of a loop that are elementwise, where one operand has all of their dimensions, and reads at indices.
 
 ``einsum("bdn,bn->bd", x, c)`` multiplies each element of ``x`` once. As a multiplication and a sum it runs step by step.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
+from mtmc_lsp.capture.worker.loops.iteration import known
 
 MATRIX_PRODUCTS = (torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.bmm, torch.Tensor.__matmul__)
 
@@ -26,6 +28,27 @@ def elementwise_product(function: Any, args: tuple[Any, ...]) -> torch.Tensor | 
         if left.dim() > 2 and right.dim() > 2 and _is_one(left.shape[-2]):
             return (left.transpose(-1, -2) * right).sum(-2, keepdim=True)
     return None
+
+
+def compared_gather(function: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
+    """``source.gather(dim, index)`` as a sum over ``dim`` of the element whose number is the index.
+
+    A body reads so at an index that depends on its state, as the path of a Viterbi search does. ``None`` if it is another call.
+    """
+    if function not in (torch.gather, torch.Tensor.gather) or len(args) != 3 or not isinstance(args[1], int):
+        return None
+    source, dim, index = args
+    if not source.dim() or source.dim() != index.dim():
+        return None
+    dim %= source.dim()
+    if not all(known(source.shape[d] == index.shape[d]) for d in range(source.dim()) if d != dim):
+        return None
+    numbers = torch.arange(source.shape[dim], device=source.device)
+    is_read = index.unsqueeze(dim) == numbers.reshape([-1] + [1] * (source.dim() - dim))
+    values = source.unsqueeze(dim + 1)
+    if source.dtype is torch.bool:
+        return (is_read & values).any(dim)
+    return torch.where(is_read, values, torch.zeros_like(values)).sum(dim, dtype=source.dtype)
 
 
 def _einsum(equation: str, operands: list[torch.Tensor]) -> torch.Tensor | None:
