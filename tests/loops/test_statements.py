@@ -10,6 +10,7 @@ from tests.planning.situations import fully_fused, start
 STATEMENTS = """
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 
 # mtmc: x=f32[B,T,D] B=2 T=18 D=5
@@ -42,6 +43,19 @@ def first_step_apart(x):
             continue
         s = 0.5 * s + x[:, t]
     return s
+
+
+# mtmc: logits=f32[B,T,K] changes=f32[K,K] B=2 T=18 K=5
+def greedy_choices(logits, changes):
+    chosen = torch.zeros_like(logits[:, 0])
+    choices = []
+    for t in range(logits.shape[1]):
+        scores = logits[:, t] + chosen @ changes
+        index = scores.argmax(dim=-1)
+        worst = torch.argmin(scores, 1, keepdim=True)
+        chosen = F.one_hot(index, logits.shape[2]).to(logits.dtype)
+        choices.append(index + 10 * worst.squeeze(1))
+    return torch.stack(choices, 1)
 
 
 # mtmc: x=f32[B,T,D] B=2 T=18 D=6
@@ -98,7 +112,9 @@ def best_path(scores, changes):
 """
 
 
-@pytest.mark.parametrize("name", ["extended_list", "lists_in_a_dictionary", "first_step_apart", "Layers"])
+@pytest.mark.parametrize(
+    "name", ["extended_list", "lists_in_a_dictionary", "first_step_apart", "greedy_choices", "Layers"]
+)
 def test_a_loop_in_another_form_is_kept_with_the_results_of_the_users_code(name: str, captured) -> None:
     capture = captured(STATEMENTS, name)
     assert len([node for node in capture.graph.nodes if node.loop is not None]) == 1

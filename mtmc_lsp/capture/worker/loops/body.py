@@ -14,7 +14,7 @@ from mtmc_lsp.capture.worker.loops.gradients import Ends, RowLeaf, leave_with_gr
 from mtmc_lsp.capture.worker.loops.iteration import Changing, NeedsPeeling, NotKept, Span, Step
 from mtmc_lsp.capture.worker.loops.lists import Collected
 from mtmc_lsp.capture.worker.loops.markers import operators
-from mtmc_lsp.capture.worker.loops.products import compared_gather, elementwise_product
+from mtmc_lsp.capture.worker.loops.products import compared_gather, compared_position, elementwise_product
 from mtmc_lsp.capture.worker.loops.sequences import Sequences, Watched, indexed
 from mtmc_lsp.capture.worker.loops.tensors import (
     FACTORIES,
@@ -310,6 +310,8 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         product = elementwise_product(function, args) if not kwargs else None
         if product is None and not is_sequence and not kwargs:
             product = compared_gather(function, args)
+        if product is None and not is_sequence:
+            product = compared_position(function, args, kwargs)
         result = product if product is not None else function(*args, **kwargs)
         computed = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
         if computed and any(storage_of(tensor) in self._written for tensor in tensors):

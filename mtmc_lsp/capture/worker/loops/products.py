@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,13 @@ import torch
 from mtmc_lsp.capture.worker.loops.iteration import known
 
 MATRIX_PRODUCTS = (torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.bmm, torch.Tensor.__matmul__)
+
+POSITIONS: dict[Any, Any] = {
+    torch.argmax: torch.max,
+    torch.Tensor.argmax: torch.max,
+    torch.argmin: torch.min,
+    torch.Tensor.argmin: torch.min,
+}
 
 
 def elementwise_product(function: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
@@ -49,6 +57,25 @@ def compared_gather(function: Any, args: tuple[Any, ...]) -> torch.Tensor | None
     if source.dtype is torch.bool:
         return (is_read & values).any(dim)
     return torch.where(is_read, values, torch.zeros_like(values)).sum(dim, dtype=source.dtype)
+
+
+def compared_position(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """``argmax`` and ``argmin`` as the indices of ``max`` and ``min``, and ``one_hot`` as a comparison.
+
+    ``None`` if it is another call, or one of all elements.
+    """
+    extremum = POSITIONS.get(function)
+    if extremum is not None and len(args) <= 3:
+        given = {**dict(zip(("input", "dim", "keepdim"), args, strict=False)), **kwargs}
+        if isinstance(given.get("dim"), int) and given["input"].dim() and given.keys() <= {"input", "dim", "keepdim"}:
+            indices: torch.Tensor = extremum(given["input"], given["dim"], given.get("keepdim", False)).indices
+            return indices
+    if function is torch.nn.functional.one_hot and args:
+        given = {**dict(zip(("tensor", "num_classes"), args, strict=False)), **kwargs}
+        classes = given.get("num_classes", -1)
+        if known(classes > 0):
+            return (args[0].unsqueeze(-1) == torch.arange(classes, device=args[0].device)).to(torch.int64)
+    return None
 
 
 def _einsum(equation: str, operands: list[torch.Tensor]) -> torch.Tensor | None:

@@ -161,9 +161,9 @@ class _Rewriter:
                 passing = ast.parse(f"{LOOPS}.passing({statement.lineno})").body[0]
                 _locate(passing, statement)
                 statement.body.insert(0, passing)
-            before, after = self._with_appended_items(statement) if isinstance(statement, ast.For) else ([], [])
+            read, stored = self._with_appended_items(statement) if isinstance(statement, ast.For) else ([], [])
             lists = _lists_of(statement) if isinstance(statement, ast.For) else None
-            changed += before
+            changed += read
             if isinstance(statement, ast.For) and lists is not None:
                 changed += self._with_last_items(statement)
                 changed += self._kept(statement, lists)
@@ -175,7 +175,7 @@ class _Rewriter:
                 changed.append(statement)
             else:
                 changed.append(statement)
-            changed += after
+            changed += stored
         statements[:] = changed
 
     def _with_appended_items(self, loop: ast.For) -> tuple[list[ast.stmt], list[ast.stmt]]:
