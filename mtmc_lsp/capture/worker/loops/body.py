@@ -14,7 +14,7 @@ from mtmc_lsp.capture.worker.loops.gradients import Ends, RowLeaf, leave_with_gr
 from mtmc_lsp.capture.worker.loops.iteration import Changing, NeedsPeeling, NotKept, Span, Step
 from mtmc_lsp.capture.worker.loops.lists import Collected
 from mtmc_lsp.capture.worker.loops.markers import operators
-from mtmc_lsp.capture.worker.loops.products import elementwise_product
+from mtmc_lsp.capture.worker.loops.products import compared_gather, compared_position, elementwise_product
 from mtmc_lsp.capture.worker.loops.sequences import Sequences, Watched, indexed
 from mtmc_lsp.capture.worker.loops.tensors import (
     FACTORIES,
@@ -308,6 +308,10 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             self._sequences.forget(storage_of(tensor), storage_of)
         watched = Watched()
         product = elementwise_product(function, args) if not kwargs else None
+        if product is None and not is_sequence and not kwargs:
+            product = compared_gather(function, args)
+        if product is None and not is_sequence:
+            product = compared_position(function, args, kwargs)
         result = product if product is not None else function(*args, **kwargs)
         computed = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
         if computed and any(storage_of(tensor) in self._written for tensor in tensors):
@@ -489,7 +493,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
 
     def append(self, name: str, items: list[Any], value: Any, *, at_front: bool) -> None:
         """Note what the iteration appends to a list."""
-        if name in self.items or not isinstance(value, torch.Tensor):
+        if name in self.items or not isinstance(items, list) or not isinstance(value, torch.Tensor):
             raise NotKept("it appends several items, or none that is a tensor")
         self._used.add(id(value))
         self.items[name] = Item(items, value, at_front)

@@ -182,6 +182,13 @@ class Keeper:
         """The item at an end of a list to which a loop appends, if it has one."""
         return items[index] if isinstance(items, list) and (isinstance(items, Collected) or items) else UNBOUND
 
+    def store(self, container: Any, key: Any, items: Any) -> None:
+        """Store a list of a container to which a loop appended."""
+        if isinstance(items, Collected):
+            if not isinstance(container, (dict, list)):
+                raise NotKept("it appends to a list of an object")
+            container[key] = items
+
     def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """A function of numbers, in a body perhaps of the number of the iteration."""
         first = next((item for item in arguments if isinstance(item, Changing)), None)
@@ -222,6 +229,8 @@ class Keeper:
         """Any iterable."""
         if isinstance(value, Steps):
             return value
+        if isinstance(value, Collected):
+            return Rows(value.joined(0, is_stack=True))
         return Rows(value) if isinstance(value, torch.Tensor) and value.dim() else Other(value)
 
 
@@ -299,8 +308,10 @@ class KeptLoop:
             yield self.steps.item(i)
         self.keeper.active = self
         body: Body | None = None
+        iterations = self.keeper.iterations.copy()
         for _ in range(MOST_PASSES):
             self.keeper.number += 1
+            self.keeper.iterations = iterations.copy()
             body = self._body = Body(Span(self.keeper.number, self.steps.count - first - last), body)
             with body:
                 item = self.steps.item(Step(body.span, first, 1))
@@ -318,8 +329,8 @@ class KeptLoop:
         """Whether the body is traced once. That is decided at the first run and stays for other sizes."""
         keeper, count = self.keeper, self.steps.count
         if keeper.active is not None:
-            if count is None or _usual(count) >= LEAST_ITERATIONS:
-                raise NotKept("it contains another long loop")
+            if count is not None and _usual(count) >= LEAST_ITERATIONS:
+                raise NotKept(f"each of its iterations runs another long loop, in line {self.line}")
             return False
         if self.line in keeper.unrolled or count is None:
             return False
@@ -379,8 +390,11 @@ class KeptLoop:
             self._collected[name].append_item(value)
         elif at_front:
             items.insert(0, value)
-        else:
+        elif hasattr(items, "append"):
             items.append(value)
+        else:
+            # The user's code is ``items += [value]``.
+            items += [value]
 
     def results(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
         """The variables after the loop: those that it carries, those of the iteration, and lists."""

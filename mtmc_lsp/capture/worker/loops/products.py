@@ -1,15 +1,25 @@
-"""Products in the body of a loop that are elementwise: one operand has all of their dimensions.
+"""Products in the body of a loop that are elementwise, where one operand has all of their dimensions, and reads at indices.
 
 ``einsum("bdn,bn->bd", x, c)`` multiplies each element of ``x`` once. As a multiplication and a sum it runs step by step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.worker.loops.iteration import known
+
 MATRIX_PRODUCTS = (torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.bmm, torch.Tensor.__matmul__)
+
+POSITIONS: dict[Any, Any] = {
+    torch.argmax: torch.max,
+    torch.Tensor.argmax: torch.max,
+    torch.argmin: torch.min,
+    torch.Tensor.argmin: torch.min,
+}
 
 
 def elementwise_product(function: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
@@ -25,6 +35,46 @@ def elementwise_product(function: Any, args: tuple[Any, ...]) -> torch.Tensor | 
             return (left * right.transpose(-1, -2)).sum(-1, keepdim=True)
         if left.dim() > 2 and right.dim() > 2 and _is_one(left.shape[-2]):
             return (left.transpose(-1, -2) * right).sum(-2, keepdim=True)
+    return None
+
+
+def compared_gather(function: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
+    """``source.gather(dim, index)`` as a sum over ``dim`` of the element whose number is the index.
+
+    A body reads so at an index that depends on its state, as the path of a Viterbi search does. ``None`` if it is another call.
+    """
+    if function not in (torch.gather, torch.Tensor.gather) or len(args) != 3 or not isinstance(args[1], int):
+        return None
+    source, dim, index = args
+    if not source.dim() or source.dim() != index.dim():
+        return None
+    dim %= source.dim()
+    if not all(known(source.shape[d] == index.shape[d]) for d in range(source.dim()) if d != dim):
+        return None
+    numbers = torch.arange(source.shape[dim], device=source.device)
+    is_read = index.unsqueeze(dim) == numbers.reshape([-1] + [1] * (source.dim() - dim))
+    values = source.unsqueeze(dim + 1)
+    if source.dtype is torch.bool:
+        return (is_read & values).any(dim)
+    return torch.where(is_read, values, torch.zeros_like(values)).sum(dim, dtype=source.dtype)
+
+
+def compared_position(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """``argmax`` and ``argmin`` as the indices of ``max`` and ``min``, and ``one_hot`` as a comparison.
+
+    ``None`` if it is another call, or one of all elements.
+    """
+    extremum = POSITIONS.get(function)
+    if extremum is not None and len(args) <= 3:
+        given = {**dict(zip(("input", "dim", "keepdim"), args, strict=False)), **kwargs}
+        if isinstance(given.get("dim"), int) and given["input"].dim() and given.keys() <= {"input", "dim", "keepdim"}:
+            indices: torch.Tensor = extremum(given["input"], given["dim"], given.get("keepdim", False)).indices
+            return indices
+    if function is torch.nn.functional.one_hot and args:
+        given = {**dict(zip(("tensor", "num_classes"), args, strict=False)), **kwargs}
+        classes = given.get("num_classes", -1)
+        if known(classes > 0):
+            return (args[0].unsqueeze(-1) == torch.arange(classes, device=args[0].device)).to(torch.int64)
     return None
 
 

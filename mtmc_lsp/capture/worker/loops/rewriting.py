@@ -17,13 +17,15 @@ import __future__
 
 import ast
 import builtins
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, TypeGuard
 
-from mtmc_lsp.capture.worker.loops.while_statements import COUNTER, as_for
+from mtmc_lsp.capture.worker.loops.statements.forms import AppendedItems, uses, without_continue
+from mtmc_lsp.capture.worker.loops.statements.while_statements import COUNTER, as_for
 from mtmc_lsp.capture.worker.regions.region_function import definition_of
 
 LOOPS = "_mtmc_loops_"
@@ -138,6 +140,8 @@ class _Rewriter:
         """Rewrite the loops of a suite and of the suites inside it, in place."""
         changed: list[ast.stmt] = []
         for statement in statements:
+            if isinstance(statement, ast.For):
+                statement.body = without_continue(statement.body)
             for _, value in ast.iter_fields(statement):
                 if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
                     if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -157,7 +161,9 @@ class _Rewriter:
                 passing = ast.parse(f"{LOOPS}.passing({statement.lineno})").body[0]
                 _locate(passing, statement)
                 statement.body.insert(0, passing)
+            read, stored = self._with_appended_items(statement) if isinstance(statement, ast.For) else ([], [])
             lists = _lists_of(statement) if isinstance(statement, ast.For) else None
+            changed += read
             if isinstance(statement, ast.For) and lists is not None:
                 changed += self._with_last_items(statement)
                 changed += self._kept(statement, lists)
@@ -169,7 +175,32 @@ class _Rewriter:
                 changed.append(statement)
             else:
                 changed.append(statement)
+            changed += stored
         statements[:] = changed
+
+    def _with_appended_items(self, loop: ast.For) -> tuple[list[ast.stmt], list[ast.stmt]]:
+        """Make variables hold the lists of a container to which the loop appends (``outs["h"].append(x)``).
+
+        Returns the statements before and after the loop that read and store these lists.
+        """
+        forms = AppendedItems(self.hidden)
+        body = [forms.visit(statement) for statement in copy.deepcopy(loop.body)]
+        containers = {item.value.id for item in forms.variables.values() if isinstance(item.value, ast.Name)}
+        if uses(body, containers) or containers & _assigned([loop]):
+            return [], []
+        original, loop.body = loop.body, body
+        if _lists_of(loop) is None:
+            loop.body = original
+            return [], []
+        self.hidden |= forms.variables.keys()
+        before, after = [], []
+        for name, item in forms.variables.items():
+            container = ast.unparse(item.value)
+            before += ast.parse(f"{name} = {ast.unparse(item)}").body
+            after += ast.parse(f"{LOOPS}.store({container}, {ast.unparse(item.slice)}, {name})").body
+        for statement in (*before, *after):
+            _locate(statement, loop)
+        return before, after
 
     def _with_last_items(self, loop: ast.For) -> list[ast.stmt]:
         """Replace reads of what was appended last (``outs[-1]``) by a variable, which the loop then carries.

@@ -1,0 +1,1 @@
+"""The text of loops: statements in the forms that the rewriting knows."""

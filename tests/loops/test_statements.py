@@ -1,0 +1,169 @@
+"""Loops in other forms of statements: appends to items, ``continue``, inner loops over modules, lists read by later loops."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.codegen.harness import verified
+from tests.planning.situations import fully_fused, start
+
+STATEMENTS = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+# mtmc: x=f32[B,T,D] B=2 T=18 D=5
+def extended_list(x):
+    top = torch.full_like(x[:, 0], -float("inf"))
+    outs = []
+    for x_t in x.unbind(dim=1):
+        top = torch.maximum(top, x_t)
+        outs += [top]
+    return torch.stack(outs, 1)
+
+
+# mtmc: x=f32[B,T,D] B=2 T=18 D=5
+def lists_in_a_dictionary(x):
+    outputs = {"h": [], "y": []}
+    h = torch.zeros_like(x[:, 0])
+    for x_t in x.unbind(1):
+        h = 0.5 * h + x_t
+        outputs["h"].append(h)
+        outputs["y"].append(torch.tanh(h))
+    return {name: torch.stack(items, 1) for name, items in outputs.items()}
+
+
+# mtmc: x=f32[B,T] B=2 T=20
+def first_step_apart(x):
+    s = torch.zeros_like(x[:, 0])
+    for t in range(x.shape[1]):
+        if t == 0:
+            s = x[:, 0]
+            continue
+        s = 0.5 * s + x[:, t]
+    return s
+
+
+# mtmc: logits=f32[B,T,K] changes=f32[K,K] B=2 T=18 K=5
+def greedy_choices(logits, changes):
+    chosen = torch.zeros_like(logits[:, 0])
+    choices = []
+    for t in range(logits.shape[1]):
+        scores = logits[:, t] + chosen @ changes
+        index = scores.argmax(dim=-1)
+        worst = torch.argmin(scores, 1, keepdim=True)
+        chosen = F.one_hot(index, logits.shape[2]).to(logits.dtype)
+        choices.append(index + 10 * worst.squeeze(1))
+    return torch.stack(choices, 1)
+
+
+# mtmc: x=f32[B,T,D] B=2 T=18 D=6
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.decays = nn.ParameterList([nn.Parameter(torch.full((6,), 0.2 * i)) for i in range(1, 4)])
+
+    def forward(self, x):
+        states = [torch.zeros_like(x[:, 0]) for _ in self.decays]
+        outs = []
+        for x_t in x.unbind(1):
+            for i, decay in enumerate(self.decays):
+                states[i] = decay * states[i] + x_t
+                x_t = torch.tanh(states[i])
+            outs.append(x_t)
+        return torch.stack(outs, 1)
+"""
+TWO_LOOPS = """
+import torch
+
+
+# mtmc: x=f32[B,T,D] B=2 T=18 D=5
+def there_and_back(x):
+    h = torch.zeros_like(x[:, 0])
+    outs = []
+    for x_t in x.unbind(1):
+        h = torch.tanh(0.5 * h + x_t)
+        outs.append(h)
+    total = torch.zeros_like(h)
+    back = []
+    for h in reversed(outs):
+        total = 0.9 * total + h
+        back.append(total)
+    back.reverse()
+    return torch.stack(back, 1)
+
+
+# mtmc: scores=f32[B,T,K] changes=f32[K,K] B=2 T=18 K=5
+def best_path(scores, changes):
+    best = scores[:, 0]
+    history = []
+    for t in range(1, scores.shape[1]):
+        best, index = (best.unsqueeze(2) + changes).max(dim=1)
+        best = best + scores[:, t]
+        history.append(index)
+    last = best.argmax(1)
+    path = [last]
+    for index in reversed(history):
+        last = index.gather(1, last.unsqueeze(1)).squeeze(1)
+        path.append(last)
+    path.reverse()
+    return torch.stack(path, 1)
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["extended_list", "lists_in_a_dictionary", "first_step_apart", "greedy_choices", "Layers"]
+)
+def test_a_loop_in_another_form_is_kept_with_the_results_of_the_users_code(name: str, captured) -> None:
+    capture = captured(STATEMENTS, name)
+    assert len([node for node in capture.graph.nodes if node.loop is not None]) == 1
+    assert "unrolled" not in " ".join(capture.workload.assumed)
+    assert verified(capture, fully_fused(capture, start(capture, STATEMENTS))).reason == ""
+
+
+@pytest.mark.parametrize("name", ["there_and_back", "best_path"])
+def test_a_loop_over_the_list_of_an_earlier_loop_is_kept(name: str, captured) -> None:
+    capture = captured(TWO_LOOPS, name)
+    assert len([node for node in capture.graph.nodes if node.loop is not None]) == 2
+    assert "unrolled" not in " ".join(capture.workload.assumed)
+    assert verified(capture, fully_fused(capture, start(capture, TWO_LOOPS))).reason == ""
+
+
+def test_a_continue_in_the_middle_of_a_choice_leaves_the_loop_unrolled(captured) -> None:
+    text = """
+import torch
+
+
+# mtmc: x=f32[B,T] B=2 T=17
+def nested_choice(x):
+    s = torch.zeros_like(x[:, 0])
+    for t in range(x.shape[1]):
+        if t > 2:
+            if t == 4:
+                continue
+            s = s * 0.5
+        s = s + x[:, t]
+    return s
+"""
+    capture = captured(text, "nested_choice")
+    assert all(node.loop is None for node in capture.graph.nodes)
+    assert verified(capture, fully_fused(capture, start(capture, text))).reason == ""
+
+
+def test_the_reason_for_a_long_inner_loop_names_its_line(captured) -> None:
+    text = """
+import torch
+
+
+# mtmc: x=f32[B,N,M] B=2 N=17 M=16
+def table(x):
+    row = torch.zeros_like(x[:, 0, 0])
+    for i in range(17):
+        for j in range(16):
+            row = torch.tanh(row + x[:, i, j])
+    return row
+"""
+    notes = " ".join(captured(text, "table").workload.assumed)
+    line = text.splitlines().index("        for j in range(16):") + 1
+    assert f"each of its iterations runs another long loop, in line {line}" in notes
