@@ -167,3 +167,32 @@ def table(x):
     notes = " ".join(captured(text, "table").workload.assumed)
     line = text.splitlines().index("        for j in range(16):") + 1
     assert f"each of its iterations runs another long loop, in line {line}" in notes
+
+
+STACKED = """
+import torch
+import torch.nn as nn
+
+
+# mtmc: x=f32[B,T,D] B=2 T={length} D=4
+class StackedCells(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.ModuleList([nn.GRUCell(4, 4) for _ in range(2)])
+
+    def forward(self, x):
+        states = [torch.zeros_like(x[:, 0]) for _ in self.cells]
+        outs = []
+        for x_t in x.unbind(1):
+            for i, cell in enumerate(self.cells):
+                states[i] = x_t = cell(x_t, states[i])
+            outs.append(x_t)
+        return torch.stack(outs, 1)
+"""
+
+
+@pytest.mark.parametrize(("length", "is_kept"), [(16, False), (300, True)])
+def test_stacked_cells_are_unrolled_up_to_a_bound(length: int, is_kept: bool, captured) -> None:
+    capture = captured(STACKED.format(length=length), "StackedCells")
+    assert any(node.loop is not None for node in capture.graph.nodes) is is_kept
+    assert ("several layers with products" in " ".join(capture.workload.assumed)) is not is_kept

@@ -294,6 +294,8 @@ class KeptLoop:
         self._finals: dict[str, Any] | None = None
         """The variables after the kept iterations."""
         self._collected: dict[str, Collected] = {}
+        self.runs_other_loop = False
+        """Whether the body loops over something else than a range or the rows of a tensor, such as modules."""
 
     def __iter__(self) -> Iterator[Any]:
         """The items of the iterations, of a kept loop only those whose body is traced."""
@@ -320,6 +322,9 @@ class KeptLoop:
                 break
         else:
             raise NotKept("its state has another shape or dtype in each iteration")
+        if self.runs_other_loop and body.products > 1 and _usual(self.steps.count) <= MOST_UNROLLED:
+            # Unrolled, the products of stacked cells fuse with what follows them. No kernel takes them in a loop yet.
+            raise NotKept("each of its iterations runs several layers with products")
         self._finals, self._collected, self._body = body.finish(), body.collected, None
         self.keeper.active = None
         for i in range(last, 0, -1):
@@ -331,6 +336,7 @@ class KeptLoop:
         if keeper.active is not None:
             if count is not None and _usual(count) >= LEAST_ITERATIONS:
                 raise NotKept(f"each of its iterations runs another long loop, in line {self.line}")
+            keeper.active.runs_other_loop |= count is None
             return False
         if self.line in keeper.unrolled or count is None:
             return False

@@ -21,6 +21,16 @@ POSITIONS: dict[Any, Any] = {
     torch.Tensor.argmin: torch.min,
 }
 
+PRODUCTS = frozenset(
+    "linear bilinear matmul mm bmm addmm baddbmm addbmm mv dot einsum gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell".split()
+)
+"""Names of torch functions that multiply matrices."""
+
+
+def multiplies_matrices(function: Any) -> bool:
+    """Whether a call of torch contains a product of matrices."""
+    return getattr(function, "__name__", "").strip("_") in PRODUCTS
+
 
 def elementwise_product(function: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
     """The result of a product as a multiplication and a sum; ``None`` if it is another call, or combines more elements."""
