@@ -34,6 +34,16 @@ def f(x, w, b):
 def f(x):
     return F.relu(F.group_norm(x, 1))
 """,
+    "deviations": """# mtmc: x=f32[B,D] B=16 D=96 grad=x
+def f(x):
+    mean, var = x.mean(0), x.var(0, unbiased=False)
+    return (x - x.mean(-1, keepdim=True)) / (x.std(dim=-1, keepdim=True) + 1e-5), mean, torch.sqrt(var + 1e-4)
+""",
+    "deviation with its mean": """# mtmc: x=bf16[B,C,L] B=3 C=12 L=20 grad=x
+def f(x):
+    std, mean = torch.std_mean(x, (1, 2), keepdim=True)
+    return (x - mean) * (std + 1e-3).reciprocal()
+""",
     "names of the autograd function": """# mtmc: ctx=f32[B,D] original=f32[B,D] B=16 D=96 grad=ctx
 def f(ctx, original):
     return torch.tanh(ctx + original), (ctx - original).square().mean()

@@ -24,9 +24,16 @@ def test_results_and_gradients_are_those_of_the_users_code(checker: Checker, nam
     assert checker.compile_errors(capture, candidate, ("sm_80", "gfx942")) == []
 
 
-@pytest.mark.parametrize("name", ["mean squares", "smooth absolute values"])
-def test_sizes_vary_though_the_gradient_of_a_mean_divides_by_them(checker: Checker, name: str) -> None:
-    assert checker.capture(HEAD + TARGETS[name]).variable_sizes == ("B", "D")
+@pytest.mark.parametrize("name", ["mean squares", "smooth absolute values", "deviations", "deviation with its mean"])
+def test_sizes_vary_though_gradients_divide_by_them(checker: Checker, name: str) -> None:
+    capture = checker.capture(HEAD + TARGETS[name])
+    assert capture.variable_sizes == tuple(capture.graph.sizes)
+
+
+def test_the_gradient_of_the_deviation_of_equal_values_is_0(checker: Checker) -> None:
+    equal = "# mtmc: x=f32[B] B=16 grad=x\ndef f(x):\n    y = torch.relu(-x.abs())\n    return y.std(), y.var(), x * 2\n"
+    capture = checker.capture(HEAD + equal)
+    assert checker.first_failure(capture, planned(capture), cases(capture)) == ""
 
 
 def test_both_passes_of_a_group_norm_are_kernels_for_all_image_sizes(checker: Checker) -> None:

@@ -41,6 +41,7 @@ from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import Cause, NonPolyno
 from mtmc_lsp.capture.worker.size_conditions import Question, recording_questions
 from mtmc_lsp.capture.worker.tracing.local_modes import AboveAutograd
 from mtmc_lsp.capture.worker.tracing.symbolic_lengths import symbolic_lengths
+from mtmc_lsp.capture.worker.tracing.variances import SumsOfSquares
 from mtmc_lsp.core.errors import Location, MtmcError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.sizes import Size
@@ -336,7 +337,7 @@ def _traced(flat: _FlatTarget, tensors: tuple[torch.Tensor, ...], shapes: Any) -
             if not any(isinstance(cause, AboveAutograd) for cause in exception_chain(error)):
                 raise
             flat.is_below_autograd = True
-    with SingleAttention() if flat.gradients is None else contextlib.nullcontext():
+    with SingleAttention() if flat.gradients is None else SumsOfSquares():
         return _export_with(module, tensors, dynamic_shapes=(shapes,), strict=False, pre_dispatch=False)
 
 
