@@ -31,7 +31,9 @@ def test_sizes_vary_though_gradients_divide_by_them(checker: Checker, name: str)
 
 
 def test_the_gradient_of_the_deviation_of_equal_values_is_0(checker: Checker) -> None:
-    equal = "# mtmc: x=f32[B] B=16 grad=x\ndef f(x):\n    y = torch.relu(-x.abs())\n    return y.std(), y.var(), x * 2\n"
+    equal = (
+        "# mtmc: x=f32[B] B=16 grad=x\ndef f(x):\n    y = torch.relu(-x.abs())\n    return y.std(), y.var(), x * 2\n"
+    )
     capture = checker.capture(HEAD + equal)
     assert checker.first_failure(capture, planned(capture), cases(capture)) == ""
 
