@@ -36,6 +36,8 @@ from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.verify.delivery import GUARD_ACCEPTS
 
 GAIN = {"better": 0.8, "needs-two": 0.8, "far": 0.8, "sleep": 0.8, "nap": 0.5, "same": 1.0, "slower": 1.5}
+FIRST = "nap-first"
+"""Twice as fast on the user's code, and slower after another action. Its verification takes as long as a nap's."""
 
 
 class ComposingCoder:
@@ -59,7 +61,8 @@ class ComposingCoder:
         code = GeneratedCode(("import triton",), block, f"if x is None:\n    return {short}_kernel(x)\n")
         code = placed(code, self._place, own.encode())
         target = find_target(own.encode(), capture.workload.target.path, name)
-        us = schedule["us"] * GAIN.get(outcome, 1.0)
+        gain = GAIN["slower" if schedule["lines"] else "nap"] if outcome == FIRST else GAIN.get(outcome, 1.0)
+        us = schedule["us"] * gain
         return Candidate(
             f"{candidate.id}/{action.text}",
             candidate.id,
@@ -76,7 +79,7 @@ class SleepingMeasurer(FakeMeasurer):
     def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
         if isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "sleep":
             time.sleep(60)
-        if isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "nap":
+        if isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] in ("nap", FIRST):
             time.sleep(2)
         if isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "needs-two":
             is_correct = len(candidate.schedule["lines"]) > 2

@@ -11,7 +11,7 @@ from editor import Editor, editor
 pytestmark = pytest.mark.asyncio
 
 MODEL = """\
-# fake f: better nap slower
+# fake f: better nap-first slower
 import torch
 
 
@@ -19,7 +19,7 @@ def f(x):
     return torch.relu(x) + 1
 """
 OPTIONS = {"trusted": True, "runState": True}
-BEAM = {"search": "beam", "maxSteps": 3}
+BEAM = {"search": "beam", "maxSteps": 5}
 
 
 async def ended(ide: Editor) -> Any:
@@ -36,14 +36,14 @@ async def test_the_view_gets_each_step_with_its_parent_and_the_path_that_is_deli
         result = await ide.optimized(uri, "f")
         assert "improved: 2.50x" in result
         run = (await ended(ide)).run
-        # Both actions were tried on the user's code; the second is faster, and the first faster still on top of it.
-        assert [step.parent for step in run.steps] == [0, 0, 2]
-        assert statuses(run) == ["alternative", "accepted", "accepted"]
+        # Nothing is faster after the first action. On the user's code the second one is, and the first faster still on top of it.
+        assert [step.parent for step in run.steps] == [0, 1, 1, 0, 4]
+        assert statuses(run) == ["alternative", "rejected", "rejected", "accepted", "accepted"]
         assert run.steps[0].reason.startswith("another branch is faster: 1.25x the speed of your code")
         assert all(0 < step.prior <= 1 for step in run.steps)
         seen = [statuses(state.run) for state in ide.states if state.state == "running" and state.run]
         assert ["accepted"] in seen, "the first step was offered until another branch was faster"
-        assert ["alternative", "accepted"] in seen
+        assert ["alternative", "rejected", "rejected", "accepted"] in seen
 
 
 async def test_the_accepted_steps_are_kept_one_after_the_other_and_undone(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ async def test_a_step_of_the_path_is_taken_out_and_the_later_one_is_written_agai
         await ide.optimized(uri, "f")
         await ended(ide)
         await ide.command("keepAll", uri, "f")
-        await ide.command("undo", uri, "f", step=2)
+        await ide.command("undo", uri, "f", step=4)
         await ide.until(lambda: "# action 2" not in ide.texts[uri])
         assert "# action 1" in ide.texts[uri]
 
@@ -90,37 +90,36 @@ async def test_another_step_is_found_on_the_version_before_or_on_another_branch(
         uri = ide.open(MODEL)
         await ide.optimized(uri, "f")
         first = (await ended(ide)).run
-        job = await ide.command("tryAnother", uri, "f", step=2)
+        job = await ide.command("tryAnother", uri, "f", step=4)
         await ide.finished(job["job"])
         run = (
             await ide.until(lambda: next((s for s in ide.states if s.job == job["job"] and s.state == "done"), None))
         ).run
         assert run.run != first.run
-        assert (run.steps[1].status, run.steps[1].reason) == ("rejected", "you asked for another")
+        assert (run.steps[3].status, run.steps[3].reason) == ("rejected", "you asked for another")
         accepted = [step for step in run.steps if step.status == "accepted"]
-        assert accepted and all(step.action.text != run.steps[1].action.text for step in accepted)
+        assert accepted and all(step.action.text != run.steps[3].action.text for step in accepted)
         assert run.steps[0].status == "accepted", "the branch that was slower before"
         assert ide.texts[uri] == MODEL
 
 
 async def test_a_stopped_run_goes_on_with_its_search_and_its_trials(tmp_path: Path) -> None:
     # The verification of a nap takes two seconds, and the run is stopped during the second one.
-    text = MODEL.replace("better nap slower", "better nap nap nap")
-    async with editor(tmp_path, options=OPTIONS, settings={**BEAM, "maxSteps": 5}) as ide:
-        uri = ide.open(text)
+    async with editor(tmp_path, options=OPTIONS, settings=BEAM) as ide:
+        uri = ide.open(MODEL)
         job = (await ide.command("optimize", uri, "f"))["job"]
-        await ide.until(lambda: any(state.run and len(state.run.steps) == 2 for state in ide.states))
+        await ide.until(lambda: any(state.run and len(state.run.steps) == 3 for state in ide.states))
         await ide.command("cancel")
         assert await ide.finished(job) == "cancelled"
     # The settings changed since.
     async with editor(tmp_path, options=OPTIONS, settings={"maxSteps": 5}) as ide:
-        uri = ide.open(text)
+        uri = ide.open(MODEL)
         await ide.until_async(lambda: _can_go_on(ide, uri))
         job = (await ide.command("resume", uri, "f"))["job"]
         await ide.finished(job)
         run = (await ended(ide)).run
-        assert statuses(run)[:2] == ["alternative", "accepted"]
-        assert len(run.steps) == 5 and all(step.prior is not None for step in run.steps)
+        assert statuses(run) == ["alternative", "rejected", "rejected", "accepted", "accepted"]
+        assert all(step.prior is not None for step in run.steps)
         stages = ide.stages(job)
         assert any(stage.startswith("step 5") for stage in stages)
         assert not any(stage.startswith(("step 1", "step 2")) for stage in stages), "nothing is measured again"

@@ -161,7 +161,8 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             answer = function(*args, **kwargs)
             is_wide = name == "result_type" and answer == torch.float64
             return self._result_dtype(name, (*args, *kwargs.values())) if is_wide else answer
-        if name in DRAWS_IN_PLACE and args[0].dtype == torch.float64:
+        # The functions of torch.nn.init have the same names, and get their tensor as a keyword.
+        if name in DRAWS_IN_PLACE and args and args[0].dtype == torch.float64:
             drawn = torch.empty_like(args[0], dtype=self.user_dtype(args[0]))
             return args[0].copy_(function(drawn, *(_wide(a) for a in args[1:]), **kwargs))
         if name in DRAWS:
