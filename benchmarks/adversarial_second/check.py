@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import os
+import sys
 import tempfile
 import traceback
 from pathlib import Path
@@ -16,14 +18,19 @@ import torch
 
 from benchmarks.adversarial_second.cases import REFERENCES, Case, all_cases
 from benchmarks.adversarial_second.witnesses import SIZES, at, module
-from mtmc_lsp.process.module_files import load_file
 
 LIMITS = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
 def load(path: Path, name: str) -> Any:
     """The function or class of a file, imported as a user's program would."""
-    return getattr(load_file(path), name)
+    # Not by a function of mtmc_lsp: candidates look for its modules, as a sign of the verifier.
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    imported = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = imported
+    spec.loader.exec_module(imported)
+    return getattr(imported, name)
 
 
 def difference(expected: Any, result: Any) -> str:
