@@ -1,7 +1,7 @@
 """``python -m benchmarks.package_kernels.read_texts SITE --out FILE``: every kernel of the packages is read from its text.
 
-SITE is the folder of :mod:`benchmarks.package_kernels.run`; nothing of it is imported. A function with ``@triton.jit`` counts as
-read if its operations are listed; the findings of the static checks are counted, too.
+SITE is the folder that :mod:`benchmarks.package_kernels.run` takes. The packages are not imported. A function with
+``@triton.jit`` is read if its operations are listed. The findings of the static checks are counted, too.
 """
 
 from __future__ import annotations

@@ -17,9 +17,8 @@ MOST_DEPTH = 4
 """How far the names of a pointer are replaced by their values."""
 MOST_TEXT = 200
 """Longer index expressions keep their names."""
-
-
 DESCRIPTOR_MASK = "bounds of the descriptor"
+"""Stands for the mask of an access by a descriptor."""
 DESCRIPTOR_MAKERS = ("make_tensor_descriptor", "_experimental_make_tensor_descriptor")
 
 

@@ -58,6 +58,7 @@ LONGEST_REASON = 200
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 """What torch raises where a trace would need the values of a tensor."""
 DISTRIBUTIONS = Path(torch.distributions.__file__).parent
+"""The folder of the modules whose checks of arguments read values."""
 WITHOUT_CHECKS = "Construct distributions with validate_args=False: their checks read the values of a tensor."
 
 
@@ -345,13 +346,13 @@ def export_error(error: Exception, target: Target) -> MtmcError:
     """The error for the user when torch cannot trace the target, with the innermost line of the user's file."""
     if isinstance(error, MtmcError):
         return error
-    every = [frame for cause in exception_chain(error) for frame in traceback.extract_tb(cause.__traceback__)]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == target.path]
     line = frames[-1].lineno if frames and frames[-1].lineno else target.start_line
     causes = list(exception_chain(error))
     if any(isinstance(cause, DATA_DEPENDENT) for cause in causes):
-        checks = any(Path(frame.filename).parent == DISTRIBUTIONS for frame in every)
-        return depends_on_values(target, line, WITHOUT_CHECKS if checks else "")
+        every = (frame for cause in causes for frame in traceback.extract_tb(cause.__traceback__))
+        is_check = any(Path(frame.filename).parent == DISTRIBUTIONS for frame in every)
+        return depends_on_values(target, line, WITHOUT_CHECKS if is_check else "")
     operator = next((cause.func for cause in causes if isinstance(cause, UnsupportedOperatorException)), None)
     problem = f"calls {operator}, which torch.export cannot trace" if operator else "cannot be traced by torch.export"
     reason = "" if operator else first_sentence(str(error))

@@ -85,7 +85,7 @@ def fused_gru_cell(
     """The operator of ``gru_cell`` on a GPU, in float32, rounded once. Returns the state and the tensors for backward."""
     from_input = _biased(input_gates, input_bias).chunk(3, 1)
     recurrent = _biased(hidden_gates, hidden_bias).chunk(3, 1)
-    before = _wide(state)
+    before = wide(state)
     reset, update = (torch.sigmoid(a + b) for a, b in zip(from_input[:2], recurrent[:2], strict=True))
     new = torch.tanh(from_input[2] + reset * recurrent[2])
     after = new + update * (before - new)
@@ -104,16 +104,17 @@ def fused_lstm_cell(
     gates = _biased(input_gates, input_bias) + _biased(hidden_gates, hidden_bias)
     enter, forget, new, leave = gates.chunk(4, 1)
     enter, forget, new, leave = enter.sigmoid(), forget.sigmoid(), new.tanh(), leave.sigmoid()
-    after = forget * _wide(memory) + enter * new
+    after = forget * wide(memory) + enter * new
     saved = torch.cat([enter, forget, new, leave], 1)
     return (leave * after.tanh()).to(memory.dtype), after.to(memory.dtype), saved.to(memory.dtype)
 
 
 def _biased(gates: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return _wide(gates) if bias is None else _wide(gates) + _wide(bias)
+    return wide(gates) if bias is None else wide(gates) + wide(bias)
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """The tensor in the dtype in which torch computes: float32 instead of 16 bits."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

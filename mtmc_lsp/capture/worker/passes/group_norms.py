@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.worker.passes.decompositions import wide
+
 
 def group_norm(
     x: torch.Tensor,
@@ -23,8 +25,7 @@ def group_norm(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The result, and the mean and the inverse deviation of each group in the dtype of the computation."""
-    wide = _wide(x)
-    grouped = wide.reshape([batch, groups, channels // groups * inner])
+    grouped = wide(x).reshape([batch, groups, channels // groups * inner])
     mean = grouped.mean(-1, keepdim=True)
     centred = grouped - mean
     inverse = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
@@ -50,26 +51,22 @@ def group_norm_backward(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """The gradients of ``x``, the weight and the bias that are needed, as those of a layer norm of each group."""
     by_group = [batch, groups, channels // groups * inner]
-    wide = _wide(gradient)
-    normal = (_wide(x).reshape(by_group) - mean.unsqueeze(-1)) * inverse.unsqueeze(-1)
+    upstream = wide(gradient)
+    normal = (wide(x).reshape(by_group) - mean.unsqueeze(-1)) * inverse.unsqueeze(-1)
     of_x = of_weight = of_bias = None
     if needed[0]:
-        weighted = wide if weight is None else wide * _per_channel(weight, x)
+        weighted = upstream if weight is None else upstream * _per_channel(weight, x)
         weighted = weighted.reshape(by_group)
         along = (weighted * normal).mean(-1, keepdim=True)
         of_x = (weighted - weighted.mean(-1, keepdim=True) - normal * along) * inverse.unsqueeze(-1)
         of_x = of_x.reshape(x.shape).to(x.dtype)
     others = [i for i in range(x.dim()) if i != 1]
     if needed[1]:
-        of_weight = (wide * normal.reshape(x.shape)).sum(others).to(x.dtype if weight is None else weight.dtype)
+        of_weight = (upstream * normal.reshape(x.shape)).sum(others).to(x.dtype if weight is None else weight.dtype)
     if needed[2]:
-        of_bias = wide.sum(others).to(x.dtype if weight is None else weight.dtype)
+        of_bias = upstream.sum(others).to(x.dtype if weight is None else weight.dtype)
     return of_x, of_weight, of_bias
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
 def _per_channel(value: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return _wide(value).reshape([-1 if i == 1 else 1 for i in range(x.dim())])
+    return wide(value).reshape([-1 if i == 1 else 1 for i in range(x.dim())])

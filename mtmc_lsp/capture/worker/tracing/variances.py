@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from mtmc_lsp.capture.worker.passes.decompositions import wide
+
 VARIANCES = (torch.var, torch.Tensor.var)
 DEVIATIONS = (torch.std, torch.Tensor.std)
 WITH_MEAN = (torch.var_mean, torch.std_mean)
@@ -34,14 +36,14 @@ class SumsOfSquares(TorchFunctionMode):  # type: ignore[misc]  # torch is not ty
             return function(*args, **kwargs)
         if not x.dim() or not x.is_floating_point() or correction not in (0, 1):
             return function(*args, **kwargs)
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        mean = wide.mean(dims, keepdim=True)
-        result = (wide - mean).square().sum(dims, keepdim=keepdim) / (prod(x.shape[d] for d in dims) - correction)
+        exact = wide(x)
+        mean = exact.mean(dims, keepdim=True)
+        result = (exact - mean).square().sum(dims, keepdim=keepdim) / (prod(x.shape[d] for d in dims) - correction)
         if function in (*DEVIATIONS, torch.std_mean):
             result = _root(result)
         if function not in WITH_MEAN:
             return result.to(x.dtype)
-        return result.to(x.dtype), (mean if keepdim else wide.mean(dims)).to(x.dtype)
+        return result.to(x.dtype), (mean if keepdim else exact.mean(dims)).to(x.dtype)
 
 
 def _arguments(

@@ -37,7 +37,7 @@ def cancellation(
     """Run the user's code with random rounding errors, if its gradients are in doubt or have elements that are 0.
 
     Args:
-        expected: the reference's gradients.
+        expected: the reference's gradients, and its results that are 0.
         exact: the oracle's.
         doubtful: the gradients that are 0 or may be rounding noise.
         run: the reference's results, by number of the draw and size of the noise in units in the last place.

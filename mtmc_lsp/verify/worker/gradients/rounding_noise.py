@@ -45,7 +45,7 @@ LARGEST = 0.25
 
 
 class RoundingNoise(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
-    """Changes each computed floating-point number by up to a few units in the last place of its dtype.
+    """Changes each computed floating-point number by a few units in the last place of its dtype.
 
     Zeros stay zeros, so an element that a mask sets to 0 has no noise, except results of :data:`SATURATING` functions. Operators
     of the backward pass are decomposed, because values may cancel within one.

@@ -75,6 +75,7 @@ class _Limits:
         self._graph = runs.capture.graph
         self._is_first = is_first
         self._uses_tf32 = tf32.uses_tf32(runs, is_first=is_first)
+        self._mode = tf32.rounding_mode(runs) if self._uses_tf32 else contextlib.nullcontext()
         has_gradients = runs.case.kind == AUTOGRAD or self._graph.backward is not None
         self._wanted = max(wanted, Draws.FEW if has_gradients or self._uses_tf32 else Draws.NONE)
         # Autograd uses indices that the graph does not show.
@@ -149,9 +150,10 @@ class _Limits:
 
     def _perturb_inputs(self) -> None:
         """Measure how far rounding of inputs, and TF32 products, move the results."""
-        mode = tf32.rounding_mode(self._runs, is_first=self._is_first)
         for draw in range(FEW_DRAWS if self._oracle.recorder.choices or self._has_few else 1):
-            self._raise_sensitivity(self._distances(self._oracle.perturbed_run(self._runs.case.seed + draw, mode)))
+            self._raise_sensitivity(
+                self._distances(self._oracle.perturbed_run(self._runs.case.seed + draw, self._mode))
+            )
         # The error of TF32 products is the reference's choice, not a property of its function.
         self._conditioning = {} if self._uses_tf32 else dict(self._sensitivity)
 
@@ -242,9 +244,8 @@ class _Limits:
         fewest = LEAST_DRAWS if magnified else 0
         for draw in range((fewest if omits_draws else self._draws) if has_draws else 0):
             # Start with independent rounding of each element, which most operations do.
-            mode = tf32.rounding_mode(self._runs, is_first=self._is_first)
             seed = self._runs.case.seed + draw
-            rounded = oracle.perturbed_run(seed, mode, rounds_results=True, shares_draw=draw % 2 == 1)
+            rounded = oracle.perturbed_run(seed, self._mode, rounds_results=True, shares_draw=draw % 2 == 1)
             self._raise_sensitivity(self._distances(rounded))
             _add_draw(ill_conditioned, rounded, oracle.exact)
         for noisy in noise.draws:

@@ -7,9 +7,7 @@ two calls of the same code: a transposed 3D convolution of strided images ran in
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
-from typing import Any
 
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.verify.cases import AUTOGRAD
@@ -36,10 +34,8 @@ def uses_tf32(runs: CaseRuns, *, is_first: bool) -> bool:
     return runs_products_in_tf32(graph, runs.device) or ((may_run_tf32 or observed) and not is_first)
 
 
-def rounding_mode(runs: CaseRuns, *, is_first: bool) -> contextlib.AbstractContextManager[Any]:
-    """The mode of perturbed runs: TF32 products where the limits permit them."""
-    if not uses_tf32(runs, is_first=is_first):
-        return contextlib.nullcontext()
+def rounding_mode(runs: CaseRuns) -> Tf32Products:
+    """The mode of perturbed runs whose limits permit the error of TF32 products."""
     graph = runs.capture.graph
     if runs_products_in_tf32(graph, runs.device):
         return Tf32Products(convolutions=False, products=True)

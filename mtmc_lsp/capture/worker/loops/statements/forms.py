@@ -71,7 +71,7 @@ class AppendedItems(ast.NodeTransformer):
         return name
 
 
-def uses(body: Sequence[ast.stmt], names: Collection[str]) -> int:
-    """How often a body reads or writes variables."""
+def uses(body: Sequence[ast.stmt], names: Collection[str]) -> bool:
+    """Whether a body reads or writes one of these variables."""
     nodes = (node for statement in body for node in ast.walk(statement))
-    return sum(isinstance(node, ast.Name) and node.id in names for node in nodes)
+    return any(isinstance(node, ast.Name) and node.id in names for node in nodes)
