@@ -17,25 +17,30 @@ from mtmc_lsp.core.graph import Graph, InputKind, TensorType
 from mtmc_lsp.ir.primitives import PrimOp
 from mtmc_lsp.ir.regions import VIEWS
 from mtmc_lsp.rewrites.graph_editing import base_name
+from mtmc_lsp.schedule.launch_units import launch_count
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.tuning.cost import tensor_bytes
+from mtmc_lsp.tuning.schedule_cost import schedule_cost
 
 COPY_LAUNCHES = 0.75
 """Time of a copy of a small tensor within a stream, in kernel launches (H200: 3 us)."""
 LEAST_SHARE = 0.1
 """Share of a call's time that a graph must save."""
+FIRST_LAUNCHES = 32
+"""A call with more operations than this may begin with a graph. Fewer operations become few kernels, which are tried first."""
+HOST_LAUNCHES = 3.0
+"""Host time of an operation of an eager network, in kernel launches. Seven networks with batches of 8 took 33 to 47 us per
+operation on the busy host of an H200 whose launches take 4 us (commit f92063fe); idle hosts need about a third of it."""
 
 
 class CudaGraph:
-    """Replays the launcher as one CUDA graph."""
+    """Replays the launcher as one CUDA graph; the launcher may still consist of torch calls."""
 
     kind = ActionKind.CUDA_GRAPH
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
         """The same kernels, replayed from a CUDA graph."""
         ir = ir_for(graph, schedule)
-        if not schedule.kernels:
-            raise IllegalAction("cuda-graph: the schedule has no kernel yet")
         if schedule.cuda_graph:
             raise IllegalAction("cuda-graph: the call is replayed already")
         if ir.graph.backward is not None:
@@ -57,23 +62,27 @@ class CudaGraph:
         return replace(schedule, cuda_graph=True)
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
-        """Where replaying the present version from a graph was measured to be much faster than launching it."""
-        timing = situation.timing
-        graph = situation.ir.graph
-        if timing is None or timing.graph_us is None or not situation.has_gpu or graph.backward is not None:
+        """Where replaying the present version was measured to be much faster, and as the first step of networks.
+
+        A network of many short operations begins with the graph: that step gains most, and launch overhead then no longer
+        hides the gains of later steps.
+        """
+        graph, schedule = situation.ir.graph, situation.schedule
+        if not situation.has_gpu or graph.backward is not None or schedule.cuda_graph:
             return
         moved = [i.type for i in graph.inputs if i.kind is InputKind.ARGUMENT]
         moved += [graph.type_of(ref) for ref in graph.outputs]
         copies = sum(2.0 * tensor_bytes(kind, graph.sizes) / situation.device.bandwidth * 1e6 for kind in moved)
-        saved = (
-            timing.median_us - timing.graph_us - max(copies, COPY_LAUNCHES * situation.device.launch_us * len(moved))
-        )
-        if saved < LEAST_SHARE * timing.median_us:
+        copies = max(copies, COPY_LAUNCHES * situation.device.launch_us * len(moved))
+        launched_us, replayed_us = _times(situation)
+        saved = launched_us - replayed_us - copies
+        if saved < LEAST_SHARE * launched_us or not saved:
             return
-        launches = len(situation.schedule.kernels)
+        launches = len(schedule.kernels) or launch_count(situation.ir, schedule)
+        names = [name for kernel in schedule.kernels for name in kernel.nodes]
         action = MacroAction(
             kind=self.kind,
-            region=tuple(name for kernel in situation.schedule.kernels for name in kernel.nodes),
+            region=tuple(names or (node.name for node in graph.nodes)),
             lines=(0, 0),
             params={"launches": launches},
             rationale="Launch overhead exceeds compute time. One CUDA graph launches all kernels at once, on "
@@ -87,6 +96,23 @@ class CudaGraph:
         except IllegalAction:
             return
         yield action
+
+
+def _times(situation: Situation) -> tuple[float, float]:
+    """Microseconds of a call whose operations are launched one by one, and of its replay; zeros if they are not known.
+
+    They are measured for a version with a timing. For the code before the first step they are estimated.
+    """
+    timing, schedule = situation.timing, situation.schedule
+    if timing is not None:
+        return (timing.median_us, timing.graph_us) if timing.graph_us is not None else (0.0, 0.0)
+    if any(node.loop is not None or node.row_loop is not None for node in situation.ir.graph.nodes):
+        return 0.0, 0.0
+    count = launch_count(situation.ir, schedule)
+    if count <= FIRST_LAUNCHES:
+        return 0.0, 0.0
+    device_us = schedule_cost(situation.ir, schedule, situation.device).us
+    return max(device_us, count * HOST_LAUNCHES * situation.device.launch_us), device_us
 
 
 def _is_dense(kind: TensorType, sizes: Mapping[str, int]) -> bool:

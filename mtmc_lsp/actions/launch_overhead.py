@@ -8,10 +8,9 @@ from mtmc_lsp.actions.base import ActionHandler, IllegalAction, Situation
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import StepStatus
-from mtmc_lsp.ir.regions import VIEWS
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
-from mtmc_lsp.schedule.launch_units import launches
+from mtmc_lsp.schedule.launch_units import launch_count
 from mtmc_lsp.schedule.schedule import Schedule
 
 MOST_LAUNCHES = 8
@@ -57,10 +56,4 @@ class LaunchOverhead:
             return 0.0
 
     def _count_of(self, schedule: Schedule) -> int:
-        """Launches of kernels and torch calls, without views."""
-        ir = ir_of(self._situation.graph, schedule)
-        named = ir.graph.named
-        return sum(
-            launch[0].plan is not None or named[launch[0].nodes[0]].op.split(".")[1] not in VIEWS
-            for launch in launches(ir, schedule)
-        )
+        return launch_count(ir_of(self._situation.graph, schedule), schedule)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.ir.known_regions import known_region
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.ir.regions import CannotFuse, Region
+from mtmc_lsp.ir.regions import VIEWS, CannotFuse, Region
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 
 
@@ -71,6 +71,19 @@ def launches(ir: KernelIR, schedule: Schedule) -> list[list[Unit]]:
     if len(ordered) < len(pending):
         raise CannotCode("two kernels depend on each other's results")
     return ordered
+
+
+def launch_count(ir: KernelIR, schedule: Schedule) -> int:
+    """Launches of kernels and torch calls, without views.
+
+    Raises:
+        CannotCode: as for :func:`units`.
+    """
+    named = ir.graph.named
+    return sum(
+        launch[0].plan is not None or named[launch[0].nodes[0]].op.split(".")[1] not in VIEWS
+        for launch in launches(ir, schedule)
+    )
 
 
 def _needed_units(ir: KernelIR, schedule: Schedule) -> list[Unit]:

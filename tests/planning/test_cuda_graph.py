@@ -283,3 +283,34 @@ def test_a_call_with_other_numbers_than_the_graphs_launches_directly(cuda: FakeC
         assert torch.equal(1 / result, 1 / (x * scale)), "zeros keep their sign"
     assert cuda.captures == 1
     assert len(graphs) == 1
+
+
+NETWORK = """import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32)) for _ in range({layers})])
+    # mtmc: x=f32[B,32] B={rows}
+    def forward(self, x):
+        return self.layers(x)
+"""
+
+
+@pytest.mark.parametrize(("layers", "rows", "is_first"), [(16, 8, True), (16, 4_000_000, False), (2, 8, False)])
+def test_a_network_of_many_short_operations_begins_with_the_graph(
+    layers: int, rows: int, is_first: bool, captured
+) -> None:
+    text = NETWORK.format(layers=layers, rows=rows)
+    capture = captured(text, "Net")
+    root = start(capture, text)
+    ranked = RooflinePlanner().ranked(State(capture, root, (), H200, True))
+    assert (ranked[0].kind is ActionKind.CUDA_GRAPH) is is_first
+    if is_first:
+        replayed = act(capture, root, ActionKind.CUDA_GRAPH, *ranked[0].region, launches=48)
+        assert not schedule_of(replayed).kernels
+        assert "torch.nn.functional.gelu(" in replayed.source
+        fusions = RooflinePlanner().ranked(State(capture, replayed, (), H200, True))
+        assert fusions[0].kind is ActionKind.FUSE
+        fused_later = act(capture, replayed, ActionKind.FUSE, *fusions[0].region, **fusions[0].params)
+        assert schedule_of(fused_later).cuda_graph and schedule_of(fused_later).kernels
