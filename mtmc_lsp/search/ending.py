@@ -110,9 +110,8 @@ class Ending(VerifiedSteps):
             eager = last.timing.against("eager") if last.timing is not None else None
             if eager is None or eager.ratio >= 1.0:
                 return
-            self._withdraw(
-                replace(last, status=StepStatus.REJECTED, reason=f"{last.reason}; no later step made it faster")
-            )
+            reason = f"{last.reason}; {eager.ratio:.2f}x the speed of your code, and no later step made it faster"
+            self._withdraw(replace(last, status=StepStatus.REJECTED, reason=reason))
 
     def _verify_int32_offsets(self, measurer: LargeTensorVerifier) -> None:
         """Verify the last accepted version beyond 2^31 elements; while it is incorrect there, its last step is withdrawn."""

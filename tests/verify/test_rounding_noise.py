@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from mtmc_lsp.verify.worker.gradients.cancellation import cancellation
 from mtmc_lsp.verify.worker.gradients.rounding_noise import RoundingNoise
 
 EQUAL_ROWS = torch.tensor([0.3, -1.7, 5.1]).reshape(3, 1).expand(3, 8).contiguous()
@@ -48,3 +50,34 @@ def test_views_stay_views() -> None:
     with RoundingNoise(1):
         torch.view_as_real(x).zero_()
     assert not x.any()
+
+
+SATURATED = {
+    "gelu, tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu, erf": F.gelu,
+    "written tanh": lambda x: 0.5 * x * (1 + torch.tanh(0.79788 * (x + 0.044715 * x**3))),
+    "written erf": lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)),
+    "elu": lambda x: F.elu(10 * x) + 1,
+    "sigmoid": lambda x: 1 - torch.sigmoid(-10 * x),
+}
+
+
+@pytest.mark.parametrize("name", SATURATED)
+def test_an_element_that_cancels_to_zero_is_not_always_zero(name: str) -> None:
+    gate = (-8 - 30 * torch.rand(40_000, generator=torch.Generator().manual_seed(0))).bfloat16()
+    gate[:3] = 0.0 if name.startswith(("gelu", "written")) else gate[:3]
+    function = SATURATED[name]
+
+    def run(draw: int) -> dict[int | str, torch.Tensor]:
+        with RoundingNoise(draw):
+            return {0: function(gate)}
+
+    def coarse_run(draw: int) -> dict[int | str, torch.Tensor]:
+        with RoundingNoise(draw, math.inf):
+            return {0: function(gate.double())}
+
+    value = function(gate)
+    zeros = cancellation({0: value}, {0: torch.zeros_like(value)}, (), run, coarse_run, 8).zeros
+    assert not value[3:].all()
+    expected = 3 if name.startswith(("gelu", "written")) else 0
+    assert sum(int(mask.sum()) for mask in zeros.values()) == expected

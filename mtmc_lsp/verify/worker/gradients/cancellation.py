@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 ZERO_DRAWS = 2
-"""Draws of coarse noise that tell masked elements from cancelled ones: a sum of noisy terms is hardly ever exactly 0."""
-COARSE = 1024
-"""The size of coarse noise, in units in the last place. Noise of one unit often leaves equal terms equal: two numbers that change
-by -1, 0, or 1 units stay equal in a third of all draws."""
+"""Draws of coarse noise that tell masked elements from cancelled ones: a sum of noisy terms is hardly ever exactly 0.
+
+Noise of one unit often leaves equal terms equal: two numbers that change by -1, 0, or 1 units stay equal in a third of all draws.
+In bfloat16, noise of a quarter still leaves some numbers as they are, so coarse noise needs float64."""
 
 Gradients = Mapping[int | str, torch.Tensor]
 """Tensors by number of result."""
@@ -31,7 +31,8 @@ def cancellation(
     expected: Gradients,
     exact: Gradients,
     doubtful: Collection[int | str],
-    run: Callable[[int, int], Gradients],
+    run: Callable[[int], Gradients],
+    coarse_run: Callable[[int], Gradients],
     draws: int,
 ) -> Cancellation:
     """Run the user's code with random rounding errors, if its gradients are in doubt or have elements that are 0.
@@ -40,19 +41,20 @@ def cancellation(
         expected: the reference's gradients, and its results that are 0.
         exact: the oracle's.
         doubtful: the gradients that are 0 or may be rounding noise.
-        run: the reference's results, by number of the draw and size of the noise in units in the last place.
+        run: the reference's results, with rounding errors of one unit in the last place, by number of the draw.
+        coarse_run: the oracle's results, with coarse noise, by number of the draw.
         draws: the number of draws for doubtful gradients.
     """
     zeros: Gradients = {i: (value == 0) & (exact[i] == 0) for i, value in expected.items()}
     noisy: list[Gradients] = []
     try:
         for draw in range(draws if doubtful else 0):
-            results = run(draw, 1)
+            results = run(draw)
             zeros = _also_zero(zeros, results)
             noisy.append({i: results[i] for i in doubtful if i in results})
         for draw in range(ZERO_DRAWS):
             if any(bool(mask.any()) for mask in zeros.values()):
-                zeros = _also_zero(zeros, run(draws + draw, COARSE))
+                zeros = _also_zero(zeros, coarse_run(draws + draw))
     except torch.OutOfMemoryError:
         return Cancellation(tuple(noisy), {})
     return Cancellation(tuple(noisy), {i: mask for i, mask in zeros.items() if bool(mask.any())})

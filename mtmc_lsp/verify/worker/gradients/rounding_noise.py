@@ -51,7 +51,7 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[misc]  # torch is not ty
     of the backward pass are decomposed, because values may cancel within one.
     """
 
-    def __init__(self, seed: int, units: int = 1) -> None:
+    def __init__(self, seed: int, units: float = 1) -> None:
         """Create the mode for one run, with noise of up to ``units`` units in the last place, and at most :data:`LARGEST`."""
         super().__init__()
         self._seed = seed

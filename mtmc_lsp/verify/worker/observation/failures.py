@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 
 from mtmc_lsp.process import sandbox
@@ -17,10 +18,18 @@ def failure(status: str, error: Exception, candidate: CandidateSource) -> Candid
     kind = classify(error)
     reason = f"{type(error).__name__}: {str(error)[:MAX_ERROR_CHARACTERS]}"
     if kind.is_out_of_memory:
-        reason = f"it ran out of memory, which is limited: {reason}"
+        reason = f"it ran out of memory, which is limited: {_without_advice(str(error)) or reason}"
     elif isinstance(error, PermissionError) and sandbox.active != sandbox.Isolation():
         reason = f"{reason}; candidates may not write files, open sockets or start processes"
     return CandidateAnswer(status, reason, kind, is_refusal=_is_refusal(error, candidate))
+
+
+def _without_advice(text: str) -> str:
+    """The needed and the free memory that PyTorch's message names; empty if it names none."""
+    needed, free = re.search(r"Tried to allocate ([\d.]+ \w+)", text), re.search(r"of which ([\d.]+ \w+) is free", text)
+    if needed is None:
+        return ""
+    return f"{needed[1]} needed" + (f", {free[1]} free" if free else "")
 
 
 def _is_refusal(error: Exception, candidate: CandidateSource) -> bool:

@@ -199,7 +199,7 @@ class _Limits:
             for i in cancels
             if i in magnified or i in zero_results or self._errors[i] > _largest_ordinary_error(self._dtype(i))
         ]
-        noise = cancellation(cancels, exact, doubtful, self._oracle.noisy_run, self._draws)
+        noise = cancellation(cancels, exact, doubtful, self._oracle.noisy_run, self._oracle.coarse_run, self._draws)
         for noisy in noise.draws:
             moved = self._distances(noisy).items()
             self._raise_sensitivity({i: far for i, far in moved if exceeds_tolerance(far, self._dtype(i))})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,10 +138,15 @@ class OracleRuns:
             self._keep_choices(choosing)
         return self.comparable_results(run)
 
-    def noisy_run(self, draw: int, units: int) -> dict[ResultKey, torch.Tensor]:
-        """Run in the user's dtypes, with rounding errors of up to ``units`` units in the last place."""
-        with RoundingNoise(self.runs.case.seed + draw, units):
+    def noisy_run(self, draw: int) -> dict[ResultKey, torch.Tensor]:
+        """Run in the user's dtypes, with rounding errors of up to one unit in the last place."""
+        with RoundingNoise(self.runs.case.seed + draw):
             run = self.runs.unobserved(copies(self.runs.inputs), self._changed_inputs())
+        return self.comparable_results(run)
+
+    def coarse_run(self, draw: int) -> dict[ResultKey, torch.Tensor]:
+        """Run in float64, with the largest noise: terms that cancel hardly ever stay equal, as numbers of 16 bits often do."""
+        run = self.exact_run(RoundingNoise(self.runs.case.seed + draw, math.inf))
         return self.comparable_results(run)
 
     def record_reference_choices(self) -> None:
