@@ -18,6 +18,8 @@ from mtmc_lsp.verify.messages import JudgeAnswer
 from mtmc_lsp.verify.worker import judge_command
 from mtmc_lsp.verify.worker.comparison.compare import compare_case
 from mtmc_lsp.verify.worker.comparison.draws import least_draws
+from mtmc_lsp.verify.worker.oracle_runs import limits
+from mtmc_lsp.verify.worker.oracle_runs.runs import OracleRuns
 from tests.loops.examples import LOOPS
 
 
@@ -91,13 +93,34 @@ def test_results_that_rounding_moves_far_get_draws(monkeypatch: pytest.MonkeyPat
     assert found["draws"] > Draws.NONE and found["ill_conditioned"]
 
 
+def test_more_draws_follow_from_the_exact_run_of_the_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+    exact_run = OracleRuns.exact_run
+
+    def noting(oracle: OracleRuns, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        made.append(True)
+        return exact_run(oracle, *args, **kwargs)
+
+    def centred(x: torch.Tensor) -> torch.Tensor:
+        return x / x.sum(-1, keepdim=True)
+
+    monkeypatch.setattr(OracleRuns, "exact_run", noting)
+    monkeypatch.setattr(limits, "loops_without_indices", lambda graph: True)
+    x = {"x": sample() - sample().mean(-1, keepdim=True)}
+    retried = expected(centred, x, monkeypatch, wanted=Draws.NONE)
+    assert retried["draws"] > Draws.NONE and made == [True]
+    direct = expected(centred, x, monkeypatch, wanted=Draws(retried["draws"]))
+    assert retried["sensitivity"] == direct["sensitivity"] and retried["conditioning"] == direct["conditioning"]
+    assert torch.equal(retried["oracle"][0], direct["oracle"][0])
+
+
 def test_only_loops_begin_without_draws(captured: Callable[[str, str], Any]) -> None:
-    """And the workload's case of a slow one with few: those that round each operation would take longer than the run."""
+    """And the workload's case of a long one with few: those that round each operation would take longer than the run."""
     loop = captured(LOOPS, "recurrence").graph
     (name,) = next(node.loop for node in loop.nodes if node.loop is not None).count.symbols()
-    slow = replace(loop, sizes={**loop.sizes, name: 16384})
+    long = replace(loop, sizes={**loop.sizes, name: 2001})
     plain = captured("import torch\n# mtmc: x=f32[N,D] N=4 D=8\ndef f(x):\n    return x.softmax(-1)\n", "f").graph
-    draws = [[least_draws(graph, finds_trivial=trivial) for trivial in (False, True)] for graph in (loop, slow, plain)]
+    draws = [[least_draws(graph, finds_trivial=trivial) for trivial in (False, True)] for graph in (loop, long, plain)]
     assert draws == [[Draws.NONE, Draws.ALL], [Draws.NONE, Draws.FEW], [Draws.FEW, Draws.ALL]]
 
 

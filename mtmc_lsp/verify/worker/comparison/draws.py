@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.verify.error_limits import Draws
-from mtmc_lsp.verify.sizes.case_sizes import has_slow_loop
+from mtmc_lsp.verify.sizes.case_sizes import has_long_loop
 
 
 def least_draws(graph: Graph, *, finds_trivial: bool) -> Draws:
@@ -15,7 +15,7 @@ def least_draws(graph: Graph, *, finds_trivial: bool) -> Draws:
             times as long as the loop, and change nothing about such answers unless a few draws already show noise.
     """
     if finds_trivial:
-        is_slow = has_slow_loop(graph) or (has_loops(graph) and not loops_without_indices(graph))
+        is_slow = has_long_loop(graph) or (has_loops(graph) and not loops_without_indices(graph))
         return Draws.FEW if is_slow and graph.backward is None else Draws.ALL
     return Draws.NONE if has_loops(graph) else Draws.FEW
 

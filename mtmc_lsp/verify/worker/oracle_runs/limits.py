@@ -11,7 +11,7 @@ import torch
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.verify.cases import AUTOGRAD, FORWARD, VALUES
 from mtmc_lsp.verify.error_limits import FACTORS, NOISE, Draws, exceeds_tolerance
-from mtmc_lsp.verify.sizes.case_sizes import has_slow_loop
+from mtmc_lsp.verify.sizes.case_sizes import has_long_loop, has_slow_loop
 from mtmc_lsp.verify.worker.choices import TiedChoices
 from mtmc_lsp.verify.worker.comparison.batched_reads import numbers
 from mtmc_lsp.verify.worker.comparison.discrete import Ties
@@ -60,18 +60,23 @@ def oracle_of(runs: CaseRuns, *, is_first: bool, wanted: Draws) -> dict[str, Any
         The entries of :func:`mtmc_lsp.verify.worker.expectations.expected_of` that depend on the oracle; none if the code returns
         another number of results in float64.
     """
-    try:
-        return _Limits(runs, is_first=is_first, wanted=wanted).entries()
-    except _TooFewDraws as few:
-        return oracle_of(runs, is_first=is_first, wanted=few.needed)
+    limits: _Limits | None = None
+    while True:
+        limits = _Limits(runs, is_first=is_first, wanted=wanted, earlier=limits)
+        try:
+            return limits.entries()
+        except _TooFewDraws as few:
+            wanted = few.needed
 
 
 class _Limits:
     """Measures how far rounding moves the oracle's results."""
 
-    def __init__(self, runs: CaseRuns, *, is_first: bool, wanted: Draws) -> None:
+    def __init__(self, runs: CaseRuns, *, is_first: bool, wanted: Draws, earlier: _Limits | None) -> None:
         self._runs = runs
         self._oracle = OracleRuns(runs)
+        self._exact: dict[str, Any] | None = None
+        """The exact run, if it has been made."""
         self._graph = runs.capture.graph
         self._is_first = is_first
         self._uses_tf32 = tf32.uses_tf32(runs, is_first=is_first)
@@ -92,12 +97,17 @@ class _Limits:
         self._ties = dict[ResultKey, Ties]()
         self._following = dict[ResultKey, IllConditioned]()
         self._errors = dict[ResultKey, float]()
+        if earlier is not None and not (earlier._records_choices or self._records_choices):
+            # More draws of rounding follow from the same exact run, which may take seconds.
+            self._oracle, self._exact = earlier._oracle, earlier._exact
 
     def entries(self) -> dict[str, Any]:
         """The results of :func:`oracle_of`."""
         runs, oracle, case = self._runs, self._oracle, self._runs.case
         choosing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        exact = oracle.exact_run(oracle.recorder if self._records_choices else choosing, is_first=True)
+        if self._exact is None:
+            self._exact = oracle.exact_run(oracle.recorder if self._records_choices else choosing, is_first=True)
+        exact = self._exact
         if case.kind == FORWARD or (case.kind == VALUES and self._graph.backward is None):
             # Autograd saves indices for the backward pass without an operation.
             oracle.recorder.drop_unused(outcome(exact))
@@ -232,7 +242,7 @@ class _Limits:
         omits_draws = has_draws and self._wanted < Draws.ALL and is_certain and not suspects and not self._following
         if self._has_strict_integers and suspects:
             raise _TooFewDraws(Draws.ALL)
-        if omits_draws and has_slow_loop(self._graph):
+        if omits_draws and has_long_loop(self._graph):
             # Without any draw of the rounding of operations, limits are not raised for these.
             for i in magnified:
                 del ill_conditioned[i], self._conditioning[i]
