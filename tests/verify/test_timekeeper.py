@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,19 @@ class FakeGpu:
     def __init__(self, *reasons: tuple[str, ...], holders: dict[int, int] | None = None) -> None:
         self._reasons = list(reasons)
         self._holders = holders or {}
+        self._latest, self._changed = 0.0, threading.Condition()
 
     def read(self) -> GpuSample:
         reasons = self._reasons[0] if self._reasons else ()
-        return GpuSample(time.monotonic(), 1980, 2619, 45, 300.0, reasons)
+        with self._changed:
+            self._latest = time.monotonic()
+            self._changed.notify_all()
+            return GpuSample(self._latest, 1980, 2619, 45, 300.0, reasons)
+
+    def wait_for_reading(self, since: float) -> None:
+        """Wait until the state was read at this time or later."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._latest >= since, 60)
 
     def holders(self) -> list[int]:
         return list(self._holders)
@@ -74,7 +84,8 @@ def keeper(
     def ask(request: TimeRequest, is_locked: bool) -> TimeAnswer:
         asked.append(request)
         began = time.monotonic()
-        time.sleep(0.06)
+        if gpu is not None:
+            gpu.wait_for_reading(began)
         return TimeAnswer(TIMING, (began, time.monotonic()))
 
     def pause(seconds: float) -> None:
@@ -212,12 +223,15 @@ def test_a_gpu_that_does_not_exist_is_a_reason_and_no_failure() -> None:
 
 
 def test_an_nvml_that_fails_meanwhile_does_not_spoil_the_timing() -> None:
+    was_read = threading.Event()
+
     class Failing(FakeGpu):
         def read(self) -> GpuSample:
+            was_read.set()
             raise RuntimeError("GPU is lost")
 
     with monitor_gpu(Failing()) as watch:
-        time.sleep(0.05)
+        assert was_read.wait(60)
     assert "GPU is lost" in watch.conditions([0.0, time.monotonic()]).notes[0]
 
 
@@ -230,29 +244,59 @@ def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
+@pytest.fixture
+def blocked(monkeypatch: pytest.MonkeyPatch) -> Callable[[threading.Thread], None]:
+    """Waits until a thread waits for a lock that another holder has."""
+    lock, waiting, changed = fcntl.flock, set[threading.Thread](), threading.Condition()
+
+    def noted(handle: int, mode: int) -> None:
+        try:
+            lock(handle, mode | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if mode & fcntl.LOCK_NB:
+                raise
+            with changed:
+                waiting.add(threading.current_thread())
+                changed.notify_all()
+            lock(handle, mode)
+
+    def wait(thread: threading.Thread) -> None:
+        with changed:
+            assert changed.wait_for(lambda: thread in waiting, 60)
+
+    monkeypatch.setattr(fcntl, "flock", noted)
+    return wait
+
+
 @pytest.mark.usefixtures("own_locks")
 def test_what_is_timed_is_alone_and_all_else_is_side_by_side() -> None:
     inside: list[str] = []
     most: dict[str, int] = {"use": 0, "time": 0}
     mixed: list[list[str]] = []
-    mutex = threading.Lock()
+    mutex, met = threading.Lock(), threading.Barrier(3)
 
-    def enter(kind: str, held: object) -> None:
+    def enter(kind: str, held: object, meets: bool = False) -> None:
         with held:
             with mutex:
                 inside.append(kind)
                 most[kind] = max(most[kind], inside.count(kind))
                 if len(set(inside)) > 1:
                     mixed.append(list(inside))
+            if meets:
+                met.wait(60)
             time.sleep(0.03)
             with mutex:
                 inside.remove(kind)
 
-    threads = [threading.Thread(target=enter, args=("use", gpu_lock.shared("g"))) for _ in range(6)]
+    first = [threading.Thread(target=enter, args=("use", gpu_lock.shared("g"), True)) for _ in range(2)]
+    for thread in first:
+        thread.start()
+    met.wait(60)
+    threads = [threading.Thread(target=enter, args=("use", gpu_lock.shared("g"))) for _ in range(4)]
     threads += [threading.Thread(target=enter, args=("time", gpu_lock.alone("g"))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
+    for thread in (*first, *threads):
         thread.join(60)
     assert not mixed
     assert most["time"] == 1
@@ -260,7 +304,9 @@ def test_what_is_timed_is_alone_and_all_else_is_side_by_side() -> None:
 
 
 @pytest.mark.usefixtures("own_locks")
-def test_locks_can_be_made_for_one_who_looks_elsewhere_and_can_make_none(tmp_path: Path) -> None:
+def test_locks_can_be_made_for_one_who_looks_elsewhere_and_can_make_none(
+    tmp_path: Path, blocked: Callable[[threading.Thread], None]
+) -> None:
     folder = gpu_lock.lock_folder("g")
     assert len(list(Path(folder).glob("mtmc-gpu-g*.lock"))) == 2
     entered = threading.Event()
@@ -272,7 +318,8 @@ def test_locks_can_be_made_for_one_who_looks_elsewhere_and_can_make_none(tmp_pat
     with gpu_lock.alone("g"):
         thread = threading.Thread(target=enter)
         thread.start()
-        assert not entered.wait(0.2)
+        blocked(thread)
+        assert not entered.is_set()
     assert entered.wait(60)
     thread.join(60)
 
@@ -295,11 +342,11 @@ def test_a_stream_of_users_cannot_keep_the_timer_waiting() -> None:
     stop.set()
     for thread in users:
         thread.join(20)
-    assert waited < 20.0
+    assert waited < 60.0
 
 
 @pytest.mark.usefixtures("own_locks")
-def test_the_lock_holds_between_processes_and_ends_with_them() -> None:
+def test_the_lock_holds_between_processes_and_ends_with_them(blocked: Callable[[threading.Thread], None]) -> None:
     code = "from mtmc_lsp.process.gpu_lock import alone\nimport tempfile, sys, time\ntempfile.tempdir = sys.argv[1]\n"
     code += "with alone('g'):\n    print('in', flush=True)\n    time.sleep(60)\n"
     holder = subprocess.Popen([sys.executable, "-c", code, tempfile.gettempdir()], stdout=subprocess.PIPE)
@@ -313,7 +360,8 @@ def test_the_lock_holds_between_processes_and_ends_with_them() -> None:
 
     thread = threading.Thread(target=enter)
     thread.start()
-    assert not entered.wait(0.2)
+    blocked(thread)
+    assert not entered.is_set()
     holder.kill()
     holder.wait()
     assert entered.wait(60)
@@ -321,7 +369,9 @@ def test_the_lock_holds_between_processes_and_ends_with_them() -> None:
 
 
 @pytest.mark.usefixtures("own_locks")
-def test_a_worker_lets_a_timing_pass_between_two_pieces_of_its_work() -> None:
+def test_a_worker_lets_a_timing_pass_between_two_pieces_of_its_work(
+    blocked: Callable[[threading.Thread], None],
+) -> None:
     folder = gpu_lock.lock_folder("g")
 
     def entering() -> tuple[threading.Thread, threading.Event]:
@@ -338,14 +388,16 @@ def test_a_worker_lets_a_timing_pass_between_two_pieces_of_its_work() -> None:
     with gpu_lock.sharing("g", folder):
         gpu_lock.let_timings_pass()
         first, entered = entering()
-        assert not entered.wait(0.2), "a piece of work is not disturbed"
+        blocked(first)
+        assert not entered.is_set(), "a piece of work is not disturbed"
         deadline = time.monotonic() + 60
         while not entered.is_set() and time.monotonic() < deadline:
             gpu_lock.let_timings_pass()
         assert entered.is_set()
         first.join(60)
         second, entered = entering()
-        assert not entered.wait(0.2), "after the timing, the worker shares the GPU again"
+        blocked(second)
+        assert not entered.is_set(), "after the timing, the worker shares the GPU again"
     assert entered.wait(60)
     second.join(60)
     gpu_lock.let_timings_pass()
@@ -365,24 +417,30 @@ def holding(held: contextlib.AbstractContextManager[None]) -> tuple[threading.Th
 
 
 @pytest.mark.usefixtures("own_locks")
-def test_a_worker_that_takes_samples_is_alone_and_shares_the_gpu_before_and_after() -> None:
+def test_a_worker_that_takes_samples_is_alone_and_shares_the_gpu_before_and_after(
+    blocked: Callable[[threading.Thread], None],
+) -> None:
     folder = gpu_lock.lock_folder("g")
     with gpu_lock.sharing("g", folder):
         before, entered = holding(gpu_lock.shared("g"))
         assert entered.wait(60)
         with gpu_lock.exclusively():
             between, entered = holding(gpu_lock.shared("g"))
-            assert not entered.wait(0.2)
+            blocked(between)
+            assert not entered.is_set()
         assert entered.wait(60)
         after, entered = holding(gpu_lock.alone("g"))
-        assert not entered.wait(0.2), "the worker shares the GPU again"
+        blocked(after)
+        assert not entered.is_set(), "the worker shares the GPU again"
     assert entered.wait(60)
     for thread in (before, between, after):
         thread.join(60)
 
 
 @pytest.mark.usefixtures("own_locks")
-def test_a_worker_lets_others_time_while_triton_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_lets_others_time_while_triton_compiles(
+    monkeypatch: pytest.MonkeyPatch, blocked: Callable[[threading.Thread], None]
+) -> None:
     from triton.runtime.jit import JITFunction
 
     def compile_kernel(*args: object, **kwargs: object) -> str:
@@ -396,6 +454,7 @@ def test_a_worker_lets_others_time_while_triton_compiles(monkeypatch: pytest.Mon
         with compiling_unshared():
             assert JITFunction._do_compile() == "compiled"
         thread, entered = holding(gpu_lock.alone("g"))
-        assert not entered.wait(0.2), "the worker shares the GPU again"
+        blocked(thread)
+        assert not entered.is_set(), "the worker shares the GPU again"
     assert JITFunction._do_compile is compile_kernel
     thread.join(60)
