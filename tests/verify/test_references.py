@@ -90,9 +90,17 @@ def test_an_error_belongs_to_its_case_alone(worker: FakeWorker, reference: Refer
 
 
 def test_no_further_case_is_computed_while_results_wait_to_be_judged(
-    worker: FakeWorker, reference: Reference, tmp_path: Any
+    worker: FakeWorker, reference: Reference, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = Trial(reference.capture)
+    trial, waits = Trial(reference.capture), threading.Event()
+    wait_for = reference._idle.wait_for
+
+    def noted(may_compute: Callable[[], bool]) -> bool:
+        if not may_compute():
+            waits.set()
+        return wait_for(may_compute)
+
+    monkeypatch.setattr(reference._idle, "wait_for", noted)
     first = reference.prepare(trial, CASES[:1], first=CASES[0])[0]
     first.done.result(10)
     worker.proceed.clear()
@@ -105,7 +113,7 @@ def test_no_further_case_is_computed_while_results_wait_to_be_judged(
     while not reference._waiting.total():
         pass
     later = reference.prepare(trial, CASES[1:], first=CASES[0])
-    threading.Event().wait(0.2)
+    assert waits.wait(60), "the next case waits"
     assert worker.seeds == [1]
     worker.proceed.set()
     judging.join(60)
