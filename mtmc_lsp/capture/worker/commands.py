@@ -69,6 +69,7 @@ from mtmc_lsp.capture.worker.side_effects import (
 from mtmc_lsp.capture.worker.size_branches import more_than_one_value, never_empty, rolled_within, sizes_above_one
 from mtmc_lsp.capture.worker.tracing.free_flags import free_flags
 from mtmc_lsp.capture.worker.tracing.free_numbers import export_with_numbers
+from mtmc_lsp.capture.worker.tracing.random_draws import RandomDraws
 from mtmc_lsp.capture.worker.tracing.target_body import check_decorators, observed_call, owner_of, receiver_of
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
@@ -200,9 +201,13 @@ def _capture_once(
         """The graph with the values of numbers."""
         return cleaned(export(flat_function(of, inputs, workload.target))[0])
 
-    def run(of: Call) -> tuple[float, list[str]]:
+    def run(of: Call, draws: RandomDraws | None = None) -> tuple[float, list[str]]:
         with calling:
-            return run_without_data(of, inputs, workload.target, named_class, trains=trains)
+            return run_without_data(of, inputs, workload.target, named_class, trains=trains, observer=draws)
+
+    def observed(of: Call) -> tuple[list[str], bool]:
+        draws = RandomDraws()
+        return run(of, draws)[1], draws.any
 
     function = flat_function(call, inputs, workload.target)
     # Runs without data would leave tensors without data in caches that no eager run has filled.
@@ -235,7 +240,7 @@ def _capture_once(
         flops, returned_inputs = run(call)
     with single_recurrent_operators(), keeping():
         plain = (lambda: traced(call)) if first.numbers else (lambda: first)
-        flags = free_flags(call, uses, plain, returned_inputs, workload.target.path, traced, lambda of: run(of)[1])
+        flags = free_flags(call, uses, plain, returned_inputs, workload.target.path, traced, observed)
     calling.replace_codes(keeper.codes.values())
     notes = (*notes, *keeper.notes(text))
     uses.refuse_writes(workload.target, {item.access for item in workload.state})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import ModuleType
@@ -188,12 +189,19 @@ def _check_returned(value: Any, target: Target, named_class: Callable[[type], st
 
 
 def run_without_data(
-    call: Call, inputs: list[InputTensor], target: Target, named_class: Callable[[type], str], *, trains: bool
+    call: Call,
+    inputs: list[InputTensor],
+    target: Target,
+    named_class: Callable[[type], str],
+    *,
+    trains: bool,
+    observer: contextlib.AbstractContextManager[object] | None = None,
 ) -> tuple[float, list[str]]:
     """Run the call on tensors without data.
 
     Args:
         trains: whether gradients are traced, so that the code may turn them on.
+        observer: a mode that sees the operations.
 
     Returns:
         The number of floating-point operations, and for each returned tensor the name of the input that it is or views, or "".
@@ -211,12 +219,13 @@ def run_without_data(
         fake_inputs = tuple(mode.from_tensor(item.value, static_shapes=True) for item in inputs)
         function = flat_function(call, inputs, target)
         try:
-            with counter:
+            with counter, observer or contextlib.nullcontext():
                 value = function(*fake_inputs)
         except Exception:
             # The counter itself fails on some calls, as on attention with grouped heads in PyTorch 2.11.
             try:
-                value = function(*fake_inputs)
+                with observer or contextlib.nullcontext():
+                    value = function(*fake_inputs)
             except Exception as error:
                 raise export_error(error, target) from error
     _check_returned(call.target_result(value), target, named_class)

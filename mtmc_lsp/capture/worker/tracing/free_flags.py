@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.worker.calls import Call
-from mtmc_lsp.capture.worker.side_effects import AttributeUses, access_of, recording_attribute_uses
+from mtmc_lsp.capture.worker.side_effects import AttributeUses, access_of, is_random, recording_attribute_uses
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.graph import Graph
 
@@ -52,17 +52,17 @@ def free_flags(
     returned: Sequence[str],
     path: str,
     trace: Callable[[Call], Graph],
-    run: Callable[[Call], Sequence[str]],
+    run: Callable[[Call], tuple[Sequence[str], bool]],
 ) -> FreeFlags:
     """The flags that do not matter. What the other traces read is added to ``uses``: the graph is valid only for these values.
 
     Args:
         uses: what the call itself uses.
         first: the result of ``trace`` for the call itself.
-        returned: the result of ``run`` for the call itself.
+        returned: for each result of the call itself the name of the input that it is, or an empty string.
         path: the user's file.
         trace: the graph of a call.
-        run: for each result of a call the name of the input that it is, or an empty string.
+        run: like ``returned``, for any call, and whether it draws random numbers. It takes much less time than a trace.
     """
     modes = tuple(access for access in uses.reads if access.endswith(f".{MODE}") and _is_mode_of_user(call, access))
     flags = [name for name, value in zip(call.names, call.values, strict=True) if isinstance(value, bool)]
@@ -70,6 +70,7 @@ def free_flags(
     if not groups:
         return FreeFlags()
     graph, returned = _comparable(first()), list(returned)
+    draws = any(is_random(node.op) for node in graph.nodes)
     free: list[tuple[str, ...]] = []
     traces_left = MAX_TRACED_NODES // max(1, len(graph.nodes))
 
@@ -83,7 +84,11 @@ def free_flags(
         other_call = replace(call, values=tuple(values))
         try:
             with _restored(call), _in_other_mode(modules), recording_attribute_uses(call.instance, path) as other:
-                if _comparable(trace(other_call)) != graph or list(run(other_call)) != returned:
+                other_returned, other_draws = run(other_call)
+                # Dropout in training mode: no trace is needed.
+                if list(other_returned) != returned or (other_draws and not draws):
+                    return False
+                if _comparable(trace(other_call)) != graph:
                     return False
         except MtmcError:  # the target does not accept the other flags
             return False
