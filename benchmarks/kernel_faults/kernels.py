@@ -326,6 +326,7 @@ def rms_norm(x, w, eps=1e-6):
 """Name of the launcher to the text below :data:`HEADER`."""
 
 KERNELS = {**FIRST, **SECOND, **THIRD}
+assert len(KERNELS) == len(FIRST) + len(SECOND) + len(THIRD), "two kernels have one name"
 
 
 def source(name: str) -> str:

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.kernel_faults.run --out FILE [--every N]``: `mtmc repair` on planted faults and on sound kernels.
+"""``python -m benchmarks.kernel_faults.run --out FILE [--jobs N] [--every N]``: `mtmc repair` on faults and sound kernels.
 
 A fault counts as detected if a case or a static check shows it, and as repaired if the repaired file is verified against the
 reference with at most five changed lines.
@@ -11,21 +11,21 @@ import json
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kernel_faults.faults import FAULTS
 from benchmarks.kernel_faults.kernels import KERNELS, source
-from benchmarks.kernel_faults.third_faults import THIRD_FAULTS
-from mtmc_lsp import __version__
 from mtmc_lsp.app.kernels.opening import open_kernel
 from mtmc_lsp.app.kernels.repair import repair_kernel
 from mtmc_lsp.app.kernels.session import KernelSession
+from mtmc_lsp.app.provenance import current_build
 from mtmc_lsp.app.target_file import open_target, parse_request
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.kernels.search import changed_lines
 
-LAUNCHERS = {"attention": "attend"}
+LAUNCHERS = {"attention": "attend", "bin_counts": "histogram"}
 """Launchers with another name than their kernel's."""
 
 
@@ -69,19 +69,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="", help="part of a fault's or kernel's name")
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="files at a time")
     options = parser.parse_args()
+    only, commit = options.only, current_build().commit
+    files = [("sound", kernel, source(kernel)) for kernel in KERNELS if only in kernel]
+    files += [
+        (fault.name, fault.kernel, fault.text)
+        for fault in FAULTS[:: options.every]
+        if only in fault.name or only in ("", fault.kernel)
+    ]
     results: list[dict[str, Any]] = []
-    for kernel in KERNELS:
-        if options.only and options.only not in kernel:
-            continue
-        results.append(outcome("sound", kernel, source(kernel)))
-        print(json.dumps({key: value for key, value in results[-1].items() if key != "diff"}), flush=True)
-    for fault in (*FAULTS, *THIRD_FAULTS)[:: options.every]:
-        if options.only and options.only not in fault.name and options.only != fault.kernel:
-            continue
-        results.append(outcome(fault.name, fault.kernel, fault.text))
-        print(json.dumps({key: value for key, value in results[-1].items() if key != "diff"}), flush=True)
-        options.out.write_text(json.dumps({"version": __version__, "results": results}, indent=1))
+    with ThreadPoolExecutor(options.jobs) as pool, options.out.open("w", encoding="utf-8") as stream:
+        for result in pool.map(lambda file: outcome(*file), files):
+            results.append(result)
+            stored = {key: value for key, value in result.items() if key != "diff"}
+            stream.write(json.dumps({**stored, "commit": commit, "gpu": False}) + "\n")
+            stream.flush()
+            print(json.dumps(stored), flush=True)
     planted = [item for item in results if item["name"] != "sound"]
     detected, repaired = (sum(item[key] for item in planted) for key in ("detected", "repaired"))
     reported = [item["kernel"] for item in results if item["name"] == "sound" and item["detected"]]

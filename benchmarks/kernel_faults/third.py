@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 THIRD = {
-    "histogram": """\
+    "bin_counts": """\
 @triton.jit
 def histogram_kernel(x_ptr, hist_ptr, n, BINS: tl.constexpr, BLOCK: tl.constexpr):
     pid = tl.program_id(0)

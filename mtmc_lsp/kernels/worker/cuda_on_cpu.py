@@ -38,6 +38,7 @@ def source_on_cpu(text: str) -> str:
 
 def stand_in_for_cuda() -> None:
     """Let launchers run that name the GPU: the device context, its capability, its properties, synchronisation."""
+    _accept_devices_without_index()
     if torch.cuda.is_available():
         return
     answers: dict[str, Any] = {
@@ -61,7 +62,21 @@ def stand_in_for_cuda() -> None:
     for name in ("_cuda_getCurrentRawStream", "_cuda_getDevice"):
         if not hasattr(torch._C, name):
             setattr(torch._C, name, lambda *_: 0)
+    with contextlib.suppress(AttributeError):
+        # Generated code allocates its results by it.
+        guards = torch._C._dynamo.guards
+        setattr(guards, "_empty_strided_cuda", guards._empty_strided_cpu)  # noqa: B010 - the module has no types
     _stand_in_for_driver()
+
+
+def _accept_devices_without_index() -> None:
+    """Let launchers enter a guard with the index of a CPU tensor's device, which is None, also where there is a GPU."""
+    original, has_gpu = torch.cuda._DeviceGuard, torch.cuda.is_available()
+
+    def guard(index: int | None) -> Any:
+        return original(index) if has_gpu and index is not None else contextlib.nullcontext()
+
+    setattr(torch.cuda, "_DeviceGuard", guard)  # noqa: B010 - mypy takes it for a class
 
 
 def _stand_in_for_driver() -> None:
