@@ -190,20 +190,22 @@ class _Layers:
         renamed: dict[Ref, Ref] = {}
         for row in rows:
             variable = self.nodes[row.value.name].variable if row.value.name in self.nodes else row.value.name
-            item = Ref(unused_name(f"{variable or row.value.name}_t", used))
-            inputs.append(LoopInput(item.name, row.row_type, len(arguments), row.position))
+            read = Ref(unused_name(f"{variable or row.value.name}_t", used))
+            inputs.append(LoopInput(read.name, row.row_type, len(arguments), row.position))
             arguments.append(row.sequence)
-            renamed[row.value] = Ref(unused_name(f"{item.name}_row", used))
-            op, args = "aten.select.int", (item, row.position.dim, 0)
-            nodes.append(Node(renamed[row.value].name, op, args, {}, (row.item_type,), self.node.line, variable))
+            renamed[row.value] = Ref(unused_name(f"{read.name}_row", used))
+            args = (read, row.position.dim, 0)
+            nodes.append(
+                Node(renamed[row.value].name, "aten.select.int", args, {}, (row.item_type,), self.node.line, variable)
+            )
         nodes += [each.reading(renamed) for each in self.loop.nodes if each.name not in below]
         for i, item in enumerate(inputs):
             if item.next in renamed:
                 # A state that is a view of an input has no memory.
                 kind = self._type(item.next)
                 copy = Ref(unused_name(f"{item.name}_next", used))
-                args = (renamed[item.next],)
-                nodes.append(Node(copy.name, "aten.clone.default", args, {}, (_dense(kind.shape, kind.dtype),)))
+                dense = _dense(kind.shape, kind.dtype)
+                nodes.append(Node(copy.name, "aten.clone.default", (renamed[item.next],), {}, (dense,)))
                 inputs[i] = replace(item, next=copy)
         numbers = [i for i, output in enumerate(self.loop.outputs) if output.value.name not in below]
         outputs = tuple(self.loop.outputs[i] for i in numbers)
