@@ -117,7 +117,9 @@ class _Cell:
         self.columns: set[Axis] = set()
         states = [(ir.values[item.name, 0], ir.of(item.next).name) for item in self.loop.states if item.next]
         self.states = [(state, following) for state, following in states if state in self.inputs]
-        self.varying = self._varying({ir.values[item.name, 0] for item in self.loop.inputs if self._changes(item)})
+        changing = {ir.values[item.name, 0] for item in self.loop.inputs if self._changes(item)}
+        # A value that only the code after the loop reads is a state that no iteration reads.
+        self.varying = self._varying(changing & set(self.inputs))
 
     @staticmethod
     def _changes(item: LoopInput) -> bool:

@@ -18,7 +18,6 @@ from mtmc_lsp.capture.worker.loops.products import (
     compared_gather,
     compared_position,
     elementwise_product,
-    multiplies_matrices,
 )
 from mtmc_lsp.capture.worker.loops.sequences import Sequences, Watched, indexed
 from mtmc_lsp.capture.worker.loops.tensors import (
@@ -81,8 +80,6 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         self.slots: dict[Key, Slot] = {}
         self._known_increments = 0
         self.items: dict[str, Item] = {}
-        self.products = 0
-        """The number of products of matrices that depend on a state."""
         self._initial: dict[Key, torch.Tensor] = dict(before._initial) if before else {}
         """States that begin as another tensor than the variable holds: converted numbers, other shapes and dtypes."""
         self._increments: dict[Key, int] = dict(before._increments) if before else {}
@@ -319,8 +316,6 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             product = compared_gather(function, args)
         if product is None and not is_sequence:
             product = compared_position(function, args, kwargs)
-        if product is None and not is_sequence and multiplies_matrices(function):
-            self.products += 1
         result = product if product is not None else function(*args, **kwargs)
         computed = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
         if computed and any(storage_of(tensor) in self._written for tensor in tensors):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from mtmc_lsp.capture.worker.loops.distribution import distribute_layers
 from mtmc_lsp.capture.worker.loops.hoisting import hoist_products
 from mtmc_lsp.capture.worker.loops.iteration import MOST_UNROLLED, NotKept, OutsideLoop
 from mtmc_lsp.capture.worker.loops.markers import NAMESPACE, mark_of
@@ -43,7 +44,7 @@ def fold_loops(graph: Graph) -> Graph:
     graph = _with_layouts(_without_copies(graph))
     if (lost := next((node for node in graph.nodes if mark_of(node)), None)) is not None:
         raise NotKept("a value of one iteration is read after the loop", lost.line)
-    graph = sink_sums(hoist_products(graph))
+    graph = sink_sums(hoist_products(distribute_layers(graph)))
     for node in graph.nodes:
         if node.loop is None:
             continue

@@ -376,6 +376,16 @@ class Rows(Steps):
         return self._tensor.unbind(self._dim)
 
 
+class Slices(Rows):
+    """The slices of length 1 of a tensor along a dimension, which they keep."""
+
+    def item(self, index: Any) -> Any:
+        return self._tensor[(slice(None),) * self._dim + (slice(index, index + 1),)]
+
+    def plain(self) -> Any:
+        return self._tensor.split(1, self._dim)
+
+
 class Reversed(Steps):
     """``reversed(steps)``."""
 

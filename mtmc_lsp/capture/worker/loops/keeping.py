@@ -32,6 +32,7 @@ from mtmc_lsp.capture.worker.loops.iteration import (
     Range,
     Reversed,
     Rows,
+    Slices,
     Span,
     Step,
     Steps,
@@ -225,6 +226,16 @@ class Keeper:
             return Rows(value, *dims)
         return Other(value.unbind(*arguments, **keywords))
 
+    def split(self, value: Any, *arguments: Any, **keywords: Any) -> Steps:
+        """``value.split(1, dim)``, where ``value`` may be the module torch."""
+        given = list(arguments)
+        tensor = given.pop(0) if value is torch and given else value
+        length = given.pop(0) if given else keywords.get("split_size", keywords.get("split_size_or_sections"))
+        dim = given.pop(0) if given else keywords.get("dim", 0)
+        if isinstance(tensor, torch.Tensor) and tensor.dim() and type(length) is int and length == 1:
+            return Slices(tensor, dim)
+        return Other(value.split(*arguments, **keywords))
+
     def of(self, value: Any) -> Steps:
         """Any iterable."""
         if isinstance(value, Steps):
@@ -294,8 +305,6 @@ class KeptLoop:
         self._finals: dict[str, Any] | None = None
         """The variables after the kept iterations."""
         self._collected: dict[str, Collected] = {}
-        self.runs_other_loop = False
-        """Whether the body loops over something else than a range or the rows of a tensor, such as modules."""
 
     def __iter__(self) -> Iterator[Any]:
         """The items of the iterations, of a kept loop only those whose body is traced."""
@@ -322,9 +331,6 @@ class KeptLoop:
                 break
         else:
             raise NotKept("its state has another shape or dtype in each iteration")
-        if self.runs_other_loop and body.products > 1 and _usual(self.steps.count) <= MOST_UNROLLED:
-            # Unrolled, the products of stacked cells fuse with what follows them. No kernel takes them in a loop yet.
-            raise NotKept("each of its iterations runs several layers with products")
         self._finals, self._collected, self._body = body.finish(), body.collected, None
         self.keeper.active = None
         for i in range(last, 0, -1):
@@ -336,7 +342,6 @@ class KeptLoop:
         if keeper.active is not None:
             if count is not None and _usual(count) >= LEAST_ITERATIONS:
                 raise NotKept(f"each of its iterations runs another long loop, in line {self.line}")
-            keeper.active.runs_other_loop |= count is None
             return False
         if self.line in keeper.unrolled or count is None:
             return False

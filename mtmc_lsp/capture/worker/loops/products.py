@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.worker.loops.iteration import known
-from mtmc_lsp.core.graph import PRODUCTS
 
 MATRIX_PRODUCTS = (torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.bmm, torch.Tensor.__matmul__)
 
@@ -22,14 +21,6 @@ POSITIONS: dict[Any, Any] = {
     torch.Tensor.argmin: torch.min,
 }
 """Functions that return positions, with those that return the values, too."""
-
-FURTHER_PRODUCTS = frozenset({"gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell", "bilinear", "addbmm"})
-"""Names of torch functions that multiply matrices, besides those of :data:`PRODUCTS`."""
-
-
-def multiplies_matrices(function: Any) -> bool:
-    """Whether a call of torch contains a product of matrices."""
-    return getattr(function, "__name__", "").strip("_") in PRODUCTS | FURTHER_PRODUCTS
 
 
 def elementwise_product(function: Any, args: tuple[Any, ...]) -> torch.Tensor | None:

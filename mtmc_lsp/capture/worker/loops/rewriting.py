@@ -19,12 +19,19 @@ import ast
 import builtins
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, TypeGuard
 
-from mtmc_lsp.capture.worker.loops.statements.forms import AppendedItems, uses, without_continue
+from mtmc_lsp.capture.worker.loops.statements.forms import (
+    LOOP_VARIABLE,
+    AppendedItems,
+    changes_only,
+    local_lists,
+    uses,
+    without_continue,
+)
 from mtmc_lsp.capture.worker.loops.statements.while_statements import COUNTER, as_for
 from mtmc_lsp.capture.worker.regions.region_function import definition_of
 
@@ -208,7 +215,8 @@ class _Rewriter:
         Returns the statements before the loop that give the variables their values.
         """
         nodes = list(_walk(loop.body))
-        ends = _ends(nodes)
+        local = local_lists(loop.body)
+        ends = {name: end for name, end in _ends(nodes).items() if name not in local}
         before: list[ast.stmt] = []
         for name in sorted({node.value.id for node in nodes if _is_last_item(node, ends)}):  # type: ignore[attr-defined]
             variable = f"last_{name}"
@@ -236,7 +244,7 @@ class _Rewriter:
         loop.iter = ast.Name(variable, ast.Load())
         enter = _assignment(carried, f"{variable}.enter(locals())")
         leave = ast.parse(f"{variable}.leave(locals())").body
-        loop.body = [*enter, *(_with_appends(item, variable) for item in loop.body), *leave]
+        loop.body = [*enter, *(_with_appends(item, variable, lists) for item in loop.body), *leave]
         after = _assignment([*carried, *targets, *lists], f"{variable}.results(locals())")
         numbers = _Numbers(set(NUMBERS) - self.hidden, self.modules)
         loop.body = [numbers.visit(item) for item in loop.body]
@@ -256,14 +264,11 @@ class _Rewriter:
                         else [self._iterable(item) for item in expression.args]
                     )
                 return _call(function.id, expression.args, expression.keywords, expression)
-            if isinstance(function, ast.Attribute) and function.attr == "unbind":
-                return _call("unbind", [function.value, *expression.args], expression.keywords, expression)
+            if isinstance(function, ast.Attribute) and function.attr in ("unbind", "split"):
+                return _call(function.attr, [function.value, *expression.args], expression.keywords, expression)
         if isinstance(expression, ast.Starred):
             return expression
         return _call("of", [expression], [], expression)
-
-
-LOOP_VARIABLE = "_mtmc_loop_"
 
 
 def _call(name: str, args: list[ast.expr], keywords: list[ast.keyword], at: ast.expr) -> ast.expr:
@@ -301,7 +306,9 @@ def _lists_of(loop: ast.For) -> tuple[str, ...] | None:
     stored = [node for node in nodes if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)]
     if any(not isinstance(node.value, ast.Name) for node in stored):
         return None
+    local = local_lists(loop.body)
     appends = [node for node in nodes if isinstance(node, ast.Expr) and _append(node) is not None]
+    appends = [node for node in appends if not changes_only(node.value, local)]
     ends = _ends(appends)
     lists = ends.keys()
     changing = [
@@ -309,6 +316,7 @@ def _lists_of(loop: ast.For) -> tuple[str, ...] | None:
         for node in nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING
     ]
+    changing = [node for node in changing if not changes_only(node, local)]
     last = [node for node in nodes if _is_last_item(node, ends)]
     # Also in lambdas and comprehensions.
     reads = [node for root in loop.body for node in ast.walk(root) if isinstance(node, ast.Name) and node.id in lists]
@@ -398,10 +406,10 @@ class _Numbers(ast.NodeTransformer):
         return _call("call", [function, *node.args], node.keywords, node) if is_builtin or is_math else node
 
 
-def _with_appends(statement: ast.stmt, variable: str) -> ast.stmt:
-    """The statement with its appends as calls of the loop."""
+def _with_appends(statement: ast.stmt, variable: str, lists: Collection[str]) -> ast.stmt:
+    """The statement with its appends to these lists as calls of the loop."""
     for node in ast.walk(statement):
-        if isinstance(node, ast.Expr) and (appended := _append(node)) is not None:
+        if isinstance(node, ast.Expr) and (appended := _append(node)) is not None and appended.list in lists:
             items = ast.Name(appended.list, ast.Load())
             arguments = [ast.Constant(appended.list), items, appended.value, ast.Constant(appended.end == 0)]
             function = ast.Attribute(ast.Name(variable, ast.Load()), "append", ast.Load())

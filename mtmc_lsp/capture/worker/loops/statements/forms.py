@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Sequence
 
+LOOP_VARIABLE = "_mtmc_loop_"
+"""How the names of variables that hold loops begin."""
+
 
 def without_continue(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     """``if c: A; continue`` before ``B`` as ``if c: A`` and ``else: B``. A ``continue`` in another place stays."""
@@ -75,3 +78,30 @@ def uses(body: Sequence[ast.stmt], names: Collection[str]) -> bool:
     """Whether a body reads or writes one of these variables."""
     nodes = (node for statement in body for node in ast.walk(statement))
     return any(isinstance(node, ast.Name) and node.id in names for node in nodes)
+
+
+def local_lists(body: Sequence[ast.stmt]) -> set[str]:
+    """The lists that each iteration creates: the first statement that contains the variable assigns a list display to it."""
+    seen: set[str] = set()
+    result: set[str] = set()
+    for statement in body:
+        names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.List) and len(statement.targets) == 1:
+            target = statement.targets[0]
+            if isinstance(target, ast.Name) and target.id not in seen:
+                result.add(target.id)
+        seen |= names
+    return result
+
+
+def changes_only(call: ast.AST, lists: Collection[str]) -> bool:
+    """Whether a call of a method changes one of these lists: ``name.append(x)``, also as rewritten in an inner loop."""
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return False
+    owner = call.func.value
+    if not isinstance(owner, ast.Name):
+        return False
+    if owner.id.startswith(LOOP_VARIABLE):
+        first = call.args[0] if call.args else None
+        return isinstance(first, ast.Constant) and first.value in lists
+    return owner.id in lists
