@@ -105,17 +105,14 @@ def proposals(situation: Situation) -> list[MacroAction]:
     host_us = {action.key: overhead.saved_us(action) for action in actions}
     most = max(host_us.values(), default=0.0)
 
-    def rank(action: MacroAction) -> tuple[bool, float, str]:
+    def rank(action: MacroAction) -> tuple[bool, bool, float, str]:
         # If fusions save host time, a CUDA graph need not.
         more = -most if action.kind is ActionKind.CUDA_GRAPH else host_us[action.key]
         # The memory format of all images affects the gain of every other action, so it goes first. So does a loop that saves
-        # much memory: kernels for the values in the loop would be dropped by it. A CUDA graph as the first step shows the
-        # gain of later ones.
-        goes_first = (
-            action.params.get("rule") == propagation.RULE
-            or action.expected.saved_memory >= MUCH_MEMORY
-            or (action.kind is ActionKind.CUDA_GRAPH and situation.timing is None)
-        )
-        return not goes_first, -(action.expected.saved_us + more), action.key
+        # much memory: kernels for the values in the loop would be dropped by it.
+        goes_first = action.params.get("rule") == propagation.RULE or action.expected.saved_memory >= MUCH_MEMORY
+        # Before all of them, a CUDA graph as the first step: it shows their gains.
+        opens = action.kind is ActionKind.CUDA_GRAPH and situation.timing is None
+        return not opens, not goes_first, -(action.expected.saved_us + more), action.key
 
     return sorted(actions, key=rank)

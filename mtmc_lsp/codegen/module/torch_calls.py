@@ -41,6 +41,9 @@ def torch_call(node: Node, names: dict[Ref, str], size_text: dict[str, str], fir
     if node.kwargs.get("device") == INPUT_DEVICE:
         keywords["device"] = f"{first}.device"
     kwargs = [f"{key}={text}" for key, text in keywords.items()]
+    if name == "view" and overload == "default":
+        # A library call may return other strides than at capture, for example attention; then a view does not exist.
+        name = "reshape"
     if name in METHODS and args:
         return f"{args[0]}.{name}({', '.join([*args[1:], *kwargs])})"
     if name in FUNCTIONAL and (overload == "default"):

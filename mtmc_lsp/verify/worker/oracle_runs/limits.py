@@ -11,7 +11,7 @@ import torch
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.verify.cases import AUTOGRAD, FORWARD, VALUES
 from mtmc_lsp.verify.error_limits import FACTORS, NOISE, Draws, exceeds_tolerance
-from mtmc_lsp.verify.sizes.case_sizes import has_long_loop, has_slow_loop
+from mtmc_lsp.verify.sizes.case_sizes import elements_of, has_long_loop, has_slow_loop
 from mtmc_lsp.verify.worker.choices import TiedChoices
 from mtmc_lsp.verify.worker.comparison.batched_reads import numbers
 from mtmc_lsp.verify.worker.comparison.discrete import Ties
@@ -31,7 +31,8 @@ FEW, FEW_DRAWS = 32, 3
 """Rounding errors of results with at most this many elements vary by chance, so they are estimated from several draws. The L2
 norm of n independent errors has a relative standard deviation of about 1 / sqrt(2 n), 12 % for 32."""
 MANY_DRAWS, SMALL = 8, 1 << 22
-"""The number of draws if the inputs have at most ``SMALL`` elements: the largest of eight is unlikely to be too small."""
+"""The number of draws if all values of a call have at most ``SMALL`` elements: the largest of eight is unlikely to be too
+small."""
 CERTAIN = {name: NOISE if tolerance <= FACTORS["budget"] * NOISE else -1.0 for name, tolerance in TOLERANCE.items()}
 """By dtype: results with at most this error, and that rounding moves by at most this distance, are no noise. The limits of noise
 are higher than all others for these dtypes."""
@@ -91,7 +92,8 @@ class _Limits:
         self._records_choices = may_choose and not self._has_strict_integers
         self._is_small = sum(tensor.numel() for tensor in runs.inputs.values()) <= SMALL
         self._has_few = _has_few_elements(outcome(runs.reference))
-        self._draws = MANY_DRAWS if self._is_small else FEW_DRAWS
+        # The values of a network, also intermediate ones, are many more than its inputs.
+        self._draws = MANY_DRAWS if elements_of(self._graph, runs.case.sizes) <= SMALL else FEW_DRAWS
         self._sensitivity = dict[ResultKey, float]()
         self._conditioning = dict[ResultKey, float]()
         self._ties = dict[ResultKey, Ties]()
