@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mtmc_lsp.process.protocol import Request
+from mtmc_lsp.process.protocol import NoAnswer, Request
 from mtmc_lsp.process.sandbox import Isolation
 
 
@@ -30,3 +30,8 @@ class StartRequest(Request[StartAnswer], command="process.start"):
     """Whether to create a GPU context."""
     for_candidates: bool = False
     """Whether candidates will run here: also start Triton's driver and limit the GPU memory of the process."""
+
+
+@dataclass(frozen=True)
+class ReleaseRequest(Request[NoAnswer], command="process.release"):
+    """Free GPU memory that other workers need: unused memory, and what can be computed again or kept on the host."""

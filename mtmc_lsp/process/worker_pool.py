@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
-from mtmc_lsp.core.errors import FailureKind, WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, MtmcError, WorkerFailed
 from mtmc_lsp.process.gpu_lock import alone, lock_folder, shared
 from mtmc_lsp.process.protocol import Answer, GpuLock, Request
 
@@ -22,12 +22,18 @@ class Process(Protocol):
     ) -> Answer:
         """The answer to a request, within a time limit; see :meth:`~mtmc_lsp.process.worker_process.Worker.call`."""
 
+    def release_memory(self, seconds: float) -> None:
+        """Let the process free GPU memory for others, if it runs and is idle."""
+
     def kill(self) -> None:
         """End the process now."""
 
     def close(self) -> None:
         """End the process and release what it holds."""
 
+
+RELEASE_SECONDS = 30.0
+"""Time limit for freeing the memory of one process."""
 
 P = TypeVar("P", bound=Process)
 
@@ -47,6 +53,8 @@ class WorkerPool:
             lock_folder()
         self._deadline = deadline
         self._processes: list[Process] = []
+        self._others: list[Process] = []
+        """Processes that somebody else owns and that hold GPU memory, too."""
         self._gpu: Future[str] = Future()
         self._is_exclusive = False
 
@@ -54,6 +62,10 @@ class WorkerPool:
         """Own a process, which :meth:`close` ends."""
         self._processes.append(process)
         return process
+
+    def share_memory_with(self, process: Process) -> None:
+        """Let a process of somebody else free GPU memory when a call has none."""
+        self._others.append(process)
 
     def set_gpu(self, uuid: str) -> None:
         """Set the UUID of the GPU, known after a process created its context; empty if that failed."""
@@ -73,6 +85,8 @@ class WorkerPool:
     def call(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
         """The answer to a request, with the shared GPU lock: no timing runs meanwhile.
 
+        A command that runs out of GPU memory is repeated once, as by :meth:`call_with_room`.
+
         Args:
             seconds: time limit, without the wait for the lock.
 
@@ -80,13 +94,39 @@ class WorkerPool:
             MtmcError: the error that the command raised.
             WorkerFailed: the process did not answer; of kind ``DEADLINE`` if the deadline of the task passed.
         """
-        return self._call(process, request, seconds, None if self._is_exclusive else self._lock)
+        return self._call(process, request, seconds, self._shared_lock)
+
+    def call_with_room(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
+        """As :meth:`call`, after all idle processes freed the GPU memory that they can do without.
+
+        A call that shares the GPU otherwise has it alone, so that no other command of this machine needs memory meanwhile.
+        """
+        return self._with_room(process, request, seconds, self._shared_lock)
+
+    @property
+    def _shared_lock(self) -> GpuLock | None:
+        return None if self._is_exclusive else self._lock
 
     def call_unlocked(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
         """As :meth:`call`, for requests that do not use the GPU or whose caller holds its lock."""
         return self._call(process, request, seconds, None)
 
     def _call(self, process: Process, request: Request[Answer], seconds: float, lock: GpuLock | None) -> Answer:
+        try:
+            return self._call_once(process, request, seconds, lock)
+        except MtmcError as error:
+            if error.kind is not FailureKind.GPU_OUT_OF_MEMORY:
+                raise
+        return self._with_room(process, request, seconds, lock)
+
+    def _with_room(self, process: Process, request: Request[Answer], seconds: float, lock: GpuLock | None) -> Answer:
+        with self.exclusive_gpu() if lock is not None else contextlib.nullcontext():
+            # The process itself keeps results of earlier commands, too.
+            for each in (*self._processes, *self._others):
+                each.release_memory(RELEASE_SECONDS)
+            return self._call_once(process, request, seconds, None)
+
+    def _call_once(self, process: Process, request: Request[Answer], seconds: float, lock: GpuLock | None) -> Answer:
         expired = WorkerFailed(
             f"the time limit of the whole run was reached during {request.command}", kind=FailureKind.DEADLINE
         )

@@ -26,10 +26,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Union
 
-from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, WorkerFailed
+from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, MtmcError, WorkerFailed
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.process.fork_server import ENTRY, ForkedWorker, ForkServer, ForkServerGone, Launch, end_started
 from mtmc_lsp.process.gpu_lock import lock_seconds
+from mtmc_lsp.process.messages import ReleaseRequest
 from mtmc_lsp.process.protocol import (
     Answer,
     GpuLock,
@@ -144,41 +145,58 @@ class Worker:
 
     def _exchange(self, command: str, request: object, seconds: float, lock: GpuLock | None, end: float) -> Any:
         """Send one request and return the JSON data of its answer."""
+        with self._lock:
+            return self._exchange_locked(command, request, seconds, lock, end)
+
+    def _exchange_locked(self, command: str, request: object, seconds: float, lock: GpuLock | None, end: float) -> Any:
+        """As :meth:`_exchange`, for a caller that holds the lock of this object."""
         deadline = min(time.monotonic() + seconds, end)
         # Only the answer with this token counts: other code in the child may write to the pipe as well.
         token = secrets.token_hex(16)
         line = encode_request(command, request, token, lock)
-        with self._lock:
-            start = time.monotonic()
-            process = self._start()
-            try:
-                self._send(line, deadline)
-                received = b""
-                if lock is not None:
-                    received = self._wait_for_lock(process, token, end)
-                    start = time.monotonic()
-                    deadline = min(start + seconds, end)
-                answer = self._receive(process, deadline, received)
-            except BrokenPipeError:
-                answer = b""
-            except TimeoutError:
+        start = time.monotonic()
+        process = self._start()
+        try:
+            self._send(line, deadline)
+            received = b""
+            if lock is not None:
+                received = self._wait_for_lock(process, token, end)
+                start = time.monotonic()
+                deadline = min(start + seconds, end)
+            answer = self._receive(process, deadline, received)
+        except BrokenPipeError:
+            answer = b""
+        except TimeoutError:
+            self._stop()
+            raise WorkerFailed(
+                f"{command} took longer than {seconds:.0f} s, so its process was ended",
+                kind=FailureKind.TIMEOUT,
+                remedy="Look for an endless loop, or make the sizes in the workload smaller.",
+            ) from None
+        finally:
+            command_seconds[command] += time.monotonic() - start
+        if not answer:
+            raise self._death(process, command)
+        try:
+            return decode_answer(answer, token, command)
+        except WorkerFailed as error:
+            if error.kind is FailureKind.BAD_ANSWER:
+                # The stream cannot be trusted any more.
                 self._stop()
-                raise WorkerFailed(
-                    f"{command} took longer than {seconds:.0f} s, so its process was ended",
-                    kind=FailureKind.TIMEOUT,
-                    remedy="Look for an endless loop, or make the sizes in the workload smaller.",
-                ) from None
-            finally:
-                command_seconds[command] += time.monotonic() - start
-            if not answer:
-                raise self._death(process, command)
-            try:
-                return decode_answer(answer, token, command)
-            except WorkerFailed as error:
-                if error.kind is FailureKind.BAD_ANSWER:
-                    # The stream cannot be trusted any more.
-                    self._stop()
-                raise
+            raise
+
+    def release_memory(self, seconds: float) -> None:
+        """Let a running child that is idle free GPU memory for others; errors end it, or are left to the next call."""
+        if not self._lock.acquire(blocking=False):
+            # It runs a command, and may wait for the GPU lock of this caller.
+            return
+        try:
+            if self._process is not None and self._process.poll() is None:
+                request = ReleaseRequest()
+                with contextlib.suppress(MtmcError):
+                    self._exchange_locked(request.command, to_json(request), seconds, None, float("inf"))
+        finally:
+            self._lock.release()
 
     def kill(self) -> None:
         """End the child now. A running call raises ``WorkerFailed`` with kind ``CANCELLED``."""

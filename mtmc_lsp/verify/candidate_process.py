@@ -125,6 +125,10 @@ class CandidateProcess:
         """
         self._worker.copy_file(RESULTS, to)
 
+    def release_memory(self, seconds: float) -> None:
+        """Let an idle process free GPU memory for others."""
+        self._worker.release_memory(seconds)
+
     def kill(self) -> None:
         """End the process now; a call that is under way raises ``WorkerFailed``."""
         for worker in (self._worker, self._unlocked):

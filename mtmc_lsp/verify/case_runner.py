@@ -53,6 +53,8 @@ class CaseRunner:
         self._trivial: frozenset[str] | None = None
         """Answers without any computation that passed on all cases so far that can tell; ``None`` before the first."""
         self._has_retried = False
+        self._lacks_memory = False
+        """Whether a case needs more memory than the GPU has."""
         self.calls = 0
         """The number of calls of the candidate so far."""
 
@@ -103,7 +105,7 @@ class CaseRunner:
         self._reference.share_inputs(prepared)
         try:
             request = CandidateRequest(prepared.data, self._candidate.source(self.trial), plan)
-            answer = self._reference.pool.call(self._process, request, factor * self._reference.run_seconds)
+            answer = self._answer(request, factor * self._reference.run_seconds)
             if answer.status == "ran":
                 self._process.take_results(results)
         except WorkerFailed as error:
@@ -137,6 +139,17 @@ class CaseRunner:
             outcome = skipped(case, "values", answer.uncompared, ran=True)
             return replace(outcome, uncompared=answer.uncompared, unread=answer.unread, programs=answer.programs)
         return self._judged(prepared, answer, results, plan)
+
+    def _answer(self, request: CandidateRequest, seconds: float) -> CandidateAnswer:
+        """The candidate's answer; a call that runs out of GPU memory is repeated in a new process that has the GPU alone."""
+        pool = self._reference.pool
+        answer = pool.call(self._process, request, seconds)
+        if answer.failure is not FailureKind.GPU_OUT_OF_MEMORY or self._lacks_memory:
+            return answer
+        self._process.next()
+        answer = pool.call_with_room(self._process, request, seconds)
+        self._lacks_memory = answer.failure is FailureKind.GPU_OUT_OF_MEMORY
+        return answer
 
     def _judged(self, prepared: PreparedCase, answer: CandidateAnswer, results: Path, plan: CallPlan) -> CaseOutcome:
         case = prepared.case

@@ -119,6 +119,8 @@ class Reference:
         if worker is None and self.has_gpu and is_host_bound(capture):
             # The host bounds a loop of launches, and most of the GPU is idle.
             self._workers.append(Worker(python, cwd=root, env=variables, fork_server=fork_server))
+        for each in self._workers:
+            self.pool.share_memory_with(each)
         self._shares_memory = self.has_gpu
         # A thread for each process computes ahead; calls that a candidate waits for go first.
         self._ahead = ThreadPoolExecutor(len(self._workers), initializer=self._take_worker)

@@ -140,3 +140,20 @@ def test_trivial_answers_are_compared_until_a_case_refutes_them_all() -> None:
     found = [outcome.trivial for outcome in outcomes(processes, 4) if outcome is not None]
     assert processes.looked_for_trivial == [True, True, True, False]
     assert found == [*map(frozenset, judgements[:3]), None]
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_candidate_without_memory_is_run_again_with_room(has_room: bool) -> None:
+    no_memory = CandidateAnswer("runtime_error", "CUDA out of memory", FailureKind.GPU_OUT_OF_MEMORY)
+    processes = Processes([no_memory], [JudgeAnswer(())])
+    with_room = list[object]()
+
+    def call_with_room(process: object, request: CandidateRequest, seconds: float) -> CandidateAnswer:
+        with_room.append(request)
+        return RAN if has_room else no_memory
+
+    processes.call_with_room = call_with_room  # type: ignore[attr-defined]
+    first, second = outcomes(processes, 2)
+    assert first is not None and second is not None
+    assert first.is_correct is second.is_correct is has_room
+    assert len(with_room) == (2 if has_room else 1), "a candidate that needs more than the GPU has is repeated once"

@@ -19,7 +19,10 @@ import time
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from mtmc_lsp.core.errors import FailureKind
 
 COMMANDS = {
     "capture.capture": ("CaptureRequest", "commands:capture"),
@@ -54,6 +57,7 @@ COMMANDS = {
     "kernels.program": ("ProgramRequest", "program_command:run_program"),
     "kernels.time": ("KernelTimeRequest", "time_command:time_kernels"),
     "process.start": ("StartRequest", "start:start"),
+    "process.release": ("ReleaseRequest", "gpu_memory:release"),
     "policies.lm.score": ("ScoreRequest", "score_command:score"),
     "training.lm.start": ("StartTrainingRequest", "training_commands:start_training"),
     "training.lm.advance": ("AdvanceTrainingRequest", "training_commands:advance_training"),
@@ -148,32 +152,43 @@ def _run(command: str, request: Any) -> object:
 
 
 def _respond(message: dict[str, Any], token: str) -> str:
-    """Run the command; the line with its answer or error."""
+    """Run the command; the line with its answer or error. Other workers then find the GPU memory that it does not keep."""
+    from mtmc_lsp.core.errors import FailureKind
+
+    # Imported first: an import excludes all objects from garbage collection, also those that the command leaves.
+    gpu_memory = _import("mtmc_lsp.process.worker.gpu_memory")
+    answer, failure = _outcome(message, token)
+    gpu_memory.return_idle_memory(ran_out=failure is FailureKind.GPU_OUT_OF_MEMORY)
+    return answer
+
+
+def _outcome(message: dict[str, Any], token: str) -> tuple[str, FailureKind | None]:
+    """The line with the answer or error of the command, and the kind of the error."""
     from mtmc_lsp.core.errors import MtmcError, OutOfMemory, TargetRaises
     from mtmc_lsp.process.protocol import encode_answer, encode_error
     from mtmc_lsp.process.worker.failures import classify
 
     command = message["command"]
     try:
-        return encode_answer(_run(command, message["request"]), token)
+        return encode_answer(_run(command, message["request"]), token), None
     except MtmcError as error:
         error.kind = classify(error)
-        return encode_error(error, token)
+        return encode_error(error, token), error.kind
     except SystemExit as error:
         text = f"the file's code ends the process (SystemExit: {error})"
         remedy = "Put it under `if __name__ == '__main__':`."
-        return encode_error(TargetRaises(text, remedy=remedy, kind=classify(error)), token)
+        return encode_error(TargetRaises(text, remedy=remedy, kind=classify(error)), token), None
     except Exception as error:
         kind = classify(error)
         if kind.is_out_of_memory:
             text = "the GPU is out of memory" if kind.is_gpu_failure else "the machine is out of memory"
             text += ", because of this workload or of other programs"
-            return encode_error(OutOfMemory(text, remedy=MEMORY_REMEDY, kind=kind), token)
+            return encode_error(OutOfMemory(text, remedy=MEMORY_REMEDY, kind=kind), token), kind
         # A bug of ours: the log gets the whole traceback, the user its last frame.
         traceback.print_exc()
         frame = traceback.extract_tb(error.__traceback__)[-1]
         text = f"internal error in {command}: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
-        return encode_error(MtmcError(text, kind=kind), token)
+        return encode_error(MtmcError(text, kind=kind), token), kind
 
 
 def _shared_response(message: dict[str, Any], answers: TextIO) -> str:

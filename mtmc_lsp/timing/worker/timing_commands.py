@@ -18,6 +18,7 @@ from mtmc_lsp.core.errors import TensorSharingFailed
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, lock_seconds, shared
 from mtmc_lsp.process.protocol import NoAnswer
+from mtmc_lsp.process.worker.gpu_memory import when_others_need_memory
 from mtmc_lsp.process.worker.tensor_ipc import import_
 from mtmc_lsp.timing.messages import (
     BaselinesRequest,
@@ -125,6 +126,15 @@ def keep_prepared(versions: Mapping[str, Version]) -> None:
 def is_prepared(source: str) -> bool:
     """Whether a version was prepared, and so called before."""
     return source in _state.get("prepared", {})
+
+
+@when_others_need_memory
+def drop_prepared() -> None:
+    """Drop loaded versions, and the inputs unless compiled baselines are bound to them; the next request creates both again."""
+    _state.pop("prepared", None)
+    if "compiled" not in _state:
+        _state.pop("inputs", None)
+        _state.pop("module", None)
 
 
 def version_of(capture: Capture, user_source: str, source: str) -> Version:

@@ -89,6 +89,8 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         """Whether some float of this or an earlier run had another one."""
         self.rounding_epsilon = 0.0
         """The epsilon of the coarsest dtype that a cast of the code has rounded to; 0 if none has."""
+        self.result_epsilon = 0.0
+        """The epsilon of the coarsest dtype that an operation of the code has rounded its result to; 0 if only the default."""
 
     @contextlib.contextmanager
     def with_inputs(
@@ -286,6 +288,8 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             return result
         if any(result is operand for operand in operand_tensors):
             return result
+        if user_dtype != self._default and user_dtype.is_floating_point and not result._is_view():
+            self.result_epsilon = max(self.result_epsilon, torch.finfo(user_dtype).eps)
         if self._generators is not None and user_dtype != torch.float64 and not result._is_view():
             summed = operand_tensors[0] if is_sum and operand_tensors else None
             result = self._rounded_stochastically(result, user_dtype, summed)

@@ -239,8 +239,10 @@ class _Limits:
         }
         # Further draws can only raise the limits of a result that is no noise, also of single elements.
         is_certain = all(max(errors[i], self._sensitivity.get(i, 0.0)) <= CERTAIN[self._dtype(i)] for i in errors)
-        # In a result with many elements, the errors average out, so one draw is enough.
-        has_draws = bool(ill_conditioned or rounding_epsilon or (self._is_small and self._has_few))
+        # In a result with many elements, the errors average out, so one draw is enough. The reference's error of a few elements
+        # is mostly chance where operations round more coarsely than the result, as a product in bfloat16 before a loss does.
+        varies = self._has_few and (self._is_small or self._rounds_few_coarsely())
+        has_draws = bool(ill_conditioned or rounding_epsilon or varies)
         omits_draws = has_draws and self._wanted < Draws.ALL and is_certain and not suspects and not self._following
         if self._has_strict_integers and suspects:
             raise _TooFewDraws(Draws.ALL)
@@ -275,6 +277,13 @@ class _Limits:
     def _magnified(self) -> list[ResultKey]:
         """The results that rounding of inputs alone moves beyond the tolerance."""
         return [i for i in self._errors if exceeds_tolerance(self._conditioning.get(i, 0.0), self._dtype(i))]
+
+    def _rounds_few_coarsely(self) -> bool:
+        """Whether operations round to a coarser dtype than that of a result with few elements."""
+        coarsest = self._oracle.float64_mode.result_epsilon
+        return any(
+            0 < self._runs.expected[i].numel() <= FEW and EPSILON[self._dtype(i)] < coarsest for i in self._errors
+        )
 
     def _distances(self, results: Mapping[ResultKey, torch.Tensor]) -> dict[ResultKey, float]:
         return self._oracle.distances(results)

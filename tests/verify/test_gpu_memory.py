@@ -1,0 +1,232 @@
+"""The workers of a run share the GPU's memory: each returns what it does not use, and more when another one has none."""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mtmc_lsp.core.errors import FailureKind, OutOfMemory
+from mtmc_lsp.process import gpu_lock
+from mtmc_lsp.process.messages import ReleaseRequest, StartRequest
+from mtmc_lsp.process.protocol import GpuLock
+from mtmc_lsp.process.worker import gpu_memory, main
+from mtmc_lsp.process.worker_pool import WorkerPool
+from mtmc_lsp.process.worker_process import Worker
+from mtmc_lsp.timing.worker import timing_commands
+from mtmc_lsp.verify.worker import reference_cache
+
+GIB = 1 << 30
+TOTAL = 128 * GIB
+
+
+class FakeCuda:
+    """The allocator of a GPU with 128 GiB."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reserved = self.allocated = self.emptied = 0
+        for name, value in {
+            "is_initialized": lambda: True,
+            "memory_reserved": lambda: self.reserved,
+            "memory_allocated": lambda: self.allocated,
+            "mem_get_info": lambda: (TOTAL - self.reserved, TOTAL),
+            "empty_cache": self.empty,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    def empty(self) -> None:
+        self.emptied += 1
+        self.reserved = self.allocated
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda(monkeypatch)
+
+
+def respond(monkeypatch: pytest.MonkeyPatch, run: Any) -> str:
+    monkeypatch.setattr(main, "_run", lambda command, request: run())
+    return main._respond({"command": "some.command", "request": {}}, "token")
+
+
+@pytest.mark.parametrize(("idle", "emptied"), [(3 * GIB, 0), (5 * GIB, 1)])
+def test_a_considerable_share_that_is_idle_goes_back_after_a_command(
+    idle: int, emptied: int, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> dict[str, int]:
+        cuda.reserved, cuda.allocated = 40 * GIB + idle, 40 * GIB
+        return {}
+
+    assert "result" in respond(monkeypatch, run)
+    assert cuda.emptied == emptied
+
+
+def test_a_command_that_ran_out_of_memory_keeps_nothing_in_cycles(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def run() -> None:
+        tensor, cycle = torch.zeros(4), list[Any]()
+        cycle += [cycle, tensor]
+        kept.append(weakref.ref(tensor))
+        cuda.reserved, cuda.allocated = 2 * GIB, GIB
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert "the GPU is out of memory" in respond(monkeypatch, run)
+    assert kept[0]() is None and cuda.emptied == 1
+
+
+def test_a_lost_context_does_not_hide_the_answer(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    cuda.reserved = 64 * GIB
+    monkeypatch.setattr(torch.cuda, "empty_cache", lost)
+    assert "result" in respond(monkeypatch, dict)
+
+
+class FakeProcess:
+    """Runs out of memory until others have released some."""
+
+    def __init__(self, events: list[str], name: str, failures: int = 0) -> None:
+        self.events, self.name, self.failures = events, name, failures
+        self.gpu_is_free: list[bool] = []
+
+    def call(self, request: object, seconds: float, lock: GpuLock | None = None, end: float = 0.0) -> Any:
+        self.events.append(f"call {self.name}")
+        folder = gpu_lock.lock_folder("fake")
+        self.gpu_is_free.append(gpu_lock._is_free(folder, "fake"))
+        if self.failures:
+            self.failures -= 1
+            raise OutOfMemory("the GPU is out of memory", kind=FailureKind.GPU_OUT_OF_MEMORY)
+        return "answer"
+
+    def release_memory(self, seconds: float) -> None:
+        self.events.append(f"release {self.name}")
+
+    def kill(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def pool_with(failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[WorkerPool, FakeProcess]:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    pool, events = WorkerPool(has_gpu=True), list[str]()
+    pool.set_gpu("fake")
+    process = pool.add(FakeProcess(events, "a", failures))
+    pool.add(FakeProcess(events, "b"))
+    pool.share_memory_with(FakeProcess(events, "reference"))
+    return pool, process
+
+
+RELEASED = ["release a", "release b", "release reference"]
+
+
+def test_a_command_without_memory_is_repeated_alone_after_others_released_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, process = pool_with(1, tmp_path, monkeypatch)
+    assert pool.call(process, ReleaseRequest(), 5.0) == "answer"
+    assert process.events == ["call a", *RELEASED, "call a"]
+    assert process.gpu_is_free == [True, False]
+    assert gpu_lock._is_free(gpu_lock.lock_folder("fake"), "fake")
+
+
+def test_a_command_without_memory_is_repeated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, process = pool_with(3, tmp_path, monkeypatch)
+    with pytest.raises(OutOfMemory):
+        pool.call(process, ReleaseRequest(), 5.0)
+    assert process.events == ["call a", *RELEASED, "call a"]
+
+
+def test_a_caller_that_holds_the_gpu_does_not_wait_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, process = pool_with(1, tmp_path, monkeypatch)
+    with pool.exclusive_gpu():
+        assert pool.call_unlocked(process, ReleaseRequest(), 5.0) == "answer"
+    process.failures = 1
+    with pool.exclusive_gpu(admits_calls=True):
+        assert pool.call(process, ReleaseRequest(), 5.0) == "answer"
+
+
+def test_only_an_idle_child_that_runs_is_asked_for_memory(tmp_path: Path) -> None:
+    with Worker(sys.executable, cwd=str(tmp_path)) as worker:
+        worker.release_memory(20.0)
+        assert worker._process is None
+        worker.call(StartRequest(gpu=False), 60.0)
+        child = worker._process
+        worker.release_memory(20.0)
+        assert worker._process is child and child is not None and child.poll() is None
+        # It runs a command that may wait for the GPU.
+        with worker._lock:
+            began = time.monotonic()
+            worker.release_memory(600.0)
+            assert time.monotonic() - began < 60.0
+        worker.call(StartRequest(gpu=False), 60.0)
+
+
+class TestCache:
+    """The cache of expected results, with tensors of the host that count as the GPU's."""
+
+    @pytest.fixture(autouse=True)
+    def empty(self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reference_cache, "_cache", {})
+        monkeypatch.setattr(reference_cache, "_device", lambda tensor: "cuda")
+        monkeypatch.setattr(reference_cache, "GPU_PART", 1000 / TOTAL)
+
+    @staticmethod
+    def stored(count: int, path: str = "case") -> dict[str, Any]:
+        value = {"results": [torch.arange(count).reshape(2, -1).t()], "facts": [{}], "oracle": (torch.ones(1), "text")}
+        reference_cache.store(path, value, or_file=False)
+        return value
+
+    def test_small_values_stay_on_the_gpu(self) -> None:
+        value = self.stored(10)
+        assert reference_cache.load("case", "cpu") is value
+
+    def test_large_values_are_on_the_host(self) -> None:
+        value = self.stored(1000)
+        assert set(reference_cache._bytes["case"]) == {reference_cache.MOVED}
+        assert isinstance(reference_cache._cache["case"]["results"][0], reference_cache._Moved)
+        loaded = reference_cache.load("case", "cpu")
+        assert torch.equal(loaded["results"][0], value["results"][0])
+        assert loaded["results"][0].stride() == value["results"][0].stride()
+        assert loaded["oracle"][1] == "text" and loaded["facts"] == [{}]
+
+    def test_all_values_leave_the_gpu_when_others_need_it(self) -> None:
+        value = self.stored(10)
+        gpu_memory.release(ReleaseRequest())
+        assert isinstance(reference_cache._cache["case"]["results"][0], reference_cache._Moved)
+        assert torch.equal(reference_cache.load("case", "cpu")["results"][0], value["results"][0])
+
+    def test_values_without_room_anywhere_are_computed_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reference_cache, "MOVED_BYTES", 100)
+        self.stored(1000)
+        self.stored(100, "small")
+        gpu_memory.release(ReleaseRequest())
+        assert not reference_cache.is_cached("case") and not reference_cache.is_cached("small")
+
+    def test_a_layout_that_a_copy_would_change_is_computed_again(self) -> None:
+        value = {"results": [torch.zeros(1, 1000).expand(4, 1000)]}
+        reference_cache.store("case", value, or_file=False)
+        assert not reference_cache.is_cached("case")
+
+
+@pytest.mark.parametrize(
+    ("kept", "left"), [({}, {"clock"}), ({"compiled": {}}, {"clock", "compiled", "inputs", "module"})]
+)
+def test_an_idle_timing_process_drops_what_it_can_create_again(
+    kept: dict[str, Any], left: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"clock": SimpleNamespace(), "inputs": {}, "module": object(), "prepared": {}, **kept}
+    monkeypatch.setattr(timing_commands, "_state", state)
+    gpu_memory.release(ReleaseRequest())
+    assert set(state) == left
