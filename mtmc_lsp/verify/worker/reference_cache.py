@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from mtmc_lsp.process.worker.tensor_ipc import export_, import_
+from mtmc_lsp.verify.worker.oracle_runs.limits import Attempt
 from mtmc_lsp.verify.worker.run_target import is_interpreted
 
 GPU_PART = 0.25
 """The part of the GPU's free memory that the cache may use: verification and timing need most of it."""
 HOST_BYTES = 1 << 30
+ATTEMPT = ":attempt"
 FILE_BYTES = 2 << 30
 """Larger values are faster to compute again than to write to a disk and read back."""
 
@@ -55,6 +57,22 @@ def in_memory(path: str) -> bool:
 def load(path: str, device: str) -> Any:
     """The cached value; if it comes from a file, its tensors are on ``device``."""
     return _cache[path] if path in _cache else import_(path, device)
+
+
+def keep_attempt(path: str, attempt: Attempt) -> None:
+    """Keep the runs of the expected results that are cached at ``path``, until more draws are needed; nothing without them."""
+    key = path + ATTEMPT
+    _cache.pop(key, None)
+    # What it shares with the expected results is counted there.
+    if attempt.runs is not None and in_memory(path):
+        store(key, {"attempt": attempt, "tensors": attempt.tensors}, or_file=False)
+
+
+def last_attempt(path: str) -> Attempt | None:
+    """The attempt that :func:`keep_attempt` has kept."""
+    kept = _cache.get(path + ATTEMPT)
+    attempt: Attempt | None = kept["attempt"] if kept is not None else None
+    return attempt
 
 
 def comparison_device() -> str:
