@@ -13,9 +13,10 @@ from wide import expected
 
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import Check, CheckStatus
+from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.error_limits import Draws
 from mtmc_lsp.verify.messages import JudgeAnswer
-from mtmc_lsp.verify.worker import judge_command, reference_cache
+from mtmc_lsp.verify.worker import judge_command, reference_cache, reference_commands
 from mtmc_lsp.verify.worker.comparison.compare import compare_case
 from mtmc_lsp.verify.worker.comparison.draws import least_draws
 from mtmc_lsp.verify.worker.oracle_runs import limits
@@ -219,3 +220,21 @@ def test_the_runs_of_an_attempt_are_kept_while_its_results_are(monkeypatch: pyte
     assert found["results"] is plain and not found["omits_draws"]
     reference_cache.keep_attempt("results", kept)
     assert reference_cache.last_attempt("results") is None, "no draws are missing"
+
+
+def test_the_judge_continues_the_attempt_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "has_loops", lambda graph: True)
+    attempt, x = Attempt(), {"x": sample()}
+    reference_cache.store(
+        "kept", expected(recurrence, x, monkeypatch, wanted=Draws.NONE, attempt=attempt), or_file=False
+    )
+    reference_cache.keep_attempt("kept", attempt)
+    call = SimpleNamespace(graph=Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={}), uses_random=False)
+    case = Case({}, "normal", 3)
+    data = SimpleNamespace(call=call, capture=call, case=case, is_first=False)
+    monkeypatch.setattr(reference_commands, "device_for", lambda *_: "cpu")
+    request: Any = SimpleNamespace(data=data, expected="kept")
+    inputs, found = judge_command._computed_again(request, Draws.ALL)
+    direct = expected(recurrence, x, monkeypatch)
+    assert torch.equal(inputs["x"], x["x"]) and found["sensitivity"] == direct["sensitivity"]
+    assert reference_cache.load("kept", "cpu") is found and reference_cache.last_attempt("kept") is None
