@@ -13,12 +13,14 @@ from wide import expected
 
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import Check, CheckStatus
+from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.error_limits import Draws
 from mtmc_lsp.verify.messages import JudgeAnswer
-from mtmc_lsp.verify.worker import judge_command
+from mtmc_lsp.verify.worker import judge_command, reference_cache, reference_commands
 from mtmc_lsp.verify.worker.comparison.compare import compare_case
 from mtmc_lsp.verify.worker.comparison.draws import least_draws
 from mtmc_lsp.verify.worker.oracle_runs import limits
+from mtmc_lsp.verify.worker.oracle_runs.limits import Attempt
 from mtmc_lsp.verify.worker.oracle_runs.runs import OracleRuns
 from tests.loops.examples import LOOPS
 
@@ -114,6 +116,45 @@ def test_more_draws_follow_from_the_exact_run_of_the_first_attempt(monkeypatch: 
     assert torch.equal(retried["oracle"][0], direct["oracle"][0])
 
 
+def with_index(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = recurrence(x)
+    return rows, rows.argmax(1)
+
+
+@pytest.mark.parametrize("function", [recurrence, with_index])
+@pytest.mark.parametrize("indices", [True, False], ids=["may choose", "without indices"])
+def test_another_attempt_makes_only_the_missing_draws(
+    function: Callable[..., Any], indices: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "has_loops", lambda graph: True)
+    monkeypatch.setattr(limits, "loops_without_indices", lambda graph: not indices)
+    x, calls = {"x": sample()[:, :2].contiguous()}, [0]
+    x["x"][1, 0] = 1.0 / 3.0
+
+    def counted(x: torch.Tensor) -> Any:
+        calls[0] += 1
+        return function(x)
+
+    def calls_of(wanted: Draws, attempt: Attempt) -> tuple[int, dict[str, Any]]:
+        before = calls[0]
+        found = expected(counted, x, monkeypatch, wanted=wanted, attempt=attempt)
+        return calls[0] - before, found
+
+    attempt = Attempt()
+    steps = [calls_of(wanted, attempt) for wanted in Draws]
+    assert [found["omits_draws"] for _, found in steps] == [True, True, False] and attempt.runs is None
+    for wanted, (_, found) in zip(Draws, steps, strict=True):
+        _, direct = calls_of(wanted, Attempt())
+        assert found["sensitivity"] == direct["sensitivity"] and found["conditioning"] == direct["conditioning"]
+        assert repr(found["ties"]) == repr(direct["ties"])
+        assert repr(found["ill_conditioned"]) == repr(direct["ill_conditioned"])
+        assert all(map(torch.equal, found["oracle"], direct["oracle"]))
+    needed = calls_of(Draws.ALL, Attempt())[0]
+    # The exact run is made again to record choices, and so are the draws if there are any.
+    again = (1 + (limits.FEW_DRAWS if function is with_index else 0)) if indices else 0
+    assert sum(count for count, _ in steps) == needed + again
+
+
 def test_only_loops_begin_without_draws(captured: Callable[[str, str], Any]) -> None:
     """And the workload's case of a long one with few: those that round each operation would take longer than the run."""
     loop = captured(LOOPS, "recurrence").graph
@@ -142,7 +183,7 @@ def test_the_judge_makes_the_draws_that_a_candidate_needs(
     def with_draws(draws: Draws) -> dict[str, Any]:
         return {"omits_draws": draws < Draws.ALL, "draws": int(draws), "results": [], "after": {}}
 
-    def compute(data: object, wanted: Draws) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    def compute(data: object, wanted: Draws, attempt: Attempt) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         computed.append(wanted)
         return {}, with_draws(wanted)
 
@@ -162,3 +203,38 @@ def test_the_judge_makes_the_draws_that_a_candidate_needs(
     (check,) = judge_command.judge(request).checks
     assert computed == made
     assert (check.status is CheckStatus.PASSED) is (passes_from <= Draws.ALL)
+
+
+def test_the_runs_of_an_attempt_are_kept_while_its_results_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "has_loops", lambda graph: True)
+    attempt = Attempt()
+    found = expected(recurrence, {"x": sample()}, monkeypatch, wanted=Draws.NONE, attempt=attempt)
+    reference_cache.keep_attempt("results", attempt)
+    assert reference_cache.last_attempt("results") is None, "the results are not in memory"
+    reference_cache.store("results", found, or_file=False)
+    reference_cache.keep_attempt("results", attempt)
+    kept = reference_cache.last_attempt("results")
+    assert kept is attempt and kept.runs is not None
+    plain = kept.runs.reference["results"]
+    found = expected(recurrence, {"x": sample()}, monkeypatch, wanted=Draws.ALL, attempt=kept)
+    assert found["results"] is plain and not found["omits_draws"]
+    reference_cache.keep_attempt("results", kept)
+    assert reference_cache.last_attempt("results") is None, "no draws are missing"
+
+
+def test_the_judge_continues_the_attempt_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "has_loops", lambda graph: True)
+    attempt, x = Attempt(), {"x": sample()}
+    reference_cache.store(
+        "kept", expected(recurrence, x, monkeypatch, wanted=Draws.NONE, attempt=attempt), or_file=False
+    )
+    reference_cache.keep_attempt("kept", attempt)
+    call = SimpleNamespace(graph=Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={}), uses_random=False)
+    case = Case({}, "normal", 3)
+    data = SimpleNamespace(call=call, capture=call, case=case, is_first=False)
+    monkeypatch.setattr(reference_commands, "device_for", lambda *_: "cpu")
+    request: Any = SimpleNamespace(data=data, expected="kept")
+    inputs, found = judge_command._computed_again(request, Draws.ALL)
+    direct = expected(recurrence, x, monkeypatch)
+    assert torch.equal(inputs["x"], x["x"]) and found["sensitivity"] == direct["sensitivity"]
+    assert reference_cache.load("kept", "cpu") is found and reference_cache.last_attempt("kept") is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from wide import expected
 
 from mtmc_lsp.verify.worker import float64_execution
 from mtmc_lsp.verify.worker.float64_execution import CALLS_BETWEEN_TIMINGS, Float64Mode
+from mtmc_lsp.verify.worker.values.stochastic_rounding import rounded_at_random
 
 
 def sample(dtype: torch.dtype = torch.float32, *shape: int) -> torch.Tensor:
@@ -136,6 +139,28 @@ def test_results_scatter_only_where_their_dtype_cannot_hold_them() -> None:
         products = whole * whole[:, None]
         fits = products.to(dtype).double() == products
         assert torch.equal(exact[fits], products[fits]) and torch.equal(view, wide.t())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_random_rounding_has_no_bias_and_keeps_what_the_dtype_holds(dtype: torch.dtype) -> None:
+    info, generator = torch.finfo(dtype), torch.Generator().manual_seed(1)
+    parts = torch.tensor([0.0, 0.25, 0.5, 0.9, -0.25], dtype=WIDE)
+    start = torch.tensor([1.0, 1.0, 1.5, 7.0, -1.0], dtype=WIDE)
+    step = info.eps * torch.tensor([1.0, 1.0, 1.0, 4.0, 1.0], dtype=WIDE)
+    values = (start + parts * step).repeat(20000, 1)
+    apart = (rounded_at_random(values, dtype, generator, tuple(values.shape)) - start) / step
+    expected_parts = parts.abs() * start.sign()
+    assert set(apart.unique().tolist()) <= {-1.0, 0.0, 1.0}
+    assert torch.allclose(apart.mean(0), expected_parts, atol=0.02)
+    least = info.tiny * info.eps
+    held = torch.tensor([least, 3 * least, info.tiny, info.max, -info.max, 0.0, math.inf, -math.inf, math.nan]).double()
+    held = held.to(dtype).double()
+    kept = rounded_at_random(held, dtype, generator, (1,))
+    assert torch.equal(kept.nan_to_num(nan=-7.0), held.nan_to_num(nan=-7.0))
+    # Subnormal numbers of the dtype, and numbers beyond its largest.
+    edges = torch.tensor([2.3 * least, 0.3 * least, 1.5 * info.max], dtype=WIDE)
+    low, none, high = rounded_at_random(edges, dtype, generator, (3,)).tolist()
+    assert (low, none) == (2 * least, 0.0) and abs(high / (1.5 * info.max) - 1) <= info.eps
 
 
 def test_equal_elements_may_scatter_alike() -> None:

@@ -15,6 +15,7 @@ from mtmc_lsp.verify.error_limits import Draws
 from mtmc_lsp.verify.worker import expectations
 from mtmc_lsp.verify.worker.comparison.compare import compare_case
 from mtmc_lsp.verify.worker.oracle_runs import runs
+from mtmc_lsp.verify.worker.oracle_runs.limits import Attempt
 from mtmc_lsp.verify.worker.run_target import flatten
 
 Function = Callable[..., Any]
@@ -26,6 +27,7 @@ def expected(
     monkeypatch: pytest.MonkeyPatch,
     *,
     wanted: Draws = Draws.ALL,
+    attempt: Attempt | None = None,
 ) -> dict[str, Any]:
     """The result of :func:`expectations.expected_of` for a function of named tensors."""
 
@@ -37,7 +39,8 @@ def expected(
     monkeypatch.setattr(runs, "run_case", run_case)
     graph = Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={})
     capture: Any = SimpleNamespace(graph=graph, uses_random=False)
-    return expectations.expected_of(None, capture, dict(inputs), "cpu", Case({}, "normal", 3), wanted=wanted)
+    case = Case({}, "normal", 3)
+    return expectations.expected_of(None, capture, dict(inputs), "cpu", case, wanted=wanted, attempt=attempt)
 
 
 def compared(

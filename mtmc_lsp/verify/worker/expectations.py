@@ -14,7 +14,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import AUTOGRAD, FORWARD, VALUES, Case
 from mtmc_lsp.verify.error_limits import FACTORS, Draws
 from mtmc_lsp.verify.worker.oracle_runs import tf32
-from mtmc_lsp.verify.worker.oracle_runs.limits import oracle_of
+from mtmc_lsp.verify.worker.oracle_runs.limits import Attempt, oracle_of
 from mtmc_lsp.verify.worker.oracle_runs.runs import CaseRuns
 from mtmc_lsp.verify.worker.oracle_runs.tensors import ResultKey, dtype_name
 
@@ -28,11 +28,13 @@ def expected_of(
     *,
     is_first: bool = False,
     wanted: Draws = Draws.ALL,
+    attempt: Attempt | None = None,
 ) -> dict[str, Any]:
     """The reference's results on a case's inputs, and the oracle's.
 
     Args:
         wanted: the draws of rounding. Where fewer than all are wanted, those are made that do more than permit larger errors.
+        attempt: the last attempt for the same case and inputs with fewer draws, whose runs are used; it becomes this one.
 
     Returns:
         The entries of :func:`run_case`, and: ``oracle`` and ``oracle_after``, the same in float64; ``sensitivity``, by result
@@ -42,7 +44,7 @@ def expected_of(
         integer result that an index of a score decides; ``has_oracle``, whether float64 fitted into memory; ``draws``, those that
         were made; ``omits_draws``, whether draws are left out that may permit larger errors.
     """
-    runs = CaseRuns(module, capture, inputs, device, case)
+    runs = (attempt.runs if attempt is not None else None) or CaseRuns(module, capture, inputs, device, case)
     reference, kind = runs.reference, case.kind
     # Without a float64 oracle, the reference's results are the only ones to compare with.
     defaults: dict[str, Any] = {
@@ -61,7 +63,7 @@ def expected_of(
         return {**reference, **defaults}
     if case.has_oracle:
         try:
-            return {**reference, **defaults, **oracle_of(runs, is_first=is_first, wanted=wanted)}
+            return {**reference, **defaults, **oracle_of(runs, is_first=is_first, wanted=wanted, attempt=attempt)}
         except torch.OutOfMemoryError:
             if is_first:
                 tf32.assume(runs)

@@ -15,6 +15,7 @@ from mtmc_lsp.capture.worker.arguments.strided_tensors import laid_out
 from mtmc_lsp.capture.worker.autocast.dtypes import result_dtype
 from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.verify.worker.values.float8 import SCALED_PRODUCT, scaled_product
+from mtmc_lsp.verify.worker.values.stochastic_rounding import rounded_at_random, rounded_sum
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 CASTS = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32, "double": torch.float64}
@@ -314,20 +315,12 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         plain = value.detach()
         if plain.device not in self._generators:
             self._generators[plain.device] = torch.Generator(plain.device).manual_seed(self._seed)
-        shape = (1,) * plain.dim() if self._shares_draw else plain.shape
-        draw = torch.rand(shape, generator=self._generators[plain.device], device=plain.device, dtype=plain.dtype)
-        is_exact, epsilon = plain.to(dtype) == plain, torch.finfo(dtype).eps
-        width: float | torch.Tensor = epsilon
+        generator = self._generators[plain.device]
+        shape = (1,) * plain.dim() if self._shares_draw else tuple(plain.shape)
         if summed is not None and summed.numel() > plain.numel():
-            has_fractions = (summed.detach() != summed.detach().round()).any()
-            is_exact &= ~has_fractions
-            # Far enough to reach the next number.
-            width = torch.where(has_fractions, 3.0 * epsilon, epsilon)
-        factor = draw.sub_(0.5).mul_(width).add_(1.0)
-        # In place, because tensors may have gigabytes.
-        rounded = factor * plain if self._shares_draw else factor.mul_(plain)
-        rounded.copy_(rounded.to(dtype))
-        rounded = torch.where(is_exact | ~torch.isfinite(rounded), plain, rounded)
+            rounded = rounded_sum(plain, dtype, summed.detach(), generator, shape)
+        else:
+            rounded = rounded_at_random(plain, dtype, generator, shape)
         if value.requires_grad:
             return value + torch.where(torch.isfinite(plain), rounded - plain, 0.0)
         # Code that follows may depend on the strides, as in `torch.empty_strided(...).as_strided(...)`.

@@ -19,7 +19,15 @@ from mtmc_lsp.verify.worker.comparison.draws import least_draws
 from mtmc_lsp.verify.worker.comparison.small_results import precise_results
 from mtmc_lsp.verify.worker.inputs import EXACT
 from mtmc_lsp.verify.worker.observation.determinism import not_explained
-from mtmc_lsp.verify.worker.reference_cache import comparison_device, is_cached, load, store
+from mtmc_lsp.verify.worker.oracle_runs.limits import Attempt
+from mtmc_lsp.verify.worker.reference_cache import (
+    comparison_device,
+    is_cached,
+    keep_attempt,
+    last_attempt,
+    load,
+    store,
+)
 from mtmc_lsp.verify.worker.reference_commands import expected_results, inputs_of
 from mtmc_lsp.verify.worker.run_target import module_of, outcome, release_gpu_memory, target_source
 
@@ -44,8 +52,14 @@ def judge(request: JudgeRequest) -> JudgeAnswer:
 
 def _computed_again(request: JudgeRequest, wanted: Draws) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The inputs and expected results with more draws, which the next candidate will probably need, too."""
-    inputs, expected = _computed(request.data, wanted)
+    attempt = last_attempt(request.expected) or Attempt()
+    if attempt.runs is not None:
+        inputs = attempt.runs.inputs
+        expected = expected_results(request.data, attempt.runs.module, inputs, wanted, attempt)
+    else:
+        inputs, expected = _computed(request.data, wanted, attempt)
     store(request.expected, expected, or_file=False)
+    keep_attempt(request.expected, attempt)
     return inputs, expected
 
 
@@ -98,10 +112,12 @@ def _expected(request: JudgeRequest) -> tuple[dict[str, torch.Tensor], dict[str,
     return inputs, expected
 
 
-def _computed(data: CaseRequest, wanted: Draws) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _computed(
+    data: CaseRequest, wanted: Draws, attempt: Attempt | None = None
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The inputs and expected results, with the ``wanted`` draws of rounding."""
     module, inputs = inputs_of(data)
-    return inputs, expected_results(data, module, inputs, wanted)
+    return inputs, expected_results(data, module, inputs, wanted, attempt)
 
 
 def _fill_with_expected(results: dict[str, Any], expected: Mapping[str, Any]) -> None:

@@ -23,15 +23,15 @@ class Tf32Products(TorchDispatchMode):  # type: ignore[misc]  # torch is not typ
 
     def __init__(self, *, convolutions: bool, products: bool) -> None:
         super().__init__()
-        self._names = (CONVOLUTIONS if convolutions else frozenset()) | (PRODUCTS if products else frozenset())
+        self.names = (CONVOLUTIONS if convolutions else frozenset()) | (PRODUCTS if products else frozenset())
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = function.overloadpacket.__name__
-        if name in self._names and name == RECURRENT:
+        if name in self.names and name == RECURRENT:
             args = _rounded_layer(args)
-        elif name in self._names:
+        elif name in self.names:
             # The first argument of addmm and the like is added to the product, so it is not rounded.
             first = 1 if name.startswith("add") or name == "baddbmm" else 0
             end = {"convolution": 2, "convolution_backward": 3}.get(name, len(args))

@@ -15,6 +15,7 @@ import torch
 
 from mtmc_lsp.process.worker.gpu_memory import when_others_need_memory
 from mtmc_lsp.process.worker.tensor_ipc import export_, import_
+from mtmc_lsp.verify.worker.oracle_runs.limits import Attempt
 from mtmc_lsp.verify.worker.run_target import is_interpreted
 
 GPU_PART = 0.125
@@ -24,6 +25,8 @@ MOVED_BYTES, MOVED_PART = 16 << 30, 0.125
 """The memory of the host for values from the GPU: so many bytes, and this part of the free memory."""
 MOVED = "moved"
 """The key of their bytes in :data:`_bytes`."""
+ATTEMPT = ":attempt"
+"""The end of the key of the runs that gave the expected results."""
 FILE_BYTES = 2 << 30
 """Larger values are faster to compute again than to write to a disk and read back."""
 
@@ -79,6 +82,8 @@ def load(path: str, device: str) -> Any:
 @when_others_need_memory
 def move_to_host() -> None:
     """Move all values from the GPU to the host; those for which it has no room are computed again when they are needed."""
+    for path in [path for path in _cache if path.endswith(ATTEMPT)]:
+        del _cache[path]
     for path in [path for path in _cache if "cuda" in _bytes[path]]:
         value, added = _cache.pop(path), _bytes[path]
         _keep_on_host(path, value, added)
@@ -133,6 +138,23 @@ def _mapped(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)([_mapped(part, kind, change) for part in value])
     return value
+
+
+def keep_attempt(path: str, attempt: Attempt) -> None:
+    """Keep the runs of the expected results that are cached at ``path``, until more draws are needed; nothing without them."""
+    key = path + ATTEMPT
+    _cache.pop(key, None)
+    # What it shares with the expected results is counted there.
+    if attempt.runs is not None and in_memory(path) and MOVED not in _bytes[path]:
+        added: dict[str, int] = {}
+        _count(attempt.tensors, added)
+        _keep(key, attempt, added)
+
+
+def last_attempt(path: str) -> Attempt | None:
+    """The attempt that :func:`keep_attempt` has kept."""
+    attempt: Attempt | None = _cache.get(path + ATTEMPT)
+    return attempt
 
 
 def comparison_device() -> str:

@@ -28,8 +28,9 @@ from mtmc_lsp.verify.worker.comparison.draws import least_draws
 from mtmc_lsp.verify.worker.expectations import expected_of
 from mtmc_lsp.verify.worker.inputs import make_inputs, other_layout, reusing
 from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
+from mtmc_lsp.verify.worker.oracle_runs.limits import Attempt
 from mtmc_lsp.verify.worker.oracle_runs.tensors import in_float64
-from mtmc_lsp.verify.worker.reference_cache import comparison_device, in_memory, load, store
+from mtmc_lsp.verify.worker.reference_cache import comparison_device, in_memory, keep_attempt, load, store
 from mtmc_lsp.verify.worker.run_target import (
     copies,
     device_for,
@@ -70,7 +71,8 @@ def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
     let_timings_pass()
     least = least_draws(data.call.graph, finds_trivial=data.is_first)
     wanted = Draws.ALL if data.case.has_all_draws else least
-    expected = expected_results(data, module, inputs, wanted)
+    attempt = Attempt()
+    expected = expected_results(data, module, inputs, wanted, attempt)
     if data.is_first:
         _require_numbers(data.capture, outcome(expected))
     operations = _operations(data, module, inputs) if request.counts_operations else 0.0
@@ -79,8 +81,9 @@ def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
         export_(inputs, data.inputs, in_memory=False)
     store(data.inputs, inputs, or_file=False)
     store(request.expected, expected, or_file=not large)
+    keep_attempt(request.expected, attempt)
     has_oracle = expected["has_oracle"]
-    del inputs, expected
+    del inputs, expected, attempt
     release_gpu_memory()
     return ReferenceAnswer(has_oracle, large, operations)
 
@@ -124,12 +127,18 @@ def inputs_of(data: CaseRequest) -> tuple[Any, dict[str, torch.Tensor]]:
     return module, other_layout(inputs, names, case.layout)
 
 
-def expected_results(data: CaseRequest, module: Any, inputs: dict[str, torch.Tensor], wanted: Draws) -> dict[str, Any]:
-    """The expected results on these inputs, with the ``wanted`` draws of rounding."""
+def expected_results(
+    data: CaseRequest,
+    module: Any,
+    inputs: dict[str, torch.Tensor],
+    wanted: Draws,
+    attempt: Attempt | None = None,
+) -> dict[str, Any]:
+    """The expected results on these inputs, with the ``wanted`` draws of rounding; see :func:`expected_of`."""
     capture, case = data.call, data.case
     device, is_first = device_for(capture, case.kind), data.is_first
     try:
-        return expected_of(module, capture, inputs, device, case, is_first=is_first, wanted=wanted)
+        return expected_of(module, capture, inputs, device, case, is_first=is_first, wanted=wanted, attempt=attempt)
     except Exception as error:
         raise user_error(error, capture.workload.target, f"on {case.text(capture.graph)}") from error
 

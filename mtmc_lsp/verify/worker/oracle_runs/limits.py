@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,32 +51,56 @@ class _TooFewDraws(Exception):
         self.needed = needed
 
 
-def oracle_of(runs: CaseRuns, *, is_first: bool, wanted: Draws) -> dict[str, Any]:
+@dataclass
+class Attempt:
+    """What a later attempt with more draws uses again: the plain run, the exact run, and draws. In loops each takes seconds."""
+
+    limits: Limits | None = None
+    """Of the last attempt; None if nothing is kept, or if all draws were made."""
+
+    @property
+    def runs(self) -> CaseRuns | None:
+        """The plain run of the last attempt."""
+        return self.limits.runs if self.limits is not None else None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What it keeps in addition to the expected results."""
+        return self.limits.kept_tensors if self.limits is not None else []
+
+
+def oracle_of(runs: CaseRuns, *, is_first: bool, wanted: Draws, attempt: Attempt | None = None) -> dict[str, Any]:
     """The oracle's results, and how far rounding moves them.
 
     Args:
         is_first: whether the case is the workload itself.
         wanted: the draws of rounding; more are made where the results need them.
+        attempt: the last attempt for the same case; it becomes this one.
 
     Returns:
         The entries of :func:`mtmc_lsp.verify.worker.expectations.expected_of` that depend on the oracle; none if the code returns
         another number of results in float64.
     """
-    limits: _Limits | None = None
+    attempt = attempt or Attempt()
     while True:
-        limits = _Limits(runs, is_first=is_first, wanted=wanted, earlier=limits)
+        limits = Limits(runs, is_first=is_first, wanted=wanted, earlier=attempt.limits)
+        attempt.limits = None
         try:
-            return limits.entries()
+            entries = limits.entries()
         except _TooFewDraws as few:
-            wanted = few.needed
+            attempt.limits, wanted = limits, few.needed
+        else:
+            if entries.get("omits_draws", False) and has_loops(runs.capture.graph):
+                attempt.limits = limits
+            return entries
 
 
-class _Limits:
+class Limits:
     """Measures how far rounding moves the oracle's results."""
 
-    def __init__(self, runs: CaseRuns, *, is_first: bool, wanted: Draws, earlier: _Limits | None) -> None:
+    def __init__(self, runs: CaseRuns, *, is_first: bool, wanted: Draws, earlier: Limits | None) -> None:
         self._runs = runs
-        self._oracle = OracleRuns(runs)
+        self._oracle = OracleRuns(runs, keeps=has_loops(runs.capture.graph))
         self._exact: dict[str, Any] | None = None
         """The exact run, if it has been made."""
         self._graph = runs.capture.graph
@@ -93,15 +118,30 @@ class _Limits:
         self._is_small = sum(tensor.numel() for tensor in runs.inputs.values()) <= SMALL
         self._has_few = _has_few_elements(outcome(runs.reference))
         # The values of a network, also intermediate ones, are many more than its inputs.
-        self._draws = MANY_DRAWS if elements_of(self._graph, runs.case.sizes) <= SMALL else FEW_DRAWS
+        has_few_values = self._is_small and elements_of(self._graph, runs.case.sizes) <= SMALL
+        self._draws = MANY_DRAWS if has_few_values else FEW_DRAWS
         self._sensitivity = dict[ResultKey, float]()
         self._conditioning = dict[ResultKey, float]()
         self._ties = dict[ResultKey, Ties]()
         self._following = dict[ResultKey, IllConditioned]()
         self._errors = dict[ResultKey, float]()
-        if earlier is not None and not (earlier._records_choices or self._records_choices):
+        if earlier is not None and earlier._records_choices == self._records_choices:
             # More draws of rounding follow from the same exact run, which may take seconds.
             self._oracle, self._exact = earlier._oracle, earlier._exact
+        self._oracle.begin(earlier._oracle if earlier is not None else None)
+
+    @property
+    def runs(self) -> CaseRuns:
+        """The plain run."""
+        return self._runs
+
+    @property
+    def kept_tensors(self) -> list[torch.Tensor]:
+        """The results of runs that are kept, and the scores of their choices."""
+        runs, recorders = self._oracle.kept.values(), [self._oracle.recorder]
+        recorders += [run.choices for run in runs if run.choices is not None]
+        scores = [choice.scores for recorder in recorders for choice in recorder.choices.values()]
+        return [tensor for run in runs for tensor in tensors_by_key(run.run).values()] + scores
 
     def entries(self) -> dict[str, Any]:
         """The results of :func:`oracle_of`."""

@@ -17,7 +17,7 @@ from mtmc_lsp.verify.worker.comparison.batched_reads import numbers
 from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
 from mtmc_lsp.verify.worker.float64_execution import Float64Mode
 from mtmc_lsp.verify.worker.gradients.rounding_noise import RoundingNoise
-from mtmc_lsp.verify.worker.oracle import SharedRandomMode, draw_seeds
+from mtmc_lsp.verify.worker.oracle import SharedRandomMode, Tf32Products, draw_seeds
 from mtmc_lsp.verify.worker.oracle_runs.tensors import (
     ResultKey,
     finest_epsilon,
@@ -26,6 +26,9 @@ from mtmc_lsp.verify.worker.oracle_runs.tensors import (
     tensors_by_key,
 )
 from mtmc_lsp.verify.worker.run_target import copies, outcome, run_case
+
+MOST_KEPT = 1 << 22
+"""Most elements of the results of a run that is kept for another attempt."""
 
 
 @dataclass
@@ -82,6 +85,15 @@ class CaseRuns:
         )
 
 
+@dataclass(frozen=True)
+class KeptRun:
+    """A run that another attempt may use again."""
+
+    run: dict[str, Any]
+    choices: ChoiceRecorder | None
+    """The choices of the run; None if they were not recorded."""
+
+
 @dataclass
 class OracleRuns:
     """Runs in float64 of the code of a case, and their distances from the exact one."""
@@ -96,6 +108,16 @@ class OracleRuns:
     """The tensors of the exact run."""
     ignores_integers: bool = False
     """Whether distances are those of floating-point results alone."""
+    keeps: bool = False
+    """Whether results of runs with rounding errors are kept, for another attempt with more draws."""
+    kept: dict[tuple[object, ...], KeptRun] = field(default_factory=dict)
+    """By the arguments of the run."""
+
+    def begin(self, earlier: OracleRuns | None) -> None:
+        """Begin an attempt, with the runs that an earlier one kept. Runs without the choices that are needed are made again."""
+        self.rounded_choices = []
+        if earlier is not None:
+            self.kept = earlier.kept
 
     def exact_run(self, choosing: contextlib.AbstractContextManager[Any], *, is_first: bool = False) -> dict[str, Any]:
         """Run without rounding errors.
@@ -127,6 +149,12 @@ class OracleRuns:
             rounds_results: whether operations round stochastically, too.
             shares_draw: whether elements round alike.
         """
+        key = ("perturbed", seed, _mode_key(mode), rounds_results, shares_draw)
+        known = self.kept.get(key)
+        if known is not None and (known.choices is not None or not self.recorder.choices):
+            if known.choices is not None and self.recorder.choices:
+                self._keep_choices(known.choices)
+            return self.comparable_results(known.run)
         inputs = self.runs.inputs
         others = perturbed(inputs, seed, finest_epsilon(outcome(self.runs.reference)))
         rounding_seed = seed if rounds_results else None
@@ -136,18 +164,27 @@ class OracleRuns:
             run = self.runs.unobserved(others, self._changed_inputs())
         if choosing is not None:
             self._keep_choices(choosing)
+        self._keep(key, run, choosing)
         return self.comparable_results(run)
 
     def noisy_run(self, draw: int) -> dict[ResultKey, torch.Tensor]:
         """Run in the user's dtypes, with rounding errors of up to one unit in the last place."""
-        with RoundingNoise(self.runs.case.seed + draw):
-            run = self.runs.unobserved(copies(self.runs.inputs), self._changed_inputs())
-        return self.comparable_results(run)
+        key = ("noisy", draw)
+        if key not in self.kept:
+            with RoundingNoise(self.runs.case.seed + draw):
+                run = self.runs.unobserved(copies(self.runs.inputs), self._changed_inputs())
+            self._keep(key, run, None)
+            return self.comparable_results(run)
+        return self.comparable_results(self.kept[key].run)
 
     def coarse_run(self, draw: int) -> dict[ResultKey, torch.Tensor]:
         """Run in float64, with the largest noise: terms that cancel hardly ever stay equal, as numbers of 16 bits often do."""
-        run = self.exact_run(RoundingNoise(self.runs.case.seed + draw, math.inf))
-        return self.comparable_results(run)
+        key = ("coarse", draw)
+        if key not in self.kept:
+            run = self.exact_run(RoundingNoise(self.runs.case.seed + draw, math.inf))
+            self._keep(key, run, None)
+            return self.comparable_results(run)
+        return self.comparable_results(self.kept[key].run)
 
     def record_reference_choices(self) -> None:
         """Run in the user's dtypes, for the choices alone."""
@@ -171,9 +208,19 @@ class OracleRuns:
     def _changed_inputs(self) -> dict[str, torch.Tensor]:
         return {name: self.runs.inputs[name] for name in self.runs.reference["after"]}
 
+    def _keep(self, key: tuple[object, ...], run: dict[str, Any], choosing: ChoiceRecorder | None) -> None:
+        tensors = tensors_by_key(run)
+        if self.keeps and sum(tensor.numel() for tensor in tensors.values()) <= MOST_KEPT:
+            self.kept[key] = KeptRun({"results": run["results"], "after": run["after"]}, choosing)
+
     def _keep_choices(self, choosing: ChoiceRecorder) -> None:
         if choosing.count == self.recorder.count:
             self.rounded_choices.append(choosing.choices)
+
+
+def _mode_key(mode: contextlib.AbstractContextManager[Any]) -> tuple[object, ...]:
+    """Equal for modes that change the same operations."""
+    return type(mode), mode.names if isinstance(mode, Tf32Products) else None
 
 
 @contextlib.contextmanager
