@@ -55,6 +55,9 @@ class FakeProcesses:
     def next(self) -> None:
         """Nothing runs."""
 
+    def release_memory(self, seconds: float) -> None:
+        """There is none."""
+
     kill = close = next
 
 
