@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
@@ -22,6 +23,8 @@ ELEMENTWISE = frozenset(
     "remainder fmod lerp addcmul addcdiv nan_to_num clone".split()
 )
 """Elementwise operations."""
+PRODUCTS = frozenset("mm addmm matmul linear bmm baddbmm".split())
+"""Products of matrices."""
 
 
 class _CannotExpand(Exception):
@@ -47,9 +50,23 @@ def refuse_unknown_sizes(graph: Graph, target: Target) -> None:
             raise TargetUnsupported(
                 f"{target.qualname} creates a tensor whose size depends on the values of a tensor, as x[mask] does",
                 where=Location(target.path, node.line or target.start_line),
-                remedy="Keep the shape with torch.where(mask, x, 0.0) or x[mask] = 0, or move this line into a separate "
-                "function and optimise the rest.",
+                remedy=_remedy(graph, target),
             )
+
+
+def _remedy(graph: Graph, target: Target) -> str:
+    """Names the line of a product of the selected rows, as the experts of a mixture compute, if there is one."""
+    for node in graph.nodes:
+        is_product = node.op.split(".")[1] in PRODUCTS
+        if is_product and node.line and any(_is_unknown(size, graph) for kind in node.outputs for size in kind.shape):
+            return (
+                f"Line {node.line} of {Path(target.path).name} multiplies the selected rows by a matrix: optimise the function "
+                "or module of this computation alone, such as one expert, with a named size for the rows (x=f32[N,64])."
+            )
+    return (
+        "Keep the shape with torch.where(mask, x, 0.0) or x[mask] = 0, or move this line into a separate function and "
+        "optimise the rest."
+    )
 
 
 def _is_unknown(size: Size, graph: Graph) -> bool:
