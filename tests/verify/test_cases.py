@@ -229,3 +229,12 @@ def loss(x, weight, target, scale=0.5):
     fewer = {"N": 1024, "D": 1024, "V": 16384}
     small = replace(capture, graph=replace(capture.graph, sizes=fewer))
     assert sum(dict(case.sizes) == fewer for case in version_cases(small, interpreted=False, seed=0)) > 2
+
+
+@pytest.mark.parametrize(("dtype", "is_tried"), [("f32", True), ("f16", False)])
+def test_calls_that_take_seconds_on_the_cpu_are_not_tried_there(dtype: str, is_tried: bool, captured) -> None:
+    text = (
+        f"import torch\n# mtmc: x={dtype}[1024,2048] w={dtype}[2048,2048]\ndef f(x, w):\n    return torch.relu(x @ w)\n"
+    )
+    cases = verification_cases(captured(text, "f"), interpreted=False, seed=7)
+    assert (ON_CPU in {case.kind for case in cases}) is is_tried
