@@ -118,7 +118,8 @@ class Limits:
         self._is_small = sum(tensor.numel() for tensor in runs.inputs.values()) <= SMALL
         self._has_few = _has_few_elements(outcome(runs.reference))
         # The values of a network, also intermediate ones, are many more than its inputs.
-        has_few_values = self._is_small and elements_of(self._graph, runs.case.sizes) <= SMALL
+        sizes = {**self._graph.sizes, **runs.case.sizes}
+        has_few_values = self._is_small and elements_of(self._graph, sizes) <= SMALL
         self._draws = MANY_DRAWS if has_few_values else FEW_DRAWS
         self._sensitivity = dict[ResultKey, float]()
         self._conditioning = dict[ResultKey, float]()
