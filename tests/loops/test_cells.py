@@ -31,13 +31,14 @@ def loops_of(graph):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_cell_is_one_kernel_with_the_results_of_the_users_code(name: str, captured) -> None:
+def test_each_layer_of_a_cell_is_one_kernel_with_the_results_of_the_users_code(name: str, captured) -> None:
     capture = captured(CELLS, name)
-    assert len(loops_of(capture.graph)) == 1
+    layers = 2 if name == "Stacked" else 1
+    assert len(loops_of(capture.graph)) == layers
     assert "unrolled" not in " ".join(capture.workload.assumed)
     candidate = fully_fused(capture, start(capture, CELLS))
     assert verified(capture, candidate).reason == ""
-    assert len(re.findall(r"in tl\.range\(0, ", candidate.code.block)) == 1
+    assert len(re.findall(r"in tl\.range\(0, ", candidate.code.block)) == layers
     assert compile_errors(capture, candidate, ["sm_90", "gfx942"]) == []
 
 
