@@ -30,7 +30,8 @@ FIRST_LAUNCHES = 32
 """A call with more operations than this may begin with a graph. Fewer operations become few kernels, which are tried first."""
 HOST_LAUNCHES = 3.0
 """Host time of an operation of an eager network, in kernel launches. Seven networks with batches of 8 took 33 to 47 us per
-operation on the busy host of an H200 whose launches take 4 us (commit f92063fe); idle hosts need about a third of it."""
+operation on the busy host of an H200 whose launches take 4 us (commit f92063fe). A third of it is assumed, an estimate for idle
+hosts."""
 
 
 class CudaGraph:

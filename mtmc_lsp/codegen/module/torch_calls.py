@@ -42,7 +42,7 @@ def torch_call(node: Node, names: dict[Ref, str], size_text: dict[str, str], fir
         keywords["device"] = f"{first}.device"
     kwargs = [f"{key}={text}" for key, text in keywords.items()]
     if name == "view" and overload == "default":
-        # A library call may return other strides than at capture, for example attention; then a view does not exist.
+        # A library call, such as attention, may return other strides than at capture. A view would then fail.
         name = "reshape"
     if name in METHODS and args:
         return f"{args[0]}.{name}({', '.join([*args[1:], *kwargs])})"

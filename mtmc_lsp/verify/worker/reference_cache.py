@@ -22,7 +22,7 @@ GPU_PART = 0.125
 """The part of the GPU's free memory that the cache may use: verification and timing need most of it."""
 HOST_BYTES = 1 << 30
 MOVED_BYTES, MOVED_PART = 16 << 30, 0.125
-"""The memory of the host for values from the GPU: so many bytes, and this part of the free memory."""
+"""Limits for values from the GPU on the host: in bytes, and as a share of its free memory. The smaller one counts."""
 MOVED = "moved"
 """The key of their bytes in :data:`_bytes`."""
 ATTEMPT = ":attempt"

@@ -71,7 +71,7 @@ class _Layers:
         self.taken = {each.name for each in graph.nodes} | {item.name for item in graph.sources}
 
     def split(self) -> Graph | None:
-        """The graph with the lowest layer as a loop of its own; ``None`` if no layer reads another one."""
+        """The graph after the lowest layer became a separate loop; ``None`` if no layer reads another one."""
         layers = list(self._layers())
         read = [layer for layer in layers if any(layer < other for other in layers)]
         return self._split_at(min(read, key=len)) if read else None
