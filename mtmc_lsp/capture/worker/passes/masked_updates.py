@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mtmc_lsp.core.errors import Location, TargetUnsupported
-from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
+from mtmc_lsp.core.graph import MATRIX_PRODUCTS, Argument, Graph, Node, Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Target
 
@@ -23,8 +23,6 @@ ELEMENTWISE = frozenset(
     "remainder fmod lerp addcmul addcdiv nan_to_num clone".split()
 )
 """Elementwise operations."""
-PRODUCTS = frozenset("mm addmm matmul linear bmm baddbmm".split())
-"""Products of matrices."""
 
 
 class _CannotExpand(Exception):
@@ -57,7 +55,7 @@ def refuse_unknown_sizes(graph: Graph, target: Target) -> None:
 def _remedy(graph: Graph, target: Target) -> str:
     """Names the line of a product of the selected rows, as the experts of a mixture compute, if there is one."""
     for node in graph.nodes:
-        is_product = node.op.split(".")[1] in PRODUCTS
+        is_product = node.op.split(".")[1] in MATRIX_PRODUCTS
         if is_product and node.line and any(_is_unknown(size, graph) for kind in node.outputs for size in kind.shape):
             return (
                 f"Line {node.line} of {Path(target.path).name} multiplies the selected rows by a matrix: optimise the function "
