@@ -91,8 +91,7 @@ def optimised(folder: Path, options: argparse.Namespace) -> tuple[Path, dict[str
     for line in results.read_text().splitlines():
         result = json.loads(line)
         name, status = result["problem"].rpartition("::")[2], result["status"]
-        speedup = ((result.get("final") or {}).get("speedup") or {}).get("vs_eager")
-        parts[name] = status + (f" {speedup['value']:.2f}x" if speedup else "")
+        parts[name] = outcome(result)
         if status in ("improved", "unmeasured"):
             parts[name] += "" if _mtmc(folder, "apply", result["id"]) == 0 else ", could not be applied"
         print(name, parts[name], flush=True)
@@ -101,6 +100,12 @@ def optimised(folder: Path, options: argparse.Namespace) -> tuple[Path, dict[str
 
         file.write_text(on_cpu(file.read_text(), text))
     return file, parts
+
+
+def outcome(result: Mapping[str, Any]) -> str:
+    """The status of a part, with its speedup over eager mode if it was timed."""
+    speedup = ((result.get("final") or {}).get("speedup") or {}).get("vs_eager")
+    return str(result["status"]) + (f" {speedup['ratio']:.2f}x" if speedup else "")
 
 
 def _mtmc(folder: Path, *arguments: str) -> int:

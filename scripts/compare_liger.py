@@ -198,7 +198,7 @@ def _times(runs: Mapping[str, Run], clock: Clock, seconds: float) -> dict[str, d
         name: {
             "us": medians[name],
             "graph_us": graphs.get(name),
-            "peak_bytes": clock.peak_bytes(run),
+            "peak_bytes": clock.peak_bytes(run)[1],
             "samples": len(samples[name]),
         }
         for name, run in runs.items()

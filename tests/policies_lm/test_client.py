@@ -251,6 +251,15 @@ def test_a_missing_package_is_one_message_with_its_remedy(
     assert sys.executable in caught.value.message
 
 
+def test_a_folder_can_be_relative_to_the_current_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    policy, state = LmPolicy(Path(folder.name)), channels_last()
+    try:
+        assert policy.choices(state, RooflinePlanner().ranked(state))
+    finally:
+        policy.close()
+
+
 def _adapter(folder: Path, change) -> None:  # type: ignore[no-untyped-def]
     from safetensors.torch import load_file, save_file
 

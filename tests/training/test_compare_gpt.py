@@ -54,6 +54,14 @@ def test_a_kernel_that_never_ran_is_not_a_comparison() -> None:
     assert not compare_gpt.summary([row("eager", [3.0]), row("ours", [3.0], calls={})])[1]
 
 
+def test_a_part_is_described_by_its_status_and_speedup() -> None:
+    results = (ROOT / "benchmarks" / "results" / "h200-training.jsonl").read_text().splitlines()
+    improved = next(each for each in map(json.loads, results) if each["status"] == "improved")
+    ratio = improved["final"]["speedup"]["vs_eager"]["ratio"]
+    assert compare_gpt.outcome(improved) == f"improved {ratio:.2f}x"
+    assert compare_gpt.outcome({"status": "no_gain"}) == "no_gain"
+
+
 @pytest.mark.slow
 def test_a_gpt_trains_with_kernels_as_without(tmp_path: Path) -> None:
     """The whole command: two parts are optimised and verified, written into a copy, and trained by Triton's interpreter."""

@@ -77,6 +77,7 @@ def test_each_contender_is_compared_with_eager_mode_and_timed(clock: SleepClock)
     times = [row[name]["us"] for name in compare_liger.CONTENDERS]
     assert times == pytest.approx([100, 200, 400, 400], rel=0.05)
     assert row["kernels_run"] is True
+    assert json.loads(json.dumps(row)) == row
 
 
 @pytest.mark.parametrize(

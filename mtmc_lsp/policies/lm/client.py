@@ -68,11 +68,11 @@ class LmPolicy:
         Raises:
             RequestError: the folder holds no usable policy.
         """
-        self._folder = folder
         self.description = read_description(folder)
+        self._folder = folder.absolute()  # The worker has another current folder.
         self._lock = lock
         self._device = device or ("cpu" if lock is None else "cuda")
-        self.worker = Worker(python, cwd=str(folder), low_priority=False)
+        self.worker = Worker(python, cwd=str(self._folder), low_priority=False)
         self.answers: list[Scores] = []
         """Of all decisions so far."""
         self._load_seconds = 0.0
