@@ -66,7 +66,13 @@ from mtmc_lsp.capture.worker.side_effects import (
     refuse_hidden_mutations,
     refuse_random,
 )
-from mtmc_lsp.capture.worker.size_branches import more_than_one_value, never_empty, rolled_within, sizes_above_one
+from mtmc_lsp.capture.worker.size_branches import (
+    long_enough_for_cudnn,
+    more_than_one_value,
+    never_empty,
+    rolled_within,
+    sizes_above_one,
+)
 from mtmc_lsp.capture.worker.tracing.free_flags import free_flags
 from mtmc_lsp.capture.worker.tracing.free_numbers import export_with_numbers
 from mtmc_lsp.capture.worker.tracing.random_draws import RandomDraws
@@ -235,6 +241,7 @@ def _capture_once(
             *more_than_one_value(graph),
             *never_empty(graph),
             *rolled_within(graph),
+            *long_enough_for_cudnn(graph),
         )
         graph = replace(graph, conditions=tuple(dict.fromkeys((*graph.conditions, *size_conditions))))
         flops, returned_inputs = run(call)

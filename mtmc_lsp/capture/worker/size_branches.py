@@ -15,6 +15,8 @@ from mtmc_lsp.capture.result_structure import leaves
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Size, conditions_hold, greater_than, names_in, product
 
+CUDNN_ATTENTION = "_scaled_dot_product_cudnn_attention"
+
 
 class _CallRecorder(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     """Records the torch functions that Python code calls, with flags such as ``is_causal``."""
@@ -121,6 +123,21 @@ def never_empty(graph: Graph) -> tuple[str, ...]:
     sizes = (size for node in graph.nodes for kind in node.outputs for size in kind.shape if not size.is_constant)
     may_be = (_without_shared_factors(size) for size in dict.fromkeys(sizes) if not _is_above(0, size))
     return tuple(dict.fromkeys(f"{size} > 0" for size in may_be))
+
+
+def long_enough_for_cudnn(graph: Graph) -> tuple[str, ...]:
+    """Conditions under which cuDNN's attention runs. The call of a backward graph fixes PyTorch's choice of a backend, and PyTorch
+    does not choose cuDNN for one query or one key (``check_cudnn_tensor_shapes`` of ATen's ``sdp_utils.cpp``), where it crashes.
+    """
+    conditions: dict[str, None] = {}
+    for node in graph.nodes:
+        if node.op.split(".")[1] == CUDNN_ATTENTION:
+            for operand in node.args[:2]:
+                assert isinstance(operand, Ref)
+                length = graph.type_of(operand).shape[-2]
+                if not length.is_constant:
+                    conditions[greater_than(length, 1)] = None
+    return tuple(conditions)
 
 
 def rolled_within(graph: Graph) -> tuple[str, ...]:
