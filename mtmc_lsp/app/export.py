@@ -88,12 +88,30 @@ def _method(result: RunResult) -> str:
 def _plain_model(result: RunResult, kind: str = "ModelNew") -> str:
     """``ModelNew`` for a file that makes its own inputs."""
     name, method = result.target.class_name, _method(result)
-    if method == "forward":
-        what = f"{name}." if kind == REFERENCE else f"{name}, by Triton kernels."
-        return f'\n\nclass {kind}({name}):\n    """{what}"""\n'
-    base = name or "torch.nn.Module"
-    call = f"self.{method}" if name else result.target.qualname
-    return f"\n\nclass {kind}({base}):\n    def forward(self, *inputs):\n        return {call}(*inputs)\n"
+    what = f"{name}." if kind == REFERENCE else f"{name}, by Triton kernels."
+    lines = [f'    """{what}"""'] if method == "forward" else []
+    if _is_frozen(result, kind):
+        lines += [*([""] if lines else []), *_constructor(", *args, **kwargs", "*args, **kwargs", freezes=True)]
+    if method != "forward":
+        call = f"self.{method}" if name else result.target.qualname
+        lines += [*([""] if lines else []), "    def forward(self, *inputs):", f"        return {call}(*inputs)"]
+    return "\n".join([f"\n\nclass {kind}({name or 'torch.nn.Module'}):", *lines]) + "\n"
+
+
+def _is_frozen(result: RunResult, kind: str) -> bool:
+    """Whether the parameters require no gradients: evaluators time inference with gradients enabled, which kernels of a forward
+    pass leave to the user's code."""
+    return bool(result.target.class_name) and kind != REFERENCE and not result.workload.trains
+
+
+def _constructor(parameters: str, passed_on: str, *, freezes: bool) -> list[str]:
+    lines = [f"    def __init__(self{parameters}):", f"        super().__init__({passed_on})"]
+    if freezes:
+        lines += [
+            "        # For inference: evaluators time it outside of torch.no_grad().",
+            "        self.requires_grad_(False)",
+        ]
+    return lines
 
 
 def _model(result: RunResult, kind: str = "ModelNew") -> str:
@@ -103,12 +121,12 @@ def _model(result: RunResult, kind: str = "ModelNew") -> str:
     tensors = [_variable(path) for path in result.workload.tensors]
     passed = ", ".join(f"{argument.name}={_expression(argument)}" for argument in arguments)
     call = f"super().{method}" if name else result.target.qualname
-    lines = [f"class {kind}({name or 'torch.nn.Module'}):"]
-    if result.workload.init_arguments:
+    lines, freezes = [f"class {kind}({name or 'torch.nn.Module'}):"], _is_frozen(result, kind)
+    if result.workload.init_arguments or freezes:
         init = result.workload.init_arguments
-        parameters = ", ".join(f"{a.name}={_expression(a)}" for a in init)
+        parameters = "".join(f", {a.name}={_expression(a)}" for a in init)
         passed_on = ", ".join(f"{a.name}={a.name}" for a in init)
-        lines += [f"    def __init__(self, {parameters}):", f"        super().__init__({passed_on})", ""]
+        lines += [*_constructor(parameters, passed_on, freezes=freezes), ""]
     lines += [f"    def forward(self, {', '.join(tensors)}):", f"        return {call}({passed})"]
     return "\n\n" + "\n".join(lines) + "\n"
 

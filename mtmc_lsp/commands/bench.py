@@ -264,7 +264,10 @@ def _evaluate(
     rows, file = [], out.with_suffix(".verified.jsonl")
     for number, row in enumerate(evaluate(checkout, problems, out, file, python), 1):
         rows.append(row)
-        outcome = "as it was" if not row["delivered"] else "correct" if row["correct"] else f"not correct: {row['why']}"
+        outcome = "as it was"
+        if row["delivered"]:
+            outcomes = {True: "correct", False: f"not correct: {row['why']}", None: f"not judged: {row['why']}"}
+            outcome = outcomes[row["correct"]]
         print(f"[{number}/{len(problems)}] {row['problem']}  {outcome}", file=sys.stderr)
     table = scores(rows)
     if as_json:

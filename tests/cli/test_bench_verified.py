@@ -113,6 +113,8 @@ def eval_kernel_against_ref(reference, exported, seed_num, num_correct_trials, n
         if not torch.allclose(model(*tensors), new(*tensors), atol=1e-3, rtol=1e-3):
             return SimpleNamespace(correctness=False, runtime=-1.0, peak_memory=-1.0, metadata={"hidden": "mismatch"})
     tensors = inputs()
+    # As in the suite, the timer runs outside of torch.no_grad().
+    assert torch.is_grad_enabled() and not new(*tensors).requires_grad, "the user's code runs, not the kernels"
     times = time_execution_with_cuda_event(new, *tensors, num_trials=num_perf_trials, verbose=False, device=device)
     return SimpleNamespace(correctness=True, runtime=sum(times) / len(times),
                            peak_memory=get_memory_stats(new, *tensors, device=device)["peak_bytes"], metadata={})

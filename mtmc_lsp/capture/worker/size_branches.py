@@ -126,8 +126,8 @@ def never_empty(graph: Graph) -> tuple[str, ...]:
 
 
 def long_enough_for_cudnn(graph: Graph) -> tuple[str, ...]:
-    """Conditions under which cuDNN's attention runs. The call of a backward graph fixes PyTorch's choice of a backend, and PyTorch
-    does not choose cuDNN for one query or one key (``check_cudnn_tensor_shapes`` of ATen's ``sdp_utils.cpp``), where it crashes.
+    """Conditions under which cuDNN's attention runs. A graph with gradients fixes PyTorch's choice of a backend. For one query or
+    one key PyTorch does not choose cuDNN (``check_cudnn_tensor_shapes`` in ATen's ``sdp_utils.cpp``), which crashes there.
     """
     conditions: dict[str, None] = {}
     for node in graph.nodes:
