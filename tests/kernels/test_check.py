@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from mtmc_lsp.kernels.messages import VARIES, CaseTrace, FaultKind, KernelCheckRequest, ProgramRequest, TraceCase
+from mtmc_lsp.kernels.messages import (
+    VARIES,
+    CaseTrace,
+    Configs,
+    FaultKind,
+    KernelCheckRequest,
+    ProgramRequest,
+    TraceCase,
+)
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.source.workload.directive import parse_directive
@@ -43,11 +51,11 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
         yield started
 
 
-def checked(worker: Worker, source: str, original: str = TUNED) -> CaseTrace:
+def checked(worker: Worker, source: str, original: str = TUNED, configs: Configs = Configs.FIRST) -> CaseTrace:
     target = find_target(original.encode(), "model.py", "double")
     workload = parse_directive(original.encode(), target, "model.py")
     assert workload is not None
-    answer = worker.call(KernelCheckRequest(workload, original, source, (CASE,)), 120)
+    answer = worker.call(KernelCheckRequest(workload, original, source, (CASE,), configs), 120)
     assert not answer.problem
     return answer.cases[0]
 
@@ -67,10 +75,12 @@ def test_the_file_as_it_stands_tells_its_launches(worker: Worker) -> None:
 
 
 def test_every_new_configuration_is_compared(worker: Worker) -> None:
-    assert checked(worker, with_configuration('triton.Config({"BLOCK": 64}, num_warps=4)')).is_sound
+    sound = with_configuration('triton.Config({"BLOCK": 64}, num_warps=4)')
+    assert checked(worker, sound, configs=Configs.OTHERS).is_sound
     wrong = with_configuration('triton.Config({"BLOCK": 64}, num_warps=4)')
     wrong = wrong.replace("tl.store(out_ptr + offsets, 2 * x", "tl.store(out_ptr + offsets, (2 + BLOCK // 64) * x")
-    fault = checked(worker, wrong).faults[0]
+    assert checked(worker, wrong).is_sound, "the first configuration is right"
+    fault = checked(worker, wrong, configs=Configs.OTHERS).faults[0]
     assert fault.kind is FaultKind.WRONG_VALUES
     assert fault.detail.endswith("on the GPU with configuration 2")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtmc_lsp.app.kernels.opening import KernelTarget, open_kernel
@@ -17,8 +17,9 @@ from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.results import KernelReport, Timing, VerdictStatus
 from mtmc_lsp.core.run import SCHEMA, Final, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.kernels.actions.catalogue import excluded_kinds
+from mtmc_lsp.kernels.comparison import original_fault, runs_on_a_case
 from mtmc_lsp.kernels.messages import CaseTrace
-from mtmc_lsp.kernels.optimizer import SourceOptimizer, original_fault, runs_on_a_case
+from mtmc_lsp.kernels.optimizer import SourceOptimizer
 from mtmc_lsp.kernels.sizes import quick_cases
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.search.components import Events
@@ -70,6 +71,7 @@ class KernelOptimization:
         only: Sequence[str] = (),
         target: KernelTarget | None = None,
         fork_server: ForkServer | None = None,
+        compiling_server: ForkServer | None = None,
         sampling: float = SAMPLING_SECONDS,
     ) -> None:
         """Open the target.
@@ -81,6 +83,7 @@ class KernelOptimization:
             only: kinds of edits; empty for all.
             target: the kernel with its workload; None to find it in the file.
             fork_server: one with Triton's interpreter, which several runs share; None for a new one.
+            compiling_server: one without it, whose workers compile at once; None for none.
             sampling: seconds for the samples of one timing.
 
         Raises:
@@ -92,11 +95,13 @@ class KernelOptimization:
         self._is_stored = is_stored
         settings = opened.settings
         self._excluded = excluded_kinds(settings.exclude_actions, only, is_strict=settings.precision == "strict")
-        self._session = KernelSession(self.target, events.on_stage, fork_server)
+        self._session = KernelSession(self.target, events.on_stage, fork_server, compiling_server)
         self._sampling = sampling
         self.times_test = False
         """Whether the observed workload is timed, because the kernels do not run on the other one."""
         self._is_interpreted = True
+        self.limit = ""
+        """What bounds the file as it stands, so that kinds of edits were not tried."""
         self.traces: tuple[CaseTrace, ...] = ()
         """Of the file as it stands."""
         self.reports: tuple[KernelReport, ...] = ()
@@ -105,6 +110,11 @@ class KernelOptimization:
     def kill(self) -> None:
         """End every process without waiting. Safe in a signal handler."""
         self._session.kill()
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds of the calls to its processes, by what they do."""
+        return self._session.seconds
 
     def run(self, seconds: float) -> RunResult:
         """Observe the kernels, and try edits until none is left or the time is over. Nothing is written to the file.
@@ -147,6 +157,7 @@ class KernelOptimization:
                 )
                 text = optimizer.run()
                 self.reports, self.times_test = optimizer.reports, tools.times_test
+                self.limit = optimizer.limit.reason if optimizer.limit is not None else ""
                 result = self._result(run_id, optimizer, tools, text, time.monotonic() - began)
                 if store is not None:
                     store.finish(result)

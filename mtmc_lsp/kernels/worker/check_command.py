@@ -16,6 +16,7 @@ from mtmc_lsp.kernels.messages import (
     NOT_RUN,
     VARIES,
     CaseTrace,
+    Configs,
     Fault,
     FaultKind,
     KernelCheckRequest,
@@ -40,7 +41,7 @@ _expected: dict[tuple[str, str], list[torch.Tensor]] = {}
 
 
 def check(request: KernelCheckRequest) -> TraceAnswer:
-    """Run a version on each case, once for each configuration of its autotuners, and compare the results."""
+    """Run a version on each case, once for each of the chosen configurations of its autotuners, and compare the results."""
     if is_interpreted():
         prepare_interpreter()
     try:
@@ -70,7 +71,7 @@ def _checked(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
         return CaseTrace(case, (Fault(FaultKind.RAISES, 0, "", text),))
     if request.source == request.original:
         return CaseTrace(case, (), launches=tuple(launches))
-    numbers = _config_numbers(module, _module(request, request.original))
+    numbers = [0] if request.configs is Configs.FIRST else _other_configs(module, _module(request, request.original))
     if not is_interpreted():
         compile_ahead(lambda: _results(module, request, case), numbers)
     for number in numbers:
@@ -157,8 +158,8 @@ def _autotuners(module: ModuleType) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if isinstance(value, Autotuner)}
 
 
-def _config_numbers(module: ModuleType, original: ModuleType) -> list[int]:
-    """The numbers of the configurations to run: the first one, and those that the file as it stands does not have."""
+def _other_configs(module: ModuleType, original: ModuleType) -> list[int]:
+    """The numbers of the configurations that the file as it stands does not have, without the first one."""
     before = {name: set(map(str, tuner.configs)) for name, tuner in _autotuners(original).items()}
     new = {
         number
@@ -166,7 +167,7 @@ def _config_numbers(module: ModuleType, original: ModuleType) -> list[int]:
         for number, config in enumerate(tuner.configs)
         if number and str(config) not in before.get(name, ())
     }
-    return [0, *sorted(new)[:MOST_CONFIGS]]
+    return sorted(new)[:MOST_CONFIGS]
 
 
 @contextlib.contextmanager
