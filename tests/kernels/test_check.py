@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from triton.runtime.jit import JITFunction
 
+from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.kernels.messages import (
     VARIES,
     CaseTrace,
@@ -17,6 +19,7 @@ from mtmc_lsp.kernels.messages import (
     ProgramRequest,
     TraceCase,
 )
+from mtmc_lsp.process.worker.kernel_compilation import share_kernels
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.source.workload.directive import parse_directive
@@ -106,3 +109,20 @@ def test_a_file_whose_results_vary_is_not_compared(worker: Worker) -> None:
     )
     trace = checked(worker, varying.replace("out + next", "5 + out + next"), varying)
     assert trace.refusal == VARIES
+
+
+def test_a_program_uses_kernels_that_were_compiled_for_versions_of_its_file(tmp_path: Path) -> None:
+    program = TUNED + "\n\nif __name__ == '__main__':\n    print(double_kernel.fn.cache_key)\n"
+    file = tmp_path / "program.py"
+    keys = []
+    # Above the kernel, the file as it stands has fewer lines.
+    for text in (program, program.replace("import triton\n", "import triton\n\n\n", 1)):
+        file.write_text(text)
+        with Worker(sys.executable, cwd=str(tmp_path), env={"TRITON_INTERPRET": "0"}) as compiling:
+            keys.append(compiling.call(ProgramRequest(str(file)), 60).output)
+    assert len(keys[0].strip()) > 20
+    assert keys[0] == keys[1]
+    version = load_user_module(str(file), program, "version_of_program")
+    share_kernels(version)
+    if isinstance(version.double_kernel.fn, JITFunction):
+        assert version.double_kernel.fn.cache_key == keys[0].strip()

@@ -40,7 +40,7 @@ QUICK_SECONDS = 3.0
 CHECK_SECONDS = 60.0
 MOST_CHECKED = 2
 """Cases that run on the GPU: each may compile all configurations again."""
-BASELINE_SECONDS = 0.3
+BASELINE_SECONDS = 0.1
 """Time for samples of the file as it stands before any edit."""
 MOST_ATTEMPTS = 3
 """Timings that another program disturbs are repeated."""

@@ -24,6 +24,7 @@ from mtmc_lsp.kernels.messages import (
     TraceAnswer,
     TraceCase,
 )
+from mtmc_lsp.kernels.worker.autotuners import autotuners, only_config
 from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.kernels.worker.launch_record import launch_of
 from mtmc_lsp.kernels.worker.results import difference, distribute, tensors_of
@@ -79,7 +80,7 @@ def _checked(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
         launches.clear()
         kernel = ""
         try:
-            with _only_config(module, number), recording(launches):
+            with only_config([module], number), recording(launches):
                 results = _results(module, request, case)
         except Exception as error:  # the user's code raises anything
             _raise_if_lost(error)
@@ -101,7 +102,7 @@ def _checked(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
 def _varies(request: KernelCheckRequest, case: TraceCase) -> bool:
     """Whether the file as it stands computes something else in a second run."""
     module = _module(request, request.original)
-    with _only_config(module, 0):
+    with only_config([module], 0):
         again = _results(module, request, case)
     return bool(difference(again, _expected[request.original, str(case)]))
 
@@ -116,7 +117,7 @@ def _original(request: KernelCheckRequest, case: TraceCase, launches: list[Launc
     key = (request.original, str(case))
     if key not in _expected or request.source == request.original:
         module = _module(request, request.original)
-        with _only_config(module, 0), recording(launches):
+        with only_config([module], 0), recording(launches):
             _expected[key] = [tensor.detach().cpu() for tensor in _results(module, request, case)]
     return _expected[key]
 
@@ -152,36 +153,16 @@ def poisoned() -> Iterator[None]:
 # Autotuners ----------------------------------------------------------------------------------------------------------
 
 
-def _autotuners(module: ModuleType) -> dict[str, Any]:
-    from triton.runtime.autotuner import Autotuner
-
-    return {name: value for name, value in vars(module).items() if isinstance(value, Autotuner)}
-
-
 def _other_configs(module: ModuleType, original: ModuleType) -> list[int]:
     """The numbers of the configurations that the file as it stands does not have, without the first one."""
-    before = {name: set(map(str, tuner.configs)) for name, tuner in _autotuners(original).items()}
+    before = {name: set(map(str, tuner.configs)) for name, tuner in autotuners(original).items()}
     new = {
         number
-        for name, tuner in _autotuners(module).items()
+        for name, tuner in autotuners(module).items()
         for number, config in enumerate(tuner.configs)
         if number and str(config) not in before.get(name, ())
     }
     return sorted(new)[:MOST_CONFIGS]
-
-
-@contextlib.contextmanager
-def _only_config(module: ModuleType, number: int) -> Iterator[None]:
-    """Let each autotuner use one configuration without measuring."""
-    tuners = list(_autotuners(module).values())
-    before = [tuner.configs for tuner in tuners]
-    for tuner in tuners:
-        tuner.configs = [tuner.configs[min(number, len(tuner.configs) - 1)]]
-    try:
-        yield
-    finally:
-        for tuner, configs in zip(tuners, before, strict=True):
-            tuner.configs = configs
 
 
 @contextlib.contextmanager

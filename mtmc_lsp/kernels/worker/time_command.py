@@ -14,6 +14,7 @@ import torch
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.kernels.messages import KernelTimeRequest
+from mtmc_lsp.kernels.worker.autotuners import only_config
 from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, let_timings_pass, lock_seconds
 from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared, share_kernels
@@ -29,7 +30,7 @@ from mtmc_lsp.timing.worker.paired_benchmark import (
 from mtmc_lsp.timing.worker.sampling import graph_medians, interleaved, warm
 from mtmc_lsp.timing.worker.timing_commands import clock_of, device_name
 
-WARMUP_MS, REPEAT_MS = 5, 25
+WARMUP_MS, REPEAT_MS = 4, 16
 """Milliseconds for each configuration of an autotuner; by default Triton takes 25 and 100."""
 
 _modules: dict[str, Any] = {}
@@ -47,16 +48,22 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
         runs["control"] = runs["candidate"]
         if request.previous:
             runs["previous"] = _run(request, request.previous, seed)
-        # The first calls compile, and an autotuner measures its configurations.
         for run in runs.values():
             compile_ahead(run)
-            with compiling_unshared(), short_benchmarks():
+            # What was not compiled ahead is compiled while others may time.
+            with compiling_unshared(), only_config([*_modules.values()], 0):
                 run()
             let_timings_pass()
         began = time.monotonic()
         waited = lock_seconds[WAITING_ALONE]
         with exclusively():
-            samples = interleaved(clock, runs, request.seconds)
+            # Autotuners measure their configurations: what others compute meanwhile would decide which one they choose.
+            with short_benchmarks():
+                for run in runs.values():
+                    run()
+            samples = interleaved(
+                clock, runs, request.seconds, "previous" if request.previous else "eager", is_final=True
+            )
             median, host = (statistics.median(sample[i] for sample in samples["candidate"]) for i in (0, 1))
             batch = warm(clock, runs["candidate"], median)
             contenders = {name: run for name, run in runs.items() if name != "control"}
@@ -73,13 +80,12 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
 
 @contextlib.contextmanager
 def short_benchmarks() -> Iterator[None]:
-    """Let autotuners measure each configuration for a shorter time, and others time between two configurations."""
+    """Let autotuners measure each configuration for a shorter time."""
     from triton import testing
 
     original = testing.do_bench
 
     def do_bench(call: Callable[[], object], **options: Any) -> Any:
-        let_timings_pass()
         return original(call, **{"warmup": WARMUP_MS, "rep": REPEAT_MS, **options})
 
     testing.do_bench = do_bench
@@ -101,7 +107,7 @@ def _run(request: KernelTimeRequest, text: str, seed: int) -> Run:
     launches: list[Callable[[], Any]] = []
     with torch.enable_grad():
         compile_ahead(call.run)
-        with compiling_unshared(), short_benchmarks(), recording_launches(launches):
+        with compiling_unshared(), only_config([_modules[text]], 0), recording_launches(launches):
             call.run()
     return lambda: [launch() for launch in launches]
 

@@ -53,6 +53,25 @@ def share_kernels(module: ModuleType) -> None:
             kernel.starting_line_number = 1
 
 
+@contextlib.contextmanager
+def sharing_kernels() -> Iterator[None]:
+    """Let the kernels of a program use those that were compiled for versions of its file, as :func:`share_kernels` does."""
+    from triton.runtime.jit import JITFunction
+
+    original = JITFunction.__init__
+
+    def shared(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self.fn.__module__ == "__main__":
+            self.starting_line_number = 1
+
+    setattr(JITFunction, "__init__", shared)  # noqa: B010 - mypy refuses to assign methods
+    try:
+        yield
+    finally:
+        setattr(JITFunction, "__init__", original)  # noqa: B010
+
+
 def compile_ahead(run: Callable[[], object], numbers: Collection[int] | None = None) -> None:
     """Compile the kernels that a call launches, with each configuration of their autotuners, while others use the GPU.
 
