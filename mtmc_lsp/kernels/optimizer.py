@@ -18,7 +18,7 @@ from mtmc_lsp.kernels.actions.base import MOST_CONFIGS, Facts, Proposal
 from mtmc_lsp.kernels.actions.catalogue import LAST, proposals
 from mtmc_lsp.kernels.actions.tuning.autotune import alternatives
 from mtmc_lsp.kernels.comparison import compared, worse
-from mtmc_lsp.kernels.limits import Limit, limit_of
+from mtmc_lsp.kernels.limits import Start, start_of
 from mtmc_lsp.kernels.messages import CaseTrace, TraceCase
 from mtmc_lsp.kernels.refusals import takes_the_launch
 from mtmc_lsp.kernels.repairs.site import sites_of
@@ -116,9 +116,8 @@ class SourceOptimizer:
     _compile_seconds: float = field(default=0.0, init=False)
     """Time to compile the kernels once."""
     _deadline: float = field(default=math.inf, init=False)
-    limit: Limit | None = field(default=None, init=False)
-    """What bounds the file as it stands, so that kinds of edits gain nothing."""
-    _is_bounded_known: bool = field(default=False, init=False)
+    _start: Start | None = field(default=None, init=False)
+    """What the time of the file as it stands tells; None if it was not timed."""
 
     def run(self) -> bytes:
         """Try the proposals one after the other; returns the text with the accepted ones."""
@@ -138,12 +137,13 @@ class SourceOptimizer:
                 # What was accepted so far stays.
                 self.end_reason = error.message
                 break
-            self._find_limit(facts)
+            if self._start is None and self.tools.has_gpu:
+                self._start = self._timed_start(facts)
             possible = proposals(facts, has_gpu=self.tools.has_gpu, tries_all=self.tries_all)
             if self.keeps_launches:
                 possible = [proposal for proposal in possible if within_kernels(proposal, facts)]
             possible = [p for p in possible if not p.fallback_for or (p.name, p.kernel, p.fallback_for) in failed]
-            excluded = self.excluded | (self.limit.excluded if self.limit is not None else frozenset())
+            excluded = self.excluded | (self._start.excluded if self._start is not None else frozenset())
             left = [p for p in possible if p.key not in tried and p.name not in excluded]
             is_short = self.tools.has_gpu and self.seconds < SHORT_SECONDS
             if is_short or time.monotonic() - began > TUNING_SHARE * self.seconds:
@@ -152,8 +152,8 @@ class SourceOptimizer:
             following = next(iter(left), None)
             if following is None:
                 self.end_reason = "no further edit is legal and promises a gain"
-                if self.limit is not None:
-                    self.end_reason += f": {self.limit.reason}"
+                if self.limit:
+                    self.end_reason += f": {self.limit}"
                 break
             tried.add(following.key)
             step = self._step(following, current, facts, timing is not None)
@@ -192,11 +192,13 @@ class SourceOptimizer:
             for site in sites_of(self.path, text, self.names)
         ]
 
-    def _find_limit(self, facts: Sequence[Facts]) -> None:
+    @property
+    def limit(self) -> str:
+        """What bounds the file as it stands, so that kinds of edits are not tried; empty if nothing is known to."""
+        return self._start.limit.reason if self._start is not None and self._start.limit is not None else ""
+
+    def _timed_start(self, facts: Sequence[Facts]) -> Start:
         """Time the file as it stands once, so that edits that gain nothing are not tried."""
-        if self._is_bounded_known or not self.tools.has_gpu:
-            return
-        self._is_bounded_known = True
         self.reporter.on_stage("timing")
         try:
             timing = self.tools.baseline(sum(each.bound_us for each in facts))
@@ -204,9 +206,9 @@ class SourceOptimizer:
             if error.kind is FailureKind.CANCELLED:
                 raise
             # Each edit is timed all the same.
-            return
-        if timing is not None:
-            self.limit = limit_of(timing, sum(each.memory_us(each.least_bytes) for each in facts))
+            timing = None
+        memory_us = sum(each.memory_us(each.least_bytes) for each in facts)
+        return start_of(timing, memory_us) if timing is not None else Start()
 
     def _most_configs(self) -> int:
         """The configurations that can be compiled for the test and for the timed inputs in the time that is left."""

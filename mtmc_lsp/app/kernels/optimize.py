@@ -157,7 +157,7 @@ class KernelOptimization:
                 )
                 text = optimizer.run()
                 self.reports, self.times_test = optimizer.reports, tools.times_test
-                self.limit = optimizer.limit.reason if optimizer.limit is not None else ""
+                self.limit = optimizer.limit
                 result = self._result(run_id, optimizer, tools, text, time.monotonic() - began)
                 if store is not None:
                     store.finish(result)

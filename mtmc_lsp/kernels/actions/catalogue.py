@@ -11,6 +11,7 @@ from mtmc_lsp.kernels.actions.even import even_loops, even_offsets
 from mtmc_lsp.kernels.actions.fusion.launches import fuse_launches
 from mtmc_lsp.kernels.actions.fusion.neighbours import fuse_following, fuse_preceding
 from mtmc_lsp.kernels.actions.hoist import equal_loads, hoist
+from mtmc_lsp.kernels.actions.launch.direct import direct_launch
 from mtmc_lsp.kernels.actions.one_pass import online_softmax
 from mtmc_lsp.kernels.actions.persist import persist
 from mtmc_lsp.kernels.actions.products import split_float32, stored_operands
@@ -24,6 +25,7 @@ ACTIONS: tuple[SourceAction, ...] = (
     fuse_preceding,
     fuse_launches,
     empty_results,
+    direct_launch,
     online_softmax,
     one_pass_variance,
     swapped_index,
@@ -50,6 +52,7 @@ WHEN_IT_PAYS = {
     "fuse": "Elementwise PyTorch operations on a tensor that only one launch reads or writes, and results that only the next "
     "launch reads.",
     "empty": "Results of ``torch.zeros`` that the launch writes completely: filling them moves as many bytes as storing them.",
+    "direct-launch": "Kernels that take less time than their launch on the host.",
     "one-pass": "A softmax that reads its row for the maximum and again for the sum, and a variance that reads it for the mean.",
     "precision": "Products of 16-bit operands that the kernel converts to float32, and exact float32 products on a GPU with "
     "fast TF32.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.kernels.messages import KernelTimeRequest
-from mtmc_lsp.kernels.worker.autotuners import only_config
+from mtmc_lsp.kernels.worker.autotuners import direct_launches, only_config
 from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, let_timings_pass, lock_seconds
 from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared, share_kernels
@@ -107,26 +107,36 @@ def _run(request: KernelTimeRequest, text: str, seed: int) -> Run:
     launches: list[Callable[[], Any]] = []
     with torch.enable_grad():
         compile_ahead(call.run)
-        with compiling_unshared(), only_config([_modules[text]], 0), recording_launches(launches):
+        with (
+            compiling_unshared(),
+            only_config([_modules[text]], 0),
+            recording_launches(launches, direct_launches(_modules[text])),
+        ):
             call.run()
     return lambda: [launch() for launch in launches]
 
 
 @contextlib.contextmanager
-def recording_launches(launches: list[Callable[[], Any]]) -> Iterator[None]:
-    """Note each launch of a kernel, with its arguments, so that it can be repeated without the code around it."""
+def recording_launches(launches: list[Callable[[], Any]], helpers: Collection[type[Any]] = ()) -> Iterator[None]:
+    """Note each launch of a kernel, with its arguments, so that it can be repeated without the code around it.
+
+    Args:
+        helpers: classes whose method ``launch`` launches kernels.
+    """
     from triton.runtime.autotuner import Autotuner, Heuristics
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
-    originals = {kind: kind.run for kind in (JITFunction, Autotuner, Heuristics, InterpretedFunction)}
+    kinds = [(kind, "run") for kind in (JITFunction, Autotuner, Heuristics, InterpretedFunction)]
+    kinds += [(kind, "launch") for kind in helpers]
+    originals = [getattr(kind, name) for kind, name in kinds]
     depth = [0]
 
-    def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
+    def recorded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
             # An autotuner runs heuristics, which run the kernel: only the outermost one is a launch of the author's.
             if not depth[0]:
-                launches.append(lambda: self.run(*args, **kwargs))
+                launches.append(lambda: getattr(self, name)(*args, **kwargs))
             depth[0] += 1
             try:
                 return original(self, *args, **kwargs)
@@ -135,10 +145,10 @@ def recording_launches(launches: list[Callable[[], Any]]) -> Iterator[None]:
 
         return run
 
-    for kind, original in originals.items():
-        setattr(kind, "run", recorded(original))  # noqa: B010 - mypy refuses to assign methods
+    for (kind, name), original in zip(kinds, originals, strict=True):
+        setattr(kind, name, recorded(name, original))
     try:
         yield
     finally:
-        for kind, original in originals.items():
-            setattr(kind, "run", original)  # noqa: B010
+        for (kind, name), original in zip(kinds, originals, strict=True):
+            setattr(kind, name, original)
