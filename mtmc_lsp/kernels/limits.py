@@ -12,6 +12,7 @@ WITHIN_KERNELS = frozenset(
         "autotune",
         "cache",
         "coalesce",
+        "descriptors",
         "even-blocks",
         "grouped-order",
         "hoist",

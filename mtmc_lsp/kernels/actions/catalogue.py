@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from mtmc_lsp.kernels.actions.base import Facts, Proposal, SourceAction
 from mtmc_lsp.kernels.actions.coalesce import swapped_index
+from mtmc_lsp.kernels.actions.descriptors.edits import descriptors
 from mtmc_lsp.kernels.actions.empty import empty_results
 from mtmc_lsp.kernels.actions.even import even_loops, even_offsets
 from mtmc_lsp.kernels.actions.fusion.launches import fuse_launches
@@ -38,6 +39,7 @@ ACTIONS: tuple[SourceAction, ...] = (
     grouped_order,
     split_k,
     persist,
+    descriptors,
     cache_policies,
     pipeline,
     autotune,
@@ -63,6 +65,7 @@ WHEN_IT_PAYS = {
     "grouped-order": "Products whose operands are larger than the L2 cache.",
     "split-k": "Products with fewer tiles than the GPU has multiprocessors, and a long inner dimension.",
     "persist": "Kernels with many more programs than the GPU runs at a time.",
+    "descriptors": "Loops that read tiles by block pointers, on a GPU that copies tiles by descriptors.",
     "cache": "Kernels that read one tensor many times and stream another one.",
     "pipeline": "Loops that wait for loads, without a product that Triton pipelines by itself.",
     "autotune": "Fixed block sizes, warps and stages that were never measured on the GPU.",
