@@ -140,6 +140,8 @@ class TraceAnswer:
     cases: tuple[CaseTrace, ...]
     problem: str = ""
     """Why the file could not be loaded; empty if it could."""
+    compile_seconds: float = 0.0
+    """Time to compile its kernels one after the other, as far as that was measured."""
 
 
 @dataclass(frozen=True)

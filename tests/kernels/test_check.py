@@ -88,6 +88,34 @@ def test_every_new_configuration_is_compared(worker: Worker) -> None:
     assert fault.detail.endswith("on the GPU with configuration 2")
 
 
+def test_a_first_configuration_that_is_too_large_is_left_out(worker: Worker) -> None:
+    failing = """
+class OutOfResources(Exception):
+    pass
+
+
+def too_large(args):
+    if args["BLOCK"] == 32:
+        raise OutOfResources("shared memory")
+    return False
+
+
+"""
+    text = with_configuration('triton.Config({"BLOCK": 64}, num_warps=4)').replace(
+        "@triton.autotune", failing + "@triton.autotune"
+    )
+    text = text.replace("@triton.jit", '@triton.heuristics({"OTHER": too_large})\n@triton.jit')
+    text = text.replace("BLOCK: tl.constexpr)", "BLOCK: tl.constexpr, OTHER: tl.constexpr)")
+    original = checked(worker, text, text)
+    assert original.is_sound and original.launches[0].launch.constexprs["BLOCK"] == 64
+    assert checked(worker, text.replace("2 * x", "x + x"), text).is_sound
+    wrong = checked(worker, text.replace("2 * x", "3 * x"), text).faults[0]
+    assert wrong.kind is FaultKind.WRONG_VALUES
+    none = text.replace('args["BLOCK"] == 32', 'args["BLOCK"]')
+    assert checked(worker, none, text).faults[0].kind is FaultKind.RAISES
+    assert "OutOfResources" in checked(worker, none, none).faults[0].detail
+
+
 def test_an_exception_of_a_version_is_a_fault(worker: Worker) -> None:
     fault = checked(worker, TUNED.replace("    return out\n", "    return out + missing\n")).faults[0]
     assert fault.kind is FaultKind.RAISES

@@ -97,6 +97,23 @@ def test_a_file_is_interpreted_while_it_runs_on_the_gpu(monkeypatch: pytest.Monk
     assert tools.is_interpreted
 
 
+def test_a_file_that_does_not_run_on_the_gpu_is_known_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(Session):
+        def check(
+            self, text: bytes, cases: Sequence[TraceCase], lock: object, seconds: float, configs: Configs
+        ) -> TraceAnswer:
+            fault = Fault(FaultKind.RAISES, 0, "", "OutOfResources: out of resource: shared memory")
+            return TraceAnswer(tuple(CaseTrace(case, (fault,)) for case in cases), compile_seconds=2.5)
+
+    tools = tools_of(Failing(), monkeypatch)
+    assert all(trace.is_sound for trace in tools.observe(ORIGINAL, CASES)), "the interpreter runs it"
+    assert tools.gpu_problem == "OutOfResources: out of resource: shared memory"
+    assert tools.compile_seconds == 2.5
+    sound = tools_of(Session(), monkeypatch)
+    sound.observe(ORIGINAL, CASES)
+    assert not sound.gpu_problem
+
+
 def test_other_configurations_run_only_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session()
     tools = tools_of(session, monkeypatch)

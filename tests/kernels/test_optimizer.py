@@ -43,6 +43,7 @@ class Scripted:
     """Observes nothing: texts that contain a word do not end."""
 
     has_gpu = False
+    compile_seconds = 0.0
     device: DeviceModel = default_model()
     triton = (3, 6)
 
@@ -103,12 +104,8 @@ def test_block_sizes_that_fail_leave_warps_to_be_tuned(endless: str, statuses: l
 def test_kernels_that_compile_slowly_get_fewer_configurations(
     seconds_each: float, has_gpu: bool, configurations: int
 ) -> None:
-    class Slow(Scripted):
-        def compiled(self, text: bytes, trace: CaseTrace) -> CompileReport:
-            return CompileReport((), seconds_each)
-
-    tools = Slow("")
-    tools.has_gpu = has_gpu
+    tools = Scripted("")
+    tools.has_gpu, tools.compile_seconds = has_gpu, seconds_each
     optimizer = SourceOptimizer("model.py", ROWS.encode(), ("rows_kernel",), (CASE,), (SOUND,), tools, Silent(), 30.0)
     optimizer.run()
     tuned = next(step for step in optimizer.steps if step.action.params["change"] == "autotune")

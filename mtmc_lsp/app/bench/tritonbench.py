@@ -269,7 +269,11 @@ def _note_original(record: KernelRecord, run: KernelOptimization) -> None:
     if trace is None:
         return
     raised = next((fault for fault in trace.faults if fault.kind is FaultKind.RAISES), None)
-    record.runs, record.accesses = raised is None and not trace.refusal, len(trace.accesses)
+    record.runs, record.accesses = raised is None and not trace.refusal and not run.gpu_problem, len(trace.accesses)
+    if run.gpu_problem:
+        # The reason of the refusal names it.
+        record.compile_error = run.gpu_problem[:300]
+        return
     if raised is not None or trace.refusal:
         record.reason = raised.place_and_detail if raised is not None else trace.refusal
         return
@@ -278,7 +282,7 @@ def _note_original(record: KernelRecord, run: KernelOptimization) -> None:
     if not trace.launches:
         record.reason = "its test launches no kernel"
     errors = [f"{kernel.kernel}: {kernel.error}" for kernel in run.reports if kernel.error]
-    record.compiled = bool(run.reports) and not errors
+    record.compiled = (run.has_gpu or bool(run.reports)) and not errors
     record.compile_error = errors[0][:300] if errors else ""
 
 

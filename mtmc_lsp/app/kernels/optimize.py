@@ -102,6 +102,8 @@ class KernelOptimization:
         self._is_interpreted = True
         self.limit = ""
         """What bounds the file as it stands, so that kinds of edits were not tried."""
+        self.has_gpu, self.gpu_problem = False, ""
+        """Whether the file as it stands ran on a GPU, and why it does not run there."""
         self.traces: tuple[CaseTrace, ...] = ()
         """Of the file as it stands."""
         self.reports: tuple[KernelReport, ...] = ()
@@ -130,6 +132,9 @@ class KernelOptimization:
             self.traces = tuple(tools.observe(opened.text, session.cases()))
             self._is_interpreted = tools.is_interpreted
             self._check_runs()
+            self.gpu_problem, self.has_gpu = tools.gpu_problem, tools.has_gpu
+            if tools.gpu_problem:
+                raise self._refused(f"does not run on this GPU: {tools.gpu_problem}")
             cases = quick_cases(self.traces) or [trace.case for trace in self.traces]
             kept = {id(case) for case in cases}
             names = session.kernel_names(self.traces)
@@ -174,8 +179,11 @@ class KernelOptimization:
         first = next(iter(self.traces), None)
         fault = original_fault(self.traces)
         detail = fault[1].place_and_detail if fault is not None else first.refusal if first is not None else "no case"
-        raise RequestError(
-            f"{self.target.launcher.qualname} runs on none of {len(self.traces)} cases: {detail}",
+        raise self._refused(f"runs on none of {len(self.traces)} cases: {detail}")
+
+    def _refused(self, problem: str) -> RequestError:
+        return RequestError(
+            f"{self.target.launcher.qualname} {problem}",
             where=Location(str(self.target.opened.path), self.target.launcher.start_line),
             remedy="Correct the kernel first: mtmc repair FILE::NAME.",
         )

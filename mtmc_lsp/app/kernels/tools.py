@@ -63,6 +63,10 @@ class KernelTools:
         """Whether the interpreter also observes versions."""
         self.times_test = False
         """Whether the observed workload is timed, because the kernels do not run on the other one."""
+        self.compile_seconds = 0.0
+        """Time to compile the kernels of the file as it stands for the test, where it ran on the GPU."""
+        self.gpu_problem = ""
+        """Why the file as it stands runs on no case on the GPU."""
         self._observed: dict[bytes, CaseTrace | None] = {}
         self._timekeeper: Timekeeper[KernelTimeRequest] | None = None
         self._works: dict[bytes, CaseTrace | None] = {}
@@ -136,6 +140,8 @@ class KernelTools:
             except MtmcError:
                 checked = ()
             traces, seconds = interpreting.result()
+        if checked and not runs_on_a_case(checked):
+            self.gpu_problem = next((fault.detail for trace in checked for fault in trace.faults), checked[0].refusal)
         is_observed = runs_on_a_case(traces)
         self.interprets_versions = is_observed and seconds < QUICK_SECONDS
         if is_observed:
@@ -173,6 +179,8 @@ class KernelTools:
             answer = self._session.check(
                 text, [case for case in cases if id(case) in chosen], lock, CHECK_SECONDS, configs
             )
+        if text == self._session.target.opened.text:
+            self.compile_seconds = max(self.compile_seconds, answer.compile_seconds)
         found = iter(answer.cases)
         return [
             next(found, CaseTrace(case, refusal=answer.problem or NOT_RUN))

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from mtmc_lsp.kernels.actions.launch.helper import NAME
+
+MOST_CONFIGS = 16
+"""Configurations of an autotuner that are run, one after the other."""
+TOO_LARGE = ("OutOfResources", "CompileTimeAssertionFailure", "PTXASError")
+"""Errors of configurations that an autotuner leaves out."""
+
+Result = TypeVar("Result")
 
 
 def autotuners(module: ModuleType) -> dict[str, Any]:
@@ -35,3 +42,22 @@ def only_config(modules: Sequence[ModuleType], number: int) -> Iterator[None]:
     finally:
         for tuner, configs in zip(tuners, before, strict=True):
             tuner.configs = configs
+
+
+def most_configs(modules: Sequence[ModuleType]) -> int:
+    """The configurations of the autotuner with most of them, at most a limit; 1 without any."""
+    numbers = (len(tuner.configs) for module in modules for tuner in autotuners(module).values())
+    return min(MOST_CONFIGS, max(numbers, default=1))
+
+
+def with_first_config(modules: Sequence[ModuleType], run: Callable[[], Result]) -> tuple[int, Result]:
+    """The first configuration that an autotuner would not leave out, and the result of a call with it."""
+    most = most_configs(modules)
+    for number in range(most):
+        try:
+            with only_config(modules, number):
+                return number, run()
+        except Exception as error:  # the user's code raises anything
+            if type(error).__name__ not in TOO_LARGE or number == most - 1:
+                raise
+    raise AssertionError

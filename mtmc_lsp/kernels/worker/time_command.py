@@ -14,7 +14,7 @@ import torch
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.kernels.messages import KernelTimeRequest
-from mtmc_lsp.kernels.worker.autotuners import direct_launches, only_config
+from mtmc_lsp.kernels.worker.autotuners import direct_launches, with_first_config
 from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, let_timings_pass, lock_seconds
 from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared, share_kernels
@@ -51,8 +51,8 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
         for run in runs.values():
             compile_ahead(run)
             # What was not compiled ahead is compiled while others may time.
-            with compiling_unshared(), only_config([*_modules.values()], 0):
-                run()
+            with compiling_unshared():
+                with_first_config([*_modules.values()], run)
             let_timings_pass()
         began = time.monotonic()
         waited = lock_seconds[WAITING_ALONE]
@@ -105,14 +105,16 @@ def _run(request: KernelTimeRequest, text: str, seed: int) -> Run:
     if request.workload.source is not WorkloadSource.SCRIPT:
         return call.bound()
     launches: list[Callable[[], Any]] = []
+
+    def run() -> None:
+        launches.clear()
+        with recording_launches(launches, direct_launches(_modules[text])):
+            call.run()
+
     with torch.enable_grad():
         compile_ahead(call.run)
-        with (
-            compiling_unshared(),
-            only_config([_modules[text]], 0),
-            recording_launches(launches, direct_launches(_modules[text])),
-        ):
-            call.run()
+        with compiling_unshared():
+            with_first_config([_modules[text]], run)
     return lambda: [launch() for launch in launches]
 
 

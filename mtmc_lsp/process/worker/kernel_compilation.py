@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -10,6 +11,8 @@ from typing import Any
 
 from mtmc_lsp.process.gpu_lock import unshared
 
+compile_seconds = [0.0]
+"""Seconds that this process compiled kernels while others could time."""
 COMPILER_THREADS = 3
 MOST_CALLS = 16
 """Launches of one call that are compiled ahead."""
@@ -27,8 +30,12 @@ def compiling_unshared() -> Iterator[None]:
         return
 
     def compile_unshared(*args: Any, **kwargs: Any) -> Any:
-        with unshared():
-            return original(*args, **kwargs)
+        began = time.monotonic()
+        try:
+            with unshared():
+                return original(*args, **kwargs)
+        finally:
+            compile_seconds[0] += time.monotonic() - began
 
     JITFunction._do_compile = compile_unshared
     try:
