@@ -12,12 +12,13 @@ import triton
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from triton.compiler import CompiledKernel, make_backend
+from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction, compute_cache_key, create_function_from_signature
 
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.kernels.actions.launch.helper import NAME
-from mtmc_lsp.kernels.worker.autotuners import direct_launches
+from mtmc_lsp.kernels.worker.autotuners import autotuners, direct_launches, only_config
 from mtmc_lsp.kernels.worker.time_command import recording_launches
 from tests.codegen.noted_launches import TARGET, Launches, note_launches
 from tests.kernels.observing import HEADER, Observing
@@ -65,7 +66,9 @@ def test_a_decorator_is_the_only_change_but_for_the_helper() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        ("@triton.jit\ndef scale", '@triton.autotune([triton.Config({})], key=["n"])\n@triton.jit\ndef scale'),
+        ("@triton.jit\ndef scale", "@other\n@triton.jit\ndef scale"),
+        ("@triton.jit\ndef scale", '@triton.heuristics({"SHIFT": of_values})\n@triton.jit\ndef scale'),
+        ("@triton.jit\ndef scale", '@triton.heuristics({"SHIFT": lambda a: a["x_ptr"].max()})\n@triton.jit\ndef scale'),
         ("    return out", "    print(scale_kernel)\n    return out"),
         ("    return out", "    scale_kernel.warmup\n    return out"),
         ("x, out, x.numel(), 2.0, BLOCK=64", "*(x, out, x.numel(), 2.0), BLOCK=64"),
@@ -199,6 +202,75 @@ def test_the_launches_of_a_test_are_repeated_directly(module: ModuleType, launch
     noted[0]()
     assert (len(launches), launches.searches) == (3, 2)
     assert launches[2][0] == launches[0][0]
+
+
+TUNED = SCALE.replace(
+    "@triton.jit\ndef scale",
+    """\
+@triton.autotune([triton.Config({"BLOCK": 32}, num_warps=2), triton.Config({"BLOCK": 64})], key=["n"])
+@triton.heuristics({"SHIFT": lambda args: args["n"] % 3 + args["x_ptr"].shape[0] % 2})
+@triton.jit
+def scale""",
+).replace("2.0, BLOCK=64)", "2.0)")
+
+
+@pytest.fixture
+def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A kernel whose autotuner chooses by the size, and whose constant depends on values."""
+    text = next(item for item in proposed(TUNED, "direct-launch") if item.kernel == "scale_kernel").applied(
+        TUNED.encode()
+    )
+    assert f"@{NAME}\n@triton.autotune(".encode() in text
+    path = tmp_path / "model.py"
+    path.write_bytes(text)
+
+    def bench(self: Any, *args: Any, config: Any, **kwargs: Any) -> float:
+        self.fn.run(*args, **{**kwargs, **config.all_kwargs(), "warmup": True})
+        return float(args[2] % 64 == 0) if config.kwargs["BLOCK"] == 64 else 0.5
+
+    monkeypatch.setattr(Autotuner, "_bench", bench)
+    return load_user_module(str(path), text.decode(), f"tuned_{tmp_path.name.replace('-', '_')}").scale_kernel
+
+
+def test_what_an_autotuner_and_heuristics_choose_by_values_is_kept_for_these_values(
+    tuned: Any, launches: Launches
+) -> None:
+    def call(kernel: Any, n: int, rows: int) -> None:
+        kernel[lambda meta: (meta["n"] // meta["BLOCK"] + 1, meta["SHIFT"] + 1)](
+            torch.ones(rows), torch.ones(64), n, 2.0
+        )
+
+    found = []
+    for kernel in (tuned.fn, tuned, tuned):
+        launches.clear()
+        for n, rows in ((64, 4), (65, 4), (66, 4), (128, 4), (64, 5)):
+            call(kernel, n, rows)
+        found.append([(item[0], item[2], item[3], item[4][2:]) for item in launches])
+        searches = launches.searches
+        launches.searches = 0
+    assert searches == 0
+    assert found[0] == found[1] == found[2]
+    assert len({item[:3] for item in found[0]}) == 5
+
+
+def test_configurations_with_hooks_are_left_to_triton(tuned: Any, launches: Launches) -> None:
+    tuned.fn.configs[1].pre_hook = lambda args: None
+    again = type(tuned)(tuned.fn)
+    assert not again.is_direct
+    for _ in range(2):
+        again[(1,)](torch.ones(4), torch.ones(64), 65, 2.0)
+    assert launches.searches > 2 and not again.versions
+
+
+def test_a_version_that_one_configuration_gave_is_forgotten(tuned: Any, launches: Launches) -> None:
+    module = ModuleType("tuned")
+    module.kernel, module.helper = tuned, type(tuned)  # type: ignore[attr-defined]
+    type(tuned).__module__ = "tuned"
+    assert [*autotuners(module)] == ["kernel"]
+    with only_config([module], 0):
+        tuned[(1,)](torch.ones(4), torch.ones(64), 65, 2.0)
+        assert len(tuned.versions) == 1
+    assert not tuned.versions
 
 
 INTEGERS = st.sampled_from([1, 0, -1, -16, 2, 15, 16, 17, 2**31 - 1, 2**31, 2**31 + 15, -(2**31), -(2**31) - 1])

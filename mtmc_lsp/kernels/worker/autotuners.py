@@ -11,6 +11,8 @@ from mtmc_lsp.kernels.actions.launch.helper import NAME
 
 MOST_CONFIGS = 16
 """Configurations of an autotuner that are run, one after the other."""
+MOST_WRAPPERS = 4
+"""Wrappers of a kernel that are looked into."""
 TOO_LARGE = ("OutOfResources", "CompileTimeAssertionFailure", "PTXASError")
 """Errors of configurations that an autotuner leaves out."""
 
@@ -21,7 +23,16 @@ def autotuners(module: ModuleType) -> dict[str, Any]:
     """The kernels of a module that have an autotuner, by name."""
     from triton.runtime.autotuner import Autotuner
 
-    return {name: value for name, value in vars(module).items() if isinstance(value, Autotuner)}
+    found = {}
+    for name, kernel in vars(module).items():
+        # A helper or heuristics may be around it.
+        for _ in range(MOST_WRAPPERS):
+            if isinstance(kernel, Autotuner):
+                break
+            kernel = getattr(kernel, "fn", None)
+        if isinstance(kernel, Autotuner):
+            found[name] = kernel
+    return found
 
 
 def direct_launches(module: ModuleType) -> set[type[Any]]:
@@ -42,6 +53,13 @@ def only_config(modules: Sequence[ModuleType], number: int) -> Iterator[None]:
     finally:
         for tuner, configs in zip(tuners, before, strict=True):
             tuner.configs = configs
+        if any(len(configs) > 1 for configs in before):
+            # A version that is launched directly was chosen from the one configuration.
+            for module in modules:
+                for kind in direct_launches(module):
+                    for value in vars(module).values():
+                        if isinstance(value, kind):
+                            value.versions.clear()
 
 
 def most_configs(modules: Sequence[ModuleType]) -> int:

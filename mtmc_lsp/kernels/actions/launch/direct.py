@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from tree_sitter import Node
 
-from mtmc_lsp.kernels.actions.base import Facts, Proposal, all_launches
+from mtmc_lsp.kernels.actions.base import Facts, Proposal, all_launches, before
 from mtmc_lsp.kernels.actions.launch.helper import HELPER, NAME
-from mtmc_lsp.kernels.actions.signatures import decorated, is_called, is_splatted, module_prefix
+from mtmc_lsp.kernels.actions.signatures import is_called, is_splatted, module_prefix
 from mtmc_lsp.kernels.repairs.site import Edit
 from mtmc_lsp.source.lint.kernel import argument
 from mtmc_lsp.source.syntax import line_of, line_start, parse, text_of, with_decorators
@@ -19,29 +19,35 @@ FIRST_VERSION = (3, 4)
 """Version of Triton with ``triton.knobs``."""
 SAVED_US = 10.0
 """Host time that a direct launch saves, roughly: 11 us on an H100 host with Triton 3.6."""
+OF_LAYOUT = ("dtype", "data_ptr", "element_size", "shape", "stride", "numel", "is_contiguous", "ndim", "dim", "size")
+"""What heuristics may read of a tensor."""
 DEFINITIONS = ("function_definition", "class_definition", "decorated_definition")
 
 
 def direct_launch(facts: Facts) -> Iterator[Proposal]:
     """A decorator that keeps compiled versions, and launches them without a search.
 
-    Legal if ``@triton.jit`` is the kernel's only decorator, and the file uses the kernel for launches alone, whose parameters the
-    text tells. Launches get the same compiled version as before, since the key holds all that Triton specialises on; what the
-    key does not cover is left to Triton. Only a measurement can judge, and only where the host takes most of the time.
+    Legal if the file uses the kernel for launches alone, whose parameters the text tells, and heuristics read nothing of tensors
+    but their layout, type and alignment. Launches get the same compiled version as before, since the key holds all that Triton
+    specialises on, and the values that an autotuner and heuristics read; what the key does not cover is left to Triton. Only a
+    measurement can judge, and only where the host takes most of the time.
     """
     site = facts.site
     if module_prefix(facts) != "triton" or facts.triton < FIRST_VERSION or not site.launches or is_called(facts):
         return
-    if len(site.kernel.decorators) != 1 or any(is_splatted(launch) for launch in site.launches):
+    if not all(_is_covered(text_of(item)) for item in site.kernel.decorators):
+        return
+    if any(is_splatted(launch) for launch in site.launches):
         return
     if re.search(rf"\b{re.escape(facts.name)}\.\w", site.text.decode(errors="replace")):
         return
     if any(argument(launch.call, 99, "warmup") is not None for launch in all_launches([site])):
         return
-    head = decorated(facts, [f"@{NAME}"])
     helper = _helper(site.text, with_decorators(site.kernel.node))
-    if head is None or helper is None:
+    if helper is None:
         return
+    first = min(site.kernel.decorators, key=lambda item: item.start_byte)
+    head = before(site.text, first, f"@{NAME}")
     yield Proposal(
         KIND,
         facts.name,
@@ -51,6 +57,20 @@ def direct_launch(facts: Facts) -> Iterator[Proposal]:
         "the host takes longer to launch the kernel than the GPU to run it, and half of that is a search",
         SAVED_US * sum(1 for _ in facts.launches),
         needs_timing=True,
+    )
+
+
+def _is_covered(decorator: str) -> bool:
+    """Whether a version depends on nothing but what the key holds, as far as a decorator decides it."""
+    if re.match(r"@triton\.(jit|autotune)\b", decorator):
+        return True
+    reads = re.findall(r"""\w+\[['"]\w+['"]\](\s*\.\s*\w+)?""", decorator)
+    functions = len(re.findall(r"\blambda\b", decorator))
+    entries = len(re.findall(r"""['"]\w+['"]\s*:""", decorator))
+    return (
+        decorator.startswith("@triton.heuristics(")
+        and functions == entries > 0
+        and all(not read or read.replace(" ", "").lstrip(".") in OF_LAYOUT for read in reads)
     )
 
 
