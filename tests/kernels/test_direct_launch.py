@@ -61,6 +61,8 @@ def test_a_decorator_is_the_only_change_but_for_the_helper() -> None:
     again = applied(text, "direct-launch")
     assert again.count(f"class {NAME}:") == 1 and again.count(f"@{NAME}\n@triton.jit\n") == 2
     assert proposed(again, "direct-launch") == []
+    first = applied(SCALE.replace("# one block of a vector\n", ""), "direct-launch")
+    assert first.index(f"class {NAME}") < first.index(f"@{NAME}\n@triton.jit\ndef ")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,8 @@ def direct_launch(facts: Facts) -> Iterator[Proposal]:
         KIND,
         facts.name,
         "Launch compiled versions directly",
-        (*helper, head),
+        # Of two edits at one place, the later one comes first in the text.
+        (head, *helper),
         line_of(site.kernel.node),
         "the host takes longer to launch the kernel than the GPU to run it, and half of that is a search",
         SAVED_US * sum(1 for _ in facts.launches),
