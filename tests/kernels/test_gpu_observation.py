@@ -33,12 +33,16 @@ class Session:
         self.interpreted: list[bytes] = []
         self.checked: list[bytes] = []
         self.configs: list[Configs] = []
+        self.started = False
 
     def trace(self, text: bytes, cases: Sequence[TraceCase], **options: Any) -> Sequence[CaseTrace]:
         self.interpreted.append(text)
         if self.is_too_long:
             raise WorkerFailed("it took too long", kind=FailureKind.TIMEOUT)
         return [CaseTrace(case) for case in cases]
+
+    def start_interpreter(self) -> None:
+        self.started = True
 
     def spent(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
@@ -63,6 +67,7 @@ def test_what_the_interpreter_cannot_run_in_time_is_observed_on_the_gpu_alone(mo
     tools = tools_of(session, monkeypatch)
     before = tools.observe(ORIGINAL, CASES)
     assert not tools.is_interpreted
+    assert session.started, "starting the process takes none of the interpreter's time"
     assert compared(before, tools.observe(VERSION, CASES)).is_correct
     assert session.interpreted == [ORIGINAL], "versions do not wait for the interpreter again"
     assert session.checked == [ORIGINAL, VERSION]

@@ -29,6 +29,7 @@ from mtmc_lsp.kernels.repairs.site import sites_of, with_helpers
 from mtmc_lsp.kernels.sizes import trace_cases
 from mtmc_lsp.measure.foreign_candidate import verify_foreign
 from mtmc_lsp.process.fork_server import HIDDEN_GPU, INTERPRETER_ENV, ForkServer, likely_variables
+from mtmc_lsp.process.messages import StartRequest
 from mtmc_lsp.process.protocol import GpuLock
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.triton.drivers import without_driver_calls
@@ -38,6 +39,7 @@ TRACE_SECONDS, CAPTURE_SECONDS = 120.0, 180.0
 COMPILE_SECONDS, COMPILE_SLACK = 120.0, 60.0
 """Time for compiling a version, and for loading the file before."""
 MEMORY = 8 << 30
+START_SECONDS = 120.0
 SEED = 0
 MOST_SCRIPT_STEPS = 8_000
 """Memory operations of a test or benchmark of the file that are observed: about 5 s."""
@@ -93,6 +95,12 @@ class KernelSession:
             self._worker.kill()
         if self._plain is not None:
             self._plain.kill()
+
+    def start_interpreter(self) -> None:
+        """Wait until the process that interprets kernels runs: its imports count to no observation."""
+        assert self._worker is not None
+        with self.spent("start"):
+            self._worker.call(StartRequest(gpu=False), START_SECONDS)
 
     def trace(
         self,

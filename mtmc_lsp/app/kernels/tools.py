@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
-from mtmc_lsp.app.kernels.session import COMPILE_SECONDS, TRACE_SECONDS, KernelSession
+from mtmc_lsp.app.kernels.session import COMPILE_SECONDS, START_SECONDS, TRACE_SECONDS, KernelSession
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.core.device_model import DeviceModel
@@ -32,7 +32,6 @@ MOST_PROGRAMS = 256
 """Program instances of each grid that run on the workload's sizes; the others are taken to do the same on average."""
 MOST_BYTES = 16e9
 """Larger workloads are observed at reduced sizes."""
-START_SECONDS = 120.0
 INTERPRETER_SECONDS = 6.0
 """Time for the interpreter on the file as it stands, where a GPU can observe it otherwise."""
 QUICK_SECONDS = 3.0
@@ -151,6 +150,7 @@ class KernelTools:
 
     def _interpreted(self, text: bytes, cases: Sequence[TraceCase]) -> tuple[Sequence[CaseTrace], float]:
         """What the interpreter observes of the file as it stands, nothing if it takes too long, and the seconds."""
+        self._session.start_interpreter()
         began = time.monotonic()
         try:
             traces = self._session.trace(text, cases, compares_faulty=True, seconds=INTERPRETER_SECONDS)
