@@ -52,17 +52,25 @@ def scaled(x):
 )
 
 
-def test_a_decorator_is_the_only_change_but_for_the_helper() -> None:
-    text = applied(SCALE, "direct-launch")
-    assert f"@{NAME}\n@triton.jit\ndef " in text
+def test_decorators_are_the_only_change_but_for_the_helper() -> None:
+    (item,) = proposed(SCALE, "direct-launch")
+    assert item.kernel == "scale_kernel, other_kernel"
+    text = item.applied(SCALE.encode()).decode()
+    assert text.count(f"@{NAME}\n@triton.jit\ndef ") == 2 and text.count(f"class {NAME}:\n") == 1
     assert f"\n\n\nclass {NAME}:\n" in text
     assert text.index(f"class {NAME}") < text.index("# one block of a vector\n")
     assert "\n        )\n\n\n# one block" in text
-    again = applied(text, "direct-launch")
-    assert again.count(f"class {NAME}:") == 1 and again.count(f"@{NAME}\n@triton.jit\n") == 2
-    assert proposed(again, "direct-launch") == []
+    assert proposed(text, "direct-launch") == []
     first = applied(SCALE.replace("# one block of a vector\n", ""), "direct-launch")
     assert first.index(f"class {NAME}") < first.index(f"@{NAME}\n@triton.jit\ndef ")
+    assert len(set(SCALE.splitlines()) - set(text.splitlines())) == 0
+
+
+def test_a_further_kernel_shares_the_helper() -> None:
+    one = SCALE.replace("    other_kernel[", "    print(other_kernel)\n    other_kernel[")
+    text = applied(one, "direct-launch").replace("    print(other_kernel)\n", "")
+    again = applied(text, "direct-launch")
+    assert again.count(f"class {NAME}:") == 1 and again.count(f"@{NAME}\n@triton.jit\n") == 2
 
 
 @pytest.mark.parametrize(
@@ -82,11 +90,11 @@ def test_a_decorator_is_the_only_change_but_for_the_helper() -> None:
 def test_kernels_that_are_used_otherwise_stay(change: tuple[str, str]) -> None:
     changed = SCALE.replace(*change)
     assert changed != SCALE
-    assert "scale_kernel" not in [item.kernel for item in proposed(changed, "direct-launch")]
+    assert not any("scale_kernel" in item.kernel for item in proposed(changed, "direct-launch"))
 
 
 def test_the_interpreter_runs_the_kernels_as_before(observe: Observing) -> None:
-    text = applied(applied(SCALE, "direct-launch"), "direct-launch")
+    text = applied(SCALE, "direct-launch")
     for trace in observe(text, "scaled", {"N": 300}, {"N": 64}, original=SCALE):
         assert not trace.faults, trace.faults
         assert len(trace.launches) == 2
@@ -94,7 +102,7 @@ def test_the_interpreter_runs_the_kernels_as_before(observe: Observing) -> None:
 
 @pytest.fixture
 def module(tmp_path: Path) -> ModuleType:
-    text = applied(applied(SCALE, "direct-launch"), "direct-launch")
+    text = applied(SCALE, "direct-launch")
     path = tmp_path / "model.py"
     path.write_text(text)
     return load_user_module(str(path), text, f"launched_{tmp_path.name.replace('-', '_')}")
@@ -219,9 +227,7 @@ def scale""",
 @pytest.fixture
 def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A kernel whose autotuner chooses by the size, and whose constant depends on values."""
-    text = next(item for item in proposed(TUNED, "direct-launch") if item.kernel == "scale_kernel").applied(
-        TUNED.encode()
-    )
+    text = applied(TUNED, "direct-launch").encode()
     assert f"@{NAME}\n@triton.autotune(".encode() in text
     path = tmp_path / "model.py"
     path.write_bytes(text)

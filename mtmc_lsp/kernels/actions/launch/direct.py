@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from tree_sitter import Node
 
@@ -59,6 +60,22 @@ def direct_launch(facts: Facts) -> Iterator[Proposal]:
         SAVED_US * sum(1 for _ in facts.launches),
         needs_timing=True,
     )
+
+
+def together(found: Sequence[Proposal]) -> list[Proposal]:
+    """Proposals with one direct launch for all kernels of a file, since each alone saves a small part of a test's time."""
+    direct = [item for item in found if item.name == KIND]
+    others = [item for item in found if item.name != KIND]
+    if len(direct) < 2:
+        return [*others, *direct]
+    # The helper is one of them, and comes last.
+    edits = {(edit.start, edit.new): edit for item in direct for edit in sorted(item.edits, key=lambda e: len(e.new))}
+    ordered = sorted(edits.values(), key=lambda edit: len(edit.new))
+    kernels, saved = ", ".join(item.kernel for item in direct), sum(item.saved_us for item in direct)
+    whole = replace(
+        direct[0], kernel=kernels, edits=tuple(ordered), line=min(item.line for item in direct), saved_us=saved
+    )
+    return [*others, whole]
 
 
 def _is_covered(decorator: str) -> bool:
