@@ -87,7 +87,7 @@ def _checked(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
     if request.source == request.original:
         return CaseTrace(case, (), launches=tuple(launches))
     numbers = [0] if request.configs is Configs.FIRST else _other_configs(module, _module(request, request.original))
-    if not is_interpreted():
+    if numbers and not is_interpreted():
         compile_ahead(lambda: _results(module, request, case), numbers)
     problem = ""
     for number in numbers:
