@@ -140,6 +140,8 @@ class TraceAnswer:
     cases: tuple[CaseTrace, ...]
     problem: str = ""
     """Why the file could not be loaded; empty if it could."""
+    compile_seconds: float = 0.0
+    """Time to compile its kernels one after the other, as far as that was measured."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,15 @@ class TraceRequest(Request[TraceAnswer], command="kernels.trace"):
     """Whether results are also compared where a call shows faults: then those of the original that are defined must stay."""
 
 
+class Configs(Enum):
+    """Which configurations of a version's autotuners run."""
+
+    FIRST = "first"
+    """The first one, which the kernel had before, as a rule."""
+    OTHERS = "others"
+    """Those that the file as it stands does not have, without the first one."""
+
+
 @dataclass(frozen=True)
 class KernelCheckRequest(Request[TraceAnswer], command="kernels.check"):
     """Run a version on the GPU, and compare its results with those of the file as it stands."""
@@ -174,6 +185,7 @@ class KernelCheckRequest(Request[TraceAnswer], command="kernels.check"):
     source: str
     """The file with the version; the same text notes the launches."""
     cases: tuple[TraceCase, ...]
+    configs: Configs = Configs.FIRST
 
 
 @dataclass(frozen=True)

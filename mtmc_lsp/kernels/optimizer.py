@@ -5,37 +5,27 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import FailureKind, MtmcError
-from mtmc_lsp.core.results import (
-    OBSERVED,
-    Check,
-    CheckStatus,
-    CompileReport,
-    KernelReport,
-    Ratio,
-    Speed,
-    Timing,
-    Verdict,
-    VerdictStatus,
-)
+from mtmc_lsp.core.results import CompileReport, KernelReport, Ratio, Speed, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.run import ORIGINAL, Candidate, Step, StepStatus
 from mtmc_lsp.kernels.actions.base import MOST_CONFIGS, Facts, Proposal
 from mtmc_lsp.kernels.actions.catalogue import LAST, proposals
 from mtmc_lsp.kernels.actions.tuning.autotune import alternatives
-from mtmc_lsp.kernels.messages import NOT_COMPARED, VARIES, CaseTrace, Fault, FaultKind, TraceCase
+from mtmc_lsp.kernels.comparison import compared, worse
+from mtmc_lsp.kernels.limits import Start, start_of
+from mtmc_lsp.kernels.messages import CaseTrace, TraceCase
+from mtmc_lsp.kernels.refusals import takes_the_launch
 from mtmc_lsp.kernels.repairs.site import sites_of
 from mtmc_lsp.source.files import unified_diff
 from mtmc_lsp.source.syntax import first_error, parse, with_decorators
 
 MOST_STEPS_TRIED = 24
-HOST_SHARE = 0.8
-"""Share of the time from which on the launch on the host explains it."""
 COMPILE_SHARE, LEAST_CONFIGS = 0.6, 4
 """Share of the time for compiling configurations, several at a time, each for two kinds of inputs."""
 LAUNCH_BOUND = "the launch takes most of it"
@@ -43,7 +33,6 @@ TUNING_SHARE = 0.4
 """Share of the time after which autotuners are tried before other edits."""
 SHORT_SECONDS = 40.0
 """With less time on a GPU, they come first: a dozen configurations compile in about 10 s."""
-VALUES = "values"
 
 
 class Tools(Protocol):
@@ -61,8 +50,18 @@ class Tools(Protocol):
     def triton(self) -> tuple[int, ...]:
         """Version of Triton, as (3, 4)."""
 
+    @property
+    def compile_seconds(self) -> float:
+        """Time to compile the kernels as they stand once, where they ran on a GPU."""
+
     def observe(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
-        """Observe a text, and compare its results with those of the file as it stands; empty if it cannot be loaded."""
+        """Observe a text, and compare its results with those of the file as it stands; empty if it cannot be loaded.
+
+        Of an autotuner, the first configuration runs.
+        """
+
+    def observe_configurations(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
+        """Compare the results of the other configurations of its autotuners, on a GPU."""
 
     def work(self, text: bytes) -> CaseTrace | None:
         """Observe a text on the workload, without comparing results; None if that is not possible."""
@@ -75,6 +74,9 @@ class Tools(Protocol):
 
     def time(self, text: bytes, previous: bytes | None, bound_us: float, least_us: float) -> Timing | None:
         """Time a text against the file as it stands and the version before; None without a GPU."""
+
+    def baseline(self, bound_us: float) -> Timing | None:
+        """Time the file as it stands shortly; None without a GPU."""
 
 
 class Reporter(Protocol):
@@ -118,6 +120,8 @@ class SourceOptimizer:
     _compile_seconds: float = field(default=0.0, init=False)
     """Time to compile the kernels once."""
     _deadline: float = field(default=math.inf, init=False)
+    _start: Start | None = field(default=None, init=False)
+    """What the time of the file as it stands tells; None if it was not timed."""
 
     def run(self) -> bytes:
         """Try the proposals one after the other; returns the text with the accepted ones."""
@@ -137,11 +141,14 @@ class SourceOptimizer:
                 # What was accepted so far stays.
                 self.end_reason = error.message
                 break
+            if self._start is None and self.tools.has_gpu:
+                self._start = self._timed_start(facts)
             possible = proposals(facts, has_gpu=self.tools.has_gpu, tries_all=self.tries_all)
             if self.keeps_launches:
                 possible = [proposal for proposal in possible if within_kernels(proposal, facts)]
             possible = [p for p in possible if not p.fallback_for or (p.name, p.kernel, p.fallback_for) in failed]
-            left = [p for p in possible if p.key not in tried and p.name not in self.excluded]
+            excluded = self.excluded | (self._start.excluded if self._start is not None else frozenset())
+            left = [p for p in possible if p.key not in tried and p.name not in excluded]
             is_short = self.tools.has_gpu and self.seconds < SHORT_SECONDS
             if is_short or time.monotonic() - began > TUNING_SHARE * self.seconds:
                 # Tuning gains most often, so it comes before the other edits where the time is short.
@@ -149,6 +156,8 @@ class SourceOptimizer:
             following = next(iter(left), None)
             if following is None:
                 self.end_reason = "no further edit is legal and promises a gain"
+                if self.limit:
+                    self.end_reason += f": {self.limit}"
                 break
             tried.add(following.key)
             step = self._step(following, current, facts, timing is not None)
@@ -167,10 +176,13 @@ class SourceOptimizer:
         if trace is None:
             return []
         reports: tuple[KernelReport, ...] = ()
-        if text == self.text or not self.tools.has_gpu:
+        if self.tools.has_gpu:
+            # The kernels were compiled for the GPU when they ran there.
+            self._compile_seconds = max(self._compile_seconds, self.tools.compile_seconds)
+        else:
             self.reporter.on_stage("compiling")
             report = self.tools.compiled(text, trace)
-            reports, self._compile_seconds = report.kernels, max(self._compile_seconds, report.seconds)
+            reports = report.kernels
         if text == self.text:
             self.reports = reports
         return [
@@ -186,6 +198,24 @@ class SourceOptimizer:
             )
             for site in sites_of(self.path, text, self.names)
         ]
+
+    @property
+    def limit(self) -> str:
+        """What bounds the file as it stands, so that kinds of edits are not tried; empty if nothing is known to."""
+        return self._start.limit.reason if self._start is not None and self._start.limit is not None else ""
+
+    def _timed_start(self, facts: Sequence[Facts]) -> Start:
+        """Time the file as it stands once, so that edits that gain nothing are not tried."""
+        self.reporter.on_stage("timing")
+        try:
+            timing = self.tools.baseline(sum(each.bound_us for each in facts))
+        except MtmcError as error:
+            if error.kind is FailureKind.CANCELLED:
+                raise
+            # Each edit is timed all the same.
+            timing = None
+        memory_us = sum(each.memory_us(each.least_bytes) for each in facts)
+        return start_of(timing, memory_us) if timing is not None else Start()
 
     def _most_configs(self) -> int:
         """The configurations that can be compiled for the test and for the timed inputs in the time that is left."""
@@ -260,6 +290,10 @@ class SourceOptimizer:
         rival = "previous" if previous is not None else "eager"
         speed, ratio = timing.speed_over(rival), timing.against(rival)
         if speed is Speed.FASTER and ratio is not None:
+            # Most versions are not faster, so the other configurations run only now.
+            others = compared(self.traces, self.tools.observe_configurations(text, self.cases))
+            if others.status is VerdictStatus.INCORRECT:
+                return replace(step, verdict=others, reason=others.reason)
             reason = f"{ratio.ratio:.2f}x as fast as before"
             return replace(step, status=StepStatus.ACCEPTED, timing=timing, reason=reason)
         return replace(step, status=StepStatus.REJECTED, timing=timing, reason=_slower(timing, ratio))
@@ -271,60 +305,6 @@ def within_kernels(proposal: Proposal, facts: Sequence[Facts]) -> bool:
     return all(any(n.start_byte <= edit.start and edit.end <= n.end_byte + 1 for n in nodes) for edit in proposal.edits)
 
 
-def compared(before: Sequence[CaseTrace], after: Sequence[CaseTrace]) -> Verdict:
-    """Whether a version shows no further fault and the same results as the file as it stands, on each case."""
-    checks = []
-    for earlier, later in zip(before, after, strict=False):
-        if earlier.refusal or _raises(earlier) or later.refusal in NOT_COMPARED:
-            continue
-        known = {(fault.kind, fault.kernel) for fault in earlier.faults}
-        new = [fault for fault in later.faults if (fault.kind, fault.kernel) not in known]
-        detail = later.refusal or (new[0].place_and_detail if new else "")
-        status = CheckStatus.FAILED if detail else CheckStatus.PASSED
-        checks.append(Check(VALUES, status, earlier.case.text or "the workload", detail))
-    mode, failed = OBSERVED, next((check for check in checks if check.status is CheckStatus.FAILED), None)
-    if not after:
-        return Verdict(
-            VerdictStatus.COMPILE_ERROR, (), mode, reason="the edited file cannot be loaded, or does not end"
-        )
-    if failed is not None:
-        reason = f"{failed.detail} (on {failed.case})"
-        return Verdict(VerdictStatus.INCORRECT, tuple(checks), mode, reason=reason)
-    if not checks:
-        varies = any(trace.refusal == VARIES for trace in after)
-        reason = VARIES if varies else "the kernels as they stand run on no case, so nothing can be compared"
-        return Verdict(VerdictStatus.UNCERTIFIABLE, (), mode, reason=reason)
-    notes = (f"compared with the kernels as they stand on {len(checks)} cases",)
-    return Verdict(VerdictStatus.CORRECT_AT_REDUCED_SIZES, tuple(checks), mode, notes=notes)
-
-
-def worse(report: CompileReport, known: Mapping[tuple[str, str], KernelReport]) -> str:
-    """Why the compiler's statistics speak against a version: it does not compile, or spills more; empty if they do not."""
-    for kernel in report.kernels:
-        earlier = known.get((kernel.kernel, kernel.arch))
-        if earlier is None or earlier.error:
-            continue
-        if kernel.error:
-            return f"{kernel.kernel} does not compile for {kernel.arch}: {kernel.error.splitlines()[0]}"
-        if (kernel.spills or 0) > (earlier.spills or 0):
-            return f"{kernel.kernel} spills {kernel.spills} bytes on {kernel.arch}, {earlier.spills or 0} before"
-    return ""
-
-
-def original_fault(traces: Sequence[CaseTrace]) -> tuple[CaseTrace, Fault] | None:
-    """The smallest case on which the file as it stands shows a fault."""
-    return next(((trace, trace.faults[0]) for trace in traces if trace.faults), None)
-
-
-def runs_on_a_case(traces: Sequence[CaseTrace]) -> bool:
-    """Whether the kernels as they stand run on any case."""
-    return any(not trace.refusal and not _raises(trace) for trace in traces)
-
-
-def _raises(trace: CaseTrace) -> bool:
-    return any(fault.kind is FaultKind.RAISES for fault in trace.faults)
-
-
 def _known(facts: Sequence[Facts]) -> dict[tuple[str, str], KernelReport]:
     return {(report.kernel, report.arch): report for each in facts for report in each.reports}
 
@@ -334,8 +314,7 @@ def _slower(timing: Timing, ratio: Ratio | None) -> str:
     if ratio is None:
         return "it is not faster than before"
     times = f"{timing.median_us:.1f} us, {ratio.ratio:.2f}x as fast ({ratio.low:.2f}x to {ratio.high:.2f}x)"
-    launched = timing.host_us is not None and timing.host_us > HOST_SHARE * timing.median_us
-    return f"it is not faster than before: {times}" + (f", and {LAUNCH_BOUND}" if launched else "")
+    return f"it is not faster than before: {times}" + (f", and {LAUNCH_BOUND}" if takes_the_launch(timing) else "")
 
 
 def _action(proposal: Proposal) -> MacroAction:

@@ -174,6 +174,9 @@ def _others(gpu: Gpu, since_us: int, notes: list[str]) -> tuple[list[str], list[
         notes.append(
             "the GPU's processes cannot be identified: NVML reports PIDs of another namespace, as in a container"
         )
+        if not any(map(_is_ours, holders)):
+            # The process that was timed has a context on the GPU, so a number that exists here is a coincidence.
+            return [], []
     labels = {pid: f"{Path(_command(pid)[0]).name} ({pid})" for pid in visible}
     return list(labels.values()), [labels[pid] for pid in visible if busy.get(pid, 0) >= BUSY_PERCENT]
 

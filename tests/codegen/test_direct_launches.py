@@ -12,7 +12,6 @@ import torch
 import triton
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel, make_backend
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction, compute_cache_key, create_function_from_signature
@@ -20,9 +19,9 @@ from triton.runtime.jit import JITFunction, compute_cache_key, create_function_f
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.codegen.module.direct_launches import DIRECT_LAUNCHES
 from mtmc_lsp.verify.worker.run_target import LaunchCount
+from tests.codegen.noted_launches import TARGET, Launches, note_launches
 from tests.golden.pairs import FOLDER
 
-TARGET = GPUTarget("cuda", 90, 32)
 TEXT = f"""
 import torch
 import triton
@@ -52,13 +51,6 @@ def tuned(x_ptr, n, BLOCK: tl.constexpr):
 """
 
 
-class Launches(list[tuple[Any, ...]]):
-    """What reached the GPU's driver: grid, stream, function and arguments of each launch."""
-
-    searches = 0
-    """How often Triton searched for a compiled kernel."""
-
-
 @pytest.fixture
 def module(tmp_path: Path) -> ModuleType:
     path = tmp_path / "kernels.py"
@@ -68,40 +60,7 @@ def module(tmp_path: Path) -> ModuleType:
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
-    """Launches on a GPU without one: Triton compiles, and its driver only notes the launch."""
-    noted = Launches()
-
-    def launcher(source: Any, metadata: Any) -> Any:
-        def launch(x: int, y: int, z: int, stream: int, function: int, packed: Any, *rest: Any) -> None:
-            launch_metadata, enter, leave, *arguments = rest
-            for hook in (enter, leave):
-                if hook is not None:
-                    hook(launch_metadata)
-            noted.append(((x, y, z), stream, function, metadata.num_warps, arguments))
-
-        return launch
-
-    utils = SimpleNamespace(
-        load_binary=lambda name, binary, shared, device: (1, hash(binary), 32, 0, 1024),
-        unload_module=lambda module: None,
-        get_device_properties=lambda device: {"max_shared_mem": 232448},
-    )
-    gpu = SimpleNamespace(
-        launcher_cls=launcher,
-        utils=utils,
-        get_current_device=lambda: 0,
-        get_current_stream=lambda device: 7,
-        get_current_target=lambda: TARGET,
-    )
-    monkeypatch.setattr(driver, "_active", gpu)
-    search = JITFunction.run
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        noted.searches += 1
-        return search(self, *args, **kwargs)
-
-    monkeypatch.setattr(JITFunction, "run", run)
-    return noted
+    return note_launches(monkeypatch)
 
 
 def launch(kernel: Any, *, x: Any = None, n: Any = 50, scale: Any = 2.0, **constants: Any) -> None:

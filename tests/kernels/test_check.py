@@ -7,8 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from triton.runtime.jit import JITFunction
 
-from mtmc_lsp.kernels.messages import VARIES, CaseTrace, FaultKind, KernelCheckRequest, ProgramRequest, TraceCase
+from mtmc_lsp.capture.worker.user_module import load_user_module
+from mtmc_lsp.kernels.messages import (
+    VARIES,
+    CaseTrace,
+    Configs,
+    FaultKind,
+    KernelCheckRequest,
+    ProgramRequest,
+    TraceCase,
+)
+from mtmc_lsp.process.worker.kernel_compilation import share_kernels
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.source.workload.directive import parse_directive
@@ -43,11 +54,11 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
         yield started
 
 
-def checked(worker: Worker, source: str, original: str = TUNED) -> CaseTrace:
+def checked(worker: Worker, source: str, original: str = TUNED, configs: Configs = Configs.FIRST) -> CaseTrace:
     target = find_target(original.encode(), "model.py", "double")
     workload = parse_directive(original.encode(), target, "model.py")
     assert workload is not None
-    answer = worker.call(KernelCheckRequest(workload, original, source, (CASE,)), 120)
+    answer = worker.call(KernelCheckRequest(workload, original, source, (CASE,), configs), 120)
     assert not answer.problem
     return answer.cases[0]
 
@@ -67,12 +78,42 @@ def test_the_file_as_it_stands_tells_its_launches(worker: Worker) -> None:
 
 
 def test_every_new_configuration_is_compared(worker: Worker) -> None:
-    assert checked(worker, with_configuration('triton.Config({"BLOCK": 64}, num_warps=4)')).is_sound
+    sound = with_configuration('triton.Config({"BLOCK": 64}, num_warps=4)')
+    assert checked(worker, sound, configs=Configs.OTHERS).is_sound
     wrong = with_configuration('triton.Config({"BLOCK": 64}, num_warps=4)')
     wrong = wrong.replace("tl.store(out_ptr + offsets, 2 * x", "tl.store(out_ptr + offsets, (2 + BLOCK // 64) * x")
-    fault = checked(worker, wrong).faults[0]
+    assert checked(worker, wrong).is_sound, "the first configuration is right"
+    fault = checked(worker, wrong, configs=Configs.OTHERS).faults[0]
     assert fault.kind is FaultKind.WRONG_VALUES
     assert fault.detail.endswith("on the GPU with configuration 2")
+
+
+def test_a_first_configuration_that_is_too_large_is_left_out(worker: Worker) -> None:
+    failing = """
+class OutOfResources(Exception):
+    pass
+
+
+def too_large(args):
+    if args["BLOCK"] == 32:
+        raise OutOfResources("shared memory")
+    return False
+
+
+"""
+    text = with_configuration('triton.Config({"BLOCK": 64}, num_warps=4)').replace(
+        "@triton.autotune", failing + "@triton.autotune"
+    )
+    text = text.replace("@triton.jit", '@triton.heuristics({"OTHER": too_large})\n@triton.jit')
+    text = text.replace("BLOCK: tl.constexpr)", "BLOCK: tl.constexpr, OTHER: tl.constexpr)")
+    original = checked(worker, text, text)
+    assert original.is_sound and original.launches[0].launch.constexprs["BLOCK"] == 64
+    assert checked(worker, text.replace("2 * x", "x + x"), text).is_sound
+    wrong = checked(worker, text.replace("2 * x", "3 * x"), text).faults[0]
+    assert wrong.kind is FaultKind.WRONG_VALUES
+    none = text.replace('args["BLOCK"] == 32', 'args["BLOCK"]')
+    assert checked(worker, none, text).faults[0].kind is FaultKind.RAISES
+    assert "OutOfResources" in checked(worker, none, none).faults[0].detail
 
 
 def test_an_exception_of_a_version_is_a_fault(worker: Worker) -> None:
@@ -96,3 +137,20 @@ def test_a_file_whose_results_vary_is_not_compared(worker: Worker) -> None:
     )
     trace = checked(worker, varying.replace("out + next", "5 + out + next"), varying)
     assert trace.refusal == VARIES
+
+
+def test_a_program_uses_kernels_that_were_compiled_for_versions_of_its_file(tmp_path: Path) -> None:
+    program = TUNED + "\n\nif __name__ == '__main__':\n    print(double_kernel.fn.cache_key)\n"
+    file = tmp_path / "program.py"
+    keys = []
+    # Above the kernel, the file as it stands has fewer lines.
+    for text in (program, program.replace("import triton\n", "import triton\n\n\n", 1)):
+        file.write_text(text)
+        with Worker(sys.executable, cwd=str(tmp_path), env={"TRITON_INTERPRET": "0"}) as compiling:
+            keys.append(compiling.call(ProgramRequest(str(file)), 60).output)
+    assert len(keys[0].strip()) > 20
+    assert keys[0] == keys[1]
+    version = load_user_module(str(file), program, "version_of_program")
+    share_kernels(version)
+    if isinstance(version.double_kernel.fn, JITFunction):
+        assert version.double_kernel.fn.cache_key == keys[0].strip()

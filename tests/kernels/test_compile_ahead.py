@@ -10,7 +10,7 @@ import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-from mtmc_lsp.kernels.worker.time_command import recording_launches, short_benchmarks
+from mtmc_lsp.kernels.worker.time_command import REPEAT_MS, WARMUP_MS, recording_launches, short_benchmarks
 from mtmc_lsp.process.worker.kernel_compilation import compile_ahead
 
 
@@ -70,7 +70,7 @@ def test_autotuners_measure_for_a_shorter_time_unless_the_author_says_how_long(m
         testing.do_bench(lambda: None, quantiles=(0.5,))
         testing.do_bench(lambda: None, warmup=1, rep=300)
     testing.do_bench(lambda: None)
-    assert asked == [{"warmup": 5, "rep": 25, "quantiles": (0.5,)}, {"warmup": 1, "rep": 300}, {}]
+    assert asked == [{"warmup": WARMUP_MS, "rep": REPEAT_MS, "quantiles": (0.5,)}, {"warmup": 1, "rep": 300}, {}]
 
 
 def test_a_repeated_launch_of_an_autotuner_measures_nothing_while_it_is_compiled(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kernels.observing import HEADER
+from mtmc_lsp.kernels.actions.tuning.autotune import alternatives
+from tests.kernels.observing import HEADER, Observing
 from tests.kernels.proposing import applied, proposed
 
 SHIFT = (
@@ -206,3 +207,97 @@ def test_a_computed_size_may_change_where_the_grid_reads_the_configuration() -> 
         "lambda meta: (triton.cdiv(x.numel(), meta", "lambda meta: (triton.cdiv(x.numel(), sizes"
     )
     assert '"BLOCK":' not in applied(elsewhere, "autotune", constants={"BLOCK": 2048})
+
+
+GROUPED = (
+    HEADER
+    + """\
+@triton.jit
+def product_kernel(
+    a_ptr, b_ptr, c_ptr, M, N, K, stride_a, stride_b, stride_c,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):
+    pid = tl.program_id(axis=0)
+    rows = tl.cdiv(M, BLOCK_M)
+    columns = tl.cdiv(N, BLOCK_N)
+    first = (pid // (GROUP * columns)) * GROUP
+    height = min(rows - first, GROUP)
+    pid_m = first + ((pid % (GROUP * columns)) % height)
+    pid_n = (pid % (GROUP * columns)) // height
+    offs_m = (pid_m * BLOCK_M + tl.arange(0, BLOCK_M)) % M
+    offs_n = (pid_n * BLOCK_N + tl.arange(0, BLOCK_N)) % N
+    offs_k = tl.arange(0, BLOCK_K)
+    a_ptrs = a_ptr + offs_m[:, None] * stride_a + offs_k[None, :]
+    b_ptrs = b_ptr + offs_k[:, None] * stride_b + offs_n[None, :]
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, tl.cdiv(K, BLOCK_K)):
+        a = tl.load(a_ptrs, mask=offs_k[None, :] < K - k * BLOCK_K, other=0.0)
+        b = tl.load(b_ptrs, mask=offs_k[:, None] < K - k * BLOCK_K, other=0.0)
+        total = tl.dot(a, b, total)
+        a_ptrs += BLOCK_K
+        b_ptrs += BLOCK_K * stride_b
+    offs_cm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_cn = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask = (offs_cm[:, None] < M) & (offs_cn[None, :] < N)
+    tl.store(c_ptr + offs_cm[:, None] * stride_c + offs_cn[None, :], total, mask=mask)
+
+
+# mtmc: a=f32[M,K] b=f32[K,N] M=70 N=50 K=40
+def product(a, b):
+    (M, K), N = a.shape, b.shape[1]
+    c = torch.empty((M, N), device=a.device)
+    grid = lambda META: (triton.cdiv(M, META["BLOCK_M"]) * triton.cdiv(N, META["BLOCK_N"]),)
+    product_kernel[grid](a, b, c, M, N, K, K, N, N, BLOCK_M=32, BLOCK_N=32, BLOCK_K=32, GROUP=2)
+    return c
+"""
+)
+CONSTANTS = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP": 2}
+
+
+def tuned_blocks(text: str) -> str:
+    """The title of the edit that tunes a product."""
+    return next(iter(item.title for item in proposed(text, "autotune", constants=CONSTANTS)), "")
+
+
+@pytest.mark.parametrize("types", ["*fp32", "*fp16"])
+def test_the_tiles_of_a_product_whose_offsets_wrap_around_are_tuned(types: str) -> None:
+    item = proposed(GROUPED, "autotune", constants=CONSTANTS, types=types)[0]
+    assert "the size of BLOCK_M, BLOCK_N, BLOCK_K by 12 configurations" in item.title
+    text = item.applied(GROUPED.encode()).decode()
+    depth = 32 if types == "*fp32" else 64
+    assert f'"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": {depth}}}, num_warps=8, num_stages=3)' in text
+    assert "product_kernel[grid](a, b, c, M, N, K, K, N, N, GROUP=2)" in text
+
+
+def test_a_grid_that_is_a_nested_function_reads_the_configuration() -> None:
+    lines = [line for line in GROUPED.splitlines() if "grid = lambda" in line]
+    body = lines[0].partition("META: ")[2]
+    nested = GROUPED.replace(lines[0], f"    def grid(META):\n        return {body}\n")
+    assert "BLOCK_M, BLOCK_N, BLOCK_K" in tuned_blocks(nested)
+    assert "BLOCK_M" not in tuned_blocks(nested.replace('META["BLOCK_M"]', "32"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("    mask = (offs_cm", "    total += tl.sum(total, axis=0)[None, :]\n    mask = (offs_cm"),
+        ("(offs_cm[:, None] < M) & ", ""),
+        ("BLOCK_M)) % M\n", "BLOCK_M))\n"),
+        ("tl.store(c_ptr + offs_cm", "tl.store(c_ptr + pid_m, 0.0)\n    tl.store(c_ptr + offs_cm"),
+        ("    pid_m = first", "    first += tl.load(a_ptr).to(tl.int32)\n    pid_m = first"),
+        ('META["BLOCK_M"]', "32"),
+    ],
+)
+def test_a_tile_stays_if_results_may_depend_on_its_size(change: tuple[str, str]) -> None:
+    changed = GROUPED.replace(*change)
+    assert changed != GROUPED
+    assert "BLOCK_M" not in tuned_blocks(changed)
+
+
+def test_all_tiles_compute_the_same_product(observe: Observing) -> None:
+    item = proposed(GROUPED, "autotune", constants=CONSTANTS)[0]
+    texts = [item.applied(GROUPED.encode()), *alternatives(item, GROUPED.encode())]
+    assert len(texts) == 5
+    for text in texts:
+        for trace in observe(text.decode(), "product", {"M": 70, "N": 50, "K": 40}, original=GROUPED):
+            assert not trace.faults, trace.faults

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,8 +14,8 @@ from mtmc_lsp.app.kernels.tools import KernelTools
 from mtmc_lsp.core.errors import FailureKind, GpuInUse, MtmcError, WorkerFailed
 from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.workload import WorkloadSource
-from mtmc_lsp.kernels.messages import VARIES, CaseTrace, Fault, FaultKind, TraceAnswer, TraceCase
-from mtmc_lsp.kernels.optimizer import compared
+from mtmc_lsp.kernels.comparison import compared
+from mtmc_lsp.kernels.messages import VARIES, CaseTrace, Configs, Fault, FaultKind, TraceAnswer, TraceCase
 
 ORIGINAL, VERSION = b"original", b"version"
 CASES = [TraceCase({"N": 1}), TraceCase({"N": 2}), TraceCase({"N": 3})]
@@ -30,6 +32,8 @@ class Session:
         self.is_too_long, self.faults = is_too_long, faults
         self.interpreted: list[bytes] = []
         self.checked: list[bytes] = []
+        self.configs: list[Configs] = []
+        self.started = False
 
     def trace(self, text: bytes, cases: Sequence[TraceCase], **options: Any) -> Sequence[CaseTrace]:
         self.interpreted.append(text)
@@ -37,8 +41,17 @@ class Session:
             raise WorkerFailed("it took too long", kind=FailureKind.TIMEOUT)
         return [CaseTrace(case) for case in cases]
 
-    def check(self, text: bytes, cases: Sequence[TraceCase], lock: object, seconds: float) -> TraceAnswer:
+    def start_interpreter(self) -> None:
+        self.started = True
+
+    def spent(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def check(
+        self, text: bytes, cases: Sequence[TraceCase], lock: object, seconds: float, configs: Configs
+    ) -> TraceAnswer:
         self.checked.append(text)
+        self.configs.append(configs)
         faults = self.faults if text == VERSION else ()
         return TraceAnswer(tuple(CaseTrace(case, faults) for case in cases))
 
@@ -54,6 +67,7 @@ def test_what_the_interpreter_cannot_run_in_time_is_observed_on_the_gpu_alone(mo
     tools = tools_of(session, monkeypatch)
     before = tools.observe(ORIGINAL, CASES)
     assert not tools.is_interpreted
+    assert session.started, "starting the process takes none of the interpreter's time"
     assert compared(before, tools.observe(VERSION, CASES)).is_correct
     assert session.interpreted == [ORIGINAL], "versions do not wait for the interpreter again"
     assert session.checked == [ORIGINAL, VERSION]
@@ -66,7 +80,52 @@ def test_a_version_that_differs_on_the_gpu_is_not_interpreted(monkeypatch: pytes
     verdict = compared(before, tools.observe(VERSION, CASES))
     assert not verdict.is_correct
     assert "on the GPU" in verdict.reason
-    assert (session.interpreted, session.checked) == ([ORIGINAL], [VERSION])
+    assert (session.interpreted, session.checked) == ([ORIGINAL], [ORIGINAL, VERSION])
+
+
+def test_a_file_is_interpreted_while_it_runs_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Waiting(Session):
+        both = threading.Barrier(2, timeout=30.0)
+
+        def trace(self, text: bytes, cases: Sequence[TraceCase], **options: Any) -> Sequence[CaseTrace]:
+            self.both.wait()
+            return super().trace(text, cases, **options)
+
+        def check(
+            self, text: bytes, cases: Sequence[TraceCase], lock: object, seconds: float, configs: Configs
+        ) -> TraceAnswer:
+            self.both.wait()
+            raise WorkerFailed("the test needs more memory", kind=FailureKind.GPU_OUT_OF_MEMORY)
+
+    tools = tools_of(Waiting(), monkeypatch)
+    assert [trace.is_sound for trace in tools.observe(ORIGINAL, CASES)] == [True] * 3
+    assert tools.is_interpreted
+
+
+def test_a_file_that_does_not_run_on_the_gpu_is_known_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(Session):
+        def check(
+            self, text: bytes, cases: Sequence[TraceCase], lock: object, seconds: float, configs: Configs
+        ) -> TraceAnswer:
+            fault = Fault(FaultKind.RAISES, 0, "", "OutOfResources: out of resource: shared memory")
+            return TraceAnswer(tuple(CaseTrace(case, (fault,)) for case in cases), compile_seconds=2.5)
+
+    tools = tools_of(Failing(), monkeypatch)
+    assert all(trace.is_sound for trace in tools.observe(ORIGINAL, CASES)), "the interpreter runs it"
+    assert tools.gpu_problem == "OutOfResources: out of resource: shared memory"
+    assert tools.compile_seconds == 2.5
+    sound = tools_of(Session(), monkeypatch)
+    sound.observe(ORIGINAL, CASES)
+    assert not sound.gpu_problem
+
+
+def test_other_configurations_run_only_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session()
+    tools = tools_of(session, monkeypatch)
+    tools.observe(VERSION, CASES)
+    assert session.configs == [Configs.FIRST]
+    assert len(tools.observe_configurations(VERSION, CASES)) == len(CASES)
+    assert session.configs == [Configs.FIRST, Configs.OTHERS]
 
 
 def test_a_sound_version_is_also_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:

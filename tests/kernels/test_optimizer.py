@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import FailureKind, WorkerFailed
-from mtmc_lsp.core.results import CompileReport, Timing, Verdict
+from mtmc_lsp.core.results import BaselineTime, CompileReport, Ratio, Speed, Timing, Verdict
 from mtmc_lsp.core.run import KernelLaunch, Step, StepStatus
 from mtmc_lsp.device.choice import default_model
-from mtmc_lsp.kernels.messages import CaseTrace, LaunchWork, TraceCase
+from mtmc_lsp.kernels.actions.catalogue import WHEN_IT_PAYS
+from mtmc_lsp.kernels.limits import WITHIN_KERNELS, limit_of
+from mtmc_lsp.kernels.messages import NOT_RUN, CaseTrace, Fault, FaultKind, LaunchWork, TraceCase
 from mtmc_lsp.kernels.optimizer import SourceOptimizer
 from tests.kernels.test_free_blocks import ROWS
 
 CASE = TraceCase({})
 LAUNCH = KernelLaunch("rows_kernel", {"x_ptr": "*fp32", "out_ptr": "*fp32"}, {"BLOCK_M": 64, "BLOCK_N": 64}, 4, 3)
 SOUND = CaseTrace(CASE, launches=(LaunchWork(LAUNCH, (8, 1, 1), 8, 8, 1e6, {"M": 512, "N": 512}),))
+
+
+def timing(median_us: float, ratio: float = 1.0, host_us: float = 5.0, graph_us: float | None = None) -> Timing:
+    speed = Speed.FASTER if ratio > 1.0 else Speed.SAME
+    baselines = (BaselineTime("eager", ratio * median_us, Ratio(ratio, ratio, ratio), speed),)
+    same = Ratio(1.0, 1.0, 1.0)
+    return Timing(median_us, baselines, "eager", same, 25, "", 0.5, host_us=host_us, graph_us=graph_us)
 
 
 class Silent:
@@ -33,14 +43,23 @@ class Scripted:
     """Observes nothing: texts that contain a word do not end."""
 
     has_gpu = False
+    compile_seconds = 0.0
     device: DeviceModel = default_model()
     triton = (3, 6)
 
     def __init__(self, endless: str) -> None:
         self.endless = endless
+        self.original: Timing | None = None
+        self.others, self.ratio = SOUND, 0.0
+        self.settled: list[bytes] = []
+        self.timed: list[bytes] = []
 
     def observe(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
         return () if self.endless and self.endless.encode() in text else (SOUND,)
+
+    def observe_configurations(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
+        self.settled.append(text)
+        return (self.others,)
 
     def work(self, text: bytes) -> CaseTrace | None:
         return SOUND
@@ -52,7 +71,12 @@ class Scripted:
         return None
 
     def time(self, text: bytes, previous: bytes | None, bound_us: float, least_us: float) -> Timing | None:
-        return None
+        if self.ratio:
+            self.timed.append(text)
+        return timing(80.0, self.ratio) if self.ratio else None
+
+    def baseline(self, bound_us: float) -> Timing | None:
+        return self.original
 
 
 @pytest.mark.parametrize(
@@ -80,12 +104,8 @@ def test_block_sizes_that_fail_leave_warps_to_be_tuned(endless: str, statuses: l
 def test_kernels_that_compile_slowly_get_fewer_configurations(
     seconds_each: float, has_gpu: bool, configurations: int
 ) -> None:
-    class Slow(Scripted):
-        def compiled(self, text: bytes, trace: CaseTrace) -> CompileReport:
-            return CompileReport((), seconds_each)
-
-    tools = Slow("")
-    tools.has_gpu = has_gpu
+    tools = Scripted("")
+    tools.has_gpu, tools.compile_seconds = has_gpu, seconds_each
     optimizer = SourceOptimizer("model.py", ROWS.encode(), ("rows_kernel",), (CASE,), (SOUND,), tools, Silent(), 30.0)
     optimizer.run()
     tuned = next(step for step in optimizer.steps if step.action.params["change"] == "autotune")
@@ -105,3 +125,63 @@ def test_accepted_edits_stay_if_the_processes_end() -> None:
     optimizer = SourceOptimizer("model.py", ROWS.encode(), ("rows_kernel",), (CASE,), (SOUND,), tools, Silent(), 30.0)
     assert "triton.autotune" in optimizer.run().decode()
     assert optimizer.end_reason == "kernels.trace was cancelled"
+
+
+def on_gpu(tools: Scripted) -> SourceOptimizer:
+    tools.has_gpu = True
+    return SourceOptimizer("model.py", ROWS.encode(), ("rows_kernel",), (CASE,), (SOUND,), tools, Silent(), 600.0)
+
+
+@pytest.mark.parametrize(
+    ("original", "reason"),
+    [
+        (
+            timing(20.0, host_us=19.0, graph_us=4.0),
+            "the launch takes most of the time: 20.0 us, 4.0 us of them on the GPU",
+        ),
+        (timing(20.0, host_us=19.0, graph_us=15.0), ""),
+        (timing(20.0, host_us=19.0), ""),
+        (timing(100.0), ""),
+        (None, ""),
+    ],
+)
+def test_edits_of_a_kernel_that_the_launch_hides_are_not_tried(original: Timing | None, reason: str) -> None:
+    tools = Scripted("")
+    tools.original = original
+    optimizer = on_gpu(tools)
+    optimizer.run()
+    assert optimizer.limit == reason
+    assert bool([step for step in optimizer.steps if step.action.params["change"] in WITHIN_KERNELS]) != bool(reason)
+    assert reason in optimizer.end_reason
+
+
+@pytest.mark.parametrize(
+    ("memory_us", "is_limit"), [(95.0, True), (104.0, True), (80.0, False), (150.0, False), (0.0, False)]
+)
+def test_kernels_at_the_bandwidth_of_the_gpu_stay(memory_us: float, is_limit: bool) -> None:
+    assert (limit_of(timing(100.0), memory_us) is not None) == is_limit
+
+
+def test_the_kinds_that_are_left_out_are_edits() -> None:
+    assert set(WHEN_IT_PAYS) > WITHIN_KERNELS
+
+
+@pytest.mark.parametrize(
+    ("ratio", "others", "status"),
+    [
+        (1.5, SOUND, StepStatus.ACCEPTED),
+        (1.5, replace(SOUND, faults=(Fault(FaultKind.WRONG_VALUES, 0, "rows_kernel", "wrong"),)), StepStatus.FAILED),
+        (1.5, replace(SOUND, refusal=NOT_RUN), StepStatus.ACCEPTED),
+        (0.9, SOUND, StepStatus.REJECTED),
+    ],
+)
+def test_other_configurations_are_compared_before_a_faster_version_is_kept(
+    ratio: float, others: CaseTrace, status: StepStatus
+) -> None:
+    tools = Scripted("")
+    tools.ratio, tools.others = ratio, others
+    optimizer = on_gpu(tools)
+    text = optimizer.run()
+    first = optimizer.steps[0]
+    assert (first.status, len(tools.settled) > 0) == (status, ratio > 1.0)
+    assert (text != ROWS.encode()) == (status is StepStatus.ACCEPTED)

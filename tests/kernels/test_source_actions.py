@@ -275,7 +275,10 @@ def test_computed_configurations_are_extended_by_a_sum() -> None:
     text = TUNED.replace("(triton.cdiv", "(triton.cdiv")
     start, end = text.index("[\n        triton.Config"), text.index("],\n    key")
     text = text[:start] + "[triton.Config({}, num_warps=w) for w in (4, 8)" + text[end:]
-    assert "for w in (4, 8)] + [triton.Config({}, num_warps=8, num_stages=3)" in applied(text, "autotune")
+    added = applied(text, "autotune").partition("for w in (4, 8)] + [")[2]
+    assert added.startswith("triton.Config({}, num_warps=2, num_stages=3)]"), "the author has 4 and 8 warps"
+    unknown = text.replace("(4, 8)", "warps()")
+    assert "for w in warps()] + [triton.Config({}, num_warps=8, num_stages=3)" in applied(unknown, "autotune")
 
 
 def test_a_block_size_that_the_author_never_varies_stays() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from mtmc_lsp.app.bench.tritonbench import SEPARATOR, at_deadline, kernel_problems, solve_kernels
 from mtmc_lsp.app.bench.tritonbench_inputs import measured_target
-from mtmc_lsp.app.bench.tritonbench_summary import cause_of, summarise_kernels
+from mtmc_lsp.app.bench.tritonbench_summary import summarise_kernels
 from mtmc_lsp.app.bench.tritonbench_torch import write_problems
 from mtmc_lsp.app.kernels.opening import KernelTarget
 from mtmc_lsp.app.target_file import open_target, parse_request
@@ -209,28 +209,6 @@ def test_functions_get_the_inputs_of_their_tests_as_a_directive(tmp_path: Path) 
         "# mtmc: x=f32[4,8]@1..1 alpha=2.0\ndef scaled(" in text or "# mtmc: x=f32[4,8] alpha=2.0\ndef scaled(" in text
     )
     assert "test_scaled" not in text
-
-
-@pytest.mark.parametrize(
-    ("changes", "cause"),
-    [
-        ({"applied": ["autotune"]}, ""),
-        ({"runs": False, "reason": "it raises"}, "the original does not run"),
-        ({"runs": False, "reason": "the time limit was reached before the original had run"}, "the time ended"),
-        ({"rejected": ["autotune: it is not faster than before: 5.0 us, 1.00x as fast"]}, "no edit is faster"),
-        (
-            {"rejected": ["autotune: it is not faster than before: 5.0 us, 1.00x, and the launch takes most of it"]},
-            "the launch takes most of the time",
-        ),
-        ({"failed": ["autotune: another program computed on the GPU"]}, "another program disturbed the timing"),
-        ({"failed": ["autotune: a result has NaN"]}, "no edit verified"),
-        ({"end_reason": "no further edit is legal and promises a gain"}, "no edit is legal"),
-        ({"end_reason": "the time limit was reached"}, "the time ended"),
-    ],
-)
-def test_each_file_that_is_not_faster_has_a_cause(changes: dict[str, object], cause: str) -> None:
-    record = {"runs": True, "applied": [], "tried": [], "failed": [], "rejected": [], "end_reason": ""}
-    assert cause_of(record | changes) == cause
 
 
 @pytest.mark.parametrize(("dtype", "is_generated"), [("int8", True), ("int32", False)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,45 @@ def test_a_slower_version_is_slower(timed: Any) -> None:
 def test_a_time_that_the_memory_does_not_allow_is_rejected(timed: Any) -> None:
     with pytest.raises(MeasurementRejected, match="the measurement cannot be right"):
         timed(SLOW, FAST, least_us=1e9)
+
+
+TUNED = """\
+import torch
+from triton.runtime.autotuner import Autotuner
+
+
+class Tuned(Autotuner):
+    def __init__(self):
+        self.configs = ["first", "second"]
+
+
+kernel = Tuned()
+
+
+def work(n=3):
+    kernel.run()
+    return torch.ones(n)
+"""
+
+
+def test_an_autotuner_measures_its_configurations_while_nothing_else_uses_the_gpu(
+    timed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton.runtime.autotuner import Autotuner
+
+    events: list[object] = []
+
+    @contextlib.contextmanager
+    def exclusively() -> Iterator[None]:
+        events.append("alone")
+        yield
+
+    monkeypatch.setattr(time_command, "exclusively", exclusively)
+    monkeypatch.setattr(Autotuner, "run", lambda self: events.append(len(self.configs)))
+    timed(SLOW, TUNED)
+    begins = events.index("alone")
+    assert set(events[:begins]) == {1}
+    assert events[begins + 1] == 2
 
 
 def test_of_a_test_in_the_file_only_the_outermost_launches_are_repeated() -> None:

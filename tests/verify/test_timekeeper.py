@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import subprocess
 import sys
 import tempfile
@@ -209,6 +210,15 @@ def test_processes_that_cannot_be_seen_from_here_are_said_to_be_unknown(tmp_path
     timing = keeper(tmp_path, FakeGpu(holders={2**22 + 5: 90}))[0].time(REQUEST)
     assert timing.conditions.others == ()
     assert "cannot be identified" in timing.conditions.notes[0]
+
+
+def test_a_number_of_another_namespace_is_no_program_here(tmp_path: Path, stranger: int) -> None:
+    """The timed process holds memory on the GPU. If none of the numbers is its number, all are of another namespace."""
+    hidden = 2**22 + 5
+    timing = keeper(tmp_path, FakeGpu(holders={hidden: 90, stranger: 90}))[0].time(REQUEST)
+    assert (timing.conditions.others, timing.conditions.busy) == ((), ())
+    with pytest.raises(GpuInUse, match=rf"\({stranger}\)"):
+        keeper(tmp_path / "ours", FakeGpu(holders={hidden: 90, stranger: 90, os.getpid(): 5}))[0].time(REQUEST)
 
 
 def test_without_nvml_the_timing_says_what_is_not_known(tmp_path: Path) -> None:

@@ -332,6 +332,14 @@ def test_the_sampling_of_a_trial_ends_when_it_is_clear_which_version_is_faster()
     assert (len(clear["candidate"]), len(close["candidate"])) == (25, 200)
 
 
+@pytest.mark.parametrize(("eager_us", "ends"), [(100.0, True), (90.0, True), (102.0, False)])
+def test_the_sampling_of_an_edit_ends_when_no_gain_is_in_reach(eager_us: float, ends: bool) -> None:
+    calls = {"candidate": Costing(lambda: None, 100.0), "eager": Costing(lambda: None, eager_us)}
+    clock = FakeClock(calls["candidate"], noise=0.012)
+    samples = interleaved(clock, calls, seconds=60.0, rival="eager", is_final=True)
+    assert (len(samples["candidate"]) < MAX_SAMPLES) == ends
+
+
 def test_user_code_that_is_slow_and_far_slower_is_sampled_a_few_times() -> None:
     """A loop of launches takes 80 ms; 25 samples of it would take the whole budget of a trial."""
     calls = {"candidate": Costing(lambda: None, 200.0), "control": Costing(lambda: None, 200.0)}

@@ -27,10 +27,12 @@ from mtmc_lsp.app.bench.tritonbench_inputs import measured_target
 from mtmc_lsp.app.kernels.optimize import KernelOptimization
 from mtmc_lsp.app.target_file import open_target, parse_request
 from mtmc_lsp.core.errors import FailureKind, MtmcError, RequestError
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import RunResult, StepStatus
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.kernels.messages import FaultKind, ProgramRequest
 from mtmc_lsp.kernels.reading import read_kernels
+from mtmc_lsp.kernels.refusals import refusal_of
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.process.gpu_lock import lock_folder
 from mtmc_lsp.process.messages import StartRequest
@@ -113,10 +115,12 @@ class KernelRecord:
     tried: list[str] = field(default_factory=list)
     applied: list[str] = field(default_factory=list)
     """Kinds of the accepted edits."""
-    failed: list[str] = field(default_factory=list)
-    """Edits that did not verify, with the reason."""
-    rejected: list[str] = field(default_factory=list)
-    """Edits that verified and were not kept, with the measured times."""
+    refused: list[dict[str, object]] = field(default_factory=list)
+    """Edits that were not kept: kind, kernel, stage, reason, and the ratio and time if they were timed."""
+    limit: str = ""
+    """What bounds the file as it stands, so that kinds of edits were not tried."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds by what they were spent on; calls to two processes may overlap."""
     status: str = ""
     end_reason: str = ""
     call: bool | None = None
@@ -140,6 +144,7 @@ class _Place:
     python: str
     delivered: Path
     fork_server: ForkServer | None
+    compiling_server: ForkServer | None
 
 
 def solve_kernels(
@@ -152,6 +157,7 @@ def solve_kernels(
     tries_all: bool = True,
     deadline: float = math.inf,
     fork_server: ForkServer | None = None,
+    compiling_server: ForkServer | None = None,
 ) -> KernelRecord | None:
     """Read, compile, optimise and evaluate one file.
 
@@ -160,7 +166,8 @@ def solve_kernels(
         tries_all: whether edits that only a measurement can judge are verified without a GPU, too.
         seconds: for inputs, observation and edits; the evaluation of a delivered file comes after it.
         deadline: value of the monotonic clock at which all processes end.
-        fork_server: starts the processes of all files.
+        fork_server: starts the processes of all files that interpret kernels.
+        compiling_server: starts those that compile kernels, or run on a GPU.
 
     Returns:
         The record; None if the deadline came first.
@@ -170,7 +177,7 @@ def solve_kernels(
     if began >= deadline:
         return None
     try:
-        place = _Place(settings, python, delivered, fork_server)
+        place = _Place(settings, python, delivered, fork_server, compiling_server)
         _solve(record, problem, place, min(began + seconds, deadline), deadline, tries_all=tries_all)
     except MtmcError as error:
         is_ended = error.kind is FailureKind.CANCELLED
@@ -204,7 +211,9 @@ def _solve(
     target = None
     if problem.script is not None:
         cache = delivered.with_suffix(".inputs") / f"{problem.name}.json"
-        target = measured_target(opened, driver, problem.script, python, cache, RECORD_SHARE * (end - time.monotonic()))
+        began = time.monotonic()
+        target = measured_target(opened, driver, problem.script, python, cache, RECORD_SHARE * (end - began))
+        record.seconds["inputs"] = round(time.monotonic() - began, 2)
         record.inputs = target.workload.target.qualname if target is not None else ""
     seconds = end - time.monotonic()
     run = KernelOptimization(
@@ -213,6 +222,7 @@ def _solve(
         tries_all=tries_all,
         target=target,
         fork_server=place.fork_server,
+        compiling_server=place.compiling_server,
         sampling=min(SAMPLING_SECONDS, SAMPLING_SHARE * seconds),
     )
     # Observing a kernel may take minutes, and only its processes can be ended.
@@ -221,13 +231,17 @@ def _solve(
             result = run.run(seconds - END_SECONDS)
         finally:
             _note_original(record, run)
+            record.seconds |= {name: round(spent, 2) for name, spent in run.seconds.items()}
     _note(record, result)
     if run.times_test:
         record.inputs = ""
+    record.limit = run.limit
     if result.final.diff:
+        began = time.monotonic()
         has_gpu = bool(result.environment.gpu)
         runner = _programs(place, problem, deadline) if has_gpu else _interpreted(python, deadline)
         evaluate(record, problem, result.final.source, delivered, runner)
+        record.seconds["evaluation"] = round(time.monotonic() - began, 2)
 
 
 @contextlib.contextmanager
@@ -255,7 +269,11 @@ def _note_original(record: KernelRecord, run: KernelOptimization) -> None:
     if trace is None:
         return
     raised = next((fault for fault in trace.faults if fault.kind is FaultKind.RAISES), None)
-    record.runs, record.accesses = raised is None and not trace.refusal, len(trace.accesses)
+    record.runs, record.accesses = raised is None and not trace.refusal and not run.gpu_problem, len(trace.accesses)
+    if run.gpu_problem:
+        # The reason of the refusal names it.
+        record.compile_error = run.gpu_problem[:300]
+        return
     if raised is not None or trace.refusal:
         record.reason = raised.place_and_detail if raised is not None else trace.refusal
         return
@@ -264,7 +282,7 @@ def _note_original(record: KernelRecord, run: KernelOptimization) -> None:
     if not trace.launches:
         record.reason = "its test launches no kernel"
     errors = [f"{kernel.kernel}: {kernel.error}" for kernel in run.reports if kernel.error]
-    record.compiled = bool(run.reports) and not errors
+    record.compiled = (run.has_gpu or bool(run.reports)) and not errors
     record.compile_error = errors[0][:300] if errors else ""
 
 
@@ -275,10 +293,9 @@ def _note(record: KernelRecord, result: RunResult) -> None:
         record.tried.append(change)
         if step.status is StepStatus.ACCEPTED:
             record.applied.append(change)
-        elif step.status is StepStatus.REJECTED:
-            record.rejected.append(f"{change}: {step.reason}"[:300])
-        elif step.status is StepStatus.FAILED and step.failure is not FailureKind.CANCELLED:
-            record.failed.append(f"{change}: {step.reason}"[:300])
+        refusal = refusal_of(step)
+        if refusal is not None:
+            record.refused.append(to_json(refusal))
     timings = [step.timing for step in result.steps if step.status is StepStatus.ACCEPTED and step.timing is not None]
     if timings:
         ratio = timings[-1].against("eager")
@@ -314,7 +331,8 @@ def _programs(place: _Place, problem: KernelProblem, deadline: float) -> Runner:
     """Runs each file in a new process, which shares the GPU."""
 
     def run(file: Path) -> str | None:
-        with Worker(place.python, cwd=str(problem.file.parent), fork_server=place.fork_server) as worker:
+        server = place.compiling_server or place.fork_server
+        with Worker(place.python, cwd=str(problem.file.parent), fork_server=server) as worker:
             try:
                 gpu = worker.call(StartRequest(gpu=True), EVALUATION_SECONDS, end=deadline).gpu
                 lock = GpuLock(gpu, lock_folder(gpu)) if gpu else None

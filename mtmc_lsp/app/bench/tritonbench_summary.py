@@ -3,31 +3,67 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mtmc_lsp.kernels.optimizer import LAUNCH_BOUND
+from mtmc_lsp.kernels.refusals import DISTURBED, Stage
 
-ENDED = "the time ended"
+KEPT, UNTIMED = "an edit was kept", "an edit was verified, and not timed"
+NOT_RUN = (
+    (r"[Bb]lock pointers have been removed", "block pointers, which this version of Triton removed"),
+    (r"takes too long under the interpreter", "too long under the interpreter"),
+    (r"the time limit was reached", "the time ended before the original had run"),
+    (r"no test calls|launches no kernel", "no test launches its kernels"),
+    (r"cannot be loaded", "the file cannot be loaded"),
+    (r"compiled without CUDA|NoneType|exchangeDevice", "a function of torch.cuda without a stand-in"),
+    (r"", "the original raises another error"),
+)
+"""Reasons of originals that do not run, and their causes."""
+AFTER_EDITS = (
+    (Stage.NOT_FASTER, "tried: no edit is faster"),
+    (Stage.LAUNCH_BOUND, "tried: the launch takes most of the time"),
+    (Stage.DISTURBED, "tried: another program disturbed the timing"),
+    (Stage.TIME_ENDED, "tried: the time ended"),
+    (Stage.WRONG, "tried: an edit is wrong"),
+    (Stage.NOT_COMPARED, "tried: the results of the original vary"),
+    (Stage.COMPILE, "tried: an edit does not compile"),
+    (Stage.STATISTICS, "tried: an edit spills more"),
+    (Stage.ERROR, "tried: an edit raises an error"),
+)
+"""Causes by the stage that the edits of a file reached; the first one that an edit reached counts."""
+LAUNCH_TEXT = "the launch takes most of"
 
 
 def cause_of(record: Mapping[str, Any]) -> str:
-    """Why a file is not faster; empty if it is, or if nothing was timed."""
-    rejected, failed = record.get("rejected") or [], record["failed"]
-    if record["applied"]:
-        return ""
+    """The stage at which a file ended, and why. Each file counts once."""
     if not record["runs"]:
-        return ENDED if "time limit" in record.get("reason", "") else "the original does not run"
-    if any("another program" in text for text in failed) and not rejected:
-        return "another program disturbed the timing"
-    if rejected:
-        is_bound = all(LAUNCH_BOUND in text for text in rejected)
-        return "the launch takes most of the time" if is_bound else "no edit is faster"
-    if failed:
-        return "no edit verified"
-    return "no edit is legal" if not record["tried"] and "legal" in record.get("end_reason", "") else ENDED
+        return "not run: " + next(name for pattern, name in NOT_RUN if re.search(pattern, record["reason"]))
+    if record["applied"]:
+        return KEPT if record["speedup"] else UNTIMED
+    stages = _stages(record)
+    if stages:
+        return next(name for stage, name in AFTER_EDITS if stage in stages)
+    if record["tried"]:
+        # Results of earlier versions do not tell why.
+        return "tried: none was kept"
+    if limit := record.get("limit"):
+        return (
+            "run: the launch takes most of the time" if LAUNCH_TEXT in limit else "run: the kernels are at the roofline"
+        )
+    ended = "limit" in record.get("end_reason", "")
+    return "run: the time ended before an edit" if ended else "run: no edit is legal"
+
+
+def _stages(record: Mapping[str, Any]) -> set[Stage]:
+    """The stages at which edits ended; of results of earlier versions, as far as their texts tell."""
+    if "refused" in record:
+        return {Stage(refusal["stage"]) for refusal in record["refused"]}
+    rejected, failed = record.get("rejected") or (), record["failed"]
+    stages = {Stage.LAUNCH_BOUND if LAUNCH_TEXT in text else Stage.NOT_FASTER for text in rejected}
+    return stages | {Stage.DISTURBED if DISTURBED in text else Stage.ERROR for text in failed}
 
 
 @dataclass(frozen=True)
@@ -49,24 +85,33 @@ class KernelSummary:
     faster: int
     geometric_mean: float | None
     """Of the speedups of all timed files."""
+    mean_of_run: float | None
+    """Of all files that run, those without a kept edit as 1; None if nothing was timed."""
     edits: dict[str, int]
     """Files by the kind of an accepted edit."""
+    refused: dict[str, dict[str, int]]
+    """Edits that were not kept, by kind and stage."""
     causes: dict[str, int]
-    """Files by the reason why they are not faster."""
+    """Files by the stage at which they ended."""
+    seconds: dict[str, float]
+    """Seconds of all files, by what they were spent on."""
 
 
-def summarise_kernels(records: Sequence[dict[str, Any]]) -> KernelSummary:
+def summarise_kernels(records: Sequence[Mapping[str, Any]]) -> KernelSummary:
     """The counts of a file of results."""
     speedups = [float(r["speedup"]) for r in records if r.get("speedup")]
-    edits: dict[str, int] = {}
+    running = sum(bool(r["runs"]) for r in records)
+    logarithm = sum(map(math.log, speedups))
+    refusals: dict[str, Counter[str]] = {}
+    for refusal in (refusal for r in records for refusal in r.get("refused", ())):
+        refusals.setdefault(refusal["change"], Counter())[refusal["stage"]] += 1
+    seconds: Counter[str] = Counter()
     for record in records:
-        for kind in sorted(set(record["applied"])):
-            edits[kind] = edits.get(kind, 0) + 1
-    mean = math.exp(sum(map(math.log, speedups)) / len(speedups)) if speedups else None
+        seconds.update(record.get("seconds", {}))
     return KernelSummary(
         len(records),
         sum(r["read"] for r in records),
-        sum(r["runs"] for r in records),
+        running,
         sum(r["compiled"] for r in records),
         sum(bool(r["fault"]) for r in records),
         sum(bool(r["applied"]) for r in records),
@@ -74,7 +119,10 @@ def summarise_kernels(records: Sequence[dict[str, Any]]) -> KernelSummary:
         sum(r["execution"] is True for r in records),
         len(speedups),
         sum(value > 1.0 for value in speedups),
-        mean,
-        edits,
-        dict(Counter(cause for record in records if (cause := cause_of(record)))),
+        math.exp(logarithm / len(speedups)) if speedups else None,
+        math.exp(logarithm / running) if speedups and running else None,
+        dict(Counter(kind for record in records for kind in sorted(set(record["applied"])))),
+        {kind: dict(stages) for kind, stages in refusals.items()},
+        dict(Counter(map(cause_of, records))),
+        {name: round(total, 1) for name, total in seconds.items()},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtmc_lsp.app.kernels.opening import KernelTarget, open_kernel
@@ -17,8 +17,9 @@ from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.results import KernelReport, Timing, VerdictStatus
 from mtmc_lsp.core.run import SCHEMA, Final, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.kernels.actions.catalogue import excluded_kinds
+from mtmc_lsp.kernels.comparison import original_fault, runs_on_a_case
 from mtmc_lsp.kernels.messages import CaseTrace
-from mtmc_lsp.kernels.optimizer import SourceOptimizer, original_fault, runs_on_a_case
+from mtmc_lsp.kernels.optimizer import SourceOptimizer
 from mtmc_lsp.kernels.sizes import quick_cases
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.search.components import Events
@@ -70,6 +71,7 @@ class KernelOptimization:
         only: Sequence[str] = (),
         target: KernelTarget | None = None,
         fork_server: ForkServer | None = None,
+        compiling_server: ForkServer | None = None,
         sampling: float = SAMPLING_SECONDS,
     ) -> None:
         """Open the target.
@@ -81,6 +83,7 @@ class KernelOptimization:
             only: kinds of edits; empty for all.
             target: the kernel with its workload; None to find it in the file.
             fork_server: one with Triton's interpreter, which several runs share; None for a new one.
+            compiling_server: one without it, whose workers compile at once; None for none.
             sampling: seconds for the samples of one timing.
 
         Raises:
@@ -92,11 +95,15 @@ class KernelOptimization:
         self._is_stored = is_stored
         settings = opened.settings
         self._excluded = excluded_kinds(settings.exclude_actions, only, is_strict=settings.precision == "strict")
-        self._session = KernelSession(self.target, events.on_stage, fork_server)
+        self._session = KernelSession(self.target, events.on_stage, fork_server, compiling_server)
         self._sampling = sampling
         self.times_test = False
         """Whether the observed workload is timed, because the kernels do not run on the other one."""
         self._is_interpreted = True
+        self.limit = ""
+        """What bounds the file as it stands, so that kinds of edits were not tried."""
+        self.has_gpu, self.gpu_problem = False, ""
+        """Whether the file as it stands ran on a GPU, and why it does not run there."""
         self.traces: tuple[CaseTrace, ...] = ()
         """Of the file as it stands."""
         self.reports: tuple[KernelReport, ...] = ()
@@ -105,6 +112,11 @@ class KernelOptimization:
     def kill(self) -> None:
         """End every process without waiting. Safe in a signal handler."""
         self._session.kill()
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds of the calls to its processes, by what they do."""
+        return self._session.seconds
 
     def run(self, seconds: float) -> RunResult:
         """Observe the kernels, and try edits until none is left or the time is over. Nothing is written to the file.
@@ -120,6 +132,9 @@ class KernelOptimization:
             self.traces = tuple(tools.observe(opened.text, session.cases()))
             self._is_interpreted = tools.is_interpreted
             self._check_runs()
+            self.gpu_problem, self.has_gpu = tools.gpu_problem, tools.has_gpu
+            if tools.gpu_problem:
+                raise self._refused(f"does not run on this GPU: {tools.gpu_problem}")
             cases = quick_cases(self.traces) or [trace.case for trace in self.traces]
             kept = {id(case) for case in cases}
             names = session.kernel_names(self.traces)
@@ -147,6 +162,7 @@ class KernelOptimization:
                 )
                 text = optimizer.run()
                 self.reports, self.times_test = optimizer.reports, tools.times_test
+                self.limit = optimizer.limit
                 result = self._result(run_id, optimizer, tools, text, time.monotonic() - began)
                 if store is not None:
                     store.finish(result)
@@ -163,8 +179,11 @@ class KernelOptimization:
         first = next(iter(self.traces), None)
         fault = original_fault(self.traces)
         detail = fault[1].place_and_detail if fault is not None else first.refusal if first is not None else "no case"
-        raise RequestError(
-            f"{self.target.launcher.qualname} runs on none of {len(self.traces)} cases: {detail}",
+        raise self._refused(f"runs on none of {len(self.traces)} cases: {detail}")
+
+    def _refused(self, problem: str) -> RequestError:
+        return RequestError(
+            f"{self.target.launcher.qualname} {problem}",
             where=Location(str(self.target.opened.path), self.target.launcher.start_line),
             remedy="Correct the kernel first: mtmc repair FILE::NAME.",
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from mtmc_lsp.app.kernels.opening import KernelTarget
@@ -16,6 +18,7 @@ from mtmc_lsp.kernels.candidate import LauncherInFile
 from mtmc_lsp.kernels.messages import (
     MOST_STEPS,
     CaseTrace,
+    Configs,
     KernelCheckRequest,
     KernelCompileRequest,
     TraceAnswer,
@@ -26,6 +29,7 @@ from mtmc_lsp.kernels.repairs.site import sites_of, with_helpers
 from mtmc_lsp.kernels.sizes import trace_cases
 from mtmc_lsp.measure.foreign_candidate import verify_foreign
 from mtmc_lsp.process.fork_server import HIDDEN_GPU, INTERPRETER_ENV, ForkServer, likely_variables
+from mtmc_lsp.process.messages import StartRequest
 from mtmc_lsp.process.protocol import GpuLock
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.triton.drivers import without_driver_calls
@@ -35,6 +39,7 @@ TRACE_SECONDS, CAPTURE_SECONDS = 120.0, 180.0
 COMPILE_SECONDS, COMPILE_SLACK = 120.0, 60.0
 """Time for compiling a version, and for loading the file before."""
 MEMORY = 8 << 30
+START_SECONDS = 120.0
 SEED = 0
 MOST_SCRIPT_STEPS = 8_000
 """Memory operations of a test or benchmark of the file that are observed: about 5 s."""
@@ -48,13 +53,18 @@ class KernelSession:
         target: KernelTarget,
         on_stage: Callable[[str], None] = lambda _: None,
         fork_server: ForkServer | None = None,
+        compiling_server: ForkServer | None = None,
     ) -> None:
         """Describe the session without starting a process.
 
         Args:
             fork_server: one with Triton's interpreter, which the caller closes; None for a new one.
+            compiling_server: one without it, whose workers compile at once; None lets the other one fork them.
         """
         self.target, self.on_stage = target, on_stage
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        """Seconds of the calls to its processes, by what they do. Calls may overlap."""
+        self._compiling_server = compiling_server
         self._resources = ExitStack()
         self._fork_server, self._is_lent = fork_server, fork_server is not None
         self._worker: Worker | None = None
@@ -85,6 +95,12 @@ class KernelSession:
             self._worker.kill()
         if self._plain is not None:
             self._plain.kill()
+
+    def start_interpreter(self) -> None:
+        """Wait until the process that interprets kernels runs: its imports count to no observation."""
+        assert self._worker is not None
+        with self.spent("start"):
+            self._worker.call(StartRequest(gpu=False), START_SECONDS)
 
     def trace(
         self,
@@ -118,7 +134,8 @@ class KernelSession:
             compares_faulty=compares_faulty,
         )
         try:
-            answer = self._worker.call(request, seconds)
+            with self.spent("interpreter"):
+                answer = self._worker.call(request, seconds)
         except MtmcError:
             if is_original:
                 raise
@@ -131,7 +148,14 @@ class KernelSession:
             )
         return answer.cases
 
-    def check(self, text: bytes, cases: Sequence[TraceCase], lock: GpuLock | None, seconds: float) -> TraceAnswer:
+    def check(
+        self,
+        text: bytes,
+        cases: Sequence[TraceCase],
+        lock: GpuLock | None,
+        seconds: float,
+        configs: Configs = Configs.FIRST,
+    ) -> TraceAnswer:
         """Run a text on the GPU, and compare its results with those of the file as it stands.
 
         Raises:
@@ -139,8 +163,9 @@ class KernelSession:
         """
         source = self.importable(text)
         original = self.importable(self.target.opened.text)
-        request = KernelCheckRequest(self.target.observed_workload, original, source, tuple(cases))
-        return self.plain_worker().call(request, seconds, lock)
+        request = KernelCheckRequest(self.target.observed_workload, original, source, tuple(cases), configs)
+        with self.spent("check"):
+            return self.plain_worker().call(request, seconds, lock)
 
     def verify(self, text: bytes) -> Verdict:
         """Compare the launcher in a text with the reference.
@@ -154,14 +179,16 @@ class KernelSession:
         assert self._capture is not None
         original = self.target.opened.text.decode()
         candidate = LauncherInFile(self._capture, self.target.launcher, text.decode(), original=original)
-        result, _ = verify_foreign(candidate, self._reference)
+        with self.spent("verify"):
+            result, _ = verify_foreign(candidate, self._reference)
         return result.verdict
 
     def compile(self, request: CompileRequest) -> CompileReport:
         """Compile kernels of the file for GPUs."""
         self.on_stage("compiling")
         importable = replace(request, source=self.importable(request.source.encode()))
-        return self.plain_worker().call(KernelCompileRequest(importable), request.seconds + COMPILE_SLACK)
+        with self.spent("compile"):
+            return self.plain_worker().call(KernelCompileRequest(importable), request.seconds + COMPILE_SLACK)
 
     def cases(self) -> list[TraceCase]:
         """The cases on which the launcher is observed, the smallest first."""
@@ -188,10 +215,20 @@ class KernelSession:
         """A worker without Triton's interpreter: it compiles for GPUs, and times on the GPU of this machine."""
         if self._plain is None:
             opened = self.target.opened
-            # It imports Triton again: that of the fork server interprets kernels.
-            worker = Worker(opened.python, cwd=str(opened.project), fork_server=self._fork_server)
+            # Forked from the server with the interpreter, it imports Triton again, which takes up to a second.
+            server = self._compiling_server or self._fork_server
+            worker = Worker(opened.python, cwd=str(opened.project), fork_server=server)
             self._plain = self._resources.enter_context(worker)
         return self._plain
+
+    @contextmanager
+    def spent(self, name: str) -> Iterator[None]:
+        """Count the time of this context."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.monotonic() - began
 
     # Parts -----------------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,10 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
-from mtmc_lsp.app.kernels.session import COMPILE_SECONDS, TRACE_SECONDS, KernelSession
+from mtmc_lsp.app.kernels.session import COMPILE_SECONDS, START_SECONDS, TRACE_SECONDS, KernelSession
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.core.device_model import DeviceModel
@@ -17,8 +18,8 @@ from mtmc_lsp.core.results import CompileReport, Timing, Verdict
 from mtmc_lsp.core.workload import Environment, Workload, WorkloadSource
 from mtmc_lsp.device.calibration_cache import cached_device, remember_device
 from mtmc_lsp.device.choice import calibrated_model, planning_model
-from mtmc_lsp.kernels.messages import NOT_RUN, CaseTrace, KernelTimeRequest, TraceCase
-from mtmc_lsp.kernels.optimizer import runs_on_a_case
+from mtmc_lsp.kernels.comparison import runs_on_a_case
+from mtmc_lsp.kernels.messages import NOT_RUN, CaseTrace, Configs, KernelTimeRequest, TraceCase
 from mtmc_lsp.kernels.sizes import elements_of
 from mtmc_lsp.process.cache_files import cache_folder
 from mtmc_lsp.process.gpu_lock import alone, lock_folder
@@ -31,7 +32,6 @@ MOST_PROGRAMS = 256
 """Program instances of each grid that run on the workload's sizes; the others are taken to do the same on average."""
 MOST_BYTES = 16e9
 """Larger workloads are observed at reduced sizes."""
-START_SECONDS = 120.0
 INTERPRETER_SECONDS = 6.0
 """Time for the interpreter on the file as it stands, where a GPU can observe it otherwise."""
 QUICK_SECONDS = 3.0
@@ -39,6 +39,8 @@ QUICK_SECONDS = 3.0
 CHECK_SECONDS = 60.0
 MOST_CHECKED = 2
 """Cases that run on the GPU: each may compile all configurations again."""
+BASELINE_SECONDS = 0.1
+"""Time for samples of the file as it stands before any edit."""
 MOST_ATTEMPTS = 3
 """Timings that another program disturbs are repeated."""
 
@@ -60,6 +62,10 @@ class KernelTools:
         """Whether the interpreter also observes versions."""
         self.times_test = False
         """Whether the observed workload is timed, because the kernels do not run on the other one."""
+        self.compile_seconds = 0.0
+        """Time to compile the kernels of the file as it stands for the test, where it ran on the GPU."""
+        self.gpu_problem = ""
+        """Why the file as it stands runs on no case on the GPU."""
         self._observed: dict[bytes, CaseTrace | None] = {}
         self._timekeeper: Timekeeper[KernelTimeRequest] | None = None
         self._works: dict[bytes, CaseTrace | None] = {}
@@ -69,7 +75,8 @@ class KernelTools:
     @cached_property
     def environment(self) -> Environment:
         """The machine and the versions."""
-        return self._session.plain_worker().call(EnvironmentRequest(), START_SECONDS)
+        with self._session.spent("start"):
+            return self._session.plain_worker().call(EnvironmentRequest(), START_SECONDS)
 
     @property
     def has_gpu(self) -> bool:
@@ -116,22 +123,40 @@ class KernelTools:
             self._observed[text] = traces[0] if traces and traces[0].launches else None
         return traces
 
+    def observe_configurations(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
+        """Compare the results of the other configurations of a text's autotuners on the GPU."""
+        return self._checked(text, cases, configs=Configs.OTHERS)
+
     def _original(self, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
-        """Observe the file as it stands."""
-        text, began = self._session.target.opened.text, time.monotonic()
+        """Observe the file as it stands; with a GPU, it runs there meanwhile."""
+        text = self._session.target.opened.text
         if not self.has_gpu:
             return self._session.trace(text, cases, compares_faulty=True)
+        with ThreadPoolExecutor(1) as pool:
+            interpreting = pool.submit(self._interpreted, text, cases)
+            try:
+                checked = self._checked(text, cases)
+            except MtmcError:
+                checked = ()
+            traces, seconds = interpreting.result()
+        if checked and not runs_on_a_case(checked):
+            self.gpu_problem = next((fault.detail for trace in checked for fault in trace.faults), checked[0].refusal)
+        is_observed = runs_on_a_case(traces)
+        self.interprets_versions = is_observed and seconds < QUICK_SECONDS
+        if is_observed:
+            return traces
+        self.is_interpreted = not any(not trace.refusal and not trace.faults for trace in checked)
+        return checked if not self.is_interpreted else traces or checked
+
+    def _interpreted(self, text: bytes, cases: Sequence[TraceCase]) -> tuple[Sequence[CaseTrace], float]:
+        """What the interpreter observes of the file as it stands, nothing if it takes too long, and the seconds."""
+        self._session.start_interpreter()
+        began = time.monotonic()
         try:
             traces = self._session.trace(text, cases, compares_faulty=True, seconds=INTERPRETER_SECONDS)
         except WorkerFailed:
             traces = ()
-        is_observed = runs_on_a_case(traces)
-        self.interprets_versions = is_observed and time.monotonic() - began < QUICK_SECONDS
-        if not is_observed:
-            checked = self._checked(text, cases)
-            self.is_interpreted = not any(not trace.refusal and not trace.faults for trace in checked)
-            return checked if not self.is_interpreted else traces or checked
-        return traces
+        return traces, time.monotonic() - began
 
     def _version(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
         """Observe a version; with a GPU, it runs there first."""
@@ -144,12 +169,18 @@ class KernelTools:
             return checked
         return traces
 
-    def _checked(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
+    def _checked(
+        self, text: bytes, cases: Sequence[TraceCase], configs: Configs = Configs.FIRST
+    ) -> Sequence[CaseTrace]:
         """Run a text on the GPU, on some of the cases; the others are refused."""
         chosen = {id(case) for case in [*cases[-1:], *cases[: MOST_CHECKED - 1]]}
         lock = GpuLock(self._gpu, lock_folder(self._gpu)) if self._gpu else None
         with self._fresh_after_loss():
-            answer = self._session.check(text, [case for case in cases if id(case) in chosen], lock, CHECK_SECONDS)
+            answer = self._session.check(
+                text, [case for case in cases if id(case) in chosen], lock, CHECK_SECONDS, configs
+            )
+        if text == self._session.target.opened.text:
+            self.compile_seconds = max(self.compile_seconds, answer.compile_seconds)
         found = iter(answer.cases)
         return [
             next(found, CaseTrace(case, refusal=answer.problem or NOT_RUN))
@@ -226,27 +257,45 @@ class KernelTools:
         """
         if not self.has_gpu:
             return None
+        return self._timed(text, previous, bound_us, least_us, self._sampling_seconds)
+
+    def baseline(self, bound_us: float) -> Timing | None:
+        """Time the file as it stands shortly; None without a GPU.
+
+        Raises:
+            MtmcError: it cannot be timed.
+        """
+        text = self._session.target.opened.text
+        return self._timed(text, None, bound_us, 0.0, BASELINE_SECONDS) if self.has_gpu else None
+
+    # Parts -----------------------------------------------------------------------------------------------------------
+
+    def _timed(self, text: bytes, previous: bytes | None, bound_us: float, least_us: float, seconds: float) -> Timing:
         if self._timekeeper is None:
             self._timekeeper = Timekeeper(self._ask, self._gpu, cache=TimingCache(cache_folder(), self._fresh))
         target = self._session.target
         if self.times_test:
-            return self._timing(target.observed_workload, text, previous, bound_us, 0.0)
+            return self._timing(target.observed_workload, text, previous, bound_us, 0.0, seconds)
         try:
-            return self._timing(target.workload, text, previous, bound_us, least_us)
+            return self._timing(target.workload, text, previous, bound_us, least_us, seconds)
         except (GpuInUse, MeasurementRejected):
             raise
         except MtmcError as error:
             if target.observed is None or previous is not None or error.kind is FailureKind.CANCELLED:
                 raise
             # The kernels may not accept the generated inputs.
-            timing = self._timing(target.observed, text, previous, bound_us, 0.0)
+            timing = self._timing(target.observed, text, previous, bound_us, 0.0, seconds)
             self.times_test = True
             return timing
 
-    # Parts -----------------------------------------------------------------------------------------------------------
-
     def _timing(
-        self, workload: Workload, text: bytes, previous: bytes | None, bound_us: float, least_us: float
+        self,
+        workload: Workload,
+        text: bytes,
+        previous: bytes | None,
+        bound_us: float,
+        least_us: float,
+        seconds: float,
     ) -> Timing:
         assert self._timekeeper is not None
         importable = self._session.importable
@@ -257,11 +306,11 @@ class KernelTools:
             importable(previous) if previous is not None else "",
             bound_us,
             least_us,
-            self._sampling_seconds,
+            seconds,
         )
         for attempt in range(MOST_ATTEMPTS):
             try:
-                with self._fresh_after_loss():
+                with self._fresh_after_loss(), self._session.spent("time"):
                     return self._timekeeper.time(request)
             except GpuInUse:
                 if attempt == MOST_ATTEMPTS - 1:

@@ -92,14 +92,22 @@ def _solve(
     delivered = out.with_suffix(".delivered")
 
     fork_server = ForkServer(python, INTERPRETER_ENV, preload=True)
+    compiling_server = ForkServer(python, preload=True)
 
     def solve(problem: KernelProblem) -> dict[str, object] | None:
         record = solve_kernels(
-            problem, settings, python, seconds, delivered, deadline=deadline, fork_server=fork_server
+            problem,
+            settings,
+            python,
+            seconds,
+            delivered,
+            deadline=deadline,
+            fork_server=fork_server,
+            compiling_server=compiling_server,
         )
         return record.to_json() if record is not None else None
 
-    with fork_server, ThreadPoolExecutor(jobs) as pool, out.open("a", encoding="utf-8") as stream:
+    with fork_server, compiling_server, ThreadPoolExecutor(jobs) as pool, out.open("a", encoding="utf-8") as stream:
         pending = [pool.submit(solve, problem) for problem in left]
         for number, done in enumerate(as_completed(pending), 1):
             record = done.result()

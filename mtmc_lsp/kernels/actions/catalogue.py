@@ -6,11 +6,13 @@ from collections.abc import Collection, Sequence
 
 from mtmc_lsp.kernels.actions.base import Facts, Proposal, SourceAction
 from mtmc_lsp.kernels.actions.coalesce import swapped_index
+from mtmc_lsp.kernels.actions.descriptors.edits import descriptors
 from mtmc_lsp.kernels.actions.empty import empty_results
 from mtmc_lsp.kernels.actions.even import even_loops, even_offsets
 from mtmc_lsp.kernels.actions.fusion.launches import fuse_launches
 from mtmc_lsp.kernels.actions.fusion.neighbours import fuse_following, fuse_preceding
 from mtmc_lsp.kernels.actions.hoist import equal_loads, hoist
+from mtmc_lsp.kernels.actions.launch.direct import direct_launch, together
 from mtmc_lsp.kernels.actions.one_pass import online_softmax
 from mtmc_lsp.kernels.actions.persist import persist
 from mtmc_lsp.kernels.actions.products import split_float32, stored_operands
@@ -24,6 +26,7 @@ ACTIONS: tuple[SourceAction, ...] = (
     fuse_preceding,
     fuse_launches,
     empty_results,
+    direct_launch,
     online_softmax,
     one_pass_variance,
     swapped_index,
@@ -36,6 +39,7 @@ ACTIONS: tuple[SourceAction, ...] = (
     grouped_order,
     split_k,
     persist,
+    descriptors,
     cache_policies,
     pipeline,
     autotune,
@@ -50,6 +54,7 @@ WHEN_IT_PAYS = {
     "fuse": "Elementwise PyTorch operations on a tensor that only one launch reads or writes, and results that only the next "
     "launch reads.",
     "empty": "Results of ``torch.zeros`` that the launch writes completely: filling them moves as many bytes as storing them.",
+    "direct-launch": "Kernels that take less time than their launch on the host.",
     "one-pass": "A softmax that reads its row for the maximum and again for the sum, and a variance that reads it for the mean.",
     "precision": "Products of 16-bit operands that the kernel converts to float32, and exact float32 products on a GPU with "
     "fast TF32.",
@@ -60,6 +65,7 @@ WHEN_IT_PAYS = {
     "grouped-order": "Products whose operands are larger than the L2 cache.",
     "split-k": "Products with fewer tiles than the GPU has multiprocessors, and a long inner dimension.",
     "persist": "Kernels with many more programs than the GPU runs at a time.",
+    "descriptors": "Loops that read tiles by block pointers, on a GPU that copies tiles by descriptors.",
     "cache": "Kernels that read one tensor many times and stream another one.",
     "pipeline": "Loops that wait for loads, without a product that Triton pipelines by itself.",
     "autotune": "Fixed block sizes, warps and stages that were never measured on the GPU.",
@@ -85,6 +91,6 @@ def proposals(facts: Sequence[Facts], *, has_gpu: bool, tries_all: bool = False)
         has_gpu: whether times are measured; without it, edits that only a measurement can judge are left out.
         tries_all: whether they are kept all the same.
     """
-    found = [item for each in facts for action in ACTIONS for item in action(each)]
+    found = together([item for each in facts for action in ACTIONS for item in action(each)])
     kept = [item for item in found if has_gpu or tries_all or not item.needs_timing]
     return sorted(kept, key=lambda item: (item.name == LAST, -item.saved_us))

@@ -23,6 +23,7 @@ from mtmc_lsp.kernels.actions.offsets import (
     loop_steps,
 )
 from mtmc_lsp.kernels.actions.signatures import (
+    annotation,
     can_have_heuristics,
     decorated,
     even_name,
@@ -127,16 +128,10 @@ def _is_block_start(offsets: BlockOffsets) -> bool:
 
 def _constant(facts: Facts, name: str, length: str, block: str) -> tuple[Edit, ...]:
     """The edits that add the constant; empty if they are not possible."""
-    parameter = with_parameter(facts, f"{name}: {_annotation(facts)}")
+    parameter = with_parameter(facts, f"{name}: {annotation(facts)}")
     rule = f'@{module_prefix(facts)}.heuristics({{"{name}": lambda args: args["{length}"] % args["{block}"] == 0}})'
     decorator = decorated(facts, [rule])
     return (decorator, parameter) if decorator is not None and parameter is not None else ()
-
-
-def _annotation(facts: Facts) -> str:
-    """``tl.constexpr`` as the file writes it."""
-    texts = [p.annotation for p in facts.site.kernel.parameters.values() if p.is_constexpr]
-    return texts[-1].split("#")[0].strip() if texts else "tl.constexpr"
 
 
 def _masked(loop: Node, site: Site) -> list[Node]:

@@ -125,3 +125,9 @@ def with_parameter(facts: Facts, text: str) -> Edit | None:
     lead = "" if has_comma else ","
     ending = "," if has_comma else ""
     return Edit(at, newline, f"{lead}{trailing.decode()}\n{before.decode()}{text}{ending}")
+
+
+def annotation(facts: Facts) -> str:
+    """``tl.constexpr`` as the file writes it."""
+    texts = [p.annotation for p in facts.site.kernel.parameters.values() if p.is_constexpr]
+    return texts[-1].split("#")[0].strip() if texts else "tl.constexpr"

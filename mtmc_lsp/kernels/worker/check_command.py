@@ -16,6 +16,7 @@ from mtmc_lsp.kernels.messages import (
     NOT_RUN,
     VARIES,
     CaseTrace,
+    Configs,
     Fault,
     FaultKind,
     KernelCheckRequest,
@@ -23,31 +24,46 @@ from mtmc_lsp.kernels.messages import (
     TraceAnswer,
     TraceCase,
 )
+from mtmc_lsp.kernels.worker.autotuners import (
+    MOST_CONFIGS,
+    TOO_LARGE,
+    autotuners,
+    direct_launches,
+    most_configs,
+    only_config,
+    with_first_config,
+)
 from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.kernels.worker.launch_record import launch_of
 from mtmc_lsp.kernels.worker.results import difference, distribute, tensors_of
 from mtmc_lsp.process.gpu_lock import let_timings_pass
-from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared, share_kernels
+from mtmc_lsp.process.worker.kernel_compilation import (
+    compile_ahead,
+    compile_seconds,
+    compiling_unshared,
+    share_kernels,
+)
 from mtmc_lsp.timing.worker.timing_commands import device_name
 from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
 from mtmc_lsp.verify.worker.run_target import is_interpreted
 
-MOST_CONFIGS = 16
-"""Configurations of an autotuner that are compared, one after the other."""
-
 _modules: dict[str, ModuleType] = {}
 _expected: dict[tuple[str, str], list[torch.Tensor]] = {}
+_first: dict[tuple[str, str], int] = {}
+"""The configuration with which the file as it stands computed them."""
 
 
 def check(request: KernelCheckRequest) -> TraceAnswer:
-    """Run a version on each case, once for each configuration of its autotuners, and compare the results."""
+    """Run a version on each case, once for each of the chosen configurations of its autotuners, and compare the results."""
     if is_interpreted():
         prepare_interpreter()
     try:
         module = _module(request, request.source)
     except Exception as error:  # the user's code raises anything
         return TraceAnswer((), f"{type(error).__name__}: {error}")
-    return TraceAnswer(tuple(_checked(module, request, case) for case in request.cases))
+    before = compile_seconds[0]
+    traces = tuple(_checked(module, request, case) for case in request.cases)
+    return TraceAnswer(traces, compile_seconds=compile_seconds[0] - before)
 
 
 def _module(request: KernelCheckRequest, text: str) -> ModuleType:
@@ -70,23 +86,30 @@ def _checked(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
         return CaseTrace(case, (Fault(FaultKind.RAISES, 0, "", text),))
     if request.source == request.original:
         return CaseTrace(case, (), launches=tuple(launches))
-    numbers = _config_numbers(module, _module(request, request.original))
-    if not is_interpreted():
+    numbers = [0] if request.configs is Configs.FIRST else _other_configs(module, _module(request, request.original))
+    if numbers and not is_interpreted():
         compile_ahead(lambda: _results(module, request, case), numbers)
+    problem = ""
     for number in numbers:
         let_timings_pass()
         launches.clear()
         kernel = ""
         try:
-            with _only_config(module, number), recording(launches):
+            with only_config([module], number), recording(launches):
                 results = _results(module, request, case)
+                if direct_launches(module):
+                    # The first launch only compiles what later ones launch directly.
+                    results = _results(module, request, case)
         except Exception as error:  # the user's code raises anything
             _raise_if_lost(error)
-            if number and type(error).__name__ in ("OutOfResources", "CompileTimeAssertionFailure", "PTXASError"):
-                # The autotuner leaves such configurations out.
+            problem = f"{type(error).__name__}: {error}".splitlines()[0]
+            if type(error).__name__ in TOO_LARGE and most_configs([module]) > 1:
+                # The autotuner leaves such configurations out: another one is the first.
+                is_left = request.configs is Configs.FIRST and number + 1 < most_configs([module])
+                numbers += [number + 1] if is_left else []
                 continue
-            text = f"{type(error).__name__}: {error}".splitlines()[0]
-            return CaseTrace(case, (Fault(FaultKind.RAISES, 0, kernel, text),))
+            return CaseTrace(case, (Fault(FaultKind.RAISES, 0, kernel, problem),))
+        problem = ""
         kernel = launches[-1].launch.kernel if launches else ""
         detail = difference(results, expected)
         if detail and _varies(request, case):
@@ -94,13 +117,15 @@ def _checked(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
         if detail:
             suffix = f" with configuration {number + 1}" if number else ""
             return CaseTrace(case, (Fault(FaultKind.WRONG_VALUES, 0, kernel, f"{detail} on the GPU{suffix}"),))
+    if problem and request.configs is Configs.FIRST:
+        return CaseTrace(case, (Fault(FaultKind.RAISES, 0, "", problem),))
     return CaseTrace(case, (), launches=tuple(launches))
 
 
 def _varies(request: KernelCheckRequest, case: TraceCase) -> bool:
     """Whether the file as it stands computes something else in a second run."""
     module = _module(request, request.original)
-    with _only_config(module, 0):
+    with only_config([module], _first[request.original, str(case)]):
         again = _results(module, request, case)
     return bool(difference(again, _expected[request.original, str(case)]))
 
@@ -115,8 +140,13 @@ def _original(request: KernelCheckRequest, case: TraceCase, launches: list[Launc
     key = (request.original, str(case))
     if key not in _expected or request.source == request.original:
         module = _module(request, request.original)
-        with _only_config(module, 0), recording(launches):
-            _expected[key] = [tensor.detach().cpu() for tensor in _results(module, request, case)]
+
+        def run() -> list[torch.Tensor]:
+            launches.clear()
+            with recording(launches):
+                return [tensor.detach().cpu() for tensor in _results(module, request, case)]
+
+        _first[key], _expected[key] = with_first_config([module], run)
     return _expected[key]
 
 
@@ -151,36 +181,16 @@ def poisoned() -> Iterator[None]:
 # Autotuners ----------------------------------------------------------------------------------------------------------
 
 
-def _autotuners(module: ModuleType) -> dict[str, Any]:
-    from triton.runtime.autotuner import Autotuner
-
-    return {name: value for name, value in vars(module).items() if isinstance(value, Autotuner)}
-
-
-def _config_numbers(module: ModuleType, original: ModuleType) -> list[int]:
-    """The numbers of the configurations to run: the first one, and those that the file as it stands does not have."""
-    before = {name: set(map(str, tuner.configs)) for name, tuner in _autotuners(original).items()}
+def _other_configs(module: ModuleType, original: ModuleType) -> list[int]:
+    """The numbers of the configurations that the file as it stands does not have, without the first one."""
+    before = {name: set(map(str, tuner.configs)) for name, tuner in autotuners(original).items()}
     new = {
         number
-        for name, tuner in _autotuners(module).items()
+        for name, tuner in autotuners(module).items()
         for number, config in enumerate(tuner.configs)
         if number and str(config) not in before.get(name, ())
     }
-    return [0, *sorted(new)[:MOST_CONFIGS]]
-
-
-@contextlib.contextmanager
-def _only_config(module: ModuleType, number: int) -> Iterator[None]:
-    """Let each autotuner use one configuration without measuring."""
-    tuners = list(_autotuners(module).values())
-    before = [tuner.configs for tuner in tuners]
-    for tuner in tuners:
-        tuner.configs = [tuner.configs[min(number, len(tuner.configs) - 1)]]
-    try:
-        yield
-    finally:
-        for tuner, configs in zip(tuners, before, strict=True):
-            tuner.configs = configs
+    return sorted(new)[:MOST_CONFIGS]
 
 
 @contextlib.contextmanager

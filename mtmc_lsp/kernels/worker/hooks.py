@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy
@@ -67,8 +68,15 @@ def observing(observer: Observer) -> Iterator[None]:
             observer.worked(float(a.data.size))
         return unary(this, a, operation)
 
-    replace(builder, "create_masked_load", lambda b, p, m, o, *rest: observer.load(load, b, p, m, o, rest))
-    replace(builder, "create_masked_store", lambda b, p, v, m, *rest: observer.store(store, b, p, v, m, rest))
+    def masked_load(this: Any, pointer: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
+        # Loads by a descriptor name their options.
+        return observer.load(partial(load, **named), this, pointer, _handle(mask), other, rest)
+
+    def masked_store(this: Any, pointer: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        return observer.store(partial(store, **named), this, pointer, value, _handle(mask), rest)
+
+    replace(builder, "create_masked_load", masked_load)
+    replace(builder, "create_masked_store", masked_store)
     replace(builder, "create_load", unmasked(plain_load))
     replace(builder, "create_store", unmasked(plain_store))
     replace(builder, "create_atomic_rmw", lambda b, k, p, v, m, *rest: observer.atomic(rmw, b, k, p, v, m, rest))
@@ -84,3 +92,11 @@ def observing(observer: Observer) -> Iterator[None]:
     finally:
         for owner, name, old in reversed(replaced):
             setattr(owner, name, old)
+
+
+def _handle(mask: Any) -> Any:
+    """The mask of an access; that of a descriptor is an array in Triton 3.6."""
+    from triton import language
+    from triton.runtime.interpreter import TensorHandle
+
+    return TensorHandle(mask, language.int1) if isinstance(mask, numpy.ndarray) else mask

@@ -9,7 +9,7 @@ import runpy
 import sys
 
 from mtmc_lsp.kernels.messages import ProgramAnswer, ProgramRequest
-from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared
+from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared, sharing_kernels
 
 
 def run_program(request: ProgramRequest) -> ProgramAnswer:
@@ -18,7 +18,7 @@ def run_program(request: ProgramRequest) -> ProgramAnswer:
     sys.argv, folder = [request.path], os.path.dirname(request.path)
     sys.path.insert(0, folder)
     try:
-        with contextlib.redirect_stdout(output), compiling_unshared():
+        with contextlib.redirect_stdout(output), compiling_unshared(), sharing_kernels():
             runpy.run_path(request.path, run_name="__main__")
             _finish()
     except SystemExit as error:

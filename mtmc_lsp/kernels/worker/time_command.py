@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.kernels.messages import KernelTimeRequest
+from mtmc_lsp.kernels.worker.autotuners import direct_launches, with_first_config
 from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, let_timings_pass, lock_seconds
 from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared, share_kernels
@@ -29,7 +30,7 @@ from mtmc_lsp.timing.worker.paired_benchmark import (
 from mtmc_lsp.timing.worker.sampling import graph_medians, interleaved, warm
 from mtmc_lsp.timing.worker.timing_commands import clock_of, device_name
 
-WARMUP_MS, REPEAT_MS = 5, 25
+WARMUP_MS, REPEAT_MS = 4, 16
 """Milliseconds for each configuration of an autotuner; by default Triton takes 25 and 100."""
 
 _modules: dict[str, Any] = {}
@@ -47,16 +48,22 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
         runs["control"] = runs["candidate"]
         if request.previous:
             runs["previous"] = _run(request, request.previous, seed)
-        # The first calls compile, and an autotuner measures its configurations.
         for run in runs.values():
             compile_ahead(run)
-            with compiling_unshared(), short_benchmarks():
-                run()
+            # What was not compiled ahead is compiled while others may time.
+            with compiling_unshared():
+                with_first_config([*_modules.values()], run)
             let_timings_pass()
         began = time.monotonic()
         waited = lock_seconds[WAITING_ALONE]
         with exclusively():
-            samples = interleaved(clock, runs, request.seconds)
+            # Autotuners measure their configurations: what others compute meanwhile would decide which one they choose.
+            with short_benchmarks():
+                for run in runs.values():
+                    run()
+            samples = interleaved(
+                clock, runs, request.seconds, "previous" if request.previous else "eager", is_final=True
+            )
             median, host = (statistics.median(sample[i] for sample in samples["candidate"]) for i in (0, 1))
             batch = warm(clock, runs["candidate"], median)
             contenders = {name: run for name, run in runs.items() if name != "control"}
@@ -73,13 +80,12 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
 
 @contextlib.contextmanager
 def short_benchmarks() -> Iterator[None]:
-    """Let autotuners measure each configuration for a shorter time, and others time between two configurations."""
+    """Let autotuners measure each configuration for a shorter time."""
     from triton import testing
 
     original = testing.do_bench
 
     def do_bench(call: Callable[[], object], **options: Any) -> Any:
-        let_timings_pass()
         return original(call, **{"warmup": WARMUP_MS, "rep": REPEAT_MS, **options})
 
     testing.do_bench = do_bench
@@ -99,28 +105,40 @@ def _run(request: KernelTimeRequest, text: str, seed: int) -> Run:
     if request.workload.source is not WorkloadSource.SCRIPT:
         return call.bound()
     launches: list[Callable[[], Any]] = []
+
+    def run() -> None:
+        launches.clear()
+        with recording_launches(launches, direct_launches(_modules[text])):
+            call.run()
+
     with torch.enable_grad():
         compile_ahead(call.run)
-        with compiling_unshared(), short_benchmarks(), recording_launches(launches):
-            call.run()
+        with compiling_unshared():
+            with_first_config([_modules[text]], run)
     return lambda: [launch() for launch in launches]
 
 
 @contextlib.contextmanager
-def recording_launches(launches: list[Callable[[], Any]]) -> Iterator[None]:
-    """Note each launch of a kernel, with its arguments, so that it can be repeated without the code around it."""
+def recording_launches(launches: list[Callable[[], Any]], helpers: Collection[type[Any]] = ()) -> Iterator[None]:
+    """Note each launch of a kernel, with its arguments, so that it can be repeated without the code around it.
+
+    Args:
+        helpers: classes whose method ``launch`` launches kernels.
+    """
     from triton.runtime.autotuner import Autotuner, Heuristics
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
-    originals = {kind: kind.run for kind in (JITFunction, Autotuner, Heuristics, InterpretedFunction)}
+    kinds = [(kind, "run") for kind in (JITFunction, Autotuner, Heuristics, InterpretedFunction)]
+    kinds += [(kind, "launch") for kind in helpers]
+    originals = [getattr(kind, name) for kind, name in kinds]
     depth = [0]
 
-    def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
+    def recorded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
             # An autotuner runs heuristics, which run the kernel: only the outermost one is a launch of the author's.
             if not depth[0]:
-                launches.append(lambda: self.run(*args, **kwargs))
+                launches.append(lambda: getattr(self, name)(*args, **kwargs))
             depth[0] += 1
             try:
                 return original(self, *args, **kwargs)
@@ -129,10 +147,10 @@ def recording_launches(launches: list[Callable[[], Any]]) -> Iterator[None]:
 
         return run
 
-    for kind, original in originals.items():
-        setattr(kind, "run", recorded(original))  # noqa: B010 - mypy refuses to assign methods
+    for (kind, name), original in zip(kinds, originals, strict=True):
+        setattr(kind, name, recorded(name, original))
     try:
         yield
     finally:
-        for kind, original in originals.items():
-            setattr(kind, "run", original)  # noqa: B010
+        for (kind, name), original in zip(kinds, originals, strict=True):
+            setattr(kind, name, original)

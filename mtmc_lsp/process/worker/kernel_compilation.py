@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -10,6 +11,8 @@ from typing import Any
 
 from mtmc_lsp.process.gpu_lock import unshared
 
+compile_seconds = [0.0]
+"""Seconds that this process compiled kernels while others could time."""
 COMPILER_THREADS = 3
 MOST_CALLS = 16
 """Launches of one call that are compiled ahead."""
@@ -27,8 +30,12 @@ def compiling_unshared() -> Iterator[None]:
         return
 
     def compile_unshared(*args: Any, **kwargs: Any) -> Any:
-        with unshared():
-            return original(*args, **kwargs)
+        began = time.monotonic()
+        try:
+            with unshared():
+                return original(*args, **kwargs)
+        finally:
+            compile_seconds[0] += time.monotonic() - began
 
     JITFunction._do_compile = compile_unshared
     try:
@@ -51,6 +58,25 @@ def share_kernels(module: ModuleType) -> None:
             kernel = kernel.fn
         if isinstance(kernel, JITFunction) and kernel.__module__ == module.__name__:
             kernel.starting_line_number = 1
+
+
+@contextlib.contextmanager
+def sharing_kernels() -> Iterator[None]:
+    """Let the kernels of a program use those that were compiled for versions of its file, as :func:`share_kernels` does."""
+    from triton.runtime.jit import JITFunction
+
+    original = JITFunction.__init__
+
+    def shared(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self.fn.__module__ == "__main__":
+            self.starting_line_number = 1
+
+    setattr(JITFunction, "__init__", shared)  # noqa: B010 - mypy refuses to assign methods
+    try:
+        yield
+    finally:
+        setattr(JITFunction, "__init__", original)  # noqa: B010
 
 
 def compile_ahead(run: Callable[[], object], numbers: Collection[int] | None = None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from mtmc_lsp.app.bench.tritonbench_summary import KernelSummary
+from mtmc_lsp.app.bench.tritonbench_summary import KEPT, UNTIMED, KernelSummary
 from mtmc_lsp.report.console import show, show_table
 
 
@@ -31,12 +31,18 @@ def show_kernel_bench(out: Console, summary: KernelSummary, records: Sequence[Ma
     if edits:
         show(out, f"files by kind of edit: {edits}", style="dim")
     if summary.timed and summary.geometric_mean is not None:
-        show(out, f"{summary.faster} of {summary.timed} are faster, geometric mean {summary.geometric_mean:.2f}x")
+        text = f"{summary.faster} of {summary.timed} are faster, geometric mean {summary.geometric_mean:.2f}x"
+        show(out, f"{text}, {summary.mean_of_run:.2f}x over all {summary.run} that run")
     else:
         show(out, "nothing was timed: there is no GPU", style="dim")
-    causes = ", ".join(f"{cause} {count}" for cause, count in sorted(summary.causes.items(), key=lambda item: -item[1]))
-    if causes:
-        show(out, f"not faster: {causes}", style="dim")
+    causes = {cause: count for cause, count in summary.causes.items() if cause not in (KEPT, UNTIMED)}
+    for title, counts in (("not faster: ", causes), *((f"{kind} refused: ", c) for kind, c in summary.refused.items())):
+        if counts:
+            text = ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+            show(out, f"{title}{text}", style="dim")
+    spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in sorted(summary.seconds.items(), key=lambda i: -i[1]))
+    if spent:
+        show(out, f"seconds: {spent}", style="dim")
     for record in records:
         if record["fault"]:
             show(out, f"{record['problem']}: {record['fault']}", style="yellow", indent=2, lines=1)

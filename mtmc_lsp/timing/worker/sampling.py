@@ -48,7 +48,7 @@ HOST_SLACK, MAX_AHEAD_US = 3.0, 1000.0
 
 
 def interleaved(
-    clock: Clock, runs: Mapping[str, Run], seconds: float, rival: str = ""
+    clock: Clock, runs: Mapping[str, Run], seconds: float, rival: str = "", *, is_final: bool = False
 ) -> dict[str, list[tuple[float, float]]]:
     """Sample each contender once per round, in random order.
 
@@ -58,6 +58,7 @@ def interleaved(
     Args:
         seconds: time limit.
         rival: the contender that the candidate has to beat; the sampling ends when it is clear which of them is faster.
+        is_final: whether it also ends when it is clear that the candidate is not faster, by however little.
     """
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     first = {name: clock.cold(run) for name, run in runs.items()}
@@ -86,6 +87,7 @@ def interleaved(
             late
             or _has_converged([samples[name] for name in order])
             or (rival and _is_clear(samples["candidate"], samples[rival], difference))
+            or (is_final and _is_no_gain(samples["candidate"], samples[rival]))
         )
         if count >= MAX_SAMPLES or (count >= MIN_SAMPLES and is_enough):
             return samples
@@ -143,6 +145,15 @@ def _is_clear(samples: Sequence[tuple[float, float]], others: Sequence[tuple[flo
     medians = statistics.median(a), statistics.median(b)
     errors = math.hypot(_median_error(a), _median_error(b))
     return max(medians) > min(medians) * (1.0 + difference + CLEAR_ERRORS * errors)
+
+
+def _is_no_gain(samples: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> bool:
+    """Whether a difference that counts as faster is out of reach."""
+    if len(samples) % CONVERGENCE_STEP:
+        return False
+    a, b = ([device for device, _ in values] for values in (samples, others))
+    errors = math.hypot(_median_error(a), _median_error(b))
+    return statistics.median(b) * (1.0 + CLEAR_ERRORS * errors) < statistics.median(a) * (1.0 + MIN_RELATIVE_DIFFERENCE)
 
 
 def _median_error(values: Sequence[float]) -> float:

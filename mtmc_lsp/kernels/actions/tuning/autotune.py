@@ -14,9 +14,10 @@ from mtmc_lsp.kernels.actions.signatures import (
     is_called,
     module_prefix,
 )
-from mtmc_lsp.kernels.actions.tuning.blocks import Block, free_blocks
+from mtmc_lsp.kernels.actions.tuning.blocks import Block, free_blocks, program_counters
 from mtmc_lsp.kernels.actions.tuning.configuration import EXPECTED, OPTIONS, Configuration
 from mtmc_lsp.kernels.actions.tuning.extend import more_configurations
+from mtmc_lsp.kernels.actions.tuning.tiles import is_product
 from mtmc_lsp.kernels.repairs.site import Edit, Launch
 from mtmc_lsp.source.lint.kernel import argument
 from mtmc_lsp.source.syntax import field, line_end, line_of, line_start, text_of, walk
@@ -33,6 +34,12 @@ LARGEST_TILE = 256
 """Largest block of a dimension of a product."""
 ROW_OF_A_WARP = 512
 """Elements of a row for each warp that is tried: a block may contain a whole row."""
+TILES = ((128, 128, 4), (128, 256, 8), (64, 128, 4), (64, 64, 4))
+"""Rows, columns and warps of tiles that are usual for products."""
+ROW_BITS = 1024
+"""Bits that a tile reads of each row: 64 elements of 16 bits."""
+BITS = re.compile(r"^\*[a-z]+(\d+)")
+"""The width of a pointer's elements in its type, as ``*fp16``."""
 MOST_OTHER_SIZES = 4
 """Most sets of block sizes besides the present one."""
 
@@ -173,6 +180,9 @@ def _configurations(facts: Facts, current: Configuration) -> list[Configuration]
     """The present configuration first, then those with other blocks, warps and stages, pruned to sensible ones."""
     has_product = any(name == "dot" for name, _ in facts.site.kernel.calls)
     has_loop = any(node.type == "for_statement" for node in walk(facts.site.kernel.body))
+    if tiles := _tiles(facts, current):
+        others = [replace(current, warps=warps, stages=stages) for warps in (4, 8) for stages in (3, 4)]
+        return list(dict.fromkeys([current, *tiles, *others]))[: facts.most_configs]
     ends = {text_of(argument(call, 1, "end")) for name, call in facts.site.kernel.calls if name == "arange"}
     row = max((value for name, value in facts.constants.items() if name in ends and isinstance(value, int)), default=0)
     sizes = [dict(current.blocks)]
@@ -206,6 +216,29 @@ def _configurations(facts: Facts, current: Configuration) -> list[Configuration]
         step = (len(unique) - 1) / (most - 1)
         unique = [unique[round(i * step)] for i in range(most)]
     return unique
+
+
+def _tiles(facts: Facts, current: Configuration) -> list[Configuration]:
+    """Usual tiles of a product whose blocks may all change; empty for other kernels."""
+    inner = [name for name, _ in current.blocks if not program_counters(facts, name)]
+    outer = [name for name, _ in current.blocks if name not in inner]
+    if not is_product(facts) or len(inner) > 1 or len(outer) != 2:
+        return []
+    bits = [
+        int(found[0]) for work in facts.launches for t in work.launch.signature.values() if (found := BITS.findall(t))
+    ]
+    depth = ROW_BITS // max(bits, default=16)
+    return [
+        Configuration(
+            tuple(
+                (name, depth if name in inner else rows if name == outer[0] else columns) for name, _ in current.blocks
+            ),
+            warps,
+            stages,
+        )
+        for rows, columns, warps in TILES
+        for stages in (3, 4)
+    ]
 
 
 def _is_used_by_name(facts: Facts) -> bool:

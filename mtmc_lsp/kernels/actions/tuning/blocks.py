@@ -11,6 +11,7 @@ from mtmc_lsp.kernels.actions.base import Facts, call_pointer
 from mtmc_lsp.kernels.actions.offsets import block_offsets
 from mtmc_lsp.kernels.actions.signatures import has_unknown_positions
 from mtmc_lsp.kernels.actions.tuning.configuration import OPTIONS
+from mtmc_lsp.kernels.actions.tuning.tiles import is_wrapped, reached, tile_numbers, unwrapped
 from mtmc_lsp.kernels.repairs.site import Edit, Launch, replaced
 from mtmc_lsp.source.lint.kernel import argument, names_in
 from mtmc_lsp.source.lint.linear import linear
@@ -42,7 +43,7 @@ def free_blocks(facts: Facts) -> list[Block]:
     known = {
         name: programs
         for name, parameter in facts.site.kernel.parameters.items()
-        if parameter.is_constexpr and (programs := _programs(facts, name)) is not None
+        if parameter.is_constexpr and (programs := program_counters(facts, name)) is not None
     }
     blocks = [_block(facts, name, known) for name in known]
     return [block for block in blocks if block is not None]
@@ -68,7 +69,8 @@ def _block(facts: Facts, name: str, known: dict[str, frozenset[str]]) -> Block |
         passed = launch.passed(facts.site.kernel)
         sharing = [other for other, item in passed.items() if text_of(item) == text_of(value)]
         counted = [other for other in sharing if other not in known or known[other]]
-        if counted != [name] and known[name]:
+        is_ambiguous = counted != [name] and bool(known[name])
+        if is_ambiguous and not _reads(launch, name):
             # The grid does not tell which of them it divides by.
             return None
         others = [item for item in (*launch.positional, *launch.keywords.values()) if item != value]
@@ -77,7 +79,7 @@ def _block(facts: Facts, name: str, known: dict[str, frozenset[str]]) -> Block |
             return None
         if known[name]:
             edits = _grid_edits(launch, name, local or text_of(value), is_name=bool(local), sharing=len(sharing))
-            if edits is None:
+            if edits is None or (is_ambiguous and edits):
                 return None
             grids += edits
         elif local and not _is_passed_only(launch, local):
@@ -88,15 +90,27 @@ def _block(facts: Facts, name: str, known: dict[str, frozenset[str]]) -> Block |
 
 
 def _reads(launch: Launch, name: str) -> bool:
-    """Whether the grid is a lambda that reads a block size from the configuration."""
-    holder = field(field(launch.call, "function"), "subscript")
-    if holder is not None and holder.type == "identifier":
-        values = launch.values.get(text_of(holder), [])
-        holder = values[0] if len(values) == 1 else None
-    if holder is None or holder.type != "lambda":
+    """Whether the grid is a function that reads a block size from the configuration."""
+    holder = _grid_holder(launch)
+    if holder is None or holder.type not in ("lambda", "function_definition"):
         return False
-    meta = text_of(field(holder, "parameters"))
+    meta = text_of(field(holder, "parameters")).strip("()")
     return any(f"{meta}[{quote}{name}{quote}]" in text_of(holder) for quote in ("'", '"'))
+
+
+def _grid_holder(launch: Launch) -> Node | None:
+    """The expression or the nested function that is the grid."""
+    holder = field(field(launch.call, "function"), "subscript")
+    if holder is None or holder.type != "identifier":
+        return holder
+    values = launch.values.get(text_of(holder), [])
+    nested = [
+        node
+        for node in walk(launch.function)
+        if node.type == "function_definition" and text_of(field(node, "name")) == text_of(holder)
+    ]
+    found = [*values, *(node for node in nested if node != launch.function)]
+    return found[0] if len(found) == 1 else None
 
 
 def _computed(launch: Launch, facts: Facts, name: str, value: Node) -> int:
@@ -108,7 +122,7 @@ def _computed(launch: Launch, facts: Facts, name: str, value: Node) -> int:
     size = facts.constants.get(name)
     if not isinstance(size, int) or (value.type == "identifier" and not launch.values.get(text_of(value))):
         return 0
-    if value.type not in ("identifier", "call", "conditional_expression"):
+    if value.type not in ("identifier", "call", "conditional_expression", "subscript"):
         return 0
     tainted = {text_of(value)} if value.type == "identifier" else set()
     for _ in range(len(launch.values)):
@@ -133,7 +147,7 @@ def _passed(launch: Launch, facts: Facts, name: str) -> Node | None:
     return launch.positional[-1] if launch.positional and position == len(launch.positional) - 1 else None
 
 
-def _programs(facts: Facts, name: str) -> frozenset[str] | None:
+def program_counters(facts: Facts, name: str) -> frozenset[str] | None:
     """What counts the blocks that programs compute; None if the results may depend on the block size."""
     counters = block_counters(facts, name)
     if counters is None or not all(_is_bounded(facts, name, set(counters), *access) for access in facts.site.accesses):
@@ -152,7 +166,7 @@ def block_counters(facts: Facts, name: str) -> frozenset[str] | None:
         if text_of(argument(call, 1, "end")) != name:
             return None
         expressions = [v for values in site.kernel.values.values() for v in values if _contains(v, call)]
-        blocks = [block_offsets(terms) for v in expressions if (terms := linear(v, site.kernel)) is not None]
+        blocks = [block_offsets(terms) for v in expressions if (terms := linear(unwrapped(v), site.kernel)) is not None]
         starts = {term for offsets in blocks if offsets is not None and name in offsets.start for term in offsets.start}
         counters |= starts - {name}
         if not counters:
@@ -190,13 +204,17 @@ def _is_bounded(facts: Facts, name: str, counters: set[str], kind: str, call: No
     mask = argument(call, 1 if kind == "load" else 2, "mask")
     functions = _calls_in(facts, pointer)
     if not _has_block(functions, name):
-        used = {text_of(node) for node in _nodes_in(facts, pointer) if node.type == "identifier"}
+        tiles = tile_numbers(facts)
+        used = {text_of(node) for node in reached(facts, pointer, tiles) if node.type == "identifier"}
+        functions = [
+            item for item in functions if any(_contains(node, item[1]) for node in reached(facts, pointer, tiles))
+        ]
         used |= {
             f"program_id({text_of(argument(n, 0, 'axis'))})" for function, n in functions if function == "program_id"
         }
         is_counted = bool(used & counters) or any(function == "num_programs" for function, _ in functions)
         return pointer is not None and not is_counted and name not in used
-    if _has_block(_calls_in(facts, mask), name):
+    if _has_block(_calls_in(facts, mask), name) or (kind == "load" and is_wrapped(facts, pointer, name)):
         return True
     conditions = kernel.enclosing.ancestors(call, "if_statement")
     return any(text_of(field(item, "condition")).startswith("EVEN_") for item in conditions)
@@ -248,6 +266,11 @@ def _grid_edits(launch: Launch, parameter: str, value: str, *, is_name: bool, sh
         sharing: how many parameters get the same value.
     """
     subscript = field(field(launch.call, "function"), "subscript")
+    nested = _grid_holder(launch)
+    if nested is not None and nested.type == "function_definition":
+        has_value = any(text_of(node) == value for node in walk(nested))
+        is_passed = not is_name or len(list(_uses_of(launch, value))) <= 1 + sharing
+        return [] if _reads(launch, parameter) and not has_value and is_passed else None
     holder = subscript
     if subscript is not None and subscript.type == "identifier":
         values = launch.values.get(text_of(subscript), [])

@@ -11,6 +11,7 @@ from tree_sitter import Node
 from mtmc_lsp.kernels.actions.base import Facts, Proposal
 from mtmc_lsp.kernels.actions.signatures import module_prefix
 from mtmc_lsp.kernels.actions.tuning.blocks import ORDERED
+from mtmc_lsp.kernels.actions.tuning.computed import computed_configurations
 from mtmc_lsp.kernels.actions.tuning.configuration import EXPECTED, OPTIONS, Configuration
 from mtmc_lsp.kernels.repairs.site import Edit
 from mtmc_lsp.source.lint.kernel import argument
@@ -27,7 +28,7 @@ class _Tuner:
     node: Node
     """The expression with all of them."""
     known: tuple[Configuration, ...]
-    """Those that are written out; empty if the expression computes them."""
+    """All of them; empty if the text does not tell them."""
 
 
 def more_configurations(facts: Facts) -> Iterator[Proposal]:
@@ -63,7 +64,9 @@ def _tuner(facts: Facts) -> _Tuner | None:
         node = argument(call, 0, "configs")
         if node is None or node.type not in ("list", "list_comprehension", "call", "identifier"):
             return None
-        items = [item for item in node.named_children if item.type != "comment"] if node.type == "list" else []
+        if node.type != "list":
+            return _Tuner(node, computed_configurations(text_of(node), facts.site.text))
+        items = [item for item in node.named_children if item.type != "comment"]
         known = [_written(item) for item in items]
         if any(item is None for item in known):
             return None

@@ -1,0 +1,1 @@
+"""Tensor descriptors in place of block pointers."""

@@ -1,0 +1,113 @@
+"""*Direct launch* of compiled kernels: ``kernel[grid](...)`` no longer searches for the compiled version in each launch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from tree_sitter import Node
+
+from mtmc_lsp.kernels.actions.base import Facts, Proposal, all_launches, before
+from mtmc_lsp.kernels.actions.launch.helper import HELPER, NAME
+from mtmc_lsp.kernels.actions.signatures import is_called, is_splatted, module_prefix
+from mtmc_lsp.kernels.repairs.site import Edit
+from mtmc_lsp.source.lint.kernel import argument
+from mtmc_lsp.source.syntax import line_of, line_start, parse, text_of, with_decorators
+
+KIND = "direct-launch"
+FIRST_VERSION = (3, 4)
+"""Version of Triton with ``triton.knobs``."""
+SAVED_US = 10.0
+"""Host time that a direct launch saves, roughly: 11 us on an H100 host with Triton 3.6."""
+OF_LAYOUT = ("dtype", "data_ptr", "element_size", "shape", "stride", "numel", "is_contiguous", "ndim", "dim", "size")
+"""What heuristics may read of a tensor."""
+DEFINITIONS = ("function_definition", "class_definition", "decorated_definition")
+
+
+def direct_launch(facts: Facts) -> Iterator[Proposal]:
+    """A decorator that keeps compiled versions, and launches them without a search.
+
+    Legal if the file uses the kernel for launches alone, whose parameters the text tells, and heuristics read nothing of tensors
+    but their layout, type and alignment. Launches get the same compiled version as before, since the key holds all that Triton
+    specialises on, and the values that an autotuner and heuristics read; what the key does not cover is left to Triton. Only a
+    measurement can judge, and only where the host takes most of the time.
+    """
+    site = facts.site
+    if module_prefix(facts) != "triton" or facts.triton < FIRST_VERSION or not site.launches or is_called(facts):
+        return
+    if not all(_is_covered(text_of(item)) for item in site.kernel.decorators):
+        return
+    if any(is_splatted(launch) for launch in site.launches):
+        return
+    if re.search(rf"\b{re.escape(facts.name)}\.\w", site.text.decode(errors="replace")):
+        return
+    if any(argument(launch.call, 99, "warmup") is not None for launch in all_launches([site])):
+        return
+    helper = _helper(site.text, with_decorators(site.kernel.node))
+    if helper is None:
+        return
+    first = min(site.kernel.decorators, key=lambda item: item.start_byte)
+    head = before(site.text, first, f"@{NAME}")
+    yield Proposal(
+        KIND,
+        facts.name,
+        "Launch compiled versions directly",
+        # Of two edits at one place, the later one comes first in the text.
+        (head, *helper),
+        line_of(site.kernel.node),
+        "the host takes longer to launch the kernel than the GPU to run it, and half of that is a search",
+        SAVED_US * sum(1 for _ in facts.launches),
+        needs_timing=True,
+    )
+
+
+def together(found: Sequence[Proposal]) -> list[Proposal]:
+    """Proposals with one direct launch for all kernels of a file, since each alone saves a small part of a test's time."""
+    direct = [item for item in found if item.name == KIND]
+    others = [item for item in found if item.name != KIND]
+    if len(direct) < 2:
+        return [*others, *direct]
+    # The helper is one of them, and comes last.
+    edits = {(edit.start, edit.new): edit for item in direct for edit in sorted(item.edits, key=lambda e: len(e.new))}
+    ordered = sorted(edits.values(), key=lambda edit: len(edit.new))
+    kernels, saved = ", ".join(item.kernel for item in direct), sum(item.saved_us for item in direct)
+    whole = replace(
+        direct[0], kernel=kernels, edits=tuple(ordered), line=min(item.line for item in direct), saved_us=saved
+    )
+    return [*others, whole]
+
+
+def _is_covered(decorator: str) -> bool:
+    """Whether a version depends on nothing but what the key holds, as far as a decorator decides it."""
+    if re.match(r"@triton\.(jit|autotune)\b", decorator):
+        return True
+    reads = re.findall(r"""\w+\[['"]\w+['"]\](\s*\.\s*\w+)?""", decorator)
+    functions = len(re.findall(r"\blambda\b", decorator))
+    entries = len(re.findall(r"""['"]\w+['"]\s*:""", decorator))
+    return (
+        decorator.startswith("@triton.heuristics(")
+        and functions == entries > 0
+        and all(not read or read.replace(" ", "").lstrip(".") in OF_LAYOUT for read in reads)
+    )
+
+
+def _helper(text: bytes, kernel: Node) -> list[Edit] | None:
+    """The edits that insert the helper above the first definition; None if it needs names that are imported later."""
+    if re.search(rf"^class {NAME}\b".encode(), text, re.MULTILINE):
+        return []
+    root = parse(text)
+    first = next((node for node in root.named_children if node.type in DEFINITIONS), None)
+    if first is None or first.start_byte > kernel.start_byte:
+        return None
+    above = [text_of(node) for node in root.named_children if node.end_byte <= first.start_byte]
+    if not all(re.search(rf"^import .*\b{name}$", "\n".join(above), re.MULTILINE) for name in ("torch", "triton")):
+        return None
+    if re.search(rf"\b{NAME}\b".encode(), text):
+        return None
+    # Comments of the definition stay with it.
+    start, previous = first, first.prev_named_sibling
+    while previous is not None and previous.type == "comment" and previous.end_point[0] == start.start_point[0] - 1:
+        start, previous = previous, previous.prev_named_sibling
+    at = line_start(text, start.start_byte)
+    return [Edit(at, at, f"{HELPER}\n\n")]

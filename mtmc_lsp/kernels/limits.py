@@ -1,0 +1,83 @@
+"""Tells from the time of the file as it stands which kinds of edits cannot make it faster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mtmc_lsp.core.results import Timing
+from mtmc_lsp.kernels.refusals import takes_the_launch
+
+WITHIN_KERNELS = frozenset(
+    {
+        "autotune",
+        "cache",
+        "coalesce",
+        "descriptors",
+        "even-blocks",
+        "grouped-order",
+        "hoist",
+        "one-pass",
+        "persist",
+        "pipeline",
+        "precision",
+        "split-k",
+        "vectorize",
+    }
+)
+"""Kinds of edits that change nothing but how kernels run on the GPU."""
+ON_HOST = frozenset({"direct-launch"})
+"""Kinds of edits that change nothing but the host's time."""
+HIDDEN_SHARE = 0.5
+"""The GPU takes at most this share of a call that the host bounds: a faster kernel changes nothing then."""
+AT_ROOFLINE, IMPLAUSIBLE = 0.92, 1.1
+"""Share of the bandwidth from which on no gain is left. A larger share than the second means that the bytes are overestimated."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What bounds the time of a call."""
+
+    reason: str
+    """One clause for people."""
+    excluded: frozenset[str] = WITHIN_KERNELS
+    """Kinds of edits that gain nothing."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the time of the file as it stands tells."""
+
+    limit: Limit | None = None
+    """What bounds it, so that kinds of edits gain nothing; None if its kernels may become faster."""
+    is_launch_bound: bool = False
+    """Whether the host takes most of the time, so that launches may be made cheaper."""
+
+    @property
+    def excluded(self) -> frozenset[str]:
+        """Kinds of edits that are not tried."""
+        within = self.limit.excluded if self.limit is not None else frozenset[str]()
+        return within if self.is_launch_bound else within | ON_HOST
+
+
+def start_of(timing: Timing, memory_us: float) -> Start:
+    """What a time of the file as it stands tells."""
+    return Start(limit_of(timing, memory_us), takes_the_launch(timing))
+
+
+def limit_of(timing: Timing, memory_us: float) -> Limit | None:
+    """What bounds the time of the file as it stands; None if its kernels may become faster.
+
+    Args:
+        memory_us: time to move the bytes that its kernels must move.
+    """
+    median = timing.median_us
+    if takes_the_launch(timing):
+        device = timing.graph_us
+        if device is None or device > HIDDEN_SHARE * median:
+            return None
+        reason = f"the launch takes most of the time: {median:.1f} us, {device:.1f} us of them on the GPU"
+        return Limit(reason)
+    share = memory_us / median if median > 0.0 else 0.0
+    if AT_ROOFLINE <= share <= IMPLAUSIBLE:
+        return Limit(f"the kernels reach {min(share, 1.0):.0%} of the GPU's bandwidth ({median:.1f} us)")
+    return None
