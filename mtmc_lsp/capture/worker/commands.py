@@ -35,7 +35,8 @@ from mtmc_lsp.capture.worker.eager_run import buffers, call_slots, flat_function
 from mtmc_lsp.capture.worker.export import export_graph
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
 from mtmc_lsp.capture.worker.loops.folding import fold_loops
-from mtmc_lsp.capture.worker.loops.keeping import Keeper, functions_of, keeping_loops
+from mtmc_lsp.capture.worker.loops.keeping import Keeper, keeping_loops
+from mtmc_lsp.capture.worker.loops.statements.functions import functions_of, library_functions
 from mtmc_lsp.capture.worker.module_state import StateFound, non_parameter_tensors, refuse_new_state, refuse_unset_state
 from mtmc_lsp.capture.worker.module_structure import aliases_in, class_name, used_modules
 from mtmc_lsp.capture.worker.modules.attribute_tensors import containers_of
@@ -218,7 +219,8 @@ def _capture_once(
         return cleaned(graph), notes
 
     keeper = Keeper()
-    keeping = partial(keeping_loops, keeper, functions_of(module, workload.target.path, call.function))
+    functions = [*functions_of(module, workload.target.path, call.function), *library_functions(calling.libraries)]
+    keeping = partial(keeping_loops, keeper, functions, workload.target.path)
     with (
         single_recurrent_operators(),
         keeping(),
