@@ -68,7 +68,7 @@ from mtmc_lsp.capture.worker.side_effects import (
     refuse_random,
 )
 from mtmc_lsp.capture.worker.size_branches import more_than_one_value, never_empty, rolled_within, sizes_above_one
-from mtmc_lsp.capture.worker.tracing.free_flags import free_flags
+from mtmc_lsp.capture.worker.tracing.free_flags import MAX_NODES, FreeFlags, free_flags
 from mtmc_lsp.capture.worker.tracing.free_numbers import export_with_numbers
 from mtmc_lsp.capture.worker.tracing.random_draws import RandomDraws
 from mtmc_lsp.capture.worker.tracing.target_body import check_decorators, observed_call, owner_of, receiver_of
@@ -203,7 +203,8 @@ def _capture_once(
         return cleaned(export(flat_function(of, inputs, workload.target))[0])
 
     def run(of: Call, draws: RandomDraws | None = None) -> tuple[float, list[str]]:
-        with calling:
+        # The eager run has called all functions of the call itself, and a recorded run takes longer.
+        with contextlib.nullcontext() if runs_eagerly and of is call and not trains else calling:
             return run_without_data(of, inputs, workload.target, named_class, trains=trains, observer=draws)
 
     def observed(of: Call) -> tuple[list[str], bool]:
@@ -242,7 +243,9 @@ def _capture_once(
         flops, returned_inputs = run(call)
     with single_recurrent_operators(), keeping():
         plain = (lambda: traced(call)) if first.numbers else (lambda: first)
-        flags = free_flags(call, uses, plain, returned_inputs, workload.target.path, traced, observed)
+        is_small = len(first.nodes) <= MAX_NODES
+        values = (call, uses, plain, returned_inputs, workload.target.path, traced, observed)
+        flags = free_flags(*values) if is_small else FreeFlags()
     calling.replace_codes(keeper.codes.values())
     notes = (*notes, *keeper.notes(text))
     uses.refuse_writes(workload.target, {item.access for item in workload.state})
