@@ -200,7 +200,7 @@ def test_the_judge_makes_the_draws_that_a_candidate_needs(
     monkeypatch.setattr(judge_command, "store", lambda *_, **__: None)
     call = SimpleNamespace(graph=Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={}))
     request: Any = SimpleNamespace(
-        data=SimpleNamespace(call=call), results="", expected="", finds_trivial=finds_trivial
+        data=SimpleNamespace(call=call, inputs=""), results="", expected="", finds_trivial=finds_trivial
     )
     (check,) = judge_command.judge(request).checks
     assert computed == made
@@ -218,6 +218,10 @@ def test_the_runs_of_an_attempt_are_kept_while_its_results_are(monkeypatch: pyte
     reference_cache.keep_attempt("results", attempt)
     kept = reference_cache.last_attempt("results")
     assert kept is attempt and kept.runs is not None
+    for inputs, is_kept in (("missing", False), ("inputs", True)):
+        reference_cache.store("inputs", {"x": sample()}, or_file=False)
+        reference_cache.keep_attempt("results", attempt, inputs)
+        assert (reference_cache.last_attempt("results") is attempt) is is_kept, "the runs hold the inputs, too"
     plain = kept.runs.reference["results"]
     found = expected(recurrence, {"x": sample()}, monkeypatch, wanted=Draws.ALL, attempt=kept)
     assert found["results"] is plain and not found["omits_draws"]
@@ -235,7 +239,7 @@ def test_the_judge_continues_the_attempt_that_is_kept(monkeypatch: pytest.Monkey
     reference_cache.keep_attempt("kept", attempt)
     call = SimpleNamespace(graph=Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={}), uses_random=False)
     case = Case({}, "normal", 3)
-    data = SimpleNamespace(call=call, capture=call, case=case, is_first=False)
+    data = SimpleNamespace(call=call, capture=call, case=case, is_first=False, inputs="")
     monkeypatch.setattr(reference_commands, "device_for", lambda *_: "cpu")
     request: Any = SimpleNamespace(data=data, expected="kept")
     inputs, found = judge_command._computed_again(request, Draws.ALL)

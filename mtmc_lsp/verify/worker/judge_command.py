@@ -68,7 +68,7 @@ def _computed_again(request: JudgeRequest, wanted: Draws) -> tuple[dict[str, tor
     else:
         inputs, expected = _computed(request.data, wanted, attempt)
     store(request.expected, expected, or_file=False)
-    keep_attempt(request.expected, attempt)
+    keep_attempt(request.expected, attempt, request.data.inputs)
     return inputs, expected
 
 

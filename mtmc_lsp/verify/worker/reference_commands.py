@@ -83,7 +83,7 @@ def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
         export_(inputs, data.inputs, in_memory=False)
     store(data.inputs, inputs, or_file=False)
     store(request.expected, expected, or_file=not large)
-    keep_attempt(request.expected, attempt)
+    keep_attempt(request.expected, attempt, data.inputs)
     has_oracle = expected["has_oracle"]
     del inputs, expected, attempt
     release_gpu_memory()
@@ -116,7 +116,7 @@ def with_oracle(
         inputs = inputs_of(data)[1]
     found = expected_results(data, module, inputs, wanted, attempt, known=expected)
     store(key, found, or_file=False)
-    keep_attempt(key, attempt)
+    keep_attempt(key, attempt, data.inputs)
     return found
 
 
