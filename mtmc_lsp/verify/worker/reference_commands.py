@@ -28,7 +28,8 @@ from mtmc_lsp.verify.messages import (
 )
 from mtmc_lsp.verify.worker.comparison.draws import least_draws
 from mtmc_lsp.verify.worker.expectations import expected_of
-from mtmc_lsp.verify.worker.inputs import make_inputs, other_layout, reusing
+from mtmc_lsp.verify.worker.inputs import make_inputs, other_layout
+from mtmc_lsp.verify.worker.instances import original_of
 from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
 from mtmc_lsp.verify.worker.oracle_runs.limits import Attempt
 from mtmc_lsp.verify.worker.oracle_runs.tensors import in_float64
@@ -146,8 +147,9 @@ def inputs_of(data: CaseRequest) -> tuple[Any, dict[str, torch.Tensor]]:
     capture, case = data.call, data.case
     device = device_for(capture, case.kind)
     module = _module(data)
+    # Nothing calls the instance: its tensors are read.
     start = build_call(
-        module, capture.workload, device, _call_sizes(data), values=_is_given(data), construct=reusing(capture)
+        module, capture.workload, device, _call_sizes(data), values=_is_given(data), construct=original_of
     )
     let_timings_pass()
     inputs = make_inputs(capture, start, case.sizes, case.distribution, case.seed, device)
