@@ -46,7 +46,7 @@ SLOW_MODULES = frozenset(
     search/test_public_suite verify/test_choices verify/test_faults verify/test_left_out_elements verify/test_pair_cheats verify/test_pairs
     cli/test_search_option cli/test_sibling cluster/test_conversation core/test_branches loops/test_cells loops/test_kernels
     training/test_attention training/test_linear_losses verify/test_programs_at_once verify/test_streams verify/test_use
-    verify/test_real_sizes verify/test_state verify/test_surroundings verify/test_timer_commands
+    verify/test_network_faults verify/test_real_sizes verify/test_state verify/test_surroundings verify/test_timer_commands
     """.split()
 )
 """Modules that take more than 12 s each and that other fast tests cover in part. They get the mark ``slow``."""

@@ -77,7 +77,7 @@ WHEN_IT_PAYS: dict[ActionKind, str] = {
 }
 """For each action, the situation in which it saves time, for users; the pages of `docs/actions` show it."""
 
-__all__ = ["BY_KIND", "HANDLERS", "WHEN_IT_PAYS", "IllegalAction", "apply_action", "proposals"]
+__all__ = ["BY_KIND", "HANDLERS", "WHEN_IT_PAYS", "IllegalAction", "apply_action", "opening", "proposals"]
 
 
 def apply_action(graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
@@ -90,6 +90,13 @@ def apply_action(graph: Graph, schedule: Schedule, action: MacroAction) -> Sched
         IllegalAction: it does not apply.
     """
     return BY_KIND[action.kind].apply(graph, schedule, action)
+
+
+def opening(situation: Situation) -> MacroAction | None:
+    """The first of all :func:`proposals`, if that is known without searching for the others: a network's CUDA graph."""
+    if situation.timing is not None:
+        return None
+    return next(iter(BY_KIND[ActionKind.CUDA_GRAPH].propose(situation)), None)
 
 
 def proposals(situation: Situation) -> list[MacroAction]:

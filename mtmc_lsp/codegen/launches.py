@@ -10,6 +10,7 @@ from mtmc_lsp.codegen.attention.kernels import write_attention_kernels
 from mtmc_lsp.codegen.kernel.kernel import Kernel
 from mtmc_lsp.codegen.kernel.snippets import LINE
 from mtmc_lsp.codegen.loop.chunks.chunk_kernel import write_chunk_kernels
+from mtmc_lsp.codegen.loop.iterations import sources_of
 from mtmc_lsp.codegen.loop.loop_kernel import write_loop_kernel
 from mtmc_lsp.codegen.loop.scan_kernel import write_scan_kernels
 from mtmc_lsp.codegen.matmul.matmul_kernel import write_product_kernels, write_whole_product
@@ -143,7 +144,8 @@ def _write_kernels(
     lines: list[str],
     device: DeviceModel,
 ) -> list[Kernel]:
-    missing = [prim for prim in region.inputs if prim not in launcher.buffers]
+    sources = sources_of(ir, region) if isinstance(plan.config, LoopConfig) else ()
+    missing = [prim for prim in (*region.inputs, *sources) if prim not in launcher.buffers]
     if missing:
         raise CannotCode(f"the input {ir.prims[missing[0]].origin} of this kernel is not in memory; fuse its producer")
     config = plan.config

@@ -57,6 +57,10 @@ class OpenRegionPlanner(RooflinePlanner):
         ]
         return sorted([*scheduled, *open_actions], key=lambda action: (-action.expected.saved_us, action.key))
 
+    def _opening(self, state: State) -> MacroAction | None:
+        """Unknown: the regions for the model are ranked with all others."""
+        return None
+
 
 class BuiltinFirstPlanner(RooflinePlanner):
     """The roofline ranking while the built-in coder has work, then the regions that still run as torch calls.

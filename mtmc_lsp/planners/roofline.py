@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from mtmc_lsp.actions.base import Situation
-from mtmc_lsp.actions.catalogue import proposals
+from mtmc_lsp.actions.catalogue import opening, proposals
 from mtmc_lsp.core.action import MacroAction, Stop
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.protocols import State
@@ -38,7 +38,12 @@ class RooflinePlanner:
 
     def propose(self, state: State) -> MacroAction | Stop:
         """The best untried action."""
-        return next(iter(self.ranked(state)), NOTHING_LEFT)
+        return self._opening(state) or next(iter(self.ranked(state)), NOTHING_LEFT)
+
+    def _opening(self, state: State) -> MacroAction | None:
+        """The best action of a run's first step, if it is known without a search for all others, which may take seconds."""
+        first = None if state.history else opening(self.situation(state))
+        return first if first is not None and not self._is_excluded(first) else None
 
     def ranked(self, state: State) -> list[MacroAction]:
         """All untried legal actions worth trying, best first."""

@@ -15,7 +15,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.adapters import Adapter
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.case_runner import MANY_CALLS, CaseRunner
-from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case
+from mtmc_lsp.verify.cases import ON_CPU, Case, argument_elements, smallest_case
 from mtmc_lsp.verify.delivery import REFUSED, delivery_check
 from mtmc_lsp.verify.foreign.further_calls import FurtherCalls
 from mtmc_lsp.verify.foreign.mutation import MutationSearch
@@ -342,6 +342,9 @@ class VerificationEngine:
                 keeps_results=foreign,
                 adds_instance=foreign,
             )
+        if case.kind == ON_CPU:
+            # Each call of the user's code may take a second there, and no kernel runs.
+            return CallPlan()
         is_first = case == self._first
         order = GridOrder.USUAL if is_first or self.has_gpu else list(GridOrder)[case.seed % len(GridOrder)]
         repeats = self.has_gpu or self._elements(case) <= SMALL_CASE_ELEMENTS

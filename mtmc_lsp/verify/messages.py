@@ -99,6 +99,24 @@ class ReferenceRequest(Request[ReferenceAnswer], command="verify.reference"):
     """The file for the results, which the candidate process cannot read."""
     counts_operations: bool = False
     """Whether a further call counts the arithmetic operations."""
+    defers_oracle: bool = False
+    """Whether to leave out the oracle, until results differ from the reference's or :class:`OracleRequest`."""
+
+
+@dataclass(frozen=True)
+class OracleAnswer:
+    """The state of a case after its oracle was computed."""
+
+    has_oracle: bool
+    """As in :class:`ReferenceAnswer`."""
+
+
+@dataclass(frozen=True)
+class OracleRequest(Request[OracleAnswer], command="verify.oracle"):
+    """Compute the float64 oracle of a case that was left out, unless it is not in memory."""
+
+    data: CaseRequest
+    expected: str
 
 
 @dataclass(frozen=True)
@@ -365,6 +383,10 @@ class JudgeAnswer:
     """Of the results whose floating-point values were compared."""
     unexplained: tuple[int, ...] = ()
     """Numbers of the results that differ between the candidate's calls, but not between the reference's."""
+    is_identical: bool = False
+    """Whether all results are the reference's, bit for bit."""
+    has_oracle: bool = True
+    """As in :class:`ReferenceAnswer`."""
 
 
 @dataclass(frozen=True)

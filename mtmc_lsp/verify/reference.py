@@ -27,7 +27,7 @@ from mtmc_lsp.process.protocol import Answer, Request
 from mtmc_lsp.process.worker_pool import WorkerPool
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.verify.candidate_process import RUN_SECONDS
-from mtmc_lsp.verify.cases import Case
+from mtmc_lsp.verify.cases import AUTOGRAD, Case
 from mtmc_lsp.verify.messages import (
     NO_ARGUMENTS,
     CandidateSource,
@@ -37,6 +37,7 @@ from mtmc_lsp.verify.messages import (
     JudgeRequest,
     JudgeUseRequest,
     LoadRequest,
+    OracleRequest,
     ReferenceAnswer,
     ReferenceRequest,
     ReproduceRequest,
@@ -45,7 +46,7 @@ from mtmc_lsp.verify.messages import (
     UseReferenceRequest,
     UseScript,
 )
-from mtmc_lsp.verify.sizes.case_sizes import has_slow_loop
+from mtmc_lsp.verify.sizes.case_sizes import has_slow_loop, is_network
 from mtmc_lsp.verify.trials import Trial
 
 SHARED_BYTES = 1e9
@@ -138,8 +139,12 @@ class Reference:
         self._init = ""
         self.counts_operations = False
         """Whether the arithmetic operations of the workload are counted."""
-        self.without_oracle = 0
-        """Cases in which the float64 oracle did not fit into memory."""
+        self._without_oracle = set[str]()
+        """The files of expected results for which the float64 oracle did not fit into memory."""
+        self._deferred: dict[str, PreparedCase] = {}
+        """By file of expected results: cases without an oracle, until their results are judged."""
+        self._needs_oracles = False
+        """Whether results differ from the reference's, so that the oracles of all cases are needed."""
 
     def __enter__(self) -> Reference:
         return self
@@ -148,6 +153,11 @@ class Reference:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def without_oracle(self) -> int:
+        """The number of cases in which the float64 oracle did not fit into memory."""
+        return len(self._without_oracle)
 
     @property
     def hidden(self) -> str:
@@ -188,9 +198,50 @@ class Reference:
                 number = len(self._prepared)
                 data = self._request(trial, case, f"inputs-{number}.pt", is_first=is_first)
                 expected = str(self._secret / f"expected-{number}.pt")
-                done = self._ahead.submit(self._compute, data, expected)
+                defers = self._defers_oracle(data)
+                done = self._ahead.submit(self._compute, data, expected, defers)
                 self._prepared[key] = PreparedCase(data, expected, done)
+                if defers:
+                    self._deferred[expected] = self._prepared[key]
             return self._prepared[key]
+
+    def _defers_oracle(self, data: CaseRequest) -> bool:
+        """Whether the results of a case are probably the reference's, bit for bit, and its oracle takes long.
+
+        Outside its guard, a version runs the user's code. The first version of a network often launches the same library
+        kernels from a CUDA graph.
+        """
+        case = data.case
+        if data.is_first or self.counts_operations or case.has_all_draws or not case.has_oracle:
+            return False
+        is_outside = case.kind == AUTOGRAD
+        return is_outside or (self.has_gpu and not self._needs_oracles and is_network(data.call.graph))
+
+    def compute_oracles(self) -> None:
+        """Start to compute the oracles that were left out, because a candidate's results are not the reference's."""
+        with self._lock:
+            if self._needs_oracles:
+                return
+            self._needs_oracles = True
+            for prepared in self._deferred.values():
+                if prepared.case.kind != AUTOGRAD:
+                    self._ahead.submit(self._compute_oracle, prepared)
+
+    def _compute_oracle(self, prepared: PreparedCase) -> None:
+        worker = self._homes.get(prepared.expected)
+        if worker is None or prepared.expected not in self._deferred:
+            return
+        with self._idle:
+            self._idle.wait_for(lambda: not self._waiting[worker])
+        # The judge reports an error.
+        with contextlib.suppress(MtmcError):
+            answer = self._call(OracleRequest(prepared.data, prepared.expected), worker)
+            self._note_oracle(prepared.expected, has_oracle=answer.has_oracle)
+
+    def _note_oracle(self, expected: str, *, has_oracle: bool) -> None:
+        with self._lock:
+            if not has_oracle:
+                self._without_oracle.add(expected)
 
     def _request(self, trial: Trial, case: Case, file: str, *, is_first: bool) -> CaseRequest:
         return CaseRequest(
@@ -207,13 +258,14 @@ class Reference:
         with self._lock:
             self._own.worker = self._free.pop(0)
 
-    def _compute(self, data: CaseRequest, expected: str) -> ReferenceAnswer:
+    def _compute(self, data: CaseRequest, expected: str, defers_oracle: bool) -> ReferenceAnswer:
         worker: Worker = self._own.worker
         self._homes[expected] = worker
         with self._idle:
             self._idle.wait_for(lambda: not self._waiting[worker])
-        answer = self._call(ReferenceRequest(data, expected, self.counts_operations and data.is_first), worker)
-        self.without_oracle += data.case.has_oracle and not answer.has_oracle
+        counts_operations = self.counts_operations and data.is_first
+        answer = self._call(ReferenceRequest(data, expected, counts_operations, defers_oracle), worker)
+        self._note_oracle(expected, has_oracle=answer.has_oracle or not data.case.has_oracle)
         return answer
 
     def _call(self, request: Request[Answer], worker: Worker) -> Answer:
@@ -308,10 +360,16 @@ class Reference:
             differing=differing,
             finds_trivial=finds_trivial,
         )
+        with self._lock:
+            self._deferred.pop(prepared.expected, None)
         try:
-            return self._call_first(request, prepared)
+            answer = self._call_first(request, prepared)
         finally:
             results.unlink(missing_ok=True)
+        self._note_oracle(prepared.expected, has_oracle=answer.has_oracle or not prepared.case.has_oracle)
+        if not answer.is_identical:
+            self.compute_oracles()
+        return answer
 
     def use_script(self, trial: Trial, case: Case) -> PreparedUse:
         """The steps of the use script on a case; computed once for all candidates.

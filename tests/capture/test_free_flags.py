@@ -55,3 +55,10 @@ def test_a_mode_that_draws_is_not_traced(draws: bool, traces: int) -> None:
     flags = free_flags(call, AttributeUses(), lambda: graph, [], "model.py", trace, lambda of: ([], draws))
     assert len(traced) == traces
     assert flags.arguments == (() if draws else ("flag",))
+
+
+def test_a_network_is_not_traced_again_for_its_mode(captured) -> None:
+    """Each trace takes seconds; the guard then asks for the mode of the workload."""
+    text = BLOCK.format(p=0.0).replace(" + 1.0", "".join(f" + {i}.5" for i in range(50)))
+    graph = captured(text, "Block").graph
+    assert graph.constants["self.training"] is False

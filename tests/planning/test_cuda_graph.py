@@ -17,6 +17,7 @@ from mtmc_lsp.core.protocols import CannotCode, State
 from mtmc_lsp.core.results import CheckStatus
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.search.acceptance import BASE_RATIO, Judge
 from mtmc_lsp.verify.source_scan import scan
@@ -314,3 +315,26 @@ def test_a_network_of_many_short_operations_begins_with_the_graph(
         assert fusions[0].kind is ActionKind.FUSE
         fused_later = act(capture, replayed, ActionKind.FUSE, *fusions[0].region, **fusions[0].params)
         assert schedule_of(fused_later).cuda_graph and schedule_of(fused_later).kernels
+
+
+def test_the_graph_that_opens_a_run_is_proposed_without_a_search_for_fusions(
+    captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search takes seconds in a network, and the first step must be verified early. Later steps are searched as always."""
+    text = NETWORK.format(layers=16, rows=8)
+    capture = captured(text, "Net")
+    root = start(capture, text)
+    state = State(capture, root, (), H200, True)
+    first = RooflinePlanner().ranked(state)[0]
+    searches: list[str] = []
+    best = FusionSearch.best
+
+    def noting(self: FusionSearch, *args: Any, **kwargs: Any) -> Any:
+        searches.append("fusions")
+        return best(self, *args, **kwargs)
+
+    monkeypatch.setattr(FusionSearch, "best", noting)
+    assert RooflinePlanner().propose(state) == first and not searches
+    assert RooflinePlanner(exclude=("cuda-graph",)).propose(state).kind is ActionKind.FUSE and searches
+    step = Step(1, first, StepStatus.FAILED, "it was not captured", candidate=None)
+    assert RooflinePlanner().propose(replace(state, history=(step,))).kind is ActionKind.FUSE

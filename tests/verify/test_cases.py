@@ -234,7 +234,7 @@ def loss(x, weight, target, scale=0.5):
 @pytest.mark.parametrize(("dtype", "is_tried"), [("f32", True), ("f16", False)])
 def test_calls_that_take_seconds_on_the_cpu_are_not_tried_there(dtype: str, is_tried: bool, captured) -> None:
     text = (
-        f"import torch\n# mtmc: x={dtype}[1024,2048] w={dtype}[2048,2048]\ndef f(x, w):\n    return torch.relu(x @ w)\n"
+        f"import torch\n# mtmc: x={dtype}[512,1024] w={dtype}[1024,1024]\ndef f(x, w):\n    return torch.relu(x @ w)\n"
     )
     cases = verification_cases(captured(text, "f"), interpreted=False, seed=7)
     assert (ON_CPU in {case.kind for case in cases}) is is_tried

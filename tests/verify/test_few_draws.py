@@ -126,7 +126,8 @@ def with_index(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def test_another_attempt_makes_only_the_missing_draws(
     function: Callable[..., Any], indices: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "has_loops", lambda graph: True)
+    for name in ("has_loops", "keeps_runs"):
+        monkeypatch.setattr(limits, name, lambda graph: True)
     monkeypatch.setattr(limits, "loops_without_indices", lambda graph: not indices)
     x, calls = {"x": sample()[:, :2].contiguous()}, [0]
     x["x"][1, 0] = 1.0 / 3.0
@@ -181,7 +182,8 @@ def test_the_judge_makes_the_draws_that_a_candidate_needs(
     computed: list[Draws] = []
 
     def with_draws(draws: Draws) -> dict[str, Any]:
-        return {"omits_draws": draws < Draws.ALL, "draws": int(draws), "results": [], "after": {}}
+        facts = {"is_deferred": False, "has_oracle": True, "results": [], "after": {}}
+        return {"omits_draws": draws < Draws.ALL, "draws": int(draws), **facts}
 
     def compute(data: object, wanted: Draws, attempt: Attempt) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         computed.append(wanted)
@@ -194,11 +196,11 @@ def test_the_judge_makes_the_draws_that_a_candidate_needs(
     monkeypatch.setattr(judge_command, "_expected", lambda request: ({}, with_draws(Draws.NONE)))
     monkeypatch.setattr(judge_command, "_computed", compute)
     monkeypatch.setattr(judge_command, "_judged", judged)
-    monkeypatch.setattr(judge_command, "import_", lambda *_: {})
+    monkeypatch.setattr(judge_command, "import_", lambda *_: {"results": [], "after": {}})
     monkeypatch.setattr(judge_command, "store", lambda *_, **__: None)
     call = SimpleNamespace(graph=Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={}))
     request: Any = SimpleNamespace(
-        data=SimpleNamespace(call=call), results="", expected="", finds_trivial=finds_trivial
+        data=SimpleNamespace(call=call, inputs=""), results="", expected="", finds_trivial=finds_trivial
     )
     (check,) = judge_command.judge(request).checks
     assert computed == made
@@ -206,7 +208,8 @@ def test_the_judge_makes_the_draws_that_a_candidate_needs(
 
 
 def test_the_runs_of_an_attempt_are_kept_while_its_results_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "has_loops", lambda graph: True)
+    for name in ("has_loops", "keeps_runs"):
+        monkeypatch.setattr(limits, name, lambda graph: True)
     attempt = Attempt()
     found = expected(recurrence, {"x": sample()}, monkeypatch, wanted=Draws.NONE, attempt=attempt)
     reference_cache.keep_attempt("results", attempt)
@@ -215,6 +218,10 @@ def test_the_runs_of_an_attempt_are_kept_while_its_results_are(monkeypatch: pyte
     reference_cache.keep_attempt("results", attempt)
     kept = reference_cache.last_attempt("results")
     assert kept is attempt and kept.runs is not None
+    for inputs, is_kept in (("missing", False), ("inputs", True)):
+        reference_cache.store("inputs", {"x": sample()}, or_file=False)
+        reference_cache.keep_attempt("results", attempt, inputs)
+        assert (reference_cache.last_attempt("results") is attempt) is is_kept, "the runs hold the inputs, too"
     plain = kept.runs.reference["results"]
     found = expected(recurrence, {"x": sample()}, monkeypatch, wanted=Draws.ALL, attempt=kept)
     assert found["results"] is plain and not found["omits_draws"]
@@ -223,7 +230,8 @@ def test_the_runs_of_an_attempt_are_kept_while_its_results_are(monkeypatch: pyte
 
 
 def test_the_judge_continues_the_attempt_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "has_loops", lambda graph: True)
+    for name in ("has_loops", "keeps_runs"):
+        monkeypatch.setattr(limits, name, lambda graph: True)
     attempt, x = Attempt(), {"x": sample()}
     reference_cache.store(
         "kept", expected(recurrence, x, monkeypatch, wanted=Draws.NONE, attempt=attempt), or_file=False
@@ -231,7 +239,7 @@ def test_the_judge_continues_the_attempt_that_is_kept(monkeypatch: pytest.Monkey
     reference_cache.keep_attempt("kept", attempt)
     call = SimpleNamespace(graph=Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={}), uses_random=False)
     case = Case({}, "normal", 3)
-    data = SimpleNamespace(call=call, capture=call, case=case, is_first=False)
+    data = SimpleNamespace(call=call, capture=call, case=case, is_first=False, inputs="")
     monkeypatch.setattr(reference_commands, "device_for", lambda *_: "cpu")
     request: Any = SimpleNamespace(data=data, expected="kept")
     inputs, found = judge_command._computed_again(request, Draws.ALL)

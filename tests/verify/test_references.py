@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.worker_pool import WorkerPool
 from mtmc_lsp.verify import reference as module
 from mtmc_lsp.verify.adapters import VersionInFile
-from mtmc_lsp.verify.cases import Case
+from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, Case
 from mtmc_lsp.verify.engine import VerificationEngine
 from mtmc_lsp.verify.messages import JudgeAnswer, JudgeRequest, ReferenceAnswer, ReferenceRequest
 from mtmc_lsp.verify.reference import Reference
@@ -156,6 +157,17 @@ def series(x):
         out[:, t] = h
     return out
 """
+
+
+def test_the_user_s_code_runs_once_on_the_cpu_of_a_machine_with_a_gpu(capture_of: Callable[..., Capture]) -> None:
+    """A call may take a second there. On the GPU, further calls see other contents and equal ones."""
+    capture, process = capture_of(RMS), SimpleNamespace()
+    with Reference(capture, RMS.text, sys.executable, seed=3, worker=FakeWorker()) as reference:  # type: ignore[arg-type]
+        engine = VerificationEngine(reference, process)  # type: ignore[arg-type]
+        engine.has_gpu = True
+        candidate = VersionInFile(capture, RMS.text, RMS.text)
+        plans = [engine._plan(candidate, replace(CASES[0], kind=kind)) for kind in (ON_CPU, AUTOGRAD)]
+    assert [(plan.changes_contents, plan.repeats) for plan in plans] == [(False, 0), (True, 1)]
 
 
 def test_two_processes_compute_the_references_of_a_long_loop(

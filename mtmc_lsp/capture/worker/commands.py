@@ -35,7 +35,8 @@ from mtmc_lsp.capture.worker.eager_run import buffers, call_slots, flat_function
 from mtmc_lsp.capture.worker.export import export_graph
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
 from mtmc_lsp.capture.worker.loops.folding import fold_loops
-from mtmc_lsp.capture.worker.loops.keeping import Keeper, functions_of, keeping_loops
+from mtmc_lsp.capture.worker.loops.keeping import Keeper, keeping_loops
+from mtmc_lsp.capture.worker.loops.statements.functions import functions_of, library_functions
 from mtmc_lsp.capture.worker.module_state import StateFound, non_parameter_tensors, refuse_new_state, refuse_unset_state
 from mtmc_lsp.capture.worker.module_structure import aliases_in, class_name, used_modules
 from mtmc_lsp.capture.worker.modules.attribute_tensors import containers_of
@@ -73,7 +74,7 @@ from mtmc_lsp.capture.worker.size_branches import (
     rolled_within,
     sizes_above_one,
 )
-from mtmc_lsp.capture.worker.tracing.free_flags import free_flags
+from mtmc_lsp.capture.worker.tracing.free_flags import MAX_NODES, FreeFlags, free_flags
 from mtmc_lsp.capture.worker.tracing.free_numbers import export_with_numbers
 from mtmc_lsp.capture.worker.tracing.random_draws import RandomDraws
 from mtmc_lsp.capture.worker.tracing.target_body import check_decorators, observed_call, owner_of, receiver_of
@@ -208,7 +209,8 @@ def _capture_once(
         return cleaned(export(flat_function(of, inputs, workload.target))[0])
 
     def run(of: Call, draws: RandomDraws | None = None) -> tuple[float, list[str]]:
-        with calling:
+        # The eager run has called all functions of the call itself, and a recorded run takes longer.
+        with contextlib.nullcontext() if runs_eagerly and of is call and not trains else calling:
             return run_without_data(of, inputs, workload.target, named_class, trains=trains, observer=draws)
 
     def observed(of: Call) -> tuple[list[str], bool]:
@@ -224,7 +226,8 @@ def _capture_once(
         return cleaned(graph), notes
 
     keeper = Keeper()
-    keeping = partial(keeping_loops, keeper, functions_of(module, workload.target.path, call.function))
+    functions = [*functions_of(module, workload.target.path, call.function), *library_functions(calling.libraries)]
+    keeping = partial(keeping_loops, keeper, functions, workload.target.path)
     with (
         single_recurrent_operators(),
         keeping(),
@@ -247,7 +250,9 @@ def _capture_once(
         flops, returned_inputs = run(call)
     with single_recurrent_operators(), keeping():
         plain = (lambda: traced(call)) if first.numbers else (lambda: first)
-        flags = free_flags(call, uses, plain, returned_inputs, workload.target.path, traced, observed)
+        is_small = len(first.nodes) <= MAX_NODES
+        values = (call, uses, plain, returned_inputs, workload.target.path, traced, observed)
+        flags = free_flags(*values) if is_small else FreeFlags()
     calling.replace_codes(keeper.codes.values())
     notes = (*notes, *keeper.notes(text))
     uses.refuse_writes(workload.target, {item.access for item in workload.state})

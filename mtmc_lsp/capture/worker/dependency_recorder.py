@@ -65,6 +65,11 @@ class DependencyRecorder:
         while self._undo:
             self._undo.pop()()
 
+    @property
+    def libraries(self) -> list[CodeType]:
+        """The functions of libraries that ran."""
+        return list(self._libraries.values())
+
     def replace_codes(self, codes: Iterable[tuple[CodeType, CodeType]]) -> None:
         """Record functions that ran with rewritten code under the user's code, which comes first in each pair."""
         for original, rewritten in codes:

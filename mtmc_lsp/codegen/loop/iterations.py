@@ -13,6 +13,9 @@ from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.loop import LoopInput, Position
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.loops.form import LoopForm, row_type
+from mtmc_lsp.ir.loops.fusion import loop_in
+from mtmc_lsp.ir.primitives import KernelIR
+from mtmc_lsp.ir.regions import Region
 
 Move = tuple[str, Position, Size]
 """A pointer that moves from row to row, with the stride of the rows."""
@@ -39,6 +42,11 @@ def of_graph(kernel: Kernel, form: LoopForm, sources: Sequence[str]) -> Kernel:
         tensors=tuple((pointer, sources[arguments[prim]]) for pointer, prim in kernel.tensors),
         outputs=tuple((pointer, form.results[ref.index]) for pointer, ref in kernel.outputs),
     )
+
+
+def sources_of(ir: KernelIR, region: Region) -> list[str]:
+    """The primitives that a loop's kernels read. Views in the region may cancel, so these need not be the region's inputs."""
+    return [ir.of(ref).name for ref in loop_in(ir, region).node.args if isinstance(ref, Ref)]
 
 
 def count_text(form: LoopForm, parameters: Parameters) -> str:

@@ -40,6 +40,7 @@ COMMANDS = {
     "timing.profile": ("ProfileRequest", "profile_command:profile"),
     "verify.constructor": ("ConstructorRequest", "reference_commands:constructor"),
     "verify.reference": ("ReferenceRequest", "reference_commands:compute_reference"),
+    "verify.oracle": ("OracleRequest", "reference_commands:compute_oracle"),
     "verify.share_inputs": ("ShareInputsRequest", "reference_commands:share_inputs"),
     "verify.unshare_inputs": ("UnshareInputsRequest", "reference_commands:unshare_inputs"),
     "verify.candidate": ("CandidateRequest", "candidate_commands:run_candidate"),

@@ -44,6 +44,9 @@ LOOP_OPERATIONS = 2000
 about three times as much in float64, and each case runs the loop three times or more."""
 SLOW_LOOP = 20_000
 """Operations of the user's loops in a call, each a launch of 5 to 10 us, from which on a call is slow."""
+NETWORK_OPERATIONS = 50
+"""Operations from which on a graph is a network: the host bounds most of its runs, and those in float64 take several times as
+long (12 layers of BERT: 250 operations, 0.04 and 0.1 s on a busy core)."""
 MOST_RAISED = 256
 """Limit for the search of the smallest allowed sizes."""
 
@@ -122,6 +125,11 @@ def has_long_loop(graph: Graph) -> bool:
 def has_slow_loop(graph: Graph) -> bool:
     """Whether a call at the workload's sizes is a long loop of launches."""
     return loop_operations(graph, graph.sizes) >= SLOW_LOOP
+
+
+def is_network(graph: Graph) -> bool:
+    """Whether a call has so many operations that each run of the user's code takes long, whatever the sizes."""
+    return len(graph.nodes) >= NETWORK_OPERATIONS
 
 
 def has_more_iterations(graph: Graph, sizes: Mapping[str, int]) -> bool:

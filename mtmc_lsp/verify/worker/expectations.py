@@ -29,22 +29,28 @@ def expected_of(
     is_first: bool = False,
     wanted: Draws = Draws.ALL,
     attempt: Attempt | None = None,
+    known: dict[str, Any] | None = None,
+    defers_oracle: bool = False,
 ) -> dict[str, Any]:
     """The reference's results on a case's inputs, and the oracle's.
 
     Args:
         wanted: the draws of rounding. Where fewer than all are wanted, those are made that do more than permit larger errors.
         attempt: the last attempt for the same case and inputs with fewer draws, whose runs are used; it becomes this one.
+        known: the entries of :func:`run_case` for the same case and inputs, if that run was made before.
+        defers_oracle: whether to leave out the oracle.
 
     Returns:
         The entries of :func:`run_case`, and: ``oracle`` and ``oracle_after``, the same in float64; ``sensitivity``, by result
         (or by name of a changed input), how far rounding of inputs and operations moves the oracle; ``conditioning``, how far
         rounding of inputs alone does; ``ill_conditioned``, by result, the facts about a reference result far from the oracle;
         ``zeros``, by gradient, where it is 0 whatever rounding does; ``ties``, by result, the fields of :class:`Ties` of an
-        integer result that an index of a score decides; ``has_oracle``, whether float64 fitted into memory; ``draws``, those that
-        were made; ``omits_draws``, whether draws are left out that may permit larger errors.
+        integer result that an index of a score decides; ``has_oracle``, whether float64 fitted into memory; ``is_deferred``,
+        whether the oracle was left out; ``draws``, those that were made; ``omits_draws``, whether draws are left out that may
+        permit larger errors.
     """
-    runs = (attempt.runs if attempt is not None else None) or CaseRuns(module, capture, inputs, device, case)
+    earlier = attempt.runs if attempt is not None else None
+    runs = earlier or CaseRuns(module, capture, inputs, device, case, known)
     reference, kind = runs.reference, case.kind
     # Without a float64 oracle, the reference's results are the only ones to compare with.
     defaults: dict[str, Any] = {
@@ -56,11 +62,14 @@ def expected_of(
         "ill_conditioned": {},
         "zeros": {},
         "has_oracle": True,
+        "is_deferred": False,
         "omits_draws": False,
         "draws": int(Draws.ALL),
     }
     if kind not in (VALUES, FORWARD) and (kind != AUTOGRAD or capture.uses_random):
         return {**reference, **defaults}
+    if case.has_oracle and defers_oracle:
+        return {**reference, **defaults, "is_deferred": True}
     if case.has_oracle:
         try:
             return {**reference, **defaults, **oracle_of(runs, is_first=is_first, wanted=wanted, attempt=attempt)}

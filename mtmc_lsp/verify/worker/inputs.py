@@ -38,6 +38,7 @@ from mtmc_lsp.verify.cases import (
 from mtmc_lsp.verify.foreign.value_mix import VARIED, ValueMix
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
+from mtmc_lsp.verify.worker.values.parameters import observe, varied
 from mtmc_lsp.verify.worker.values.peaks import with_peaks, with_peaks_in_range, with_rare_large
 
 SCALES = {"large": 1e3, "tiny": 1e-3}
@@ -80,14 +81,20 @@ def make_inputs(
     bounds = index_bounds(capture.graph)
     result: dict[str, torch.Tensor] = {}
     usual = "uniform" if distribution == RARE_LARGE else distribution
+    tensors = {
+        item.name: read_tensor(call.instance, item.access)
+        for item in capture.graph.inputs
+        if item.kind is not InputKind.ARGUMENT
+    }
+    observe(tensors.values())
     for item in capture.graph.inputs:
         if item.kind is not InputKind.ARGUMENT:
             shape = [size.value(sizes) for size in item.type.shape]
-            held = read_tensor(call.instance, item.access)
+            held = tensors[item.name]
             if distribution in EXACT and held.is_floating_point():
                 result[item.name] = _whole(shape, distribution, generator).to(held.dtype)
             else:
-                result[item.name] = _varied(held, shape, generator)
+                result[item.name] = varied(held, shape, generator)
             continue
         if distribution == "given" and capture.workload.source is WorkloadSource.GET_INPUTS:
             given = by_path[paths[item.name]].detach()
@@ -284,28 +291,6 @@ def other_layout(inputs: dict[str, torch.Tensor], names: Sequence[str], layout: 
             same_type = (o for o in names[:i] if inputs[o].shape == value.shape and inputs[o].dtype == value.dtype)
             result[name] = result[next(same_type, name)]
     return result
-
-
-def _varied(value: torch.Tensor, shape: list[int], generator: torch.Generator) -> torch.Tensor:
-    """A parameter with values other than the initial ones and zeros, which hide mistakes. Non-negative values stay positive.
-
-    If the case has another shape, the values are drawn with the same mean and standard deviation.
-    """
-    device = generator.device
-    value = value.detach().to(device)
-    if not value.is_floating_point():
-        return value.clone() if list(value.shape) == shape else value.flatten()[:1].expand(shape).clone()
-    # Nothing is read from the device here: a network has hundreds of parameters.
-    positive = (value >= 0).all()
-    if list(value.shape) != shape:
-        wide = value.float()
-        spread = wide.std() if value.numel() > 1 else 0.1
-        value = (wide.mean() + spread * torch.randn(shape, generator=generator, device=device)).to(value.dtype)
-        value = torch.where(positive, value.abs(), value)
-    noise = torch.rand(shape, generator=generator, device=device)
-    above = value * (0.75 + 0.5 * noise) + 0.05 * noise
-    around = value + 0.1 * value.abs().mean() * (noise - 0.5)
-    return torch.where(positive, above, around).to(value.dtype)
 
 
 def read_tensor(instance: Any, access: str) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from mtmc_lsp.verify.worker.comparison.compare import Comparison, compare_case
 from mtmc_lsp.verify.worker.comparison.draws import least_draws
 from mtmc_lsp.verify.worker.comparison.small_results import precise_results
 from mtmc_lsp.verify.worker.inputs import EXACT
-from mtmc_lsp.verify.worker.observation.determinism import not_explained
+from mtmc_lsp.verify.worker.observation.determinism import are_identical, not_explained
 from mtmc_lsp.verify.worker.oracle_runs.limits import Attempt
 from mtmc_lsp.verify.worker.reference_cache import (
     comparison_device,
@@ -28,26 +29,34 @@ from mtmc_lsp.verify.worker.reference_cache import (
     load,
     store,
 )
-from mtmc_lsp.verify.worker.reference_commands import expected_results, inputs_of
+from mtmc_lsp.verify.worker.reference_commands import expected_results, inputs_of, with_oracle
 from mtmc_lsp.verify.worker.run_target import module_of, outcome, release_gpu_memory, target_source
 
 
 def judge(request: JudgeRequest) -> JudgeAnswer:
-    """Compare a candidate's results with the reference's and the oracle's."""
+    """Compare a candidate's results with the reference's and the oracle's.
+
+    An oracle that was left out is computed first, unless the results are the reference's, which need none.
+    """
     inputs, expected = _expected(request)
     # Results that were computed on the CPU are compared there.
     devices = {t.device.type for t in outcome(expected) if isinstance(t, torch.Tensor)}
     device = devices.pop() if devices else comparison_device()
     results = import_(request.results, device)
+    is_identical = are_identical(expected, results)
+    graph = request.data.call.graph
+    if expected["is_deferred"] and (request.finds_trivial or not is_identical):
+        wanted = least_draws(graph, finds_trivial=request.finds_trivial)
+        expected = with_oracle(request.data, request.expected, inputs, expected, wanted)
     # Trivial answers must not pass within higher limits.
-    least = least_draws(request.data.call.graph, finds_trivial=True) if request.finds_trivial else Draws.NONE
+    least = least_draws(graph, finds_trivial=True) if request.finds_trivial else Draws.NONE
     if expected["omits_draws"] and expected["draws"] < least:
         inputs, expected = _computed_again(request, least)
     answer = _judged(request, inputs, expected, results, device)
     while expected["omits_draws"] and any(check.status is CheckStatus.FAILED for check in answer.checks):
         inputs, expected = _computed_again(request, Draws(expected["draws"] + 1))
         answer = _judged(request, inputs, expected, results, device)
-    return answer
+    return replace(answer, is_identical=is_identical, has_oracle=expected["has_oracle"])
 
 
 def _computed_again(request: JudgeRequest, wanted: Draws) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -59,7 +68,7 @@ def _computed_again(request: JudgeRequest, wanted: Draws) -> tuple[dict[str, tor
     else:
         inputs, expected = _computed(request.data, wanted, attempt)
     store(request.expected, expected, or_file=False)
-    keep_attempt(request.expected, attempt)
+    keep_attempt(request.expected, attempt, request.data.inputs)
     return inputs, expected
 
 

@@ -140,12 +140,17 @@ def _mapped(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
     return value
 
 
-def keep_attempt(path: str, attempt: Attempt) -> None:
-    """Keep the runs of the expected results that are cached at ``path``, until more draws are needed; nothing without them."""
+def keep_attempt(path: str, attempt: Attempt, inputs: str = "") -> None:
+    """Keep the runs of the expected results that are cached at ``path``, until more draws are needed; nothing without them.
+
+    Args:
+        inputs: the key of the inputs, which the runs hold, too: without them the runs are not kept.
+    """
     key = path + ATTEMPT
     _cache.pop(key, None)
-    # What it shares with the expected results is counted there.
-    if attempt.runs is not None and in_memory(path) and MOVED not in _bytes[path]:
+    # What it shares with the expected results and the inputs is counted there.
+    is_counted = all(name in _cache and MOVED not in _bytes[name] for name in (path, *([inputs] if inputs else [])))
+    if attempt.runs is not None and is_counted:
         added: dict[str, int] = {}
         _count(attempt.tensors, added)
         _keep(key, attempt, added)

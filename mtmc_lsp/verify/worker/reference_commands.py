@@ -13,12 +13,14 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.process.worker.tensor_ipc import export_, is_large, release
-from mtmc_lsp.verify.cases import FLOAT64
+from mtmc_lsp.verify.cases import ALIASED, FLOAT64
 from mtmc_lsp.verify.error_limits import Draws
 from mtmc_lsp.verify.messages import (
     CaseRequest,
     ConstructorAnswer,
     ConstructorRequest,
+    OracleAnswer,
+    OracleRequest,
     ReferenceAnswer,
     ReferenceRequest,
     ShareInputsRequest,
@@ -26,7 +28,8 @@ from mtmc_lsp.verify.messages import (
 )
 from mtmc_lsp.verify.worker.comparison.draws import least_draws
 from mtmc_lsp.verify.worker.expectations import expected_of
-from mtmc_lsp.verify.worker.inputs import make_inputs, other_layout, reusing
+from mtmc_lsp.verify.worker.inputs import make_inputs, other_layout
+from mtmc_lsp.verify.worker.instances import original_of
 from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
 from mtmc_lsp.verify.worker.oracle_runs.limits import Attempt
 from mtmc_lsp.verify.worker.oracle_runs.tensors import in_float64
@@ -72,7 +75,7 @@ def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
     least = least_draws(data.call.graph, finds_trivial=data.is_first)
     wanted = Draws.ALL if data.case.has_all_draws else least
     attempt = Attempt()
-    expected = expected_results(data, module, inputs, wanted, attempt)
+    expected = expected_results(data, module, inputs, wanted, attempt, defers_oracle=request.defers_oracle)
     if data.is_first:
         _require_numbers(data.capture, outcome(expected))
     operations = _operations(data, module, inputs) if request.counts_operations else 0.0
@@ -81,11 +84,41 @@ def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
         export_(inputs, data.inputs, in_memory=False)
     store(data.inputs, inputs, or_file=False)
     store(request.expected, expected, or_file=not large)
-    keep_attempt(request.expected, attempt)
+    keep_attempt(request.expected, attempt, data.inputs)
     has_oracle = expected["has_oracle"]
     del inputs, expected, attempt
     release_gpu_memory()
     return ReferenceAnswer(has_oracle, large, operations)
+
+
+def compute_oracle(request: OracleRequest) -> OracleAnswer:
+    """Compute the oracle that was left out. A case that is not in memory gets it when results need it."""
+    use_one_thread()
+    data, key = request.data, request.expected
+    if not (in_memory(key) and in_memory(data.inputs)):
+        return OracleAnswer(True)
+    expected = load(key, comparison_device())
+    if expected["is_deferred"]:
+        inputs = load(data.inputs, comparison_device())
+        expected = with_oracle(data, key, inputs, expected, least_draws(data.call.graph, finds_trivial=False))
+    has_oracle = bool(expected["has_oracle"])
+    del expected
+    release_gpu_memory()
+    return OracleAnswer(has_oracle)
+
+
+def with_oracle(
+    data: CaseRequest, key: str, inputs: dict[str, torch.Tensor], expected: dict[str, Any], wanted: Draws
+) -> dict[str, Any]:
+    """The expected results with the oracle that was left out, which are kept under ``key`` from now on."""
+    module, attempt = _module(data), Attempt()
+    if data.case.layout == ALIASED:
+        # Tensors that come from a cache need not be one tensor any more.
+        inputs = inputs_of(data)[1]
+    found = expected_results(data, module, inputs, wanted, attempt, known=expected)
+    store(key, found, or_file=False)
+    keep_attempt(key, attempt, data.inputs)
+    return found
 
 
 def _operations(data: CaseRequest, module: Any, inputs: dict[str, torch.Tensor]) -> float:
@@ -113,11 +146,10 @@ def inputs_of(data: CaseRequest) -> tuple[Any, dict[str, torch.Tensor]]:
     """The user's module and the inputs of a case."""
     capture, case = data.call, data.case
     device = device_for(capture, case.kind)
-    module = module_of(capture, target_source(data.user_source, capture), None)
-    if data.init:
-        _set_constructor_arguments(module, data.init)
+    module = _module(data)
+    # Nothing calls the instance: its tensors are read.
     start = build_call(
-        module, capture.workload, device, _call_sizes(data), values=_is_given(data), construct=reusing(capture)
+        module, capture.workload, device, _call_sizes(data), values=_is_given(data), construct=original_of
     )
     let_timings_pass()
     inputs = make_inputs(capture, start, case.sizes, case.distribution, case.seed, device)
@@ -127,18 +159,39 @@ def inputs_of(data: CaseRequest) -> tuple[Any, dict[str, torch.Tensor]]:
     return module, other_layout(inputs, names, case.layout)
 
 
+def _module(data: CaseRequest) -> Any:
+    """The user's module."""
+    module = module_of(data.call, target_source(data.user_source, data.call), None)
+    if data.init:
+        _set_constructor_arguments(module, data.init)
+    return module
+
+
 def expected_results(
     data: CaseRequest,
     module: Any,
     inputs: dict[str, torch.Tensor],
     wanted: Draws,
     attempt: Attempt | None = None,
+    *,
+    known: dict[str, Any] | None = None,
+    defers_oracle: bool = False,
 ) -> dict[str, Any]:
     """The expected results on these inputs, with the ``wanted`` draws of rounding; see :func:`expected_of`."""
     capture, case = data.call, data.case
-    device, is_first = device_for(capture, case.kind), data.is_first
     try:
-        return expected_of(module, capture, inputs, device, case, is_first=is_first, wanted=wanted, attempt=attempt)
+        return expected_of(
+            module,
+            capture,
+            inputs,
+            device_for(capture, case.kind),
+            case,
+            is_first=data.is_first,
+            wanted=wanted,
+            attempt=attempt,
+            known=known,
+            defers_oracle=defers_oracle,
+        )
     except Exception as error:
         raise user_error(error, capture.workload.target, f"on {case.text(capture.graph)}") from error
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import length_hint
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -53,6 +52,8 @@ MOST_PASSES = 5
 """Traces of a body until the shapes and dtypes of its state are the same at both ends."""
 MOST_PEELED = 2
 """Iterations at each end that may run separately."""
+LIBRARY_LINES = 10_000_000
+"""A loop of a library is known by its line and a multiple of this number, which is the number of its file."""
 
 
 @dataclass
@@ -76,6 +77,17 @@ class Keeper:
     """The loop whose body runs now."""
     codes: dict[FunctionType, tuple[CodeType, CodeType]] = field(default_factory=dict)
     """The user's code of each function with loops, and the rewritten one."""
+    files: list[str] = field(default_factory=list)
+    """The files of libraries whose loops may be kept."""
+
+    def code_of(self, function: FunctionType, path: str) -> CodeType | None:
+        """The code of a function with rewritten loops, if it has any; ``path`` is the user's file."""
+        file = function.__code__.co_filename
+        if file == path:
+            return rewritten_code(function)
+        if file not in self.files:
+            self.files.append(file)
+        return rewritten_code(function, LIBRARY_LINES * (1 + self.files.index(file)))
 
     def restart(self) -> None:
         """Begin a run of the target: each run numbers its loops from 0."""
@@ -133,6 +145,7 @@ class Keeper:
         return tuple(
             f"the loop of line {line} is unrolled, because {why}: `{text[line - 1].strip()}`"
             for line, why in sorted(self.unrolled.items())
+            if line < LIBRARY_LINES
         )
 
     # Called by rewritten code ------------------------------------------------------------------------------------
@@ -175,7 +188,8 @@ class Keeper:
         if count == 1:
             self.traced[line] = operations
         # A few iterations show whether they have operations; the others need not be traced if the length is known.
-        is_long = max(count, expected) > MOST_UNROLLED and count > LEAST_ITERATIONS
+        # A library's loop cannot be written in another way.
+        is_long = max(count, expected) > MOST_UNROLLED and count > LEAST_ITERATIONS and line < LIBRARY_LINES
         if is_long and operations - self.traced[line] >= count - 1:
             raise TooLong(line)
 
@@ -255,10 +269,10 @@ def restart_loops() -> None:
 
 
 @contextlib.contextmanager
-def keeping_loops(keeper: Keeper, functions: Sequence[FunctionType]) -> Iterator[None]:
-    """While entered, ``functions`` run with rewritten loops."""
+def keeping_loops(keeper: Keeper, functions: Sequence[FunctionType], path: str) -> Iterator[None]:
+    """While entered, ``functions`` run with rewritten loops; ``path`` is the user's file."""
     for function in functions:
-        if function not in keeper.codes and (code := rewritten_code(function)) is not None:
+        if function not in keeper.codes and (code := keeper.code_of(function, path)) is not None:
             keeper.codes[function] = function.__code__, code
     depth = len(_get_current_function_mode_stack())
     setattr(builtins, LOOPS, keeper)
@@ -345,6 +359,9 @@ class KeptLoop:
             return False
         if self.line in keeper.unrolled or count is None:
             return False
+        if self.line >= LIBRARY_LINES and not isinstance(self.steps, (Range, Reversed)):
+            # Loops over layers are many, and each attempt traces the target again.
+            return False
         peeled = sum(keeper.peeled.get(self.line, {}).values())
         if self.line not in keeper.kept and _usual(count) < LEAST_ITERATIONS + peeled:
             return False
@@ -419,28 +436,3 @@ class KeptLoop:
 def _usual(count: Any) -> int:
     """The number of iterations at the sizes of the trace."""
     return int(count.node.hint) if isinstance(count, torch.SymInt) else int(count)
-
-
-def functions_of(module: ModuleType, path: str, target: Any) -> list[FunctionType]:
-    """The functions of the user's file that a run of the target may call."""
-    functions: dict[CodeType, FunctionType] = {}
-
-    def add(value: Any) -> None:
-        while value is not None:
-            # Reading an attribute of an unknown object could import a lazy module.
-            if type(value) in (staticmethod, classmethod, MethodType):
-                value = value.__func__
-            elif type(value) is property:
-                value = value.fget
-            if type(value) is FunctionType and value.__code__.co_filename == path:
-                functions.setdefault(value.__code__, value)
-            value = inspect.getattr_static(value, "__wrapped__", None)
-
-    add(target)
-    for value in list(vars(module).values()):
-        if issubclass(type(value), type) and value.__module__ == module.__name__:
-            for item in list(vars(value).values()):
-                add(item)
-        else:
-            add(value)
-    return list(functions.values())

@@ -66,8 +66,12 @@ CHANGING = frozenset("append extend insert add update setdefault pop popitem rem
 """Methods that change a Python container."""
 
 
-def rewritten_code(function: FunctionType) -> CodeType | None:
-    """The code of ``function`` with rewritten loops; ``None`` if it has no loop that could be kept, or no source."""
+def rewritten_code(function: FunctionType, first_line: int = 0) -> CodeType | None:
+    """The code of ``function`` with rewritten loops; ``None`` if it has no loop that could be kept, or no source.
+
+    Args:
+        first_line: is added to the lines by which loops are known, so that those of several files differ.
+    """
     try:
         definition, _ = definition_of(function)
     except (ValueError, OSError, SyntaxError):
@@ -79,7 +83,7 @@ def rewritten_code(function: FunctionType) -> CodeType | None:
         if function.__globals__.get(name, getattr(builtins, name)) is not getattr(builtins, name)
     }
     modules = {name for name, value in function.__globals__.items() if value is math} - hidden
-    rewriter = _Rewriter(hidden, modules)
+    rewriter = _Rewriter(hidden, modules, first_line)
     rewriter.suite(definition.body)
     if not rewriter.count:
         return None
@@ -136,7 +140,8 @@ def _assigned(nodes: Sequence[ast.AST]) -> set[str]:
 class _Rewriter:
     """Rewrites the loops of one function."""
 
-    def __init__(self, hidden: set[str], modules: set[str]) -> None:
+    def __init__(self, hidden: set[str], modules: set[str], first_line: int) -> None:
+        self.first_line = first_line
         self.hidden = hidden
         """Names that are not the builtins of that name."""
         self.modules = modules
@@ -165,7 +170,7 @@ class _Rewriter:
                     continue
             if isinstance(statement, ast.While):
                 self.count += 1
-                passing = ast.parse(f"{LOOPS}.passing({statement.lineno})").body[0]
+                passing = ast.parse(f"{LOOPS}.passing({self.first_line + statement.lineno})").body[0]
                 _locate(passing, statement)
                 statement.body.insert(0, passing)
             read, stored = self._with_appended_items(statement) if isinstance(statement, ast.For) else ([], [])
@@ -176,7 +181,7 @@ class _Rewriter:
                 changed += self._kept(statement, lists)
             elif isinstance(statement, ast.For):
                 self.count += 1
-                line = ast.copy_location(ast.Constant(statement.lineno), statement.iter)
+                line = ast.copy_location(ast.Constant(self.first_line + statement.lineno), statement.iter)
                 statement.iter = _call("unrolling", [line, statement.iter], [], statement.iter)
                 ast.fix_missing_locations(statement)
                 changed.append(statement)
@@ -238,7 +243,7 @@ class _Rewriter:
         carried = sorted((assigned | set(written)) - set(targets) - set(lists))
         variable = f"{LOOP_VARIABLE}{loop.lineno}_{loop.col_offset}_"
         names = ", ".join(repr(tuple(item)) for item in (carried, targets, lists, written))
-        before = ast.parse(f"{variable} = {LOOPS}.loop({loop.lineno}, 0, {names})").body
+        before = ast.parse(f"{variable} = {LOOPS}.loop({self.first_line + loop.lineno}, 0, {names})").body
         assert isinstance(before[0], ast.Assign) and isinstance(before[0].value, ast.Call)
         before[0].value.args[1] = self._iterable(loop.iter)
         loop.iter = ast.Name(variable, ast.Load())

@@ -26,8 +26,10 @@ REGISTERED = ("_parameters", "_buffers", "_modules")
 """Dictionaries of a module besides its attributes."""
 MAX_GROUPS = 3
 """Limit for the flags that are tried, since every combination of free flags is traced."""
+MAX_NODES = 50
+"""Limit for the nodes of a graph whose flags are tried. A trace of a network, as of ViT-B, takes 3.4 s of processor time."""
 MAX_TRACED_NODES = 1000
-"""Limit for the nodes of all these traces: a trace of a large network takes seconds."""
+"""Limit for the nodes of all these traces."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.verify.error_limits import Draws
-from mtmc_lsp.verify.sizes.case_sizes import has_long_loop
+from mtmc_lsp.verify.sizes.case_sizes import has_long_loop, is_network
 
 
 def least_draws(graph: Graph, *, finds_trivial: bool) -> Draws:
@@ -15,9 +15,14 @@ def least_draws(graph: Graph, *, finds_trivial: bool) -> Draws:
             times as long as the loop, and change nothing about such answers unless a few draws already show noise.
     """
     if finds_trivial:
-        is_slow = has_long_loop(graph) or (has_loops(graph) and not loops_without_indices(graph))
+        is_slow = has_long_loop(graph) or is_network(graph) or (has_loops(graph) and not loops_without_indices(graph))
         return Draws.FEW if is_slow and graph.backward is None else Draws.ALL
-    return Draws.NONE if has_loops(graph) else Draws.FEW
+    return Draws.NONE if keeps_runs(graph) else Draws.FEW
+
+
+def keeps_runs(graph: Graph) -> bool:
+    """Whether runs are kept for another attempt with more draws: each takes long, because the host launches many operations."""
+    return has_loops(graph) or is_network(graph)
 
 
 def has_loops(graph: Graph) -> bool:

@@ -28,6 +28,12 @@ def differing(first: Sequence[Any], other: Sequence[Any]) -> set[int]:
     return unequal(tensors) | {i for i, (a, b) in pairs.items() if i not in tensors and not bool(a == b)}
 
 
+def are_identical(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> bool:
+    """Whether two calls by :func:`run_case` return the same results and leave the same inputs, bit for bit."""
+    has_same_names = reference["after"].keys() == candidate["after"].keys()
+    return has_same_names and not differing(outcome(reference), outcome(candidate))
+
+
 def not_explained(
     differing_results: Sequence[int],
     module: Any,

@@ -17,7 +17,7 @@ from mtmc_lsp.verify.worker.choices import TiedChoices
 from mtmc_lsp.verify.worker.comparison.batched_reads import numbers
 from mtmc_lsp.verify.worker.comparison.discrete import Ties
 from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
-from mtmc_lsp.verify.worker.comparison.draws import has_loops, loops_without_indices
+from mtmc_lsp.verify.worker.comparison.draws import has_loops, keeps_runs, loops_without_indices
 from mtmc_lsp.verify.worker.comparison.finer_precision import finer_share
 from mtmc_lsp.verify.worker.comparison.ill_conditioned import IllConditioned
 from mtmc_lsp.verify.worker.comparison.scan_errors import has_equal_values, scan_errors
@@ -90,7 +90,7 @@ def oracle_of(runs: CaseRuns, *, is_first: bool, wanted: Draws, attempt: Attempt
         except _TooFewDraws as few:
             attempt.limits, wanted = limits, few.needed
         else:
-            if entries.get("omits_draws", False) and has_loops(runs.capture.graph):
+            if entries.get("omits_draws", False) and keeps_runs(runs.capture.graph):
                 attempt.limits = limits
             return entries
 
@@ -100,7 +100,7 @@ class Limits:
 
     def __init__(self, runs: CaseRuns, *, is_first: bool, wanted: Draws, earlier: Limits | None) -> None:
         self._runs = runs
-        self._oracle = OracleRuns(runs, keeps=has_loops(runs.capture.graph))
+        self._oracle = OracleRuns(runs, keeps=keeps_runs(runs.capture.graph))
         self._exact: dict[str, Any] | None = None
         """The exact run, if it has been made."""
         self._graph = runs.capture.graph
