@@ -1,11 +1,12 @@
 """Prove that a refactoring leaves the generated code as it was, but for names and comments.
 
-    python scripts/snapshot_code.py capture GRAPHS       # once: needs torch, takes minutes
-    python scripts/snapshot_code.py render GRAPHS OUT    # before and after the change: no torch, one core
+    python scripts/snapshot_code.py capture GRAPHS [FILE::NAME ...]    # once: needs torch, takes minutes
+    python scripts/snapshot_code.py render GRAPHS OUT                  # before and after the change: no torch, one core
     python scripts/snapshot_code.py compare BEFORE AFTER
 
 ``capture`` captures every example, every target of ``benchmarks/everyday`` and 30 of ``benchmarks/unseen`` in workers on this
-machine. Each target becomes ``GRAPHS/NAME.json``; ``GRAPHS/failed.json`` lists the targets that cannot be captured.
+machine, or the targets that are named. Each target becomes ``GRAPHS/NAME.json``; ``GRAPHS/failed.json`` lists the targets that
+cannot be captured.
 
 ``render`` runs the greedy search with the roofline planner, the built-in coder and a fake measurer on each graph, once per
 policy, and writes ``OUT/NAME/POLICY/step_NN.py`` (the whole file after that step) and ``actions.jsonl`` (one step per line).
@@ -50,6 +51,7 @@ from mtmc_lsp.app.target_file import open_target, parse_request
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.json_codec import from_json, to_json
+from mtmc_lsp.core.loop import Loop
 from mtmc_lsp.core.results import (
     BaselineTime,
     CompileReport,
@@ -106,11 +108,14 @@ def targets() -> dict[str, str]:
     return collected
 
 
-def capture_all(out: Path) -> int:
-    """Capture every target into ``out``; returns the exit status."""
+def capture_all(out: Path, todo: dict[str, str]) -> int:
+    """Capture targets into ``out``; returns the exit status.
+
+    Args:
+        todo: name to ``FILE::TARGET``.
+    """
     os.nice(10)
     out.mkdir(parents=True, exist_ok=True)
-    todo = targets()
     failed: dict[str, str] = {}
     fork_server = ForkServer(sys.executable, likely_variables(), preload=True)
     with fork_server, ThreadPoolExecutor(PROCESSES) as pool:
@@ -147,7 +152,7 @@ def classes() -> dict[str, list[str]]:
             if kind.__name__ in collected:
                 return
             names = collected[kind.__name__] = [field.name for field in dataclasses.fields(kind)]
-            hints = typing.get_type_hints(kind)
+            hints = typing.get_type_hints(kind, localns={"Loop": Loop})
             for name in names:
                 meet(hints[name])
         for argument in typing.get_args(kind):
@@ -547,6 +552,7 @@ def main() -> int:
     stages = parser.add_subparsers(dest="stage", required=True)
     capturing = stages.add_parser("capture", help="capture the targets; needs torch")
     capturing.add_argument("graphs", type=Path)
+    capturing.add_argument("targets", nargs="*", help="FILE::NAME; by default examples and benchmarks")
     rendering = stages.add_parser("render", help="write the code of each step; needs no torch")
     rendering.add_argument("graphs", type=Path)
     rendering.add_argument("out", type=Path)
@@ -556,7 +562,8 @@ def main() -> int:
     comparing.add_argument("after", type=Path)
     options = parser.parse_args()
     if options.stage == "capture":
-        return capture_all(options.graphs)
+        chosen = {f"{Path(text.split('::')[0]).stem}.{text.split('::')[1]}": text for text in options.targets}
+        return capture_all(options.graphs, chosen or targets())
     if options.stage == "render":
         return render_all(options.graphs, options.out, options.steps)
     return compare_all(options.before, options.after)

@@ -29,6 +29,7 @@ from mtmc_lsp.codegen.module.naming import (
 )
 from mtmc_lsp.codegen.module.region_dispatch import region_dispatch
 from mtmc_lsp.codegen.module.shared_kernels import HELPER, KernelNames, SharedKernels
+from mtmc_lsp.codegen.module.tables import kept_by_launcher
 from mtmc_lsp.codegen.module.unpacking import unpacking
 from mtmc_lsp.codegen.module.up_to_date import write_check
 from mtmc_lsp.codegen.standalone import placed
@@ -240,7 +241,9 @@ def _passes(capture: Capture, ir: KernelIR, both: Passes | None, schedule: Sched
         if not all(word.isidentifier() for word in capture.module_name.split(".")):
             # The module name is not a valid dotted name (KernelBench imports files such as 1_Square_matrix.py by path).
             launcher.namespace = "mtmc_{''.join(c if c.isalnum() else '_' for c in __name__)}"
-        passes.append(_Pass(name, part, launcher, launches(part, of_part)))
+        units = launches(part, of_part)
+        launcher.may_be_kept = kept_by_launcher(part, units)
+        passes.append(_Pass(name, part, launcher, units))
     return passes
 
 

@@ -1,7 +1,7 @@
 """Finds tables: tensors that depend only on sizes and constants, such as masks, positions and rotary embeddings.
 
 Torch computes an expensive table once for each device and size. A cheap one, such as ``torch.arange``, is computed inside the
-kernels, which is free.
+kernels, which is free. Where no kernel computes it, a launcher keeps it as well: its launch takes as long as that of a kernel.
 """
 
 from __future__ import annotations
@@ -35,14 +35,7 @@ class Tables:
 
 def constant_tables(graph: Graph) -> Tables:
     """The tables of a graph. Tensors that the caller gets are none, because the caller may change them."""
-    constant: dict[str, frozenset[str]] = {}
-    """Nodes without inputs from outside, and all nodes that each depends on, itself included."""
-    for node in graph.nodes:
-        sources = [constant.get(ref.name) for ref in node.inputs()]
-        if all(source is not None for source in sources) and _is_repeatable(node):
-            constant[node.name] = frozenset({node.name}).union(*(source for source in sources if source is not None))
-    returned = frozenset().union(*(constant.get(ref.name, frozenset()) for ref in graph.escaping if ref is not None))
-    limit = min(LARGEST_BYTES, _argument_bytes(graph))
+    constant, returned, limit = _constants(graph), _returned(graph), _limit(graph)
     chosen: set[str] = set()
 
     def choose(name: str) -> None:
@@ -61,6 +54,41 @@ def constant_tables(graph: Graph) -> Tables:
                 choose(ref.name)
     read = {ref.name for node in graph.nodes if node.name not in chosen for ref in node.inputs()}
     return Tables(frozenset(chosen), tuple(node.name for node in graph.nodes if node.name in chosen & read))
+
+
+def may_be_kept(graph: Graph) -> frozenset[str]:
+    """The nodes that a launcher may compute once for each device and size, if no kernel computes them."""
+    returned, limit = _returned(graph), _limit(graph)
+    begun = {ref.name for node in graph.nodes if _may_write_into_operand(node) for ref in node.inputs()}
+    return frozenset(
+        name for name in _constants(graph) if name not in returned | begun and _bytes(graph, graph.node(name)) <= limit
+    )
+
+
+def _may_write_into_operand(node: Node) -> bool:
+    """Whether a kernel may write its result into the tensor that it begins with: a loop its states, a scatter its sums."""
+    is_loop = node.loop is not None or node.row_loop is not None
+    return is_loop or "scatter" in node.op or ".index_add." in node.op or ".index_put." in node.op
+
+
+def _constants(graph: Graph) -> dict[str, frozenset[str]]:
+    """Nodes without inputs from outside, and all nodes that each depends on, itself included."""
+    constant: dict[str, frozenset[str]] = {}
+    for node in graph.nodes:
+        sources = [constant.get(ref.name) for ref in node.inputs()]
+        if all(source is not None for source in sources) and _is_repeatable(node):
+            constant[node.name] = frozenset({node.name}).union(*(source for source in sources if source is not None))
+    return constant
+
+
+def _returned(graph: Graph) -> frozenset[str]:
+    """The constant nodes that the caller gets, and those that they depend on."""
+    constant = _constants(graph)
+    return frozenset().union(*(constant.get(ref.name, frozenset()) for ref in graph.escaping if ref is not None))
+
+
+def _limit(graph: Graph) -> int:
+    return min(LARGEST_BYTES, _argument_bytes(graph))
 
 
 def _is_repeatable(node: Node) -> bool:

@@ -90,6 +90,8 @@ class _Choice:
         return [node for node in graph.nodes if node.name in read and node.name not in backward]
 
     def _is_cheap(self, node: Node) -> bool:
+        if node.name in self._ir.tables.nodes:
+            return True  # each pass keeps its tables from call to call
         return node.name not in self._ir.opaque and all(prim.op in CHEAP for prim in self._ir.of_node(node.name))
 
     def _walk(self, name: str) -> Iterator[tuple[str, bool]]:

@@ -105,7 +105,7 @@ def test_tensors_created_by_torch_calls_are_on_the_inputs_device(checker: Checke
     """They must not use the capture device, which may be the CPU or the first of several GPUs."""
     capture = checker.capture(WRITES, "own_labels")
     candidate = fused(capture, WRITES, nodes=["mul"])
-    assert "arange.default(N, device=x.device)" in candidate.source
+    assert "torch.arange(N, device=x.device)" in candidate.source
     assert "device='" not in candidate.source
 
 

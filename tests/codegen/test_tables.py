@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,8 @@ import pytest
 import torch
 
 from mtmc_lsp.ir.constant_tables import constant_tables
-from mtmc_lsp.verify.cases import version_cases
-from tests.codegen.checker import Checker, planned
+from mtmc_lsp.verify.cases import Case, version_cases
+from tests.codegen.checker import Checker, planned, start, with_kernel
 
 HEAD = "import math\nimport torch\nimport torch.nn.functional as F\n\n\n"
 
@@ -124,3 +125,48 @@ def test_few_tables_are_kept_and_none_under_a_tracer(checker: Checker) -> None:
     assert len(cache) == 4
     with torch.inference_mode():
         assert not tables(torch.zeros(1, 30, 16), 30, 10000.0)[0].is_inference()
+
+
+LEFT_TO_TORCH = {
+    "positions": "return (x.tanh() * 2).index_select(2, torch.arange(9, device=x.device).flip(0))",
+    "numbers": "return torch.searchsorted(x.sort().values, torch.zeros((4, 9, 1), device=x.device).cos()) + (x.tanh() * 2)",
+}
+CREATED = re.compile(r"torch\.(arange|flip|zeros|cos)\(")
+
+
+@pytest.mark.parametrize("name", LEFT_TO_TORCH)
+def test_cheap_tables_that_no_kernel_computes_are_kept(name: str, checker: Checker) -> None:
+    capture = checker.capture(f"{HEAD}# mtmc: x=f32[4,9,9]\ndef f(x):\n    {LEFT_TO_TORCH[name]}\n")
+    nodes = [node.name for node in capture.graph.nodes if node.word in ("tanh", "mul")]
+    candidate = with_kernel(capture, start(capture), nodes)
+    before, _, launcher = candidate.source.partition("def f_launch(")
+    tables = before.partition("def f_tables(")[2]
+    assert len(CREATED.findall(tables)) == 2 and not CREATED.search(launcher)
+    cases = [case for case in version_cases(capture, interpreted=True, seed=2) if case.kind == "values"]
+    assert checker.first_failure(capture, candidate, cases) == ""
+
+
+def test_one_cheap_operation_is_not_worth_a_function(checker: Checker) -> None:
+    code = "return (x.tanh() * 2).index_select(2, torch.arange(9, device=x.device))"
+    capture = checker.capture(f"{HEAD}# mtmc: x=f32[4,9,9]\ndef f(x):\n    {code}\n")
+    nodes = [node.name for node in capture.graph.nodes if node.word in ("tanh", "mul")]
+    assert "_F_TABLES" not in with_kernel(capture, start(capture), nodes).source
+
+
+WRITTEN_INTO = {
+    "the sums of a scatter": "return torch.zeros(9, 5, device=x.device).index_add(0, i, x * 2), turned",
+    "a result": "y = torch.zeros(9, 5, device=x.device)\n    return y, x * 2, turned",
+    "a view of a result": "y = torch.zeros(9, 5, device=x.device)\n    return y.t(), y[0, 0] + x * 2, turned",
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_INTO)
+def test_a_tensor_that_something_may_write_into_is_made_in_each_call(name: str, checker: Checker) -> None:
+    code = f"turned = x.index_select(1, torch.arange(5, device=x.device).flip(0))\n    {WRITTEN_INTO[name]}"
+    capture = checker.capture(f"{HEAD}# mtmc: x=f32[N,5] i=i64[N]@0..8 N=12\ndef f(x, i):\n    {code}\n")
+    nodes = [node.name for node in capture.graph.nodes if node.word in ("mul", "index_add", "add")]
+    candidate = with_kernel(capture, start(capture), nodes)
+    created = CREATED.findall(candidate.source.partition("def f_launch(")[2])
+    assert created == ["zeros"], "the other two are kept"
+    cases = [Case(dict(capture.graph.sizes), "normal", seed) for seed in range(3)]
+    assert checker.first_failure(capture, candidate, cases) == ""

@@ -158,6 +158,12 @@ def f(x, a, b):
 def f(x, scale):
     return torch.sin(x * scale) / scale
 """,
+    "contrastive": """# mtmc: a=f32[B,D] b=f32[B,D] B=16 D=32 grad=a,b
+def f(a, b):
+    logits = F.normalize(a, dim=-1) @ b.t()
+    labels = torch.arange(logits.shape[0], device=a.device)
+    return F.cross_entropy(logits, labels) + F.cross_entropy(logits.t(), labels)
+""",
     "attention": """# mtmc: q=f32[B,S,32] k=f32[B,S,32] v=f32[B,S,32] B=2 S=32 grad=q,k,v
 def f(q, k, v):
     return torch.softmax(q @ k.transpose(-1, -2) / 8, -1) @ v

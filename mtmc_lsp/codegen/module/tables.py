@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.codegen.kernel.snippets import call_text, def_lines
+from mtmc_lsp.ir.constant_tables import may_be_kept
+from mtmc_lsp.ir.primitives import KernelIR
+from mtmc_lsp.ir.regions import VIEWS
+from mtmc_lsp.schedule.launch_units import Unit
 
+LEAST_KEPT = 2
+"""The fewest operations for which a launcher gets a function that keeps their results, if it has none for other tables."""
 MOST_TABLES = 4
 """Number of devices and sizes for which a target's tables are kept. They are never freed, since a CUDA graph may read them."""
 
@@ -19,6 +25,13 @@ class TableFunction:
     call: str
     results: Sequence[str]
     """Variables of the launcher that hold the tables."""
+
+
+def kept_by_launcher(ir: KernelIR, units: Sequence[Sequence[Unit]]) -> frozenset[str]:
+    """The cheap operations without inputs from outside that no kernel computes: as launches, they take longer than a lookup."""
+    kept = may_be_kept(ir.graph) & {unit.nodes[-1] for launch in units for unit in launch if unit.plan is None}
+    operations = sum(ir.graph.node(name).op.split(".")[1] not in VIEWS for name in kept)
+    return kept if ir.tables.nodes or operations >= LEAST_KEPT else frozenset()
 
 
 def table_function(

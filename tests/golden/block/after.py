@@ -273,7 +273,7 @@ def viterbi_launch(emissions, transitions, viterbi_kernel=_DirectLaunches(viterb
     B = emissions.shape[0]
     T = emissions.shape[1]
     N = emissions.shape[2]
-    score = torch.ops.aten.select.int(emissions, 1, 0)
+    score = torch.select(emissions, 1, 0)
     out_1 = emissions.new_empty(B, T - 1, N, dtype=torch.int64)
     out_0 = emissions.new_empty(B, N)
     n_rows = B

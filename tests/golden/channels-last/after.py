@@ -236,12 +236,8 @@ def two_convolutions_launch(
     B = x.shape[0]
     H = x.shape[2]
     W = x.shape[3]
-    clone = torch.ops.aten.clone.default(
-        x, memory_format=torch.channels_last
-    ).contiguous(memory_format=torch.channels_last)
-    clone_2 = torch.ops.aten.clone.default(
-        w, memory_format=torch.channels_last
-    ).contiguous(memory_format=torch.channels_last)
+    clone = torch.clone(x, memory_format=torch.channels_last).contiguous(memory_format=torch.channels_last)
+    clone_2 = torch.clone(w, memory_format=torch.channels_last).contiguous(memory_format=torch.channels_last)
     conv2d = torch.conv2d(clone, clone_2, None, [1, 1], [1, 1]).contiguous(memory_format=torch.channels_last)
     y = torch.empty_strided((B, 32, H, W), (32 * H * W, 1, 32 * W, 32), dtype=torch.float32, device=x.device)
     n_cols = 32 * B * H * W
@@ -250,7 +246,7 @@ def two_convolutions_launch(
         BLOCK=1024, num_warps=4, num_stages=2,
     )
     conv2d_2 = torch.conv2d(y, v).contiguous(memory_format=torch.channels_last)
-    out = torch.ops.aten.clone.default(conv2d_2, memory_format=torch.contiguous_format)
+    out = torch.clone(conv2d_2, memory_format=torch.contiguous_format)
     return out
 
 

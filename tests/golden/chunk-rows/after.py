@@ -374,16 +374,16 @@ def linear_cross_entropy_forward(x, weight, target, needs_gradients=True):
     N = x.shape[0]
     V = weight.shape[0]
     D = x.shape[1]
-    ne = torch.ops.aten.ne.Scalar(target, -100)
+    ne = torch.ne(target, -100)
     where = torch.where(ne, target, 0)
     unsqueeze = where.unsqueeze(1)
     total = torch.sum(ne)
-    to_copy = torch.ops.aten._to_copy.default(total, dtype=torch.float32).contiguous()
-    ones = torch.ops.aten.ones.default([], dtype=torch.float32, device=x.device)
+    to_copy = total.to(torch.float32, copy=True).contiguous()
+    ones = torch.ones([], dtype=torch.float32, device=x.device)
     unsqueeze_2 = target.unsqueeze(1)
-    div = torch.ops.aten.div.Tensor(ones, to_copy)
-    ne_2 = torch.ops.aten.ne.Scalar(unsqueeze_2, -100)
-    neg = torch.ops.aten.neg.default(div)
+    div = torch.div(ones, to_copy)
+    ne_2 = torch.ne(unsqueeze_2, -100)
+    neg = torch.neg(div)
     row_gather = x.new_empty(N, 1)
     grad_weight = torch.zeros((V, D), dtype=torch.float32, device=x.device) if needs_gradients else None
     grad_x = torch.empty_like(x) if needs_gradients else None
@@ -395,10 +395,10 @@ def linear_cross_entropy_forward(x, weight, target, needs_gradients=True):
             grad_weight, grad_x[start:stop] if needs_gradients else None, needs_gradients,
         )
     squeeze = row_gather.squeeze(1)
-    neg_2 = torch.ops.aten.neg.default(squeeze)
+    neg_2 = torch.neg(squeeze)
     where_2 = torch.where(ne, neg_2, 0)
     total_2 = torch.sum(where_2)
-    out = torch.ops.aten.div.Tensor(total_2, to_copy)
+    out = torch.div(total_2, to_copy)
     if not needs_gradients:
         return out
     t = torch.t(grad_weight)

@@ -363,7 +363,7 @@ def net_launch(
     """``Net`` with Triton kernels."""
     s1 = x.shape[1]
     s0 = x.shape[0]
-    zeros = torch.ops.aten.zeros.default([2, s1, 16], dtype=torch.float32, device=x.device)
+    zeros = torch.zeros([2, s1, 16], dtype=torch.float32, device=x.device)
     gates = torch.nn.functional.linear(x, layer_weight_ih_l0)
     weight_hh = torch.stack([layer_weight_hh_l0, layer_weight_hh_l1])
     bias_ih = torch.stack([layer_bias_ih_l0, layer_bias_ih_l1])

@@ -57,7 +57,8 @@ class Launcher(LauncherMemory):
             text = torch_call(node, self.variables, {**self._size_names, **self.number_names}, first)
         result_names = [self.names.unique(value_name(self.ir, Ref(node.name, i))) for i in range(len(node.outputs))]
         is_contiguous = all(kind.is_contiguous for kind in node.outputs) and not _is_view(node)
-        lines = self._table_lines if node.name in self.ir.tables.nodes else self.lines
+        is_kept = self._is_kept(node)
+        lines = self._table_lines if is_kept else self.lines
         if self._is_written_outside(Ref(node.name)):
             left, right = (argument_text(item, self.variables, self._size_names) for item in node.args)
             if total := self.accumulators.get(Ref(node.name)):
@@ -78,6 +79,13 @@ class Launcher(LauncherMemory):
             if _is_view(node):
                 source = self.variables[next(node.inputs())]
                 self._storage[name] = self._storage.get(source, source)
+
+    def _is_kept(self, node: Node) -> bool:
+        """Whether the value is a table, which calls of the same sizes share; notes it."""
+        reads_tables = all(ref.name in self.kept for ref in node.inputs())
+        is_kept = node.name in self.ir.tables.nodes or (node.name in self.may_be_kept and reads_tables)
+        self.kept += [node.name] if is_kept else []
+        return is_kept
 
     def _is_written_outside(self, ref: Ref) -> bool:
         """Whether a value goes into a tensor of the caller."""
@@ -242,11 +250,13 @@ class Launcher(LauncherMemory):
         if not self._table_lines:
             return None
         graph = self.ir.graph
-        nodes = [graph.node(name) for name in graph.named if name in self.ir.tables.nodes]
+        nodes = [graph.node(name) for name in self.kept]
         arguments = [argument for node in nodes for argument in (*node.args, *node.kwargs.values())]
         sizes = dict.fromkeys(name for each in arguments for size in _sizes_in(each) for name in size.symbols())
         numbers = dict.fromkeys(name for node in nodes for number in numbers_of_node(node) for name in number.names())
-        results = [self.variables[Ref(name)] for name in self.ir.tables.results if Ref(name) in self.variables]
+        kept = set(self.kept)
+        read = {ref.name for node in graph.nodes if node.name not in kept for ref in node.inputs()}
+        results = [self.variables[Ref(name)] for name in self.kept if name in read]
         return table_function(
             base,
             self.input_names[graph.inputs[0].name],

@@ -117,7 +117,7 @@ class LauncherMemory(LauncherValues):
         if base.name in self.input_names:
             may_overwrite = graph.written_inputs.get(ref) == base.name
         else:
-            is_fresh = graph.node(base.name).word in FRESH and base.name not in self.ir.tables.nodes
+            is_fresh = graph.node(base.name).word in FRESH and base.name not in self.kept
             may_overwrite = is_fresh or self.variables[base] in self._allocated
         if is_alone and may_overwrite:
             self.register(ref, self.variables[base], graph.type_of(ref))
@@ -127,9 +127,9 @@ class LauncherMemory(LauncherValues):
         return self.variables[ref]
 
     def _is_zeros(self, base: Ref, kind: TensorType) -> bool:
-        """Whether the value is a zero tensor that no other value shares."""
+        """Whether the value is a zero tensor that no other value, and no other call, shares."""
         node = self.ir.graph.named.get(base.name)
-        return node is not None and "zeros" in node.word and node.type == kind
+        return node is not None and "zeros" in node.word and node.type == kind and base.name not in self.kept
 
     def _overwritten_input(self, ref: Ref, regions: Sequence[Region]) -> str:
         """The input that a value may overwrite directly; empty if it needs its own memory."""

@@ -67,6 +67,8 @@ class LauncherValues:
     """Parameters that say which results to compute."""
     whole_sizes: tuple[str, ...] = ()
     """Named sizes that are parameters, because no input has them."""
+    may_be_kept: frozenset[str] = frozenset()
+    """Nodes that may become tables, if what they read does."""
     reuses_products: bool = False
     """Whether a kernel may overwrite a product that nothing else reads."""
     done: set[str] = field(default_factory=set)
@@ -95,6 +97,8 @@ class LauncherValues:
         self._locals: dict[str, str] = {}
         self._table_lines: list[str] = []
         """Statements that create tables: tensors that depend only on sizes."""
+        self.kept: list[str] = []
+        """The nodes that these statements compute."""
         self._counts = call_counters(graph)
         self._allocated: set[str] = set()
         """Variables of tensors that the launcher allocated."""
