@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -73,13 +74,13 @@ class FakeProcess:
 class Prepared:
     """A timer whose baselines are being compiled."""
 
-    def __init__(self, process: FakeProcess, *, is_shared: bool = False) -> None:
+    def __init__(self, process: FakeProcess, *, is_shared: bool = False, seconds: float = math.inf) -> None:
         self.process, self.trials = process, process if is_shared else FakeProcess()
         self.timer = Timer(CAPTURE, "user", WorkerPool(has_gpu=False), process, self.trials, fresh=True)  # type: ignore[arg-type]
         self.timer._device = model_of_arch("sm_90")
         self.background = ThreadPoolExecutor(1)
         self.reference: Any = SimpleNamespace(sharing_workload=_no_inputs)
-        self.timer.prepare_baselines(self.background, self.reference, None)  # type: ignore[arg-type]
+        self.timer.prepare_baselines(self.background, self.reference, None, seconds)  # type: ignore[arg-type]
 
     def compile(self) -> None:
         self.process.may_compile.set()
@@ -115,6 +116,24 @@ def test_a_trial_is_timed_against_the_baselines_once_they_are_compiled() -> None
     timing = prepared.timer.time_trial(CANDIDATE)
     assert [b.name for b in timing.baselines] == ["eager", "compile"]
     assert (prepared.process.timed, prepared.trials.timed) == ([("compile",)], [])
+
+
+@pytest.mark.parametrize(("seconds", "is_started"), [(39.0, False), (41.0, True), (math.inf, True)])
+def test_a_loop_that_cannot_be_unrolled_within_the_budget_is_not_compiled(
+    seconds: float, is_started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_module, "loop_operations", lambda graph, sizes: 4000)
+    prepared = Prepared(FakeProcess(), seconds=seconds)
+    prepared.process.may_compile.set()
+    timing = prepared.timer.time(CANDIDATE)
+    assert [b.name for b in timing.baselines] == ["eager", "compile"]
+    assert any(isinstance(request, BaselinesRequest) for request in prepared.process.requests) == is_started
+    assert (timing.against("compile") is not None) == is_started
+    if not is_started:
+        note = (
+            "torch.compile was not started: it unrolls a loop of 4,000 operations, which takes longer than the budget"
+        )
+        assert timing.baselines[1].note == prepared.timer.untimed_baselines()[0].note == note
 
 
 def test_a_baseline_that_is_still_compiled_is_part_of_the_timing_with_a_note() -> None:
