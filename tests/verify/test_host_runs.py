@@ -15,6 +15,7 @@ from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.error_limits import Draws
 from mtmc_lsp.verify.messages import CaseRequest
 from mtmc_lsp.verify.worker import reference_commands
+from mtmc_lsp.verify.worker.comparison.compare import compare_case
 from mtmc_lsp.verify.worker.oracle_runs import host, runs
 from mtmc_lsp.verify.worker.oracle_runs.host import has_small_iterations
 
@@ -82,6 +83,22 @@ def test_runs_in_float64_of_a_slow_loop_are_made_on_the_host(
     assert places == ["GPU"] * 3
     assert torch.equal(found["oracle"][0], other["oracle"][0]) and found["oracle"][0].dtype == torch.float64
     assert found["sensitivity"] == other["sensitivity"] and found["conditioning"] == other["conditioning"]
+
+
+def test_a_wrong_candidate_is_refused_against_the_oracle_of_the_host(
+    captured: Callable[[str, str], Capture], places: list[str]
+) -> None:
+    """The decay is wrong in the last steps, or a step is left out."""
+    found = expected_of(captured(SERIES, "series"))
+    assert "host" in places
+    right = found["results"][0]
+    late, skipped = right.clone(), right.clone()
+    late[:, 290:] *= 1.0001
+    skipped[2, 150] = skipped[2, 149]
+    for results, is_right in ((right, True), (late, False), (skipped, False)):
+        observed = {"results": [results], "facts": found["facts"], "after": {}, "changed_state": []}
+        checks = compare_case({}, found, observed, "budget")["checks"]
+        assert all(check["status"] != "failed" for check in checks) == is_right
 
 
 def test_a_host_that_takes_too_long_is_tried_once(
