@@ -46,10 +46,10 @@ def places(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append("host" if is_inside else "GPU")
         return run_case(*args, **more)
 
-    def inside(self: host.Host, *args: Any) -> dict[str, Any] | None:
+    def inside(self: host.Host, *args: Any, **more: Any) -> dict[str, Any] | None:
         is_inside.append(True)
         try:
-            return on_host(self, *args)
+            return on_host(self, *args, **more)
         finally:
             is_inside.pop()
 
@@ -59,13 +59,14 @@ def places(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(host, "is_on_gpu", lambda device: True)
     monkeypatch.setattr(host, "SLOW_SECONDS", 0.0)
     monkeypatch.setattr(host, "TIME_LIMIT", 1e9)
+    monkeypatch.setattr(host, "ROUNDING_LIMIT", 1e9)
     monkeypatch.setattr(host, "_failed", set())
     return seen
 
 
-def expected_of(capture: Capture, wanted: Draws = Draws.FEW, *factors: float) -> dict[str, Any]:
+def expected_of(capture: Capture, wanted: Draws = Draws.FEW, *factors: float, text: str = SERIES) -> dict[str, Any]:
     case = Case(capture.graph.sizes, "normal", 3)
-    data = CaseRequest(capture, user_source=SERIES, case=case, inputs="", is_first=True)
+    data = CaseRequest(capture, user_source=text, case=case, inputs="", is_first=True)
     module, inputs = reference_commands.inputs_of(data)
     module.FACTORS[:] = factors
     return reference_commands.expected_results(data, module, inputs, wanted)
@@ -110,6 +111,20 @@ def test_a_host_that_takes_too_long_is_tried_once(
     assert places == ["GPU", "host", "GPU"]
     assert expected_of(capture, Draws.NONE)["oracle"][0].equal(found["oracle"][0])
     assert places[3:] == ["GPU", "GPU"]
+
+
+def test_runs_that_round_each_operation_may_take_longer_on_the_host(
+    captured: Callable[[str, str], Capture], places: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = SERIES.replace("return FACTORS.pop(0) * out if FACTORS else out", "return h")
+    capture = captured(text, "series")
+    expected_of(capture, Draws.ALL, text=text)
+    assert places[0] == "GPU" and len(places) > 3 and set(places[1:]) == {"host"}
+    places.clear()
+    monkeypatch.setattr(host, "ROUNDING_LIMIT", -1e9)
+    expected_of(capture, Draws.ALL, text=text)
+    # The exact run, three with perturbed inputs, and the first that rounds, which ends.
+    assert places[:6] == ["GPU", *["host"] * 5] and set(places[6:]) == {"GPU"}
 
 
 @pytest.mark.parametrize("wanted", [Draws.NONE, Draws.ALL])

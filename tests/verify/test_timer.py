@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +22,7 @@ from mtmc_lsp.core.results import BaselineTime, Ratio, Speed, Timing
 from mtmc_lsp.core.workload import Capture, Environment, Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.device.choice import model_of_arch
 from mtmc_lsp.measure import timer as timer_module
+from mtmc_lsp.measure.local_measurer import LocalMeasurer, MeasureOptions
 from mtmc_lsp.measure.timer import Timer
 from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.process.worker_pool import WorkerPool
@@ -88,8 +92,6 @@ class Prepared:
 
 
 def _no_inputs(_: object) -> Any:
-    import contextlib
-
     return contextlib.nullcontext("")
 
 
@@ -134,6 +136,23 @@ def test_a_loop_that_cannot_be_unrolled_within_the_budget_is_not_compiled(
             "torch.compile was not started: it unrolls a loop of 4,000 operations, which takes longer than the budget"
         )
         assert timing.baselines[1].note == prepared.timer.untimed_baselines()[0].note == note
+
+
+@pytest.mark.parametrize("decides", [False, True])
+def test_the_budget_limits_a_compilation_that_does_not_decide(
+    decides: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+    target = replace(CAPTURE.workload.target, path=str(tmp_path / "m.py"))
+    capture = replace(CAPTURE, workload=replace(CAPTURE.workload, target=target))
+    options = MeasureOptions(compile_decides=decides, deadline=time.monotonic() + 1000.0)
+    with contextlib.closing(LocalMeasurer(capture, sys.executable, options, source="")) as measurer:
+        measurer.has_gpu = True
+        monkeypatch.setattr(measurer._engine, "compute_ahead", lambda version: ["a case"])
+        monkeypatch.setattr(measurer._timer, "prepare_baselines", lambda *arguments: limits.append(arguments[-1]))
+        measurer._prepare()
+    (limit,) = limits
+    assert limit == math.inf if decides else 0.0 < limit <= 1000.0
 
 
 def test_a_baseline_that_is_still_compiled_is_part_of_the_timing_with_a_note() -> None:

@@ -27,6 +27,8 @@ MOST_ELEMENTS, MOST_PRODUCT = 1 << 14, 1 << 20
 TIME_LIMIT = 2.0
 """A run on the host may take this many times as long as the plain run on the GPU, which takes about three times as long in
 float64."""
+ROUNDING_LIMIT = 10 * TIME_LIMIT
+"""The same for runs that round each operation, which take about ten times as long."""
 
 _failed: set[Target] = set()
 """Targets whose runs on the host took too long or failed."""
@@ -48,17 +50,21 @@ class Host:
         self._runs.inputs = {name: moved[id(tensor)] for name, tensor in runs.inputs.items()}
         self._runs.device = "cpu"
         self._home = runs.device
-        self._seconds = TIME_LIMIT * runs.seconds
+        self._seconds = runs.seconds
 
-    def run(self, run: Callable[[CaseRuns], dict[str, Any]], mode: Float64Mode) -> dict[str, Any] | None:
+    def run(
+        self, run: Callable[[CaseRuns], dict[str, Any]], mode: Float64Mode, *, rounds: bool
+    ) -> dict[str, Any] | None:
         """The run with its tensors where those of the case are; None if it takes too long or fails.
 
         Timings use the GPU meanwhile.
 
         Args:
             run: runs the code once, under the mode.
+            rounds: whether the run rounds each operation.
         """
-        end, between_calls = perf_counter() + self._seconds, mode.between_calls
+        end = perf_counter() + (ROUNDING_LIMIT if rounds else TIME_LIMIT) * self._seconds
+        between_calls = mode.between_calls
 
         def end_late_run() -> None:
             if perf_counter() > end:

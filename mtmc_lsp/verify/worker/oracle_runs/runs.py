@@ -189,7 +189,7 @@ class OracleRuns:
             with _float64_default(), choosing or contextlib.nullcontext(), self.float64_mode, bound, mode:
                 return runs.unobserved(others, runs.changed_inputs())
 
-        run = self._run_where_faster(run_perturbed)
+        run = self._run_where_faster(run_perturbed, rounds=rounds_results)
         if choosing is not None:
             self._keep_choices(choosing)
         self._keep(key, run, choosing)
@@ -233,9 +233,9 @@ class OracleRuns:
         values = numbers([oracle_distance(value, expected[i], self.exact[i]) for i, value in results.items()])
         return dict(zip(results, values, strict=True))
 
-    def _run_where_faster(self, run: Callable[[CaseRuns], dict[str, Any]]) -> dict[str, Any]:
+    def _run_where_faster(self, run: Callable[[CaseRuns], dict[str, Any]], *, rounds: bool = False) -> dict[str, Any]:
         """A run on the host if that is faster, or else where the case runs."""
-        found = self.host.run(run, self.float64_mode) if self.host is not None else None
+        found = self.host.run(run, self.float64_mode, rounds=rounds) if self.host is not None else None
         if found is None:
             self.host = None
             return run(self.runs)
