@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mtmc_lsp.verify import cases as cases_module
-from mtmc_lsp.verify.cases import ON_CPU, VALUES, version_cases
+from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, VALUES, version_cases
 from mtmc_lsp.verify.sizes.block_sizes import largest_sizes
 from mtmc_lsp.verify.worker.comparison.draws import loops_without_indices
 from tests.loops.block_examples import BLOCKS
@@ -98,3 +98,14 @@ def test_a_loop_whose_iterations_together_take_long_is_not_called_on_the_cpu(
     capture = replace(capture, graph=replace(capture.graph, sizes={"B": 4, "H": width}), variable_sizes=())
     kinds = {case.kind for case in version_cases(capture, interpreted=False, seed=0)}
     assert (ON_CPU in kinds) == on_cpu
+
+
+@pytest.mark.parametrize("most", [900, 1000])
+def test_gradients_of_a_long_loop_are_compared_without_the_oracle(
+    captured, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """The user's code computes them, in the version as well."""
+    monkeypatch.setattr(cases_module, "LOOP_OPERATIONS", most)
+    cases = version_cases(captured(STEPS, "steps"), interpreted=False, seed=0)
+    assert [case.has_oracle for case in cases if case.kind == AUTOGRAD] == [most == 1000]
+    assert all(case.has_oracle for case in cases if case.kind == VALUES)
