@@ -330,6 +330,7 @@ class Pipeline:
             archs=settings.archs,
             precision=settings.precision,
             baselines=settings.compiled_baselines,
+            compile_decides=self.baseline != "eager",
             deadline=self._deadline,
             fresh=self._options.fresh,
             needs_sandbox=self._options.needs_sandbox,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -50,6 +52,8 @@ class MeasureOptions:
     """``budget`` or ``strict``, as in the settings."""
     baselines: tuple[str, ...] = ("compile",)
     """Modes of ``torch.compile`` to time besides eager mode: ``compile``, ``max-autotune``."""
+    compile_decides: bool = False
+    """Whether a version must beat ``torch.compile``, which is then compiled however long that may take."""
     seed: int | None = None
     """Of the verification inputs; ``None`` for one that no candidate can know."""
     fresh: bool = False
@@ -254,7 +258,9 @@ class LocalMeasurer:
         self._is_prepared = True
         cases = self._engine.compute_ahead(self._version(self._user_source))
         if self.has_gpu and cases:
-            self._timer.prepare_baselines(self._background, self._reference, cases[0])
+            end = None if self._options.compile_decides else self._options.deadline
+            seconds = math.inf if end is None else end - time.monotonic()
+            self._timer.prepare_baselines(self._background, self._reference, cases[0], seconds)
 
     def compile(self, candidate: Candidate) -> CompileReport:
         """Cross-compile every kernel for every architecture."""

@@ -75,18 +75,24 @@ class GpuShare:
     def __init__(self, gpu: str, folder: str) -> None:
         self._gpu, self._folder = gpu, folder
         self._stack = contextlib.ExitStack()
+        self._is_held = False
 
     def acquire(self) -> None:
         """Wait until nothing is timed."""
         self._stack.enter_context(shared(self._gpu, self._folder))
+        self._is_held = True
 
     def release(self) -> None:
         """Let others use the GPU alone."""
         self._stack.close()
+        self._is_held = False
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
-        """Release the lock meanwhile, after all work of this process has finished."""
+        """Release the lock meanwhile, after all work of this process has finished; nothing if it is released already."""
+        if not self._is_held:
+            yield
+            return
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -98,7 +104,7 @@ class GpuShare:
 
     def let_timings_pass(self) -> None:
         """Release the lock if a timing waits for it, and acquire it again."""
-        if not _is_free(self._folder, f"{self._gpu}-door"):
+        if self._is_held and not _is_free(self._folder, f"{self._gpu}-door"):
             with self.released():
                 pass
 

@@ -21,7 +21,7 @@ from mtmc_lsp.timing.messages import TimeAnswer
 
 TIME_SECONDS = 300.0
 """Time limit for timing one candidate, including preparation of the baselines."""
-TIMING_VERSION = 4
+TIMING_VERSION = 5
 """Version of the timing method; timings of other versions are not reused."""
 COOLING_SECONDS = 5.0
 """Pause before a throttled timing is repeated."""

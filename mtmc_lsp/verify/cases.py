@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.core.dtypes import is_float
@@ -11,12 +11,15 @@ from mtmc_lsp.core.graph import MATRIX_PRODUCTS, Graph, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.ir.attention_mask import hides_keys
 from mtmc_lsp.ir.lower import lower
+from mtmc_lsp.verify.sizes.block_sizes import largest_sizes
 from mtmc_lsp.verify.sizes.case_sizes import (
     LARGE_ELEMENTS,
     LOOP_OPERATIONS,
+    SLOW_LOOP,
     conditions_allow,
     elements_of,
     first_allowed,
+    iterated_work,
     loop_operations,
     raised_sizes,
     reduced_sizes,
@@ -307,7 +310,8 @@ def verification_cases(
 
     The first is the workload, with reduced sizes for the interpreter. Then come sizes that no tile divides, small ones
     including 1 and 0, the distributions of values, and larger sizes. The last are calls outside the guard. Distributions are
-    tried at multiples of eight, which TMA kernels require; at odd sizes the user's code would run instead. If ``is_large``, only
+    tried at multiples of eight, which TMA kernels require; at odd sizes the user's code would run instead. One case has sizes
+    that the blocks of a loop do not hold, where it runs, too. If ``is_large``, only
     the first case has the workload's sizes, and none larger ones.
     """
     graph = capture.graph
@@ -324,7 +328,15 @@ def verification_cases(
         short = with_short_loops(graph, base, variable)
         if is_large:
             short = smaller_sizes(graph, short, variable, LARGE_ELEMENTS)
-        odd = with_rows(graph, short, {name: _odd(short[name], i) for i, name in enumerate(variable)})
+        # Kernels should run in most cases, so these sizes do not exceed what the blocks of a loop hold.
+        limits = {name: limit for name, limit in largest_sizes(graph).items() if name in variable}
+
+        def near(turn: Callable[[int, int], int], sizes: Mapping[str, int]) -> dict[str, int]:
+            found = {name: turn(sizes[name], i) for i, name in enumerate(variable)}
+            lower = {name: turn(sizes[name], 0) for name, limit in limits.items() if found[name] > limit}
+            return found | lower
+
+        odd = with_rows(graph, short, near(_odd, short))
         # Each size is 1 in one of the two.
         small = {**base, **{name: (1, 2, 1, 3)[i % 4] for i, name in enumerate(variable)}}
         other = {**base, **{name: (2, 1, 3, 1)[i % 4] for i, name in enumerate(variable)}}
@@ -332,8 +344,13 @@ def verification_cases(
         empty = {**other, variable[0]: 0}
         more = {name: base[name] + base[name] // 4 for name in variable}
         larger = first_allowed(
-            graph, ({**base, **{name: turn(size, 1) for name, size in more.items()}} for turn in (_uneven, _odd))
+            graph,
+            (
+                {**base, **{name: min(turn(size, 1), limits.get(name, turn(size, 1))) for name, size in more.items()}}
+                for turn in (_uneven, _odd)
+            ),
         )
+        beyond = {**odd, **{name: limit + 1 for name, limit in limits.items()}}
         # Inputs of this size take long to create, so one case at the workload's size is enough.
         plans += [] if from_get_inputs and huge else [(base, "normal")]
         plans += [(odd, "normal"), (small, "normal"), (other, "mixed")]
@@ -343,12 +360,10 @@ def verification_cases(
         )
         middle = first_allowed(
             graph,
-            (
-                with_rows(graph, base, {name: turn(less[name], i) for i, name in enumerate(variable)})
-                for turn in (_uneven, _odd)
-            ),
+            (with_rows(graph, base, near(turn, less)) for turn in (_uneven, _odd)),
         )
         plans += [(middle, d) for d in ("uniform", "tiny", "mixed", "constant", "large")] + [(empty, "normal")]
+        plans += [(beyond, "normal")] if limits else []
         if not (too_large(graph, larger, 2.0) if interpreted else huge):
             plans.append((larger, "normal"))
         last = small
@@ -364,11 +379,15 @@ def _outside_the_guard(capture: Capture, sizes: Mapping[str, int], interpreted: 
     if floats and "float64" not in floats:
         cases.append(Case(sizes, "normal", seed, FLOAT64))
     if floats:
-        cases.append(Case(sizes, "normal", seed + 1, AUTOGRAD))
-    elements = sum(kind.numel.value(sizes) for node in capture.graph.nodes for kind in node.outputs)
-    work = max(capture.flops, 2 * product_work(capture.graph, sizes))
+        # The user's code computes the expected results, too. The oracle would record gradients of a long loop five times.
+        is_short = loop_operations(capture.graph, sizes) <= LOOP_OPERATIONS
+        cases.append(Case(sizes, "normal", seed + 1, AUTOGRAD, has_oracle=is_short))
+    products, iterated = iterated_work(capture.graph, sizes)
+    elements = iterated + sum(kind.numel.value(sizes) for node in capture.graph.nodes for kind in node.outputs)
+    work = 2 * products + max(capture.flops, 2 * product_work(capture.graph, sizes))
     has_half = any(kind.dtype in ("float16", "bfloat16") for node in capture.graph.nodes for kind in node.outputs)
-    if not interpreted and work < (HALF_CPU_WORK if has_half else CPU_WORK) and elements < CPU_ELEMENTS:
+    is_quick = elements < CPU_ELEMENTS and loop_operations(capture.graph, sizes) < SLOW_LOOP
+    if not interpreted and work < (HALF_CPU_WORK if has_half else CPU_WORK) and is_quick:
         cases.append(Case(sizes, "normal", seed + 2, ON_CPU))
     return cases
 

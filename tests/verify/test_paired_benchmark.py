@@ -12,7 +12,9 @@ from clocks import Costing, FakeClock
 
 from mtmc_lsp.core.errors import MeasurementRejected
 from mtmc_lsp.core.results import Speed, Timing
+from mtmc_lsp.timing.worker import slow_original
 from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contenders, run_paired_benchmark
+from mtmc_lsp.timing.worker.slow_original import Original
 
 
 def held(
@@ -118,6 +120,81 @@ def test_a_thread_that_goes_on_after_the_call_is_refused() -> None:
             held(40.0, work=later)
     finally:
         ended.set()
+
+
+class Loop(Costing):
+    """User code that is a loop of launches; the calls are counted."""
+
+    def __init__(self, us: float, work: Callable[[], torch.Tensor]) -> None:
+        super().__init__(work, us, peak_bytes=3000)
+        self.calls = 0
+
+    def __call__(self) -> Any:
+        self.calls += 1
+        return super().__call__()
+
+
+def timed_beside(loop: Loop, original: Original, candidate: Costing, x: torch.Tensor) -> Timing:
+    contest = Contenders(candidate, loop, {"x": x}, original=original, ends_when_clear=True)
+    return run_paired_benchmark(contest, FakeClock(candidate), seconds=0.5)
+
+
+@pytest.fixture
+def original(monkeypatch: pytest.MonkeyPatch) -> Original:
+    """Every call counts as slow, whatever the machine's load."""
+    monkeypatch.setattr(slow_original, "SLOW_SECONDS", 0.0)
+    return Original()
+
+
+def test_a_loop_of_seconds_is_called_three_times_and_by_later_timings_not_at_all(original: Original) -> None:
+    x = torch.linspace(-3, 3, 50)
+    loop = Loop(2e6, lambda: torch.tanh(x))
+    first = timed_beside(loop, original, Costing(lambda: torch.tanh(x), 1000.0), x)
+    assert loop.calls == 3, "its results, a sample, its results for new values"
+    assert first.against("eager").ratio == pytest.approx(2000.0, rel=0.02)
+    assert first.speed_over("eager") is Speed.FASTER and first.samples >= 25
+    second = timed_beside(loop, original, Costing(lambda: torch.tanh(x), 500.0), x)
+    assert loop.calls == 3 and second.baseline("eager").peak_bytes == 3000
+    assert second.against("eager").ratio == pytest.approx(4000.0, rel=0.02)
+    assert x.equal(torch.linspace(-3, 3, 50))
+
+
+@pytest.mark.parametrize("when", ["before timing", "new contents"])
+def test_results_of_an_earlier_call_of_a_slow_loop_refuse_a_wrong_version(original: Original, when: str) -> None:
+    x = torch.linspace(-3, 3, 50)
+    loop, right = Loop(2e6, lambda: torch.tanh(x)), torch.tanh(x)
+    timed_beside(loop, original, Costing(lambda: torch.tanh(x), 1000.0), x)
+    wrong = {"before timing": lambda: 1.01 * torch.tanh(x), "new contents": lambda: right.clone()}[when]
+    with pytest.raises(MeasurementRejected, match=when):
+        timed_beside(loop, original, Costing(wrong, 1000.0), x)
+    assert loop.calls == 3 + 4, "calls on rounded inputs do not explain the difference"
+
+
+def test_a_version_that_is_not_far_faster_is_timed_beside_the_loop(original: Original) -> None:
+    x = torch.linspace(-3, 3, 50)
+    loop = Loop(2e6, lambda: torch.tanh(x))
+    timed_beside(loop, original, Costing(lambda: torch.tanh(x), 1000.0), x)
+    timed_beside(loop, original, Costing(lambda: torch.tanh(x), 150_000.0), x)
+    assert loop.calls == 3 + 1, "13x: one sample"
+    timed_beside(loop, original, Costing(lambda: torch.tanh(x), 1_500_000.0), x)
+    assert loop.calls > 4 + 20
+
+
+def test_a_loop_on_other_inputs_is_called_again(original: Original) -> None:
+    x, y = torch.linspace(-3, 3, 50), torch.linspace(-2, 2, 50)
+    loop = Loop(2e6, lambda: torch.tanh(x))
+    timed_beside(loop, original, Costing(lambda: torch.tanh(x), 1000.0), x)
+    x.copy_(y)
+    timed_beside(loop, original, Costing(lambda: torch.tanh(x), 1000.0), x)
+    assert loop.calls == 6
+
+
+def test_a_loop_that_changes_its_inputs_is_called_again(original: Original) -> None:
+    x = torch.zeros(50)
+    loop = Loop(2e6, lambda: x.add_(1.0).clone())
+    for _ in range(2):
+        timed_beside(loop, original, Costing(lambda: x.add_(1.0).clone(), 1000.0), x)
+    assert loop.calls == 6 and not original.samples
 
 
 def test_slow_user_code_is_not_captured_in_a_graph() -> None:

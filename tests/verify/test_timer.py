@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +22,7 @@ from mtmc_lsp.core.results import BaselineTime, Ratio, Speed, Timing
 from mtmc_lsp.core.workload import Capture, Environment, Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.device.choice import model_of_arch
 from mtmc_lsp.measure import timer as timer_module
+from mtmc_lsp.measure.local_measurer import LocalMeasurer, MeasureOptions
 from mtmc_lsp.measure.timer import Timer
 from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.process.worker_pool import WorkerPool
@@ -73,13 +78,13 @@ class FakeProcess:
 class Prepared:
     """A timer whose baselines are being compiled."""
 
-    def __init__(self, process: FakeProcess, *, is_shared: bool = False) -> None:
+    def __init__(self, process: FakeProcess, *, is_shared: bool = False, seconds: float = math.inf) -> None:
         self.process, self.trials = process, process if is_shared else FakeProcess()
         self.timer = Timer(CAPTURE, "user", WorkerPool(has_gpu=False), process, self.trials, fresh=True)  # type: ignore[arg-type]
         self.timer._device = model_of_arch("sm_90")
         self.background = ThreadPoolExecutor(1)
         self.reference: Any = SimpleNamespace(sharing_workload=_no_inputs)
-        self.timer.prepare_baselines(self.background, self.reference, None)  # type: ignore[arg-type]
+        self.timer.prepare_baselines(self.background, self.reference, None, seconds)  # type: ignore[arg-type]
 
     def compile(self) -> None:
         self.process.may_compile.set()
@@ -87,8 +92,6 @@ class Prepared:
 
 
 def _no_inputs(_: object) -> Any:
-    import contextlib
-
     return contextlib.nullcontext("")
 
 
@@ -115,6 +118,41 @@ def test_a_trial_is_timed_against_the_baselines_once_they_are_compiled() -> None
     timing = prepared.timer.time_trial(CANDIDATE)
     assert [b.name for b in timing.baselines] == ["eager", "compile"]
     assert (prepared.process.timed, prepared.trials.timed) == ([("compile",)], [])
+
+
+@pytest.mark.parametrize(("seconds", "is_started"), [(39.0, False), (41.0, True), (math.inf, True)])
+def test_a_loop_that_cannot_be_unrolled_within_the_budget_is_not_compiled(
+    seconds: float, is_started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_module, "loop_operations", lambda graph, sizes: 4000)
+    prepared = Prepared(FakeProcess(), seconds=seconds)
+    prepared.process.may_compile.set()
+    timing = prepared.timer.time(CANDIDATE)
+    assert [b.name for b in timing.baselines] == ["eager", "compile"]
+    assert any(isinstance(request, BaselinesRequest) for request in prepared.process.requests) == is_started
+    assert (timing.against("compile") is not None) == is_started
+    if not is_started:
+        note = (
+            "torch.compile was not started: it unrolls a loop of 4,000 operations, which takes longer than the budget"
+        )
+        assert timing.baselines[1].note == prepared.timer.untimed_baselines()[0].note == note
+
+
+@pytest.mark.parametrize("decides", [False, True])
+def test_the_budget_limits_a_compilation_that_does_not_decide(
+    decides: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+    target = replace(CAPTURE.workload.target, path=str(tmp_path / "m.py"))
+    capture = replace(CAPTURE, workload=replace(CAPTURE.workload, target=target))
+    options = MeasureOptions(compile_decides=decides, deadline=time.monotonic() + 1000.0)
+    with contextlib.closing(LocalMeasurer(capture, sys.executable, options, source="")) as measurer:
+        measurer.has_gpu = True
+        monkeypatch.setattr(measurer._engine, "compute_ahead", lambda version: ["a case"])
+        monkeypatch.setattr(measurer._timer, "prepare_baselines", lambda *arguments: limits.append(arguments[-1]))
+        measurer._prepare()
+    (limit,) = limits
+    assert limit == math.inf if decides else 0.0 < limit <= 1000.0
 
 
 def test_a_baseline_that_is_still_compiled_is_part_of_the_timing_with_a_note() -> None:

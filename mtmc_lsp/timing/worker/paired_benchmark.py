@@ -25,6 +25,7 @@ from mtmc_lsp.timing.worker.sampling import (
     speed_of,
     warm,
 )
+from mtmc_lsp.timing.worker.slow_original import Original
 from mtmc_lsp.timing.worker.timing_integrity import Retest
 
 SMALL_US = 20.0
@@ -54,6 +55,8 @@ class Contenders:
     """The tensors that all contenders read."""
     compiled: Mapping[str, Compiled] = field(default_factory=dict)
     previous: Run | None = None
+    original: Original = field(default_factory=Original)
+    """What earlier timings measured of ``eager``; this one adds to it."""
     relocated: Callable[[], Sequence[tuple[str, torch.Tensor]]] = tuple
     """Inputs that a call moved to other memory: see :func:`~mtmc_lsp.verify.worker.inputs.moved`."""
     random: bool = False
@@ -92,17 +95,17 @@ def run_paired_benchmark(
     if setup.previous is not None:
         runs["previous"] = setup.previous
     threads = set(threading.enumerate())
-    peaks: dict[str, int | None] = {}
 
     def measured_eager() -> Any:
         # The user's code may be a loop that takes a second, so no further call measures its memory.
-        result, peaks["eager"] = clock.peak_bytes(setup.eager)
+        result, setup.original.peak_bytes = clock.peak_bytes(setup.eager)
         return result
 
     retest = Retest(
         setup.candidate,
         measured_eager,
         setup.inputs,
+        original=setup.original,
         relocated=setup.relocated,
         random=setup.random,
         tolerance=setup.tolerance,
@@ -112,13 +115,16 @@ def run_paired_benchmark(
     contenders = {name: run for name, run in runs.items() if name != "control"}
     retest.before()
     with gpu or contextlib.nullcontext():
-        samples = interleaved(clock, {**runs, "candidate": retest.call}, seconds, rival)
+        known = {"eager": setup.original.samples}
+        samples = interleaved(clock, {**runs, "candidate": retest.call}, seconds, rival, known)
         median, host = (statistics.median(sample[i] for sample in samples["candidate"]) for i in (0, 1))
         batch = warm(clock, setup.candidate, median)
         is_launched = median < SMALL_US or host > HOST_SHARE * median
         medians = {name: statistics.median(device for device, _ in samples[name]) for name in contenders}
         short = {name: run for name, run in contenders.items() if medians[name] <= GRAPH_WORTH * median}
         graphs = graph_medians(clock, short) if is_launched else {}
+    setup.original.samples = samples["eager"] if retest.knows_original else []
+    peaks = {"eager": setup.original.peak_bytes}
     peaks |= {name: clock.peak_bytes(run)[1] for name, run in contenders.items() if name != "eager"}
     retest.after()
     check_plausible(median, batch, setup.least_us)

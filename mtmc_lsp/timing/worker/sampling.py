@@ -38,6 +38,12 @@ MAX_BATCHED_US = 5000.0
 ENOUGH_SAMPLES = {2.0: 5, 20.0: 3}
 """A contender that takes more than its share of the time limit is sampled no more after this many samples, if each of them is
 slower than the candidate's median by the factor. A user's loop may take a second, and nothing else uses the GPU meanwhile."""
+SINGLE_US, SINGLE_FACTOR = 200_000.0, 10.0
+"""One sample is enough if it takes so long and is slower by this factor: no two calls of so many launches differ by so much."""
+KNOWN_FACTOR = 20.0
+"""Samples of an earlier timing count if all of them are slower than the candidate by this factor."""
+SINGLE_ERROR = 0.5
+"""The relative error that a single sample is assumed to have."""
 LONG_US = 20_000.0
 """Of longer calls, one shows whether the device bounds them: launch overhead varies by much less."""
 GRAPH_WORTH = 10.0
@@ -48,7 +54,13 @@ HOST_SLACK, MAX_AHEAD_US = 3.0, 1000.0
 
 
 def interleaved(
-    clock: Clock, runs: Mapping[str, Run], seconds: float, rival: str = "", *, is_final: bool = False
+    clock: Clock,
+    runs: Mapping[str, Run],
+    seconds: float,
+    rival: str = "",
+    known: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    *,
+    is_final: bool = False,
 ) -> dict[str, list[tuple[float, float]]]:
     """Sample each contender once per round, in random order.
 
@@ -58,25 +70,31 @@ def interleaved(
     Args:
         seconds: time limit.
         rival: the contender that the candidate has to beat; the sampling ends when it is clear which of them is faster.
+        known: samples of contenders in earlier timings. A contender that they show to be far slower is not called again.
         is_final: whether it also ends when it is clear that the candidate is not faster, by however little.
     """
-    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    first = {name: clock.cold(run) for name, run in runs.items()}
-    ahead = {name: hidden_host_us(clock, run, first[name]) for name, run in runs.items()}
+    known = known or {}
+    first = {name: clock.cold(run) for name, run in runs.items() if not known.get(name)}
+    slow = {n for n, values in known.items() if values and min(values)[0] > KNOWN_FACTOR * first["candidate"][0]}
+    first |= {name: clock.cold(run) for name, run in runs.items() if name not in slow and name not in first}
+    samples = {name: list(known[name]) if name in slow else [] for name in runs}
+    ahead = {name: hidden_host_us(clock, runs[name], sample) for name, sample in first.items()}
     if "control" in ahead:
         # Both are the candidate, so both use the same mode; if they differ, the one that includes host time.
         ahead["candidate"] = ahead["control"] = min(ahead["candidate"], ahead["control"])
-    order = list(runs)
     # A separate generator, so that user code cannot predict the order by seeding the global one.
     shuffle = random.Random()
     deadline = time.perf_counter() + seconds
-    is_host_bound = bool(rival) and not (ahead["candidate"] and ahead[rival])
+    is_host_bound = bool(rival) and not (ahead["candidate"] and ahead.get(rival))
     difference = CLEAR_HOST_DIFFERENCE if is_host_bound else CLEAR_DIFFERENCE
     share_us = seconds / len(runs) * 1e6
-    for name in runs:
-        # A long call whose host time is not hidden.
-        if first[name][0] > share_us and not ahead[name]:
-            samples[name].append(first[name])
+    for name, sample in first.items():
+        # A long call whose host time is not hidden, or is a small part of it.
+        if sample[0] > share_us and (not ahead[name] or sample[0] >= SINGLE_US):
+            samples[name].append(sample)
+    order = list(first)
+    if "candidate" in runs:
+        order = [name for name in order if not is_far_slower(samples[name], [first["candidate"]], share_us)]
     while True:
         shuffle.shuffle(order)
         for name in order:
@@ -109,6 +127,8 @@ def is_far_slower(
     if not faster or sum(times) <= share_us:
         return False
     median = statistics.median(device for device, _ in faster)
+    if min(times) >= SINGLE_US and min(times) > SINGLE_FACTOR * median:
+        return True
     return any(min(times) > factor * median and len(times) >= count for factor, count in ENOUGH_SAMPLES.items())
 
 
@@ -158,6 +178,8 @@ def _is_no_gain(samples: Sequence[tuple[float, float]], others: Sequence[tuple[f
 
 def _median_error(values: Sequence[float]) -> float:
     """The relative standard error of the median, estimated from the quartiles for normal noise."""
+    if len(values) == 1:
+        return SINGLE_ERROR
     low, median, high = statistics.quantiles(values, n=4)
     return 1.2533 * (high - low) / 1.349 / math.sqrt(len(values)) / median if median > 0 else 0.0
 
@@ -203,12 +225,15 @@ def graph_medians(clock: Clock, runs: Mapping[str, Run]) -> dict[str, float]:
 
 
 def ratio_of(slower: Sequence[float], faster: Sequence[float]) -> Ratio:
-    """Ratio of the medians, with a 95 % bootstrap interval over the rounds that both have (paired samples)."""
-    count = min(len(slower), len(faster))
-    a, b = (torch.tensor(values[:count], dtype=torch.float64) for values in (slower, faster))
+    """Ratio of the medians, with a 95 % bootstrap interval.
+
+    It is over the rounds that both have (paired samples), or over the samples of each where one has fewer.
+    """
+    a, b = (torch.tensor(values, dtype=torch.float64) for values in (slower, faster))
     generator = torch.Generator().manual_seed(0)
     picks = torch.randint(len(a), (BOOTSTRAPS, len(a)), generator=generator)
-    ratios = (a[picks].median(dim=1).values / b[picks].median(dim=1).values).sort().values
+    others = picks if len(a) == len(b) else torch.randint(len(b), (BOOTSTRAPS, len(b)), generator=generator)
+    ratios = (a[picks].median(dim=1).values / b[others].median(dim=1).values).sort().values
     low, high = ratios[int(0.025 * BOOTSTRAPS)], ratios[int(0.975 * BOOTSTRAPS)]
     return Ratio(float(a.median() / b.median()), float(low), float(high))
 

@@ -29,6 +29,7 @@ from mtmc_lsp.timing.messages import (
 )
 from mtmc_lsp.timing.worker.clock import Clock, CudaClock, Run
 from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contenders, run_paired_benchmark
+from mtmc_lsp.timing.worker.slow_original import Original
 from mtmc_lsp.timing.worker.timing_integrity import coarsest_epsilon, error_text, rounded_within
 from mtmc_lsp.timing.worker.training_call import run_of
 from mtmc_lsp.verify.messages import SeparateCandidate
@@ -132,6 +133,7 @@ def is_prepared(source: str) -> bool:
 def drop_prepared() -> None:
     """Drop loaded versions, and the inputs unless compiled baselines are bound to them; the next request creates both again."""
     _state.pop("prepared", None)
+    _state.pop("original", None)
     if "compiled" not in _state:
         _state.pop("inputs", None)
         _state.pop("module", None)
@@ -282,6 +284,7 @@ def time_candidate(request: TimeRequest) -> TimeAnswer:
             candidate=bound_version(capture, candidate_call),
             eager=bound_version(capture, eager),
             inputs=inputs,
+            original=_state.setdefault("original", Original()),
             relocated=lambda: [
                 item for call, _ in (candidate_call, eager) for item in relocated(call.instance, capture, inputs)
             ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from mtmc_lsp.core.errors import CandidateRaised, ResultsDiffer
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.process.worker.failures import classify
 from mtmc_lsp.timing.worker.clock import Run
+from mtmc_lsp.timing.worker.slow_original import Original
 from mtmc_lsp.verify.error_limits import FACTORS
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
 from mtmc_lsp.verify.worker.comparison.distances import Distances, finite, pieces
@@ -27,6 +29,8 @@ TF32_EPSILON = 2.0**-10
 """Machine epsilon of TF32."""
 MAX_ROUNDING_DISTANCE = 0.5
 """Largest relative L2 distance that rounding may explain; all zeros have distance 1."""
+FIRST, CHANGED = "the inputs", "new values"
+"""Names of the contents on which results are compared."""
 PERTURBATIONS = 4
 """Number of perturbed inputs; the errors of one draw may cancel by chance, as its results may."""
 MAX_INDEX_MISMATCH = 1e-3
@@ -70,6 +74,7 @@ class Retest:
         eager: Run,
         inputs: Mapping[str, torch.Tensor],
         *,
+        original: Original | None = None,
         relocated: Callable[[], Sequence[tuple[str, torch.Tensor]]] = tuple,
         random: bool,
         tolerance: float = 0.0,
@@ -80,6 +85,7 @@ class Retest:
         Args:
             eager: the user's code on the same inputs.
             inputs: the tensors that both read; they are changed in place here and restored.
+            original: results of ``eager`` in earlier timings, which are not computed again.
             moved: returns the inputs that a call moved to other memory, which must be updated too.
             random: whether results are random, so that only shapes and dtypes are compared.
             tolerance: allowed relative L2 distance of two results, if larger than that of their dtype.
@@ -87,6 +93,7 @@ class Retest:
                 the tolerance, as in deep networks with batch norm, that change is allowed too.
         """
         self._candidate, self._eager, self._inputs = candidate, eager, inputs
+        self._original = original or Original()
         self._relocated, self._random, self._tolerance, self._epsilon = relocated, random, tolerance, epsilon
         self._saved = {name: tensor.detach().clone() for name, tensor in inputs.items()}
         self._first: list[Any] = []
@@ -113,7 +120,7 @@ class Retest:
                 raise
             raise CandidateRaised(f"a call of this version raises {error_text(error)}") from error
         changed = {n: t.clone() for n, t in self._inputs.items() if not torch.equal(t, self._saved[n])}
-        eager_results = self._fresh(self._eager)
+        eager_results = self._eager_results(FIRST, self._saved)
         self._written = [n for n, t in self._inputs.items() if n in changed or not torch.equal(t, self._saved[n])]
         self._first = [*candidate_results, *(changed.get(name, self._saved[name]) for name in self._written)]
         eager_results += [self._inputs[name].clone() for name in self._written]
@@ -131,8 +138,26 @@ class Retest:
         self._last = None
         changed = {n: t * NEW_VALUES_FACTOR if t.is_floating_point() else t for n, t in self._saved.items()}
         results = self._fresh(self._candidate, changed)
-        self._compare(results, self._fresh(self._eager, changed), "on new contents of the same tensors", changed)
+        self._compare(results, self._eager_results(CHANGED, changed), "on new contents of the same tensors", changed)
         self.restore()
+
+    @property
+    def knows_original(self) -> bool:
+        """Whether later timings need no call of the user's code for its results."""
+        return self._original.results(FIRST, self._saved) is not None
+
+    def _eager_results(self, name: str, contents: Mapping[str, torch.Tensor]) -> list[Any]:
+        """The results of the user's code on these contents; those of an earlier timing if they are kept."""
+        known = self._original.results(name, self._saved)
+        if known is not None:
+            self._fill(contents)
+            return [*known, *(contents[written].clone() for written in self._written)]
+        began = time.perf_counter()
+        results = self._fresh(self._eager, contents)
+        seconds = time.perf_counter() - began
+        if not (self._random or self._written) and all(torch.equal(t, contents[n]) for n, t in self._inputs.items()):
+            self._original.keep(name, self._saved, results, seconds)
+        return results
 
     def restore(self) -> None:
         """Restore the inputs."""

@@ -117,6 +117,16 @@ def loop_operations(graph: Graph, sizes: Mapping[str, int]) -> int:
     return sum(loop.count.value(sizes) * len(loop.nodes) for loop in loops)
 
 
+def iterated_work(graph: Graph, sizes: Mapping[str, int]) -> tuple[float, float]:
+    """The multiply-adds and the elements of all iterations of the user's loops."""
+    products = elements = 0.0
+    for loop in (node.loop for node in graph.nodes if node.loop is not None):
+        count = loop.count.value(sizes)
+        products += count * product_work(loop.body(graph), sizes)
+        elements += count * sum(kind.numel.value(sizes) for node in loop.nodes for kind in node.outputs)
+    return products, elements
+
+
 def has_long_loop(graph: Graph) -> bool:
     """Whether the user's loops have more operations than most cases may have; ``torch.compile`` unrolls them, for minutes."""
     return loop_operations(graph, graph.sizes) > LOOP_OPERATIONS

@@ -34,6 +34,7 @@ from mtmc_lsp.verify.messages import (
     CandidateSource,
     Surroundings,
 )
+from mtmc_lsp.verify.sizes.case_sizes import LOOP_OPERATIONS, loop_operations
 from mtmc_lsp.verify.worker.callers import Prepare, changed_by_loading, load_candidate, state_after_loading
 from mtmc_lsp.verify.worker.inputs import other_layout
 from mtmc_lsp.verify.worker.interpreter import grids, prepare_interpreter
@@ -66,6 +67,8 @@ from mtmc_lsp.verify.worker.surroundings import current
 from mtmc_lsp.verify.worker.surroundings.stand_in_gpu import describe_gpu
 from mtmc_lsp.verify.worker.values.float8 import reversed_and_scaled
 
+JUDGED_CALL = CallPlan()
+"""The only call where the guard chooses the user's code, if that is a long loop: its calls show nothing of the version."""
 LEAST_REPEATS = 4
 """Repeats that are made even after their time is over, if as many are requested."""
 OBSERVED_CALLS = 4
@@ -187,6 +190,8 @@ class _Calls:
     def run(self, plan: CallPlan) -> tuple[dict[str, Any], dict[str, Any]]:
         """The judged call, and what was observed of all calls."""
         all_launches, launches = LaunchCount(current.note_launch), LaunchCount()
+        refusal = self._refusal() if self._may_be_slow_original(plan) else ""
+        whole, plan = plan, JUDGED_CALL if refusal else plan
         tensors = self._fresh()
         self._kept = KeptResults() if plan.keeps_results else None
         with all_launches.counting():
@@ -200,6 +205,7 @@ class _Calls:
             # Later calls must not change these results, nor the module's tensors that all calls share.
             judged = run if self._device == "cuda" else snapshots(run)
             del run
+            plan = whole if launches.count else plan
             differing_results, repeats = self._repeat(judged, plan)
             interference = self._interference(judged, plan) if not differing_results else ""
         uses_kernels, unused = True, list[str]()
@@ -221,7 +227,7 @@ class _Calls:
             "differing": tuple(sorted(differing_results)) if repeats else None,
             "uses_kernels": uses_kernels,
             "unused_kernels": tuple(unused),
-            "refusal": "" if launches.count else self._refusal(),
+            "refusal": "" if launches.count else refusal or self._refusal(),
         }
         # A later call sees the state that the first one changed.
         changed = self._changed_state.union(
@@ -400,6 +406,11 @@ class _Calls:
         # Memory for results in turn is used again after many calls.
         is_separate = self._kept is None or not self._kept.is_overwritten()
         return sorted(changed | grown) if not (is_same and is_separate) else []
+
+    def _may_be_slow_original(self, plan: CallPlan) -> bool:
+        """Whether each call is a long loop of the user's code if the guard refuses it."""
+        is_long = loop_operations(self._capture.graph, self._case.sizes) > LOOP_OPERATIONS
+        return is_long and self._candidate.separate is None and not plan.disables_kernels
 
     def _refusal(self) -> str:
         """Why the guard refuses the call; empty if there is no guard."""

@@ -41,7 +41,10 @@ class _LocalModes(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in WATCHED:
             return self._watched(func, args, kwargs or {})
-        return self._call(func, args, kwargs or {})
+        if self._constants is None:
+            # Loops of users call hundreds of thousands of functions, and each further call here is traced, too.
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return self._constants.call(func, args, kwargs or {})
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs) if self._constants is None else self._constants.call(func, args, kwargs)

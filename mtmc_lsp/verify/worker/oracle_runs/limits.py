@@ -24,6 +24,7 @@ from mtmc_lsp.verify.worker.comparison.scan_errors import has_equal_values, scan
 from mtmc_lsp.verify.worker.gradients.cancellation import Cancellation, cancellation
 from mtmc_lsp.verify.worker.oracle_runs import tf32
 from mtmc_lsp.verify.worker.oracle_runs.choices import following_results, with_integers_of
+from mtmc_lsp.verify.worker.oracle_runs.host import host_of
 from mtmc_lsp.verify.worker.oracle_runs.runs import CaseRuns, OracleRuns
 from mtmc_lsp.verify.worker.oracle_runs.tensors import ResultKey, dtype_name, finest_epsilon, tensors_by_key
 from mtmc_lsp.verify.worker.run_target import outcome
@@ -100,7 +101,6 @@ class Limits:
 
     def __init__(self, runs: CaseRuns, *, is_first: bool, wanted: Draws, earlier: Limits | None) -> None:
         self._runs = runs
-        self._oracle = OracleRuns(runs, keeps=keeps_runs(runs.capture.graph))
         self._exact: dict[str, Any] | None = None
         """The exact run, if it has been made."""
         self._graph = runs.capture.graph
@@ -115,6 +115,9 @@ class Limits:
         fewest = Draws.FEW if has_loops(self._graph) else Draws.NONE
         self._has_strict_integers = may_choose and not has_gradients and self._wanted <= fewest
         self._records_choices = may_choose and not self._has_strict_integers
+        # Choices follow from scores on the device of the case.
+        host = None if self._records_choices else host_of(runs)
+        self._oracle = OracleRuns(runs, keeps=keeps_runs(self._graph), host=host)
         self._is_small = sum(tensor.numel() for tensor in runs.inputs.values()) <= SMALL
         self._has_few = _has_few_elements(outcome(runs.reference))
         # The values of a network, also intermediate ones, are many more than its inputs.
@@ -147,10 +150,7 @@ class Limits:
     def entries(self) -> dict[str, Any]:
         """The results of :func:`oracle_of`."""
         runs, oracle, case = self._runs, self._oracle, self._runs.case
-        choosing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if self._exact is None:
-            self._exact = oracle.exact_run(oracle.recorder if self._records_choices else choosing, is_first=True)
-        exact = self._exact
+        exact = self._exact_run()
         if case.kind == FORWARD or (case.kind == VALUES and self._graph.backward is None):
             # Autograd saves indices for the backward pass without an operation.
             oracle.recorder.drop_unused(outcome(exact))
@@ -193,6 +193,26 @@ class Limits:
             "zeros": noise.zeros,
             "omits_draws": omits_draws or self._has_strict_integers,
         }
+
+    def _exact_run(self) -> dict[str, Any]:
+        """The run without rounding errors. One on the host stands only if the reference's errors are ordinary.
+
+        The code may depend on the device, and compute something else on the host.
+        """
+        runs, oracle = self._runs, self._oracle
+        choosing = oracle.recorder if self._records_choices else contextlib.nullcontext()
+        if self._exact is None:
+            self._exact = oracle.exact_run(choosing, is_first=True)
+            if oracle.host is not None:
+                errors = _reference_errors(runs.expected, tensors_by_key(self._exact))
+                floats = {i for i, value in runs.expected.items() if value.is_floating_point()}
+                is_same = len(self._exact["results"]) == len(runs.reference["results"]) and floats == errors.keys()
+                if not is_same or any(
+                    not error <= _largest_ordinary_error(self._dtype(i)) for i, error in errors.items()
+                ):
+                    oracle.host = None
+                    self._exact = oracle.exact_run(choosing, is_first=True)
+        return self._exact
 
     def _require_ordinary_errors(self) -> None:
         """Without draws, and with strict integers, the reference's errors need no explanation."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from mtmc_lsp.verify.worker.comparison.distances import oracle_distance
 from mtmc_lsp.verify.worker.float64_execution import Float64Mode
 from mtmc_lsp.verify.worker.gradients.rounding_noise import RoundingNoise
 from mtmc_lsp.verify.worker.oracle import SharedRandomMode, Tf32Products, draw_seeds
+from mtmc_lsp.verify.worker.oracle_runs.host import Host
 from mtmc_lsp.verify.worker.oracle_runs.tensors import (
     ResultKey,
     finest_epsilon,
@@ -46,14 +48,25 @@ class CaseRuns:
     """The run in the user's dtypes, as :func:`run_case` returns it."""
     expected: dict[ResultKey, torch.Tensor] = field(init=False)
     """Its tensors."""
+    seconds: float = field(init=False, default=0.0)
+    """How long the call of the code took in that run."""
 
     def __post_init__(self) -> None:
         """Run the code in the user's dtypes, unless that run is known."""
-        mode, case = self.random_mode(), self.case
+        mode, case = self._timed(self.random_mode()), self.case
         self.reference = self.known or run_case(
             self.module, self.capture, copies(self.inputs), self.device, mode, case.seed, case.kind, before=self.inputs
         )
         self.expected = tensors_by_key(self.reference)
+
+    @contextlib.contextmanager
+    def _timed(self, mode: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+        with mode:
+            began = perf_counter()
+            yield
+            if self.device == "cuda":
+                torch.cuda.synchronize()
+            self.seconds = perf_counter() - began
 
     def random_mode(self) -> contextlib.AbstractContextManager[Any]:
         """The random numbers that a candidate draws too."""
@@ -65,6 +78,10 @@ class CaseRuns:
             draw_seeds(self.case.seed, dropouts, self.device)
         )
         return mode
+
+    def changed_inputs(self) -> dict[str, torch.Tensor]:
+        """The inputs that the run in the user's dtypes changed."""
+        return {name: self.inputs[name] for name in self.reference["after"]}
 
     def unobserved(self, inputs: dict[str, torch.Tensor], before: dict[str, torch.Tensor] | None) -> dict[str, Any]:
         """Run the code on other inputs. The state that it changes is known from the reference's run.
@@ -113,6 +130,8 @@ class OracleRuns:
     """Whether results of runs with rounding errors are kept, for another attempt with more draws."""
     kept: dict[tuple[object, ...], KeptRun] = field(default_factory=dict)
     """By the arguments of the run."""
+    host: Host | None = None
+    """Where runs in float64 that record no choices are made, if that is faster."""
 
     def begin(self, earlier: OracleRuns | None) -> None:
         """Begin an attempt, with the runs that an earlier one kept. Runs without the choices that are needed are made again."""
@@ -127,14 +146,18 @@ class OracleRuns:
             choosing: a mode that records or changes choices.
             is_first: whether inputs that change are not known yet.
         """
-        inputs = self.runs.inputs
-        before: dict[str, torch.Tensor] | None = self._changed_inputs()
-        if is_first and before:
-            # The oracle may change other inputs, too. If the reference changes none, it changes none either.
-            before = None
-        wide = {name: in_float64(tensor) for name, tensor in inputs.items()}
-        with _float64_default(), choosing, self.float64_mode, self.float64_mode.with_inputs(wide, inputs):
-            return self.runs.unobserved(wide, before)
+
+        def run(runs: CaseRuns) -> dict[str, Any]:
+            inputs = runs.inputs
+            before: dict[str, torch.Tensor] | None = runs.changed_inputs()
+            if is_first and before:
+                # The oracle may change other inputs, too. If the reference changes none, it changes none either.
+                before = None
+            wide = {name: in_float64(tensor) for name, tensor in inputs.items()}
+            with _float64_default(), choosing, self.float64_mode, self.float64_mode.with_inputs(wide, inputs):
+                return runs.unobserved(wide, before)
+
+        return self._run_where_faster(run)
 
     def perturbed_run(
         self,
@@ -156,13 +179,18 @@ class OracleRuns:
             if known.choices is not None and self.recorder.choices:
                 self._keep_choices(known.choices)
             return self.comparable_results(known.run)
-        inputs = self.runs.inputs
-        others = perturbed(inputs, seed, finest_epsilon(outcome(self.runs.reference)))
         rounding_seed = seed if rounds_results else None
-        bound = self.float64_mode.with_inputs(others, inputs, rounding_seed=rounding_seed, shares_draw=shares_draw)
         choosing = ChoiceRecorder(self.recorder.choices) if self.recorder.choices else None
-        with _float64_default(), choosing or contextlib.nullcontext(), self.float64_mode, bound, mode:
-            run = self.runs.unobserved(others, self._changed_inputs())
+
+        def run_perturbed(runs: CaseRuns) -> dict[str, Any]:
+            others = perturbed(runs.inputs, seed, finest_epsilon(outcome(self.runs.reference)))
+            bound = self.float64_mode.with_inputs(
+                others, runs.inputs, rounding_seed=rounding_seed, shares_draw=shares_draw
+            )
+            with _float64_default(), choosing or contextlib.nullcontext(), self.float64_mode, bound, mode:
+                return runs.unobserved(others, runs.changed_inputs())
+
+        run = self._run_where_faster(run_perturbed, rounds=rounds_results)
         if choosing is not None:
             self._keep_choices(choosing)
         self._keep(key, run, choosing)
@@ -173,7 +201,7 @@ class OracleRuns:
         key = ("noisy", draw)
         if key not in self.kept:
             with RoundingNoise(self.runs.case.seed + draw):
-                run = self.runs.unobserved(copies(self.runs.inputs), self._changed_inputs())
+                run = self.runs.unobserved(copies(self.runs.inputs), self.runs.changed_inputs())
             self._keep(key, run, None)
             return self.comparable_results(run)
         return self.comparable_results(self.kept[key].run)
@@ -190,7 +218,7 @@ class OracleRuns:
     def record_reference_choices(self) -> None:
         """Run in the user's dtypes, for the choices alone."""
         with ChoiceRecorder(self.recorder.choices) as choosing:
-            self.runs.unobserved(copies(self.runs.inputs), self._changed_inputs())
+            self.runs.unobserved(copies(self.runs.inputs), self.runs.changed_inputs())
         self._keep_choices(choosing)
 
     def comparable_results(self, run: Mapping[str, Any]) -> dict[ResultKey, torch.Tensor]:
@@ -206,8 +234,13 @@ class OracleRuns:
         values = numbers([oracle_distance(value, expected[i], self.exact[i]) for i, value in results.items()])
         return dict(zip(results, values, strict=True))
 
-    def _changed_inputs(self) -> dict[str, torch.Tensor]:
-        return {name: self.runs.inputs[name] for name in self.runs.reference["after"]}
+    def _run_where_faster(self, run: Callable[[CaseRuns], dict[str, Any]], *, rounds: bool = False) -> dict[str, Any]:
+        """A run on the host if that is faster, or else where the case runs."""
+        found = self.host.run(run, self.float64_mode, rounds=rounds) if self.host is not None else None
+        if found is None:
+            self.host = None
+            return run(self.runs)
+        return found
 
     def _keep(self, key: tuple[object, ...], run: dict[str, Any], choosing: ChoiceRecorder | None) -> None:
         tensors = tensors_by_key(run)
