@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mtmc_lsp.verify.cases import FORWARD, Case
 from tests.codegen.checker import Checker
 from tests.training.targets import HEAD, cases, planned
 
@@ -97,6 +98,20 @@ def f(logp, rewards, size=4):
 """,
         ("B", "L_div_2"),
     ),
+    "images of double size": (
+        """# mtmc: x=f32[B,3,H,W] B=2 H=6 W=4 grad=x
+def f(x):
+    return F.interpolate(x.sin(), scale_factor=2) * F.interpolate(x, scale_factor=2, mode="bilinear")
+""",
+        ("B", "H", "W"),
+    ),
+    "images of the size of others": (
+        """# mtmc: x=f32[B,3,H,W] y=f32[B,3,2*H,2*W] B=2 H=4 W=6 grad=x,y
+def f(x, y):
+    return y + F.interpolate(x, size=y.shape[-2:], mode="bilinear", align_corners=True)
+""",
+        ("B", "H", "W"),
+    ),
     "two tensors that are flattened": (
         """class f(nn.Module):
     def __init__(self):
@@ -127,3 +142,9 @@ def test_ignored_labels_are_no_part_of_a_smoothed_loss(checker: Checker) -> None
     text = FREE["label smoothing"][0].replace("@0..V-1", "@-1..V-1").replace("label_sm", "ignore_index=-1, label_sm")
     capture = checker.capture(HEAD + text)
     assert checker.first_failure(capture, planned(capture), cases(capture)) == ""
+
+
+def test_interpolation_of_infinite_values_is_that_of_eager_mode(checker: Checker) -> None:
+    capture = checker.capture(HEAD + FREE["images of the size of others"][0])
+    every = [Case(dict(capture.graph.sizes), "infinite", seed, FORWARD) for seed in range(4)]
+    assert checker.first_failure(capture, planned(capture), every) == ""

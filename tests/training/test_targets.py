@@ -66,7 +66,9 @@ def test_a_result_that_eager_mode_does_not_save_may_be_changed_in_place(checker:
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_both_passes_of_a_log_sigmoid_are_kernels(checker: Checker, dtype: str) -> None:
-    text = f"# mtmc: x={dtype}[B,D] B=16 D=24 grad=x\ndef f(x, beta=0.3):\n    return F.logsigmoid(beta * x).sum(-1) * 2\n"
+    text = (
+        f"# mtmc: x={dtype}[B,D] B=16 D=24 grad=x\ndef f(x, beta=0.3):\n    return F.logsigmoid(beta * x).sum(-1) * 2\n"
+    )
     capture = checker.capture(HEAD + text)
     candidate = planned(capture)
     assert "torch.ops.aten" not in candidate.source

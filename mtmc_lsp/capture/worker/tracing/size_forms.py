@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from mtmc_lsp.capture.worker.passes.decompositions import wide
+from mtmc_lsp.capture.worker.tracing.resampling import interpolate
 from mtmc_lsp.capture.worker.tracing.variances import variance
 
 Form = Callable[..., Any]
@@ -128,6 +129,7 @@ FORMS: dict[Any, Form] = {
     F.cross_entropy: _cross_entropy,
     F.one_hot: _one_hot,
     F.instance_norm: _instance_norm,
+    F.interpolate: interpolate,
     torch.chunk: _chunk,
     torch.Tensor.chunk: _chunk,
     torch.split: _split,
