@@ -40,6 +40,7 @@ from mtmc_lsp.capture.worker.passes.gradients import GradientTrace, backward_dec
 from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import CONSTANT, Cause, Dimension, NonPolynomialSize, Watch
 from mtmc_lsp.capture.worker.size_conditions import Question, recording_questions
 from mtmc_lsp.capture.worker.tracing.local_modes import AboveAutograd
+from mtmc_lsp.capture.worker.tracing.selections import UnknownSize, require_no_selection
 from mtmc_lsp.capture.worker.tracing.size_forms import GradientForms
 from mtmc_lsp.capture.worker.tracing.symbolic_lengths import symbolic_lengths
 from mtmc_lsp.core.errors import Location, MtmcError, TargetUnsupported
@@ -88,6 +89,8 @@ class _FlatTarget:
         """Set if the function is traced together with its backward pass, whose gradients are then further results."""
         self.is_below_autograd = gradients is not None
         """Whether to trace below autograd's dispatch, where the backward pass and the casts of autocast are operators."""
+        self.follows_selections = True
+        """Whether to follow ``x[mask]`` to a sum or a mean."""
         self.equal: list[list[Dimension]] = []
         """Dimensions that the trace assumes to be equal."""
         self.returns = ""
@@ -126,6 +129,7 @@ class _FlatTarget:
 
         changed = [tensor for tensor, version in zip(tensors, versions, strict=True) if tensor._version != version]
         results = tensors_of(value)
+        require_no_selection(results)
         views = {
             i: _view_text(result, i, number_text)
             for i, result in enumerate(results)
@@ -352,8 +356,15 @@ def _traced(flat: _FlatTarget, tensors: tuple[torch.Tensor, ...], shapes: Any) -
             if not any(isinstance(cause, AboveAutograd) for cause in exception_chain(error)):
                 raise
             flat.is_below_autograd = True
-    with SingleAttention() if flat.gradients is None else GradientForms():
-        return _export_with(module, tensors, dynamic_shapes=(shapes,), strict=False, pre_dispatch=False)
+    forms = SingleAttention() if flat.gradients is None else GradientForms(follows_selections=flat.follows_selections)
+    try:
+        with forms:
+            return _export_with(module, tensors, dynamic_shapes=(shapes,), strict=False, pre_dispatch=False)
+    except Exception as error:
+        if not any(isinstance(cause, UnknownSize) for cause in exception_chain(error)):
+            raise
+    flat.follows_selections = False
+    return _traced(flat, tensors, shapes)
 
 
 def export_error(error: Exception, target: Target) -> MtmcError:

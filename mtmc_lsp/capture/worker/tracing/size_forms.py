@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from mtmc_lsp.capture.worker.passes.decompositions import wide
 from mtmc_lsp.capture.worker.tracing.resampling import interpolate
+from mtmc_lsp.capture.worker.tracing.selections import Selection, selected
 from mtmc_lsp.capture.worker.tracing.variances import variance
 
 Form = Callable[..., Any]
@@ -24,11 +25,26 @@ Form = Callable[..., Any]
 class GradientForms(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     """While entered, operations that would fix sizes in a trace with gradients have another form."""
 
+    def __init__(self, *, follows_selections: bool = True) -> None:
+        """Create the mode.
+
+        Args:
+            follows_selections: whether ``x[mask]`` is a selection.
+        """
+        super().__init__()
+        self._follows_selections = follows_selections
+
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
+        if any(issubclass(kind, Selection) for kind in types):
+            with self:
+                # Of the parts of a selection.
+                return Selection.__torch_function__(function, types, args, kwargs)
         form = FORMS.get(function)
+        if form is selected and not self._follows_selections:
+            form = None
         result = variance(function, args, kwargs) if form is None else form(*args, **kwargs)
         return function(*args, **kwargs) if result is NotImplemented else result
 
@@ -91,7 +107,9 @@ def _instance_norm(
     """Moments of each channel of each sample; torch reshapes to a batch norm of one sample."""
     if not use_input_stats or running_mean is not None or running_var is not None or x.dim() < 3:
         return NotImplemented
-    F._verify_spatial_size(x.size())
+    if not any(length > 1 for length in x.shape[2:]):
+        # Torch refuses a single element.
+        return NotImplemented
     spatial, exact = list(range(2, x.dim())), wide(x)
     centred = exact - exact.mean(spatial, keepdim=True)
     value = centred * torch.rsqrt(centred.square().mean(spatial, keepdim=True) + eps)
@@ -132,6 +150,9 @@ FORMS: dict[Any, Form] = {
     F.interpolate: interpolate,
     torch.chunk: _chunk,
     torch.Tensor.chunk: _chunk,
+    torch.masked_select: selected,
+    torch.Tensor.masked_select: selected,
+    torch.Tensor.__getitem__: selected,
     torch.split: _split,
     torch.Tensor.split: _split,
 }
