@@ -75,6 +75,17 @@ def test_a_result_that_eager_mode_does_not_save_may_be_changed_in_place(checker:
     assert "ctx.save_for_backward(x)\n" in planned(checker.capture(HEAD + text)).source
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_both_passes_of_a_log_sigmoid_are_kernels(checker: Checker, dtype: str) -> None:
+    text = (
+        f"# mtmc: x={dtype}[B,D] B=16 D=24 grad=x\ndef f(x, beta=0.3):\n    return F.logsigmoid(beta * x).sum(-1) * 2\n"
+    )
+    capture = checker.capture(HEAD + text)
+    candidate = planned(capture)
+    assert "torch.ops.aten" not in candidate.source
+    assert checker.first_failure(capture, candidate, cases(capture)) == ""
+
+
 def test_operations_of_the_backward_pass_have_the_lines_of_the_forward_pass(checker: Checker) -> None:
     capture = checker.capture(HEAD + TARGETS["rms norm"])
     lines = {node.line for node in capture.graph.nodes if node.name in capture.graph.backward_nodes}
@@ -105,6 +116,15 @@ NOT_TRAINABLE = {
 def f(x, s):
     s.add_(x.mean(0).detach())
     return x * 2
+""",
+    "the gradients of a recurrent layer of torch (line 13) stay the library's": """class f(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.GRU(8, 12, batch_first=True), nn.Linear(12, 3)
+
+    # mtmc: x=f32[B,S,8] B=2 S=6 grad=x
+    def forward(self, x):
+        return self.head(self.rnn(x)[0][:, -1])
 """,
     "a result is an input or a view of one": """# mtmc: x=f32[B,D] B=16 D=96 grad=x
 def f(x):

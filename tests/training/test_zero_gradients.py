@@ -58,6 +58,14 @@ def f(logp, advantage, mask):
     mask = mask > 0.5
     return -(torch.exp(logp) * advantage[:, None] * mask).sum() / mask.sum().clamp(min=1)
 """,
+    "clipped surrogate": """# mtmc: logp=f32[B,T]@-3.0..-0.1 old=f32[B,T]@-3.0..-0.1 adv=f32[B,T] mask=bool[B,T] B=5 T=12 grad=logp
+def f(logp, old, adv, mask):
+    mean = (adv * mask).sum() / (mask.sum() + 1e-8)
+    var = ((adv - mean) ** 2 * mask).sum() / (mask.sum() + 1e-8)
+    adv = (adv - mean) * torch.rsqrt(var + 1e-8)
+    ratio = torch.exp(logp - old)
+    return (torch.max(-adv * ratio, -adv * ratio.clamp(0.8, 1.2)) * mask).sum() / mask.sum().clamp(min=1)
+""",
     "relu": """# mtmc: x=f32[B,D] w=f32[D] B=16 D=96 grad=x,w
 def f(x, w):
     return F.relu(x) * w
@@ -107,9 +115,16 @@ RIGHT: dict[str, Version] = {
         seeds=tuple(range(1, 41, 4)),
     ),
     "a norm of one element": Version("clip", *UNCHANGED, {"B": 2, "D": 1}, "mixed", seeds=(15, 37, 44, 50, 59, 84, 86)),
+    # The sign of an advantage is that of a rounding error, and decides which branch of the maximum has a gradient.
+    "advantages of equal rewards": Version(
+        "clipped surrogate", *UNCHANGED, {"B": 3, "T": 11}, "constant", seeds=(0, 1, 389)
+    ),
     "a saturated cap": Version("softcap", *UNCHANGED, {"N": 23, "D": 21, "V": 200}, "mixed", seeds=(1, 3, 9, 15, 27)),
 }
 WRONG: dict[str, Version] = {
+    "a gradient of clipped ratios": Version(
+        "clipped surrogate", r"return grad_logp((?:, None)+)$", r"return grad_logp + 1e-6 * mask\1", {"B": 5, "T": 12}
+    ),
     "a term too many where two cancel": Version(
         "geometric divergence",
         r"return grad_student((?:, None)+)$",

@@ -52,6 +52,26 @@ def test_views_stay_views() -> None:
     assert not x.any()
 
 
+def test_one_of_two_opposite_draws_makes_a_maximum_follow_its_other_branch() -> None:
+    """The advantages of equal rewards are 0, so rounding decides their signs and whether clipped ratios have a gradient."""
+    rewards, ratio = torch.full((12,), 1.3), torch.tensor([0.2, 0.3, 0.4, 2.5, 3.0, 4.0]).repeat(2)
+
+    def gradient(rewards: torch.Tensor, ratio: torch.Tensor) -> dict[int | str, torch.Tensor]:
+        ratio = ratio.clone().requires_grad_()
+        advantages = rewards - rewards.sum() / len(rewards)
+        loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2)).sum()
+        return {0: torch.autograd.grad(loss, ratio)[0]}
+
+    for seed in range(0, 40, 2):
+
+        def coarse_run(draw: int, seed: int = seed) -> dict[int | str, torch.Tensor]:
+            with RoundingNoise(seed + draw - draw % 2, math.inf, is_opposite=bool(draw % 2)):
+                return gradient(rewards.double(), ratio.double())
+
+        value = {0: torch.zeros(12)}
+        assert not cancellation(value, {0: value[0].double()}, (), coarse_run, coarse_run, 0).zeros
+
+
 SATURATED = {
     "gelu, tanh": lambda x: F.gelu(x, approximate="tanh"),
     "gelu, erf": F.gelu,

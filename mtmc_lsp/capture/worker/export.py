@@ -37,11 +37,12 @@ from mtmc_lsp.capture.worker.passes.attention_operator import SingleAttention
 from mtmc_lsp.capture.worker.passes.decompositions import decompositions
 from mtmc_lsp.capture.worker.passes.free_sizes import FreeSizes
 from mtmc_lsp.capture.worker.passes.gradients import GradientTrace, backward_decompositions
-from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import Cause, NonPolynomialSize, Watch
+from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import CONSTANT, Cause, Dimension, NonPolynomialSize, Watch
 from mtmc_lsp.capture.worker.size_conditions import Question, recording_questions
 from mtmc_lsp.capture.worker.tracing.local_modes import AboveAutograd
+from mtmc_lsp.capture.worker.tracing.selections import UnknownSize, require_no_selection
+from mtmc_lsp.capture.worker.tracing.size_forms import GradientForms
 from mtmc_lsp.capture.worker.tracing.symbolic_lengths import symbolic_lengths
-from mtmc_lsp.capture.worker.tracing.variances import SumsOfSquares
 from mtmc_lsp.core.errors import Location, MtmcError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.sizes import Size
@@ -88,6 +89,10 @@ class _FlatTarget:
         """Set if the function is traced together with its backward pass, whose gradients are then further results."""
         self.is_below_autograd = gradients is not None
         """Whether to trace below autograd's dispatch, where the backward pass and the casts of autocast are operators."""
+        self.follows_selections = True
+        """Whether to follow ``x[mask]`` to a sum or a mean."""
+        self.equal: list[list[Dimension]] = []
+        """Dimensions that the trace assumes to be equal."""
         self.returns = ""
         """Structure of the last return value. Such a number is ``sizes[0]``, indexed by its position among these numbers."""
 
@@ -103,6 +108,9 @@ class _FlatTarget:
     def _results(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
         """The results with the numbers, and the results alone."""
         versions = [tensor._version for tensor in tensors]
+        for first, *others in self.equal:
+            for i, d in others:
+                torch._check(tensors[i].shape[d] == tensors[first[0]].shape[first[1]])
         with symbolic_lengths():
             value = self._function(*tensors)
         numbers: list[torch.SymInt] = []
@@ -121,6 +129,7 @@ class _FlatTarget:
 
         changed = [tensor for tensor, version in zip(tensors, versions, strict=True) if tensor._version != version]
         results = tensors_of(value)
+        require_no_selection(results)
         views = {
             i: _view_text(result, i, number_text)
             for i, result in enumerate(results)
@@ -208,8 +217,11 @@ def export_graph(
             program, questions = _export(flat, inputs, sizes, target, watch)
         except NonPolynomialSize:
             assert watch.node is not None
-            for dimension, factor in watch.factors.items():
-                sizes.divide(dimension, Cause(factor, str(watch.node.target), line_of(watch.node)))
+            if not flat.equal and CONSTANT in watch.factors.values() and (equal := sizes.same_names()):
+                flat.equal = equal
+                continue
+            operation, line = str(watch.node.target), line_of(watch.node)
+            sizes.divide((dimension, Cause(factor, operation, line)) for dimension, factor in watch.factors.items())
             continue
         except TargetUnsupported:
             # Tracing can fail for symbolic sizes but work for constant ones, for example if a condition on sizes has no solution.
@@ -233,9 +245,15 @@ def export_graph(
             non_polynomial = reader.non_polynomial_symbols()
         if not non_polynomial:
             return reader.read(), tuple(_size_notes(inputs, reader, sizes, numbers, text))
-        for dimension, symbols in reader.symbols_at.items():
-            for symbol in symbols & non_polynomial.keys():
-                sizes.divide(dimension, non_polynomial[symbol])
+        if not flat.equal and (equal := sizes.same_names()):
+            # A division such as ``(B * T * V) // V`` can be a polynomial once torch knows that two tensors have the same size.
+            flat.equal = equal
+            continue
+        sizes.divide(
+            (dimension, non_polynomial[symbol])
+            for dimension, symbols in reader.symbols_at.items()
+            for symbol in symbols & non_polynomial.keys()
+        )
     sizes.fix_all()
     program, questions = _export(flat, inputs, sizes, target)
     written, program = literal_inputs(program), _expanded(program, target, is_below_autograd=flat.is_below_autograd)
@@ -338,8 +356,15 @@ def _traced(flat: _FlatTarget, tensors: tuple[torch.Tensor, ...], shapes: Any) -
             if not any(isinstance(cause, AboveAutograd) for cause in exception_chain(error)):
                 raise
             flat.is_below_autograd = True
-    with SingleAttention() if flat.gradients is None else SumsOfSquares():
-        return _export_with(module, tensors, dynamic_shapes=(shapes,), strict=False, pre_dispatch=False)
+    forms = SingleAttention() if flat.gradients is None else GradientForms(follows_selections=flat.follows_selections)
+    try:
+        with forms:
+            return _export_with(module, tensors, dynamic_shapes=(shapes,), strict=False, pre_dispatch=False)
+    except Exception as error:
+        if not any(isinstance(cause, UnknownSize) for cause in exception_chain(error)):
+            raise
+    flat.follows_selections = False
+    return _traced(flat, tensors, shapes)
 
 
 def export_error(error: Exception, target: Target) -> MtmcError:

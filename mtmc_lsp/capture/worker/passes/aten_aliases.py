@@ -26,7 +26,7 @@ SYNONYMS = {
 RECURRENT = "mtmc_recurrent"
 """Namespace of the operators that replace ATen's recurrent layers during a trace."""
 SINGLE, ATTENTION = "mtmc_single", "scaled_dot_product_attention"
-"""Namespace and name of the operator that replaces ATen's attention during a trace."""
+"""Namespace of the operators that replace ATen's during a trace, and the name of attention's."""
 
 
 def canonical(op: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import torch
@@ -41,11 +42,21 @@ class FreeSizes:
         """The number of inputs."""
         return len(self._shapes)
 
-    def divide(self, dimension: Dimension, cause: Cause) -> None:
-        """Multiply the unit of a size. The size becomes constant if it may have no unit, or if too few units are left."""
-        same = self.with_same_name([dimension])
+    def divide(self, causes: Iterable[tuple[Dimension, Cause]]) -> None:
+        """Multiply the units of sizes. A size becomes constant if it may have no unit, or if too few units are left."""
+        joint: dict[frozenset[Dimension], Cause] = {}
+        for dimension, cause in causes:
+            # A size that several tensors have is divided once.
+            same = frozenset(self.with_same_name([dimension]))
+            known = joint.setdefault(same, cause)
+            joint[same] = known._replace(factor=math.lcm(known.factor, cause.factor))
+        for same, cause in joint.items():
+            self._divide(same, cause)
+
+    def _divide(self, same: Set[Dimension], cause: Cause) -> None:
+        dimension = min(same)
         unit = self.units.get(dimension, 1) * cause.factor
-        self.causes[dimension] = cause.line
+        self.causes |= dict.fromkeys(same, cause.line)
         if cause.factor != CONSTANT and all(self._may_divide(item, unit, cause) for item in same):
             self.units |= dict.fromkeys(same, unit)
         else:
@@ -53,7 +64,8 @@ class FreeSizes:
 
     def _may_divide(self, dimension: Dimension, unit: int, cause: Cause) -> bool:
         rank = len(self._shapes[dimension[0]])
-        is_outer = dimension[1] < rank - 1
+        # The only dimension of a tensor is a batch, unless another tensor has it as its innermost one.
+        is_outer = dimension[1] < rank - 1 or rank == 1
         has_units = self.length(dimension) // unit >= LEAST_UNITS
         return self.windows_vary and has_units and (is_outer or cause.may_divide_innermost(rank))
 
@@ -90,3 +102,12 @@ class FreeSizes:
         result = set(dimensions)
         used = {self.name(dimension) for dimension in result} - {""}
         return result | {(i, d) for i, names in enumerate(self._names) for d, name in enumerate(names) if name in used}
+
+    def same_names(self) -> list[list[Dimension]]:
+        """The dimensions of each name that several have in the workload, except constants."""
+        found: dict[str, list[Dimension]] = {}
+        for i, names in enumerate(self._names):
+            for d, name in enumerate(names):
+                if name and (i, d) not in self.fixed:
+                    found.setdefault(name, []).append((i, d))
+        return [dimensions for dimensions in found.values() if len(dimensions) > 1]

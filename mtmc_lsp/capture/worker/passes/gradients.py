@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
-from mtmc_lsp.capture.worker.passes.decompositions import MEAN, SUM
+from mtmc_lsp.capture.worker.passes.decompositions import MEAN, SUM, wide
 from mtmc_lsp.capture.worker.passes.group_norms import group_norm, group_norm_backward
-from mtmc_lsp.core.graph import BATCH_NORM, Graph, InputKind, Mutation, Ref
+from mtmc_lsp.core.graph import BATCH_NORM, RECURRENT_GATES, Graph, InputKind, Mutation, Ref
 
 TANGENT = "mtmc.tangent.default"
 IDENTITIES = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"})
@@ -75,6 +75,9 @@ def why_not_trainable(graph: Graph) -> str:
     for mutation in graph.mutations:
         if not _is_running_statistic(graph, mutation):
             return f"the code changes {mutation.input} in place"
+    for node in graph.nodes:
+        if node.op.split(".")[1] in RECURRENT_GATES:
+            return f"the gradients of a recurrent layer of torch (line {node.line}) stay the library's"
     if graph.state_attributes:
         return f"the code sets {graph.state_attributes[0]}"
     if not graph.backward.gradients:
@@ -114,6 +117,8 @@ def backward_decompositions() -> dict[Any, Callable[..., Any]]:
     ours = {
         aten.nll_loss_backward.default: _nll_loss_backward,
         aten.nll_loss2d_backward.default: _nll_loss_backward,
+        aten.log_sigmoid_forward.default: _log_sigmoid,
+        aten.log_sigmoid_backward.default: _log_sigmoid_backward,
         aten.native_group_norm.default: group_norm,
         aten.native_group_norm_backward.default: group_norm_backward,
     }
@@ -149,6 +154,18 @@ def _divided_by_count(of_sum: Callable[..., Any]) -> Callable[..., Any]:
         return of_sum(exact / x.numel(), x, target, SUM, *rest)
 
     return backward
+
+
+def _log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result, and a buffer that no gradient reads."""
+    exact = wide(x)
+    value = torch.clamp_max(exact, 0) - torch.log1p(torch.exp(-exact.abs()))
+    return value.to(x.dtype), torch.empty_like(x)
+
+
+def _log_sigmoid_backward(gradient: torch.Tensor, x: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+    """From ``x`` alone: what the buffer holds depends on the device."""
+    return (wide(gradient) * torch.sigmoid(-wide(x))).to(x.dtype)
 
 
 def _nll_loss_backward(

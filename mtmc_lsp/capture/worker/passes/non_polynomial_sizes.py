@@ -295,7 +295,10 @@ def _units_for(division: Any, names: Set[str], values: Mapping[str, int]) -> dic
 
 def kernel_symbols(node: torch.fx.Node) -> set[str]:
     """The symbols in the kernel sizes of a convolution; empty for other operations. Code is made for constant kernel sizes."""
-    weight = node.args[1] if "conv" in str(node.target) and len(node.args) > 1 else None
+    operation = str(node.target)
+    # Gradients of a convolution: the upstream gradient comes first.
+    position = 2 if operation.startswith("aten.convolution_backward") else 1
+    weight = node.args[position] if "conv" in operation and len(node.args) > position else None
     value = weight.meta.get("val") if isinstance(weight, torch.fx.Node) else None
     return {symbol for size in value.shape[2:] for symbol in symbols_of(size)} if value is not None else set()
 

@@ -6,12 +6,11 @@ be divided by a size that varies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from mtmc_lsp.capture.worker.passes.decompositions import wide
 
@@ -20,30 +19,25 @@ DEVIATIONS = (torch.std, torch.Tensor.std)
 WITH_MEAN = (torch.var_mean, torch.std_mean)
 
 
-class SumsOfSquares(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
-    """While entered, ``var``, ``std``, ``var_mean`` and ``std_mean`` are means, sums, divisions and roots."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if function not in (*VARIANCES, *DEVIATIONS, *WITH_MEAN):
-            return function(*args, **kwargs)
-        try:
-            x, dims, correction, keepdim = _arguments(*args, **kwargs)
-        except TypeError:
-            # An older form of the call.
-            return function(*args, **kwargs)
-        if not x.dim() or not x.is_floating_point() or correction not in (0, 1):
-            return function(*args, **kwargs)
-        exact = wide(x)
-        mean = exact.mean(dims, keepdim=True)
-        result = (exact - mean).square().sum(dims, keepdim=keepdim) / (prod(x.shape[d] for d in dims) - correction)
-        if function in (*DEVIATIONS, torch.std_mean):
-            result = _root(result)
-        if function not in WITH_MEAN:
-            return result.to(x.dtype)
-        return result.to(x.dtype), (mean if keepdim else exact.mean(dims)).to(x.dtype)
+def variance(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """``var``, ``std``, ``var_mean`` and ``std_mean`` as means, sums, divisions and roots; else ``NotImplemented``."""
+    if function not in (*VARIANCES, *DEVIATIONS, *WITH_MEAN):
+        return NotImplemented
+    try:
+        x, dims, correction, keepdim = _arguments(*args, **kwargs)
+    except TypeError:
+        # An older form of the call.
+        return NotImplemented
+    if not x.dim() or not x.is_floating_point() or correction not in (0, 1):
+        return NotImplemented
+    exact = wide(x)
+    mean = exact.mean(dims, keepdim=True)
+    result = (exact - mean).square().sum(dims, keepdim=keepdim) / (prod(x.shape[d] for d in dims) - correction)
+    if function in (*DEVIATIONS, torch.std_mean):
+        result = _root(result)
+    if function not in WITH_MEAN:
+        return result.to(x.dtype)
+    return result.to(x.dtype), (mean if keepdim else exact.mean(dims)).to(x.dtype)
 
 
 def _arguments(

@@ -51,11 +51,15 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[misc]  # torch is not ty
     of the backward pass are decomposed, because values may cancel within one.
     """
 
-    def __init__(self, seed: int, units: float = 1) -> None:
-        """Create the mode for one run, with noise of up to ``units`` units in the last place, and at most :data:`LARGEST`."""
+    def __init__(self, seed: int, units: float = 1, *, is_opposite: bool = False) -> None:
+        """Create the mode for one run, with noise of up to ``units`` units in the last place, and at most :data:`LARGEST`.
+
+        Args:
+            is_opposite: whether the noise has the other sign than another run's with the same seed.
+        """
         super().__init__()
         self._seed = seed
-        self._units = units
+        self._units, self._sign = units, -1.0 if is_opposite else 1.0
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def __torch_dispatch__(
@@ -97,7 +101,7 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[misc]  # torch is not ty
         wide = torch.float64 if value.dtype == torch.float64 else torch.float32
         noise = torch.empty_like(value, dtype=wide).uniform_(-1.0, 1.0, generator=self._generators[value.device])
         size = min(self._units * torch.finfo(value.dtype).eps, LARGEST)
-        return noise.mul_(size).add_(1.0).mul_(value).to(value.dtype)
+        return noise.mul_(self._sign * size).add_(1.0).mul_(value).to(value.dtype)
 
 
 def _is_float(value: torch.Tensor) -> bool:

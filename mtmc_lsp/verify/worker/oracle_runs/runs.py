@@ -207,10 +207,14 @@ class OracleRuns:
         return self.comparable_results(self.kept[key].run)
 
     def coarse_run(self, draw: int) -> dict[ResultKey, torch.Tensor]:
-        """Run in float64, with the largest noise: terms that cancel hardly ever stay equal, as numbers of 16 bits often do."""
-        key = ("coarse", draw)
+        """Run in float64, with the largest noise: terms that cancel hardly ever stay equal, as numbers of 16 bits often do.
+
+        An odd draw has the opposite noise of the even one before it.
+        """
+        key, is_opposite = ("coarse", draw), bool(draw % 2)
         if key not in self.kept:
-            run = self.exact_run(RoundingNoise(self.runs.case.seed + draw, math.inf))
+            noise = RoundingNoise(self.runs.case.seed + draw - is_opposite, math.inf, is_opposite=is_opposite)
+            run = self.exact_run(noise)
             self._keep(key, run, None)
             return self.comparable_results(run)
         return self.comparable_results(self.kept[key].run)
