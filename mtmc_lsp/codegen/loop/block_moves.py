@@ -159,6 +159,6 @@ class BlockMoves(BlockValues):
         inside = self._expanded(Code(f"({' & '.join(bounds)})", "bool"), (at,), everything)
         fill = prim.attrs["value"]
         assert isinstance(fill, (bool, int, float))
-        typed = float(fill) if is_float(prim.dtype) else fill
+        typed = float(fill) if is_float(prim.dtype) else bool(fill) if prim.dtype == "bool" else int(fill)
         text = f"tl.where({inside}, {self._expanded(code, positions, everything)}, {literal(typed)})"
         return Code(text, code.dtype, True), everything

@@ -153,7 +153,7 @@ class LoopWriter(TileWriter):
         self._declare_tile()
         for item in loop.inputs:
             prim = self.ir.prims[self.form.prim(item)]
-            if item.position is None and not item.is_state:
+            if item.position is None and not item.is_state and prim.name in self.region.inputs:
                 self.tile.value(prim.name, self.tile.tile_index(prim.name))
         for name in self.form.invariant():
             if self.tile.covers_axes(self.ir.prims[name]):
